@@ -9,6 +9,7 @@ A round is ``ask`` and ``tell`` of a session without a journal file. The referen
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import resource
 import time
@@ -22,6 +23,7 @@ from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.selectors.ours.fedcbs_chance import FedCBSChance
 from fedcohort.selectors.papers.fedcbs import FedCBS
 from fedcohort.selectors.papers.fedcor import FedCor
+from fedcohort.session.stateful import StatefulSelector
 
 
 def best(functions: list[Callable[[], object]], repeat: int) -> list[float]:
@@ -57,7 +59,7 @@ def compare(name: str, selector: Selector, table: ClientTable, matrix: np.ndarra
     session = Session(selector, table, seed=1)
     if isinstance(selector, FedCor):
         # As if a fit had been made: random embeddings are as much work as fitted ones.
-        session._states[""] = type(session.state)(**{**vars(session.state), "samples": 1})
+        session._own = StatefulSelector(selector, table, dataclasses.replace(session.state, samples=1))
         matrix = session.state.embedding
     run = one_round(session, args.cohort)
     run()

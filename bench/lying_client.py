@@ -208,11 +208,12 @@ def main() -> None:
     parser.add_argument("--claims", action="store_true", help="what one client's claim about its labels brings")
     options = parser.parse_args()
     names = [n for n in options.selectors.split(",") if n] or [
-        name for name, cls in ((n, SELECTORS.get(n)) for n in SELECTORS) if cls.chooses and not cls.around
+        name for name, cls in ((n, SELECTORS.get(n)) for n in SELECTORS) if cls.selects and not cls.is_wrapper
     ]
     logging.disable(logging.WARNING)  # of too few clients that carry the training: that is what is measured
     if options.claims:
-        return print_claims([n for n in options.selectors.split(",") if n] or ["balanced", "fedcbs-chance", "astraea"])
+        claimed = ["balanced", "fedcbs", "fedcbs-chance", "astraea"]
+        return print_claims([n for n in options.selectors.split(",") if n] or claimed)
     print("| selector | nobody lies | the worst lie takes | bounded, nobody lies | bounded, the worst lie takes |")
     print("|---|---|---|---|---|")
     for name in names:

@@ -48,12 +48,12 @@ def measured(n: int, classes: int, seed: int) -> dict[str, float]:
     }
 
 
-def rotated(n: int, classes: int) -> float:
+def rotate(n: int, classes: int) -> float:
     counts = np.random.default_rng(0).integers(0, 100, (n, classes))
     rotation = SecretRotation.fresh(classes)
     began = time.process_time()
     for row in counts:
-        rotation.rotated(row)
+        rotation.rotate(row)
     return (time.process_time() - began) / n * 1e6
 
 
@@ -85,7 +85,7 @@ if __name__ == "__main__":
     lines += [
         "",
         f"A client sends {best['up'] / 1e3:.1f} kB once; the public key has {best['public key'] / 1e3:.1f} kB. A "
-        f"rotated row takes {rotated(1000, arguments.classes):.0f} microseconds and {8 * arguments.classes} bytes.",
+        f"rotated row takes {rotate(1000, arguments.classes):.0f} microseconds and {8 * arguments.classes} bytes.",
     ]
     (ROOT / "bench/results/privacy.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines[-2:]))

@@ -46,13 +46,13 @@ def engine_seconds(experiment: Experiment, rounds: int) -> tuple[float, int]:
     for number in prepared.groups:
         group = prepared.group(number, journals=None, device=experiment.options.device, workers=None)
         runs, every = group.runs, group.runs[0].eval_every
-        cohorts = [generator.permutation(len(run.federation))[: run.size] for run in runs]
+        cohorts = [generator.permutation(len(run.federation))[: run.policy.size] for run in runs]
         seeds = np.repeat([run.plan.seed for run in runs], [len(cohort) for cohort in cohorts])
         for turn in range(rounds + 5):
             if turn == 5:
                 torch.cuda.synchronize()
                 began = time.perf_counter()
-            cohorts = [generator.permutation(len(run.federation))[: run.size] for run in runs]
+            cohorts = [generator.permutation(len(run.federation))[: run.policy.size] for run in runs]
             for run in runs:
                 run.round = turn
             group.batch.train(runs, cohorts, seeds, None)

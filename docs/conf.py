@@ -1,4 +1,4 @@
-"""Sphinx configuration, and the pages that are written from the code: the reference and the tables of parameters."""
+"""Sphinx configuration, and the pages that are written from code and stored results (``_site`` has the longer ones)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "src"))
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+
+from _site import commands, notebook, results
 
 import fedcohort
 from fedcohort.core.params import parameters
@@ -22,9 +24,14 @@ author = "The fedcohort authors"
 copyright = "The fedcohort authors"
 version = release = fedcohort.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "myst_parser", "sphinx_copybutton"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "_site.mathml", "myst_parser", "sphinx_copybutton"]
+html_math_renderer = "mathml"
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_site", "_results"]
+html_extra_path = ["_results"]  # the pages of results, as files
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+myst_enable_extensions = ["dollarmath"]
 html_theme = "furo"
 html_title = "fedcohort"
 html_copy_source = False
@@ -32,7 +39,7 @@ myst_heading_anchors = 3
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and output are not copied: what is copied can be pasted
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-autodoc_member_order = "bysource"
+autodoc_member_order = "groupwise"  # classes and functions first, constants last
 autodoc_typehints = "signature"
 napoleon_google_docstring = False
 napoleon_use_ivar = True
@@ -40,6 +47,8 @@ nitpicky = False
 suppress_warnings = ["ref.python"]  # a name that several modules have
 
 GENERATED = HERE / "reference"
+RESULTS = HERE / "_results"
+RESULTS.mkdir(exist_ok=True)  # Sphinx looks for it before it is filled
 # The packages in the order in which a reader meets them. Commands describe themselves with --help.
 PAGES = {
     "core": "Protocol and foundations",
@@ -66,7 +75,7 @@ SURFACE = {
         ["compare", "run", "extend", "load"],
     ),
     "Bring your own data": (
-        "Whatever `data=` does not read by itself becomes a dataset first.",
+        "`data=` reads names, files and arrays. These make a dataset of anything else.",
         ["from_arrays", "from_pandas"],
     ),
     "Choose clients in your own loop": (
@@ -93,25 +102,28 @@ SURFACE = {
         ],
     ),
     "Handle errors": (
-        "Every error that fedcohort raises on purpose is one, and also the built-in error that it resembles.",
+        "Every error that fedcohort raises on purpose is a `FedcohortError`, and also the built-in error it resembles.",
         ["FedcohortError"],
     ),
 }
 
 
 def _public_modules(package: str) -> list[str]:
-    """Return the public modules of a package, itself first."""
+    """Return the public modules of a package: itself, those that hold what users import, then the others by name."""
     root = importlib.import_module(package)
     found = [module.name for module in pkgutil.walk_packages(root.__path__, f"{package}.")]
-    return [package, *(name for name in found if not any(part.startswith("_") for part in name.split(".")))]
+    found = [name for name in found if not any(part.startswith("_") for part in name.split("."))]
+    used = {getattr(getattr(fedcohort, name), "__module__", "") for name in fedcohort.__all__}
+    return [package, *sorted(found, key=lambda name: name not in used)]
 
 
 def write_reference(app: Any) -> None:
-    """Write a page for every package, with all its public modules, so that no public name is missing."""
+    """Write every page of the reference, so that no public name, parameter, command or result is missing."""
     packages = {module.name for module in pkgutil.iter_modules(fedcohort.__path__) if module.ispkg}
     if packages != PAGES.keys() | UNDOCUMENTED:
         raise ValueError(f"docs/conf.py must give each package a page: {packages ^ (PAGES.keys() | UNDOCUMENTED)}")
-    shutil.rmtree(GENERATED, ignore_errors=True)
+    for folder in (GENERATED, RESULTS / "results"):
+        shutil.rmtree(folder, ignore_errors=True)
     GENERATED.mkdir()
     for name, title in PAGES.items():
         blocks = [f"# {title}\n"]
@@ -120,8 +132,13 @@ def write_reference(app: Any) -> None:
             directive = f".. automodule:: {module}\n   :members:\n   :ignore-module-all:"
             blocks.append(f"```{{eval-rst}}\n{module}\n{'-' * len(module)}\n\n{directive}\n```\n")
         (GENERATED / f"{name}.md").write_text("\n".join(blocks))
+    results.write_pages(RESULTS / "results")
     (GENERATED / "parameters.md").write_text(_parameters())
     (GENERATED / "surface.md").write_text(_surface())
+    (GENERATED / "commands.md").write_text(commands.page())
+    (GENERATED / "results.md").write_text(results.index())
+    tutorial = notebook.page(HERE.parent / "examples" / "tutorial.ipynb", Path(app.doctreedir))
+    (GENERATED / "tutorial.md").write_text(tutorial)
 
 
 def _surface() -> str:
@@ -130,11 +147,10 @@ def _surface() -> str:
     if sorted(listed) != sorted(fedcohort.__all__):
         raise ValueError(f"docs/conf.py must explain every public name: {set(listed) ^ set(fedcohort.__all__)}")
     lines = [
-        "# The public surface",
+        "# Python",
         "",
-        "`import fedcohort as fc` gives a user everything below, and loads neither torch nor Flower. The other pages",
-        "of this reference are for those who build on fedcohort: hosts use the protocol in",
-        "[`fedcohort.core.protocol`](core.md), extensions the registries.",
+        "`import fedcohort as fc` gives you everything on this page, and loads neither torch nor Flower. The pages by",
+        "package further down are for people who extend fedcohort.",
         "",
     ]
     for title, (purpose, names) in SURFACE.items():
@@ -142,8 +158,18 @@ def _surface() -> str:
         lines += [f"| `fc.{name}` | {_first_line(getattr(fedcohort, name))} |" for name in names]
         lines.append("")
         for name in names:
-            if inspect.isfunction(getattr(fedcohort, name)):
-                lines += ["```{eval-rst}", f".. autofunction:: fedcohort.{name}", "```", ""]
+            thing = getattr(fedcohort, name)
+            if inspect.isfunction(thing):
+                lines += ["```{eval-rst}", f".. autofunction:: fedcohort.{name}", "   :no-index:", "```", ""]
+            elif name == "Session":
+                lines += [
+                    "```{eval-rst}",
+                    ".. autoclass:: fedcohort.Session",
+                    "   :members:",
+                    "   :no-index:",
+                    "```",
+                    "",
+                ]
     return "\n".join(lines)
 
 
@@ -165,7 +191,7 @@ def _parameters() -> str:
     from fedcohort.training.filters import FILTERS
     from fedcohort.training.local import LocalTraining
 
-    lines = ["# Every parameter", "", "Written from the code: names, defaults and ranges are those it checks.", ""]
+    lines = ["# Parameters", "", "Names, defaults and ranges, as the code checks them.", ""]
     for title, registry in (
         ("Selectors", SELECTORS),
         ("Filters", FILTERS),

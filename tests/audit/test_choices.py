@@ -25,7 +25,7 @@ from fedcohort.core.clients import LabelGram, LabelGramRows
 from fedcohort.core.errors import JournalError
 from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
 from fedcohort.journal import Journal
-from fedcohort.journal.chain import joined
+from fedcohort.journal.chain import next_link
 from fedcohort.journal.codec import pack
 from fedcohort.journal.database import Seal
 from fedcohort.journal.maintenance import prune
@@ -196,10 +196,12 @@ def test_command(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     kept = play(path)
     (tmp_path / "kept.txt").write_text("".join(f"{c} round {i}\n" for i, c in enumerate(kept)))
-    run = CliRunner().invoke(app, ["audit", str(path), "--receipts", str(tmp_path / "kept.txt"), "--client", "c3"])
+    run = CliRunner().invoke(
+        app, ["journal", "audit", str(path), "--receipts", str(tmp_path / "kept.txt"), "--client", "c3"]
+    )
     assert run.exit_code == 0 and "c3: candidate in" in run.stdout
     assert "confirmed: 13 draws, 1 abandoned, 12 kept; 13 follow" in run.stdout
-    machine = CliRunner().invoke(app, ["audit", str(path), "--seed", "9", "--format", "json"])
+    machine = CliRunner().invoke(app, ["journal", "audit", str(path), "--seed", "9", "--format", "json"])
     assert machine.exit_code == 1
     assert json.loads(machine.stdout)["confirmed"] is False
     plain = tmp_path / "plain.sqlite"
@@ -295,7 +297,7 @@ def test_a_server_that_draws_until_it_likes_the_cohort_is_not_confirmed(tmp_path
     assert found.kept == 5 and found.draws == found.abandoned + 5 and found.unexplained == found.abandoned > 5
     assert not found.confirmed and f"Of {found.draws} draws {found.abandoned} were abandoned" in str(found.problem)
     assert "the network was slow" in str(found.problem)
-    run = CliRunner().invoke(app, ["audit", str(path)])
+    run = CliRunner().invoke(app, ["journal", "audit", str(path)])
     assert run.exit_code == 1 and run.stdout.startswith("NOT confirmed")
 
 
@@ -323,7 +325,7 @@ def test_a_few_draws_given_up_are_remarked_on(tmp_path: Path) -> None:
             session.tell(RoundReport(cohort.ticket, cohort.clients))
     found = verify(path)
     assert found.word == "confirmed with remarks" and "1 of 13 draws" in found.remarks[0]
-    machine = CliRunner().invoke(app, ["audit", str(path), "--format", "json"])
+    machine = CliRunner().invoke(app, ["journal", "audit", str(path), "--format", "json"])
     assert machine.exit_code == 3 and json.loads(machine.stdout)["unexplained"] == 1
 
 
@@ -353,8 +355,8 @@ def test_a_selector_of_the_servers_own_is_not_confirmed_unread(tmp_path: Path) -
     found = verify(tmp_path / "run.sqlite")
     assert not found.confirmed and "From round 1 on" in str(found.problem) and "friends.py:Friends" in found.problem
     own = f"{tmp_path}/friends.py:Friends"
-    trusted = CliRunner().invoke(app, ["audit", str(tmp_path / "run.sqlite"), "--selector", own])
-    assert trusted.exit_code == 3 and "'Friends' chose, in the place of 'uniform'" in trusted.stdout
+    trusted = CliRunner().invoke(app, ["journal", "audit", str(tmp_path / "run.sqlite"), "--selector", own])
+    assert trusted.exit_code == 3 and "'Friends' chose, in place of 'uniform'" in trusted.stdout
     assert "not one of fedcohort's" in " ".join(trusted.stdout.split())
 
 
@@ -366,7 +368,7 @@ def test_another_selector_of_the_library_is_remarked_on(tmp_path: Path) -> None:
                 session.change_selector(create(name))
             cohort = asked(session)
             session.tell(RoundReport(cohort.ticket, cohort.clients))
-    assert verify(path).remarks == ("From round 1 on 'size-weighted' chose, in the place of 'uniform'.",)
+    assert verify(path).remarks == ("From round 1 on 'size-weighted' chose, in place of 'uniform'.",)
 
 
 def test_rules_that_leave_nobody_else_are_not_confirmed(tmp_path: Path) -> None:
@@ -496,7 +498,9 @@ def test_a_signed_journal_shows_whose_it_is(tmp_path: Path) -> None:
 
     def audit(name: str) -> str:
         public = str(tmp_path / f"{name}.pub")
-        return runner.invoke(app, ["audit", str(path), "--public", public, "--receipts", str(receipts)]).stdout
+        return runner.invoke(
+            app, ["journal", "audit", str(path), "--public", public, "--receipts", str(receipts)]
+        ).stdout
 
     assert "The chain itself holds" in " ".join(audit("operator.key").split())
     assert "not with" in " ".join(audit("other.key").split())
@@ -519,7 +523,7 @@ def test_a_rewritten_journal_cannot_be_signed_by_somebody_else(tmp_path: Path) -
         digest = hashlib.sha256(b"something else").digest()
         body = json.dumps({**json.loads(data.partition(b"\n")[0]), "digest": digest.hex()}).encode() + b"\n"
         kind = db.execute("SELECT kind FROM chain WHERE id = ?", (last,)).fetchone()[0]
-        db.execute("UPDATE chain SET data = ?, link = ? WHERE id = ?", (body, joined(tip, kind, digest), last))
+        db.execute("UPDATE chain SET data = ?, link = ? WHERE id = ?", (body, next_link(tip, kind, digest), last))
         _resealed(db)
     assert not verify(path, public=public).confirmed
 

@@ -4,11 +4,12 @@ import math
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fedcohort.cli.demo import explain_losses, fair_baseline, known_reasons, summarise
 from fedcohort.simulate.config.toml import find_table
-from fedcohort.simulate.metrics import Metric
+from fedcohort.simulate.metrics import Metric, Spread
 from fedcohort.simulate.store.results import load
 
 CONFIG = {
@@ -26,7 +27,8 @@ def board(setting, **accuracies):
 
     def row(label, values):
         seeds = [SimpleNamespace(seed=i, terminal=value) for i, value in enumerate(values)]
-        return SimpleNamespace(label=label, seeds=seeds, terminal=SimpleNamespace(mean=sum(values) / len(values)))
+        mean = SimpleNamespace(mean=Spread.of(values).mean)
+        return SimpleNamespace(label=label, seeds=seeds, terminal=mean, lost=int(np.isnan(values).sum()))
 
     labels = {"uniform_robust": "uniform-robust", "flash": "flash-advantage", "fedacs": "fedacs-near"}
     rows = [row(labels.get(label, label), values) for label, values in accuracies.items()]
@@ -49,6 +51,16 @@ def test_a_gain_is_divided_into_loss_and_choice():
     assert summarise([other], CONFIG) == ["In skewed, fedacs-near ends highest with 85.0%, +4.0 pts over uniform."]
     none = board("skewed", uniform=[0.9, 0.9], uniform_robust=[0.7, 0.7], flash=[0.6, 0.6], fedacs=[0.85, 0.85])
     assert summarise([none], CONFIG) == ["In skewed, uniform ends highest with 90.0%."]
+
+
+def test_who_lost_a_run_or_shares_the_lead_is_not_called_the_highest():
+    lost = board("noisy", uniform=[0.8, 0.82], fedacs=[0.99, math.nan])
+    assert summarise([lost], CONFIG) == ["In noisy, uniform ends highest with 81.0%."]
+    tied = board("noisy", uniform=[0.8, 0.82], fedacs=[0.82, 0.8001])
+    assert summarise([tied], CONFIG) == ["In noisy, uniform and fedacs-near end highest with 81.0%."]
+    alone = board("noisy", uniform=[0.8, math.nan], fedacs=[0.7, 0.7])
+    assert summarise([alone], CONFIG) == ["In noisy, uniform lost a run, so there is nothing to compare with."]
+    assert explain_losses([board("noisy", uniform=[math.nan], fedacs=[0.7])], CONFIG) == []
 
 
 def test_who_does_badly_is_explained_and_nobody_else():

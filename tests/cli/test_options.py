@@ -1,11 +1,12 @@
 """An option that several commands have means the same in all of them."""
 
 import typer
+from typer.testing import CliRunner
 
 from fedcohort.cli.app import app
 
 COMMANDS = typer.main.get_command(app).commands
-EXPERIMENT = ["sweep", "set_", "out", "device", "processes", "engine", "address", "track", "quiet", "format"]
+EXPERIMENT = ["sweep", "set_", "out", "device", "processes", "engine", "address", "track", "explain", "quiet", "format"]
 
 
 def option(command, name):
@@ -35,3 +36,15 @@ def test_format_and_quiet_mean_the_same_everywhere():
         having = [command for command, made in COMMANDS.items() if name in [item.name for item in made.params]]
         assert len(having) >= 5
         assert all(option(command, name) == option("run", name) for command in having)
+
+
+def test_the_help_of_compare_fits_one_screen():
+    shown = CliRunner().invoke(app, ["compare", "--help"], env={"COLUMNS": "80"}).stdout.splitlines()
+    assert len(shown) <= 45 and max(map(len, shown)) <= 80
+
+
+def test_what_operators_use_is_below_two_commands():
+    whole = typer.main.get_command(app)
+    assert {"audit", "rules", "verify", "forget"} <= set(whole.commands["journal"].commands)
+    assert set(whole.commands["privacy"].commands) == {"audit", "keyholder"}
+    assert len(whole.commands) <= 17 and not {"audit", "rules", "keyholder"} & set(whole.commands)

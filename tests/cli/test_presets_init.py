@@ -11,7 +11,7 @@ import pytest
 
 from fedcohort.cli import options
 from fedcohort.scenario.presets import PRESETS, preset_table
-from fedcohort.simulate.comparison import base_table, inherited
+from fedcohort.simulate.comparison import base_table, describe_inherited
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import DATASETS
 from fedcohort.simulate.data.places import folders
@@ -33,8 +33,8 @@ def test_the_headline_command_is_fedcors_setting():
     )
     assert (plan.local.weight_decay, plan.aggregator.name, plan.selector.warmup) == (1e-4, "mean", 15)
     assert "FedCor, Sec. 5.1 (ii)" in origin and "not in the paper" not in origin
-    assert "cohort 10, rounds 500, targets 0.62, batch_size 64" in inherited(base, base)
-    assert "cohort" not in inherited(base, {**base, "run": {**base["run"], "cohort": 4}})
+    assert "cohort 10, rounds 500, targets 0.62, batch_size 64" in describe_inherited(base, base)
+    assert "cohort" not in describe_inherited(base, {**base, "run": {**base["run"], "cohort": 4}})
 
 
 def test_another_dataset_gets_the_training_without_the_targets():
@@ -174,6 +174,6 @@ def test_arguments_have_their_help(command, command_name, help_text):
     assert help_text in command(command_name, "--help").stdout
 
 
-def test_the_readmes_headline_is_this_one():
-    readme = Path(__file__).parents[2] / "README.md"
-    assert " ".join(("fedcohort", *HEADLINE, "uniform,fedcor,fedcbs", "--seeds", "5")) in readme.read_text()
+def test_the_headline_of_the_documentation_is_this_one():
+    start = Path(__file__).parents[2] / "docs" / "index.md"
+    assert " ".join(("fedcohort", *HEADLINE, "uniform,fedcor,fedcbs", "--seeds", "5")) in start.read_text()

@@ -29,13 +29,13 @@ from fedcohort.core.signals import (
 
 
 def test_a_signal_is_its_name() -> None:
-    assert Signal.named("loss-rms") is Signal.LOSS_RMS
+    assert Signal.by_name("loss-rms") is Signal.LOSS_RMS
     assert str(Signal.LOSS_RMS) == Signal.LOSS_RMS.value == f"{Signal.LOSS_RMS}" == "loss-rms"
     assert {"loss-rms": 1}[Signal.LOSS_RMS] == 1
     assert sorted([Signal.LOSS, Signal.KEPT]) == [Signal.KEPT, Signal.LOSS]
     assert pickle.loads(pickle.dumps(Signal.LOSS)) is copy.deepcopy(Signal.LOSS) is Signal.LOSS
     with pytest.raises(ValueError, match="no-such-signal"):
-        Signal.named("no-such-signal")
+        Signal.by_name("no-such-signal")
     assert len({(s.known, s.by, s.how, s.meaning) for s in SIGNALS}) == len(SIGNALS)
 
 

@@ -22,7 +22,7 @@ from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS
 from fedcohort.journal import Journal
 from fedcohort.journal.maintenance import prune
 from fedcohort.session.rules import Rules
-from fedcohort.testing.snapshot import differences, full_disk, recorded, standing
+from fedcohort.testing.snapshot import differences, full_disk, journal_content, standing
 
 from .budget import tried
 from .odd import odd, odd_key
@@ -129,7 +129,7 @@ class Life:
     def attempt(self, call):
         """Make a call: it works, or it fails with a clear error and leaves no trace. Return what it returned."""
         tried("session")
-        before, rows = standing(self.session), recorded(self.session)
+        before, rows = standing(self.session), journal_content(self.session)
         filled, self.full = self.full, False
         disk = full_disk(self.session) if filled else contextlib.nullcontext()
         try:
@@ -142,14 +142,14 @@ class Life:
         assert len(failed) > 10, "an error that says nothing"
         if filled and self.manual and self.lost():
             return None
-        changed = differences(before, standing(self.session)) + differences(rows, recorded(self.session))
+        changed = differences(before, standing(self.session)) + differences(rows, journal_content(self.session))
         assert not changed, f"an error changed {changed}: {failed}"
         return None
 
     def lost(self) -> bool:
         """Whether SQLite gave up all that was not committed; then opened again, the session is as it was committed."""
         try:
-            recorded(self.session)
+            journal_content(self.session)
         except JournalError as error:
             said = str(error)
         else:

@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcohort.hosts.flower.exchange import Reply
+from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.replies import Checker, measures_of, sample_counts, weighted_average, with_common_names
 from fedcohort.hosts.flower.wire import report_record
 from fedcohort.hosts.wire import RECORD, REPORTABLE, Description
@@ -106,9 +106,9 @@ def test_replies(lot):
     r = Random(lot)
     tried("replies")
     required = frozenset(s for s in REPORTED if r.random() < 0.3)
-    sound = [Reply(name, message(r, False), 0.5) for name in ("ben", "cem")]
-    spoilt = Reply("anna", message(r, True), 0.5)
-    found = Checker(model(), "num-examples", required).all([sound[0], spoilt, sound[1]])
+    sound = [GridReply(name, message(r, False), 0.5) for name in ("ben", "cem")]
+    spoilt = GridReply("anna", message(r, True), 0.5)
+    found = Checker(model(), "num-examples", required).check_all([sound[0], spoilt, sound[1]])
     found = with_common_names(found)
     assert [found[0].status, found[2].status] == [Status.OK, Status.OK]
     assert found[1].status == Status.OK or found[1].reason

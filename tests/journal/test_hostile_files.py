@@ -30,7 +30,7 @@ from fedcohort.journal.schema import TABLES
 from fedcohort.session.explain import explain_round
 from fedcohort.simulate.store.live import LiveFeed
 from fedcohort.simulate.store.results import ResultsError
-from fedcohort.simulate.store.writer import locked, write_atomically
+from fedcohort.simulate.store.writer import lock_folder, write_atomically
 
 NAMES = ["anna", "ben", "cem", "dora"]
 
@@ -146,7 +146,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         (out / name).symlink_to(secret)
     with LiveFeed(out, {}):  # takes the links' place
         assert not (out / "live.sqlite").is_symlink() and not (out / "live.sqlite-wal").is_symlink()
-    with pytest.raises(ResultsError, match="symbolic link"), locked(out):
+    with pytest.raises(ResultsError, match="symbolic link"), lock_folder(out):
         pass
     write_atomically(out / "runs.json", b"{}")  # takes the link's place
     assert not (out / "runs.json").is_symlink()
@@ -235,4 +235,4 @@ def test_what_the_caller_names_is_imported(tmp_path: Path) -> None:
     assert plain.exit_code == 1 and not (moved.with_name("it-ran")).exists()
     done = CliRunner().invoke(app, ["journal", "abandon", str(tmp_path / "j"), "--selector", f"{moved}:Own"])
     assert done.exit_code == 0 and moved.with_name("it-ran").exists(), done.output
-    assert SELECTORS.imported(f"{tmp_path}/own.py:Own") is not None
+    assert SELECTORS.find_imported(f"{tmp_path}/own.py:Own") is not None

@@ -25,7 +25,7 @@ from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
 from fedcohort.journal.exposition import METRICS, exposition
-from fedcohort.journal.fields import EVENTS, META, Text
+from fedcohort.journal.fields import EVENTS, META, TextKind
 from fedcohort.journal.maintenance import tables
 from fedcohort.journal.presence import STATES, Presence
 from fedcohort.journal.schema import TABLES
@@ -344,7 +344,7 @@ def test_every_event_and_key_of_a_journal_says_what_it_holds(tmp_path: Path) -> 
     assert len({kind for kind, _ in bodies}) >= 8
     for kind, body in bodies:
         declared = EVENTS[kind]
-        assert declared is Text.OWN or (isinstance(declared, dict) and body.keys() <= declared.keys()), kind
+        assert declared is TextKind.OWN or (isinstance(declared, dict) and body.keys() <= declared.keys()), kind
 
 
 def test_who_is_offline_is_for_the_owner_of_the_journal_alone(tmp_path: Path) -> None:

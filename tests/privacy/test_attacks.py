@@ -135,7 +135,7 @@ def test_noise_stops_the_lattice_and_the_sybils_within_its_bound() -> None:
     right = plain = 0
     for trial in range(trials):
         truth = a if trial % 2 else b
-        seen = noise.simulated(truth, rng)
+        seen = noise.simulate(truth, rng)
         # The server forms S from what it was told, and the sybils solve for it.
         found = from_sybils(sybils @ seen, sybils).counts.reshape(-1)
         assert np.allclose(found, seen)
@@ -148,7 +148,7 @@ def test_noise_stops_the_lattice_and_the_sybils_within_its_bound() -> None:
     assert right / trials <= guess_bound(epsilon) + slack
     assert right / trials > 0.55  # the attack is not a straw man
     counts = dirichlet(40, 10, 8)
-    seen = np.array([noise.simulated(c, rng) for c in counts])
+    seen = np.array([noise.simulate(c, rng) for c in counts])
     found = from_products(seen @ seen.T, counts.sum(axis=1), 10)
     assert found is None or not exact(found, counts).any()
 

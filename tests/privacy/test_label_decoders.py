@@ -62,9 +62,9 @@ def test_rows_alone_choose_nothing() -> None:
         Session(create("fedcbs"), joining).ask(RoundRequest(size=1))
     base = ClientTable(sizes=[1, 2, 3], labels=LabelGram(np.eye(3), 2))
     with pytest.raises(InputError, match=r"must have 4 columns\. Got 3"):
-        base.extended(joining)
+        base.with_clients(joining)
     with pytest.raises(InputError, match="grows by the rows"):
-        base.extended(ClientTable(sizes=[1], labels=LabelGram([[1.0]], 2)))
+        base.with_clients(ClientTable(sizes=[1], labels=LabelGram([[1.0]], 2)))
     with pytest.raises(InputError, match="as many columns"):
         LabelGramRows([[1.0], [2.0]], 2)
     with pytest.raises(InputError, match="finite"):

@@ -53,7 +53,7 @@ GAUSSIAN = {
 def drawn(noise: CountNoise, by: str, size: int) -> list[int]:
     """Noise on counts of 100, as a client or a simulation draws it."""
     counts = np.full(size, 100)
-    noisy = noise.noisy(counts) if by == "a client" else noise.simulated(counts, np.random.default_rng(1))
+    noisy = noise.noisy(counts) if by == "a client" else noise.simulate(counts, np.random.default_rng(1))
     return [int(y) for y in noisy - 100]
 
 
@@ -96,7 +96,7 @@ def test_a_missing_library_is_named_and_costs_nothing(tmp_path: Path, monkeypatc
 
 def test_a_simulation_draws_the_same_again() -> None:
     for noise in (*GEOMETRIC.values(), *GAUSSIAN.values()):
-        first, again, other = (noise.simulated([5, 0, 7], np.random.default_rng(seed)) for seed in (3, 3, 4))
+        first, again, other = (noise.simulate([5, 0, 7], np.random.default_rng(seed)) for seed in (3, 3, 4))
         assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 

@@ -17,7 +17,7 @@ def test_products_survive(classes: int) -> None:
     counts = np.random.default_rng(classes).integers(0, 100_000, (30, classes))
     rotation = SecretRotation.fresh(classes)
     assert np.allclose(rotation.matrix @ rotation.matrix.T, np.eye(classes), atol=1e-12)
-    rows = np.array([rotation.rotated(c) for c in counts])
+    rows = np.array([rotation.rotate(c) for c in counts])
     assert np.allclose(rows @ rows.T, counts @ counts.T, rtol=1e-12)
     assert not np.allclose(np.sort(rows, axis=1), np.sort(counts, axis=1), rtol=1e-3)
 
@@ -42,7 +42,7 @@ def test_same_cohorts_as_counts() -> None:
     counts = np.random.default_rng(3).multinomial(60, np.random.default_rng(4).dirichlet(np.full(10, 0.3), 40)[0], 40)
     sizes = counts.sum(axis=1)
     rotation = SecretRotation.fresh(10)
-    factor = LabelFactor([rotation.rotated(c) for c in counts], 10)
+    factor = LabelFactor([rotation.rotate(c) for c in counts], 10)
     cohorts = []
     for labels in (LabelCounts(counts), factor):
         session = Session(create("fedcbs"), ClientTable(sizes=sizes, labels=labels), seed=5)
@@ -58,7 +58,7 @@ def test_same_cohorts_as_counts() -> None:
 def test_what_travels_is_checked() -> None:
     rotation = SecretRotation.fresh(3)
     sealed = rotation.seal("anna", [3, 4, 0])
-    assert np.allclose(unpack_rotated_counts("anna", sealed, 3, 7), rotation.rotated([3, 4, 0]))
+    assert np.allclose(unpack_rotated_counts("anna", sealed, 3, 7), rotation.rotate([3, 4, 0]))
     for size in (4, 100):
         with pytest.raises(CiphertextError, match=f"cannot be {size} samples"):
             unpack_rotated_counts("anna", sealed, 3, size)
@@ -69,6 +69,6 @@ def test_what_travels_is_checked() -> None:
     with pytest.raises(CiphertextError, match="truncated"):
         unpack_rotated_counts("anna", sealed[:-1], 3, 7)
     with pytest.raises(InputError, match="not negative"):
-        rotation.rotated([-1, 2, 3])
+        rotation.rotate([-1, 2, 3])
     with pytest.raises(InputError, match="not negative"):
-        rotation.rotated([np.nan, 2, 3])
+        rotation.rotate([np.nan, 2, 3])

@@ -194,7 +194,16 @@ def test_client_key_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["clients.txt", "/dev/zero", "no-such"])
 def test_a_file_of_clients_that_is_no_text_is_named(place: str, tmp_path: Path) -> None:
     (tmp_path / "clients.txt").write_bytes(b"anna \xff\xfe")
-    arguments = ["keyholder", "new", str(tmp_path / "holder"), "--classes", "3", "--clients", str(tmp_path / place)]
+    arguments = [
+        "privacy",
+        "keyholder",
+        "new",
+        str(tmp_path / "holder"),
+        "--classes",
+        "3",
+        "--clients",
+        str(tmp_path / place),
+    ]
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 1 and isinstance(found.exception, (SystemExit, InputError)), found.exception
     assert place in str(found.exception) + found.output
@@ -210,7 +219,7 @@ def test_a_folder_whose_clients_are_no_text_is_not_served(tmp_path: Path) -> Non
 
 
 def test_commands(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedcohort.cli.app", "keyholder"]
+    command = [sys.executable, "-m", "fedcohort.cli.app", "privacy", "keyholder"]
 
     def done(*arguments: str) -> str:
         found = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)

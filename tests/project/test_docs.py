@@ -45,3 +45,13 @@ def test_links_between_pages_lead_somewhere():
             # The reference is written when the site is built; a link to a page it does not get fails there.
             if not re.match(r"[a-z]+:", target) and not re.search(r"(^|/)reference/\w+\.md$", target):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
+
+
+def test_the_reference_of_commands_has_every_command_and_option(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from _site import commands
+
+    text = commands.page()
+    for path in ("compare", "report", "journal verify", "privacy audit", "flower new"):
+        assert f"\n## {path}\n" in text
+    assert "| `--set`, `-s` |" in text and "| `--seeds` |" in text

@@ -60,6 +60,6 @@ def test_every_command_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest
         if "rules show" in command:
             (tmp_path / "rules.toml").write_text(done.stdout)
     why = said["fedcohort explain run.sqlite --round 12 --client clinic-b"]
-    assert "was no candidate in round 12: it does not meet battery >= 30" in " ".join(why.split())
+    assert "was not a candidate in round 12: it does not meet battery >= 30" in " ".join(why.split())
     assert any("The rules held in every round" in text for text in said.values())
     assert (tmp_path / "report.html").is_file() and (tmp_path / "tables" / "picks.parquet").is_file()

@@ -1,4 +1,4 @@
-"""The commands that the README prints work as printed, in order; those that take long are made smaller, not other."""
+"""The commands that README and quick start print work as printed, in order; those that take long are made smaller."""
 
 import os
 import re
@@ -8,14 +8,22 @@ import tomllib
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
-LINES = [
-    line.removeprefix("$ ").split(" #")[0].strip()
-    for block in re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    for line in block.replace("\\\n", " ").splitlines()
-]
-COMMANDS = [line for line in LINES if line.startswith("fedcohort ")]
+PAGES = ("README.md", "docs/index.md")
+
+
+def lines_of(page):
+    return [
+        line.removeprefix("$ ").split(" #")[0].strip()
+        for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.S)
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+
+
 SMALLER = {
+    "fedcohort demo": "--seeds 1 --rounds 2",
     "fedcohort compare --data fashion-mnist": "--data synthetic -s data.samples=2000 --model logistic "
     "--rounds 2 --seeds 1",
     "fedcohort compare": "--seeds 1 --rounds 38",
@@ -40,8 +48,11 @@ def served(line, folder):
         process.wait(timeout=30)
 
 
-def test_commands_work_as_printed_in_order(tmp_path):
-    for line in COMMANDS:
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_work_as_printed_in_order(page, tmp_path):
+    for line in lines_of(page):
+        if not line.startswith("fedcohort "):
+            continue
         if line.startswith("fedcohort dashboard"):
             assert "fedcohort" in served(line, tmp_path)
             continue
@@ -57,13 +68,14 @@ def test_commands_work_as_printed_in_order(tmp_path):
             check=False,
         )
         assert done.returncode == 0, f"{line}\n{done.stderr}"
-        assert done.stdout.strip(), line
+        assert (done.stdout + done.stderr).strip(), line
 
 
-def test_every_other_line_is_known():
+@pytest.mark.parametrize("page", PAGES)
+def test_every_other_line_is_known(page):
     """What is installed by hand or run by continuous integration names things that exist."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for line in LINES:
+    for line in lines_of(page):
         if line.startswith("make "):
             done = subprocess.run(
                 ["make", "-n", line.split()[1]], cwd=ROOT, capture_output=True, text=True, check=False
@@ -75,4 +87,9 @@ def test_every_other_line_is_known():
             assert (ROOT / re.search(r"-c (\S+)", line)[1]).exists()
         else:
             assert line.startswith(("fedcohort ", "python3 -m venv .venv", ". .venv/bin/activate")), line
-    assert {"compare", "report", "explain", "extend", "dashboard"} <= {line.split()[1] for line in COMMANDS}
+
+
+def test_the_first_steps_are_shown():
+    shown = {page: {line.split()[1] for line in lines_of(page) if line.startswith("fedcohort ")} for page in PAGES}
+    assert shown["README.md"] == {"compare", "report"}
+    assert {"demo", "compare", "report", "explain", "extend", "dashboard", "flower"} <= shown["docs/index.md"]

@@ -42,6 +42,9 @@ def test_results_and_pictures_show_themselves(outputs):
     assert any("<iframe" in page or "<svg" in page for page in pages[4:6])
     assert any("fedcbs exploration=10" in page for page in pages)
     assert "fedcor" in pages[-2]
+    assert "<iframe" in pages[-1] or "<svg" in pages[-1]  # the last step shows who was picked
+    said = "".join(out.get("text", "") for out in outputs[-1])
+    assert "drawn by chance, place by place" in said
 
 
 def test_the_notebook_is_kept_without_outputs():

@@ -13,7 +13,7 @@ from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.report.data import load_bundle
 from fedcohort.simulate.store.results import RunInfo, load, rounds_schema
-from fedcohort.simulate.store.writer import locked
+from fedcohort.simulate.store.writer import lock_folder
 
 
 def rewrite(path, **changes):
@@ -60,7 +60,7 @@ def test_a_process_that_is_gone_is_noticed(toy, tmp_path):
     running.play(2)
     rewrite(running.path / "status.json", pid=os.getpid())
     watcher = Watcher(running.path)
-    with locked(running.path):
+    with lock_folder(running.path):
         assert any("still being written" in text for text in load_bundle([running.path]).warnings)
         watcher.poll()
         (item,) = watcher.items.values()

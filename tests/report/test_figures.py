@@ -48,11 +48,11 @@ def test_every_picture_is_there_and_is_json(setting, board):
 def test_the_accuracy_band_is_mean_and_deviation_over_seeds(setting, board):
     figure = figures.accuracy(setting, board)
     group = next(g for g in setting.groups if g.label == "fedcbs")
-    rows = np.array([run.evaluated("accuracy")[1] for run in group.runs])
+    rows = np.array([run.evaluations("accuracy")[1] for run in group.runs])
     drawn = series(figure, "fedcbs")
     np.testing.assert_allclose(drawn["y"], rows.mean(axis=0), rtol=1e-4)
     np.testing.assert_allclose(drawn["hi"], rows.mean(axis=0) + rows.std(axis=0, ddof=1), rtol=1e-4)
-    assert drawn["x"] == group.runs[0].evaluated("accuracy")[0].tolist()
+    assert drawn["x"] == group.runs[0].evaluations("accuracy")[0].tolist()
 
 
 def test_over_time_the_last_measured_value_holds():
@@ -103,7 +103,7 @@ def test_the_cost_split_adds_up(setting):
 
 
 def test_sentences_name_who_the_numbers_name(setting, board):
-    means = {g.label: np.mean([run.evaluated("qcid")[1].mean() for run in g.runs]) for g in setting.groups}
+    means = {g.label: np.mean([run.evaluations("qcid")[1].mean() for run in g.runs]) for g in setting.groups}
     assert figures.balance(setting).sentence.startswith(min(means, key=means.get))
     best = max(board.rows, key=lambda row: row.terminal.mean)
     assert f"{best.label} " in figures.accuracy(setting, board).sentence

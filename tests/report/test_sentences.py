@@ -53,6 +53,14 @@ def test_who_ends_highest_is_said_of_whoever_does():
     assert "highest" not in accuracy(run("uniform", low))
 
 
+def test_equals_end_highest_together():
+    runs = [run("uniform", [0.1, 0.5]), run("ours", [0.1, 0.6]), run("theirs", [0.2, 0.60004])]
+    assert "theirs and ours end highest, at 60.0% against 50.0% for uniform" in accuracy(*runs)
+    going = [run("uniform", [0.6], state="running"), run("ours", [0.6], state="running"), run("low", [0.1])]
+    text = accuracy(*going, planned=9)
+    assert "ours and uniform are highest, at 60.0%" in text and "against" not in text
+
+
 def test_nothing_ends_while_it_runs():
     going = [run("uniform", np.full(62, 0.3), state="running"), run("ours", np.full(62, 0.4), state="running")]
     text = accuracy(*going, planned=2000)
@@ -77,10 +85,10 @@ def test_who_is_first_is_said_only_of_who_gets_there_in_every_seed():
     assert text.startswith("uniform is first at 50% on average, after 2 rounds (first in 1 of 2 seeds)")
     assert "in every seed" not in text
     assert "ours and uniform are first" in accuracy(run("uniform", slow), run("ours", slow), targets=(0.5,))
-    assert "nobody reaches 90%." in accuracy(run("uniform", slow), run("ours", quick), targets=(0.9,))
+    assert "none reaches 90%." in accuracy(run("uniform", slow), run("ours", quick), targets=(0.9,))
     some = accuracy(run("uniform", slow), run("uniform", never, seed=2), targets=(0.5,))
-    assert "nobody reaches 50% in every seed." in some
-    assert "nobody has reached 90%" in accuracy(run("uniform", slow, state="running"), targets=(0.9,))
+    assert "none reaches 50% in every seed." in some
+    assert "none has reached 90%" in accuracy(run("uniform", slow, state="running"), targets=(0.9,))
 
 
 # -- loss, balance, picks, participation ----------------------------------------------------------------------------
@@ -95,7 +103,7 @@ def test_loss():
     assert swapped == "The loss ends lowest with uniform (1) and highest with ours (2)."
     going = setting(run("uniform", [0.5], loss=2.0, state="running"), other, planned=9)
     assert figures.loss(going).sentence.startswith("So far (round 1 of 9): The loss is lowest with ours")
-    assert "with all of them" in figures.loss(setting(one, run("ours", [0.5], loss=2.0))).sentence
+    assert "for all of them" in figures.loss(setting(one, run("ours", [0.5], loss=2.0))).sentence
 
 
 def test_balance():
@@ -104,13 +112,13 @@ def test_balance():
     text = figures.balance(setting(run("uniform", [0.5], qcid=0.1), run("ours", [0.5], qcid=0.5))).sentence
     assert text.startswith("uniform builds the most balanced")
     same = figures.balance(setting(run("uniform", [0.5], qcid=0.1), run("ours", [0.5], qcid=0.1))).sentence
-    assert "most balanced" not in same and "everybody's cohorts is 0.1" in same
+    assert "most balanced" not in same and "all cohorts is 0.1" in same
 
 
 def test_picks_say_how_often_and_against_what():
     always = run("ours", [0.5] * 4, seed=7, picks=[[2, 0], [2, 1], [2, 3], [2, 0]])
     text = figures.picks(setting(always)).sentence
-    assert "client 2 with ours (seed 7): in 100% of the rounds (2.00 times as often as the average client)" in text
+    assert "ours picked client 2 (seed 7) in 100% of the rounds (2.00 times as often as the average client)" in text
     evenly = run("uniform", [0.5] * 4, picks=[[0], [1], [2], [3]])
     text = figures.picks(setting(evenly)).sentence
     assert "times as often" not in text and "25% of the rounds, and 3 others as often" in text
@@ -124,7 +132,7 @@ def test_participation():
         in figures.participation(setting(one, all_)).sentence
     )
     same = figures.participation(setting(all_, run("ours", [0.5] * 4, picks=[[3], [2], [1], [0]]))).sentence
-    assert "most even" not in same and "0.00 with all of them" in same
+    assert "most even" not in same and "0.00 for all of them" in same
 
 
 # -- cost -----------------------------------------------------------------------------------------------------------
@@ -134,13 +142,14 @@ def test_a_share_of_bytes_is_not_an_amount():
     small = run("frugal", [0.5], bytes_up=1e6, query_bytes_up=1e6, seconds=1.0)  # half of its bytes, but few
     large = run("greedy", [0.5], bytes_up=99e6, query_bytes_up=11e6, seconds=1.0)
     text = figures.cost(setting(small, large)).sentence
-    assert (
-        "largest share of frugal's own bytes: 50.0%; in amount greedy spends the most on them, 11.0 MB (10.0%" in text
+    assert text.startswith(
+        "greedy spends the most on queries: 11.0 MB, 10.0% of its traffic; "
+        "frugal spends the largest share on them, 50.0%."
     )
     text = figures.cost(setting(run("frugal", [0.5], bytes_up=1e6, query_bytes_up=20e6, seconds=1.0), large)).sentence
-    assert "largest share of frugal's own bytes: 95.2%, and with 20.0 MB the most in amount as well." in text
+    assert text.startswith("frugal spends the most on queries: 20.0 MB, 95.2% of its traffic.")
     nobody = figures.cost(setting(run("uniform", [0.5], bytes_up=1e6, seconds=1.0))).sentence
-    assert nobody == "Nobody asked clients anything before choosing, so every byte is training."
+    assert nobody == "No selector asked clients anything before choosing, so every byte went into training."
 
 
 def test_runs_of_unlike_length_are_compared_by_the_round():
@@ -257,22 +266,26 @@ def test_coefficients_say_which_way(sign, word):
 # -- the federation -------------------------------------------------------------------------------------------------
 
 
-def test_the_scenario_is_described_by_what_half_of_the_clients_have():
+def test_the_scenario_is_described_by_what_clients_hold():
     def text(counts, noise=0.0):
         counts = np.asarray(counts, float)
         facts = FederationFacts(counts, counts, counts.sum(axis=1), np.full(len(counts), noise), None)
         return figures.scenario(setting(run("uniform", [0.5]), federations={"f": facts})).sentence
 
     single = text([[10, 0, 0], [0, 5, 0], [0, 0, 7]])
-    assert "hold 1 class or fewer" in single and "100% or more" in single and "from 5 to 10 samples" in single
+    assert single == "3 clients, 3 classes. A client holds 5 to 10 samples of a single class."
     assert "wrong" not in single
+    assert text([[600, 0], [0, 600]]) == "2 clients, 2 classes. Every client holds 600 samples of a single class."
+    mixed = text([[3, 7, 0], [5, 5, 0], [9, 1, 0]])
+    assert mixed.endswith("holds 10 samples of 2 classes; for half of the clients one class makes up 70% or more.")
+    assert "1 to 3 classes" in text([[3, 3, 3], [9, 0, 0]])
     even = text([[4, 4, 4], [4, 4, 4], [4, 4, 4]], noise=0.25)
-    assert "hold 3 classes or fewer" in even and "33% or more" in even and "25% of a client's labels are wrong" in even
+    assert "12 samples of 3 classes" in even and "33% or more" in even and "25% of a client's labels are wrong" in even
 
 
 def test_numbers_that_are_not_known_do_not_break_sentences():
     text = accuracy(run("uniform", [0.3, 0.2], state="diverged"))
-    assert "nan" not in text.lower() and text.startswith("Nobody has a terminal accuracy")
+    assert "nan" not in text.lower() and text.startswith("No selector has a terminal accuracy")
 
 
 def test_who_lost_a_run_is_not_said_to_end_highest():

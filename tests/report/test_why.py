@@ -25,7 +25,7 @@ def test_picked_and_nearly_picked_are_the_journals(experiment):
     assert [r.client for r in why.nearly] == others[:3]
     assert why.parts == ["estimate", "exploration"]
     for r in (*why.picked, *why.nearly):
-        assert r.score == pytest.approx(sum(r.parts.values()))
+        assert r.score == pytest.approx(sum(r.parts.values()), rel=2e-4)  # parts have four digits
     assert why.total == 20
 
 

@@ -45,7 +45,7 @@ def build(partition, labels, seed=0, **more):
 
 
 def test_registry_is_complete():
-    assert set(PARTITIONS.names()) == {*WITHOUT_REPLACEMENT, "skewness", "custom"}
+    assert set(PARTITIONS.names()) == {*WITHOUT_REPLACEMENT, "skewness", "custom", "quantity", "rare-holders"}
 
 
 def small(name, clients=20):

@@ -18,7 +18,7 @@ from fedcohort.core.errors import JournalError, ParameterError, SignalError
 from fedcohort.core.protocol import Answer, Cohort, RoundReport, RoundRequest
 from fedcohort.core.selector_spec import describe, rebuild_selector
 from fedcohort.selectors import Bounded
-from fedcohort.selectors.ours.bounded import said_quantiles
+from fedcohort.selectors.ours.bounded import tail_quantiles
 from fedcohort.testing.host import ScriptedHost
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_quantiles_are_values_that_were_said():
     rng = np.random.default_rng(0)
     for n in range(1, 40):
         values = rng.normal(size=n)
-        low, high = said_quantiles(values, 0.2)
+        low, high = tail_quantiles(values, 0.2)
         assert low in values and high in values
         assert (values < low).sum() <= 0.2 * n and (values > high).sum() <= 0.2 * n
         if n >= 5:
@@ -293,7 +293,7 @@ def test_it_is_what_it_is_around():
     inner = create("fedcm-ts")
     assert around.requires == inner.requires and around.default_filter == inner.default_filter
     told = frozenset({Signal.UPDATE_SKETCH, Signal.SIZES})
-    assert create("bounded", of="balanced").adapted(told).inner.balance == "directions"
+    assert create("bounded", of="balanced").adapt(told).inner.balance == "directions"
 
 
 def test_the_simulator_runs_it_with_an_audit(tmp_path):

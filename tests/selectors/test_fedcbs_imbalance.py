@@ -31,21 +31,21 @@ def paper_probability(counts, pick, k, pulls, by_chance=False):
     strength, floor = 10.0, Fraction(1, 10**20)
     classes = len(counts[0])
 
-    def bounded(group):
+    def raise_to_floor(group):
         least = Fraction(classes - 1, classes * int(counts[group].sum())) if by_chance else floor
         return max(exact_qcid(counts, group), least)
 
     def first(c):
-        return 1 / bounded([c]) + Fraction(strength * math.sqrt(3 * math.log(k) / (2 * pulls[c])))
+        return 1 / raise_to_floor([c]) + Fraction(strength * math.sqrt(3 * math.log(k) / (2 * pulls[c])))
 
     everybody = range(len(counts))
     probability = first(pick[0]) / sum(first(c) for c in everybody)
     for m in range(2, len(pick) + 1):
         before = list(pick[: m - 1])
-        above = first(pick[0]) if m == 2 else 1 / bounded(before) ** (m - 1)
+        above = first(pick[0]) if m == 2 else 1 / raise_to_floor(before) ** (m - 1)
 
         def weight(c, before=before, above=above, m=m):
-            return 1 / bounded([*before, c]) ** m / above
+            return 1 / raise_to_floor([*before, c]) ** m / above
 
         rest = [c for c in everybody if c not in before]
         probability *= weight(pick[m - 1]) / sum(weight(c) for c in rest)
@@ -86,7 +86,7 @@ def test_running_sums_follow_adding_and_removing(form):
     group = imbalance.group_of(labels, sizes, candidates)
     for move in (1, 4, 0, -4, 3, -1):
         (group.remove if move < 0 else group.add)(abs(move))
-        found = group.extended(np.empty(5))
+        found = group.qcid_with_each(np.empty(5))
         for c in range(5):
             if c in group.members:
                 assert found[c] == np.inf
@@ -237,7 +237,7 @@ def test_balance_is_exactly_zero_and_floored():
     group = imbalance.group_of(labels)
     group.add(0)
     group.add(1)
-    found = group.extended(np.empty(4))
+    found = group.qcid_with_each(np.empty(4))
     assert found[2] == 0.0
     weights = selector.Weighting().balance(found, 3)
     assert weights[2] == pytest.approx(60 * math.log(10))  # L_b^-3
@@ -245,18 +245,18 @@ def test_balance_is_exactly_zero_and_floored():
 
 
 def test_values_below_rounding_count_as_balanced():
-    found = selector.Weighting(floor=1e-20).bounded(np.array([-1e-17, 0.0, 1e-18, 1e-3]))
+    found = selector.Weighting(floor=1e-20).raise_to_floor(np.array([-1e-17, 0.0, 1e-18, 1e-3]))
     assert found.tolist() == [1e-20, 1e-20, 1e-20, 1e-3]
-    assert selector.Weighting(floor=0.01).bounded(np.array([0.0, 1e-3, 0.5])).tolist() == [0.01, 0.01, 0.5]
+    assert selector.Weighting(floor=0.01).raise_to_floor(np.array([0.0, 1e-3, 0.5])).tolist() == [0.01, 0.01, 0.5]
 
 
 def test_clients_without_samples_count_as_worst():
     labels = LabelCounts([[0, 0], [5, 5], [9, 1]])
     group = imbalance.group_of(labels)
     assert group.qcid() == 0.5
-    assert group.extended(np.empty(3)).tolist() == [0.5, 0.0, pytest.approx(0.32)]
+    assert group.qcid_with_each(np.empty(3)).tolist() == [0.5, 0.0, pytest.approx(0.32)]
     group.add(1)
-    assert group.extended(np.empty(3))[0] == 0.5
+    assert group.qcid_with_each(np.empty(3))[0] == 0.5
     rng = np.random.default_rng(0)
     empty = selector.draw_group(imbalance.group_of(LabelCounts(np.zeros((4, 3)))), 3, selector.Weighting(), rng)
     assert len(set(empty.picks.tolist())) == 3
@@ -312,7 +312,7 @@ def test_blocks_do_not_change_a_group(monkeypatch):
     monkeypatch.setattr(imbalance, "BLOCK", 64)
     parts = imbalance.group_of(labels)
     for c in (3, 77, 499):
-        assert np.array_equal(whole.extended(np.empty(500)), parts.extended(np.empty(500)))
+        assert np.array_equal(whole.qcid_with_each(np.empty(500)), parts.qcid_with_each(np.empty(500)))
         whole.add(c)
         parts.add(c)
 

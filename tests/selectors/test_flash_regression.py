@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedcohort.selectors.papers.flash.regression import observed, posterior_draw, solution
+from fedcohort.selectors.papers.flash.regression import add_observations, posterior_draw, solution
 
 
 def test_increments_equal_the_whole_history():
@@ -12,7 +12,7 @@ def test_increments_equal_the_whole_history():
     for _ in range(30):
         x, r = rng.normal(size=(rng.integers(0, 6), 4)), None
         r = x @ [1.0, -2.0, 0.0, 0.5] + rng.normal(size=len(x))
-        gram, moment = observed(gram, moment, x, r)
+        gram, moment = add_observations(gram, moment, x, r)
         xs.append(x)
         rs.append(r)
     history, rewards = np.concatenate(xs), np.concatenate(rs)

@@ -5,7 +5,8 @@ import pytest
 
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Slate
-from fedcohort.selectors.baselines.gradnorm import GradNorm, NormState, probabilities
+from fedcohort.selectors.baselines.gradnorm import GradNorm, NormState
+from fedcohort.selectors.numerics.sampling import inclusion_probabilities as probabilities
 from fedcohort.selectors.numerics.sampling import systematic_sample
 
 

@@ -9,7 +9,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.neural_bandit import NeuralBandit, forward, gradients, network_input, trained
+from fedcohort.selectors.baselines.neural_bandit import NeuralBandit, forward, gradients, network_input, train_network
 from fedcohort.session import Session
 
 
@@ -64,9 +64,9 @@ def test_training_lowers_the_loss_and_large_rewards_do_not_break_it():
     x = network_input(rng.normal(size=(80, 4)))
     r = np.abs(x[:, 0])  # no linear function
     before = gradients(first, second, theta, x, r)[0]
-    after = gradients(*trained(first, second, theta, x, r, 200, 0.1), theta, x, r)[0]
+    after = gradients(*train_network(first, second, theta, x, r, 200, 0.1), theta, x, r)[0]
     assert after < 0.3 * before
-    wild = trained(first, second, theta, x, np.full(80, 100.0), 200, 0.1)
+    wild = train_network(first, second, theta, x, np.full(80, 100.0), 200, 0.1)
     assert np.isfinite(wild[0]).all()
     assert np.isfinite(wild[1]).all()
 

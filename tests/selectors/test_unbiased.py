@@ -7,6 +7,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
 from fedcohort.core.signals import SKETCH_WIDTH
 from fedcohort.selectors.baselines.clustered import Clustered, ClusteredState
+from fedcohort.selectors.baselines.delta import Delta, DeltaState
 from fedcohort.selectors.baselines.feel import Feel, FeelState
 from fedcohort.selectors.baselines.gradnorm import GradNorm, NormState
 from fedcohort.selectors.ours.e3cs_exact import E3CSExact
@@ -25,6 +26,7 @@ CLAIMS = {
     "clustered, by similarity": {"name": "clustered", "by": "similarity"},
     "clustered, mean": {"name": "clustered", "average": "mean"},
     "size-weighted": {},
+    "delta": {},
 }
 
 
@@ -42,6 +44,8 @@ def state_of(selector, table, norm):
             return NormState(older)
         case Feel():
             return FeelState(older, np.random.default_rng(7).uniform(1.0, 9.0, N))
+        case Delta():
+            return DeltaState(older / older.mean())
         case Clustered():
             kinds = np.eye(4, SKETCH_WIDTH)[np.arange(N) % 4] * 9
             sketches = kinds + np.random.default_rng(5).normal(size=(N, SKETCH_WIDTH))

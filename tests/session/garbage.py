@@ -293,9 +293,9 @@ def core() -> list[Recipe]:
         _method("ClientTable.granting", table, "granting", signals=lambda: frozenset({Signal.SIZES})),
         _method("ClientTable.differing", table, "differing", other=table),
         _method(
-            "ClientTable.extended",
+            "ClientTable.with_clients",
             table,
-            "extended",
+            "with_clients",
             other=lambda: ClientTable(names=["new"], sizes=[3.0], labels=LabelCounts([[1, 1, 1]])),
         ),
     ]
@@ -393,7 +393,7 @@ def private() -> list[Recipe]:
         of_class(SecretRotation, seed=lambda: b"x" * 32, classes=lambda: 3),
         _method("GeometricNoise.noisy", GeometricNoise, "noisy", counts=lambda: [1, 2]),
         _method("LossNoise.noisy_mean", LossNoise, "noisy_mean", losses=lambda: [1.0, 2.0]),
-        _method("SecretRotation.rotated", lambda: SecretRotation(b"x" * 32, 3), "rotated", counts=lambda: [1, 2, 3]),
+        _method("SecretRotation.rotate", lambda: SecretRotation(b"x" * 32, 3), "rotate", counts=lambda: [1, 2, 3]),
         _method(
             "SecretRotation.seal",
             lambda: SecretRotation(b"x" * 32, 3),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.protocol import RoundReport, RoundRequest
+from fedcohort.core.protocol import Cohort, RoundReport, RoundRequest
 from fedcohort.selectors import Uniform
 from fedcohort.session import Session
 from fedcohort.session.coverage import FEWEST_ROUNDS, Tally
@@ -17,6 +17,20 @@ def play(session, rounds, size, available=None):
     for _ in range(rounds):
         cohort = session.ask(RoundRequest(size=size, available=available))
         session.tell(RoundReport(cohort.ticket, cohort.clients))
+
+
+@pytest.fixture
+def circle(monkeypatch):
+    """Make uniform selection keep to some clients, whoever is there: call it with them."""
+
+    def keep_to(few):
+        def select(self, state, slate, answer, rng):
+            who = np.intersect1d(slate.candidates, few)
+            return Cohort(rng.choice(who, slate.size, replace=False)), state
+
+        monkeypatch.setattr(Uniform, "select", select)
+
+    return keep_to
 
 
 def counted(clients, rounds, size, among, seed=0):
@@ -56,6 +70,49 @@ def test_a_wide_beginning_does_not_hide_a_narrow_end():
     assert "never" not in found.warning
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_that_are_never_there_are_not_held_against_the_selector(seed):
+    """30 of 100 clients are ever online: uniform selection cannot reach the others."""
+    session = Session(Uniform(), ClientTable(n=100), seed=seed)
+    play(session, 60, 10, available=np.arange(30))
+    found = session.coverage()
+    assert found.warning is None and found.recent == 30
+    assert found.expected_recent == pytest.approx(30, abs=0.1) and found.expected_never == pytest.approx(70, abs=0.1)
+    # The same cohorts are a warning where everybody was there.
+    tally = Tally(100)
+    rng = np.random.default_rng(seed)
+    for round_ in range(60):
+        tally.add(round_, rng.choice(30, 10, replace=False), 100)
+    assert tally.coverage().warning is not None
+    # And a circle of 10 is one where 30 were.
+    tally = Tally(100)
+    for round_ in range(60):
+        tally.add(round_, np.arange(10), 30)
+    assert "uniform cohorts would have reached 30" in tally.coverage().warning
+
+
+def test_the_expected_reach_is_a_lower_bound_that_nested_candidates_meet():
+    rng = np.random.default_rng(4)
+    sizes = rng.integers(1, 4, 30)
+    candidates = rng.integers(4, 40, 30)
+    tally = Tally(40)
+    for round_, (size, n) in enumerate(zip(sizes, candidates, strict=True)):
+        tally.add(round_, np.arange(size), int(n))
+    bound = 40 - tally.coverage().expected_never
+
+    def reach(who):
+        found = []
+        for _ in range(2000):
+            seen = np.zeros(40, bool)
+            for size, members in zip(sizes, who, strict=True):
+                seen[rng.choice(members, size, replace=False)] = True
+            found.append(seen.sum())
+        return np.mean(found)
+
+    assert reach([np.arange(n) for n in candidates]) == pytest.approx(bound, abs=0.2)
+    assert reach([rng.permutation(40)[:n] for n in candidates]) > bound
+
+
 def test_nothing_is_said_about_few_rounds_or_a_federation_where_everybody_trains():
     assert counted(1000, FEWEST_ROUNDS - 1, 2, 2).warning is None
     assert counted(1000, FEWEST_ROUNDS, 2, 2).warning is not None
@@ -72,37 +129,41 @@ def test_a_million_clients_are_judged_before_everybody_had_a_turn():
 def test_picks_given_flat_count_as_cohorts_do():
     rng = np.random.default_rng(3)
     cohorts = [np.sort(rng.choice(40, size, replace=False)) for size in rng.integers(0, 5, 50)]
-    one = Tally.of(40, enumerate(cohorts)).coverage()
+    available = rng.integers(12, 41, 50)
+    one = Tally.of(40, zip(range(50), cohorts, available.tolist(), strict=True)).coverage()
     flat = np.repeat(np.arange(50), [len(c) for c in cohorts]), np.concatenate(cohorts)
-    assert Tally.of_picks(40, np.arange(50), *flat).coverage() == one
+    assert Tally.of_picks(40, np.arange(50), *flat, available.astype(float)).coverage() == one
 
 
-def test_a_session_logs_once_when_it_begins(caplog):
+def test_a_session_logs_once_when_it_begins(caplog, circle):
     session = Session(Uniform(), ClientTable(n=60), seed=1)
     with caplog.at_level(logging.WARNING, logger="fedcohort"):
         play(session, 40, 3)
         assert not caplog.records
-        play(session, 100, 3, available=[1, 2, 3, 4])
+        circle([1, 2, 3, 4])
+        play(session, 100, 3)
     (record,) = caplog.records
     assert record.getMessage().startswith("selector 'uniform': ")
     assert "of 60 clients did all the training since round" in record.getMessage()
     assert session.coverage().recent == 4
 
 
-def test_members_that_left_do_not_count_and_those_that_join_do():
+def test_members_that_left_do_not_count_and_those_that_join_do(circle):
     session = Session(Uniform(), ClientTable(n=40), seed=1)
     session.leave(list(range(4, 40)))
     play(session, 30, 2)
     assert session.coverage().warning is None
     session.join(ClientTable(n=60))
-    play(session, 30, 2, available=[0, 1])
+    circle([0, 1])
+    play(session, 30, 2)
     assert (session.coverage().clients, session.coverage().never) == (64, 60)
     assert session.coverage().warning is not None
 
 
-def test_a_session_opened_again_knows_what_was_before(tmp_path):
+def test_a_session_opened_again_knows_what_was_before(tmp_path, circle):
+    circle([5, 6, 7])
     with Session(Uniform(), ClientTable(n=50), journal=tmp_path / "j.sqlite") as session:
-        play(session, 35, 2, available=[5, 6, 7])
+        play(session, 35, 2, available=np.arange(40))
         before = session.coverage()
         assert session.explain(34).coverage == before.warning
         assert session.explain(10).coverage is None
@@ -121,7 +182,7 @@ def test_the_guard_changes_no_choice(tmp_path):
             session.tell(RoundReport(cohort.ticket, cohort.clients))
 
 
-def test_explain_report_and_dashboard_say_it(tmp_path):
+def test_explain_report_and_dashboard_say_it(tmp_path, circle):
     pytest.importorskip("typer")
     from typer.testing import CliRunner
 
@@ -129,7 +190,8 @@ def test_explain_report_and_dashboard_say_it(tmp_path):
     from fedcohort.report.dashboard.watcher import Watcher
 
     with Session(Uniform(), ClientTable(n=50), journal=tmp_path / "live.sqlite") as session:
-        play(session, 40, 2, available=[5, 6, 7])
+        circle([5, 6, 7])
+        play(session, 40, 2)
     shown = CliRunner().invoke(app, ["explain", str(tmp_path / "live.sqlite"), "--round", "39"])
     assert "3 of 50 clients did all the training since round 0" in " ".join(shown.output.split())
     as_json = CliRunner().invoke(app, ["explain", str(tmp_path / "live.sqlite"), "--round", "39", "--format", "json"])

@@ -1,4 +1,4 @@
-"""Ranks in explanations: those with equal scores share them."""
+"""Explanations: ranks that equal scores share, and how every selector picks."""
 
 import io
 import json
@@ -10,9 +10,11 @@ from rich.console import Console
 
 from fedcohort import ClientTable, Cohort, Session
 from fedcohort.cli.explain import score_table
-from fedcohort.core.protocol import RoundRequest
+from fedcohort.core.protocol import SELECTORS, RoundRequest
 from fedcohort.report.why import as_json, explain
 from fedcohort.selectors import Uniform
+from fedcohort.session.explain import about_selector
+from fedcohort.testing.host import ScriptedHost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +40,10 @@ def test_ties_share_their_ranks_and_say_so():
     session = asked([0.5, 0.9, 0.5, 0.1, 0.5, 0.7], [1, 4])
     ranks = {row.client: (row.rank, row.last_rank) for row in session.explain(0).rows}
     assert ranks == {1: (1, 1), 5: (2, 2), 0: (3, 5), 2: (3, 5), 4: (3, 5), 3: (6, 6)}
-    assert "was picked in round 0 with score 0.5, rank 3-5 of 6, tied (luck 0.5)." in str(session.explain(0, 4))
-    assert "was not picked in round 0 with score 0.5, rank 3-5 of 6, tied (luck 0.5);" in str(session.explain(0, 0))
-    assert "with score 0.9, rank 1 of 6 (luck" in str(session.explain(0, 1))
+    assert "was picked in round 0; it scored 0.5, rank 3-5 of 6, tied (luck 0.5)." in str(session.explain(0, 4))
+    beaten = str(session.explain(0, 0))
+    assert "was not picked in round 0; it scored 0.5, rank 3-5 of 6, tied (luck 0.5). The lowest score" in beaten
+    assert "it scored 0.9, rank 1 of 6 (luck" in str(session.explain(0, 1))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -66,8 +69,8 @@ def test_the_end_of_a_tie_beyond_the_record_is_left_open():
     assert rows[25].place(of=3000) == "26 of 3000"
     assert rows[40].place() == rows[2500].place() == "31+, tied" and rows[40].last_rank is None
     assert rows[2999].rank is None and rows[2999].place() == ""
-    assert "with score 0.25, rank 31+ of 3000, tied" in str(session.explain(0, 2500))
-    assert "with score 0 (luck" in str(session.explain(0, 2999))
+    assert "it scored 0.25, rank 31+ of 3000, tied" in str(session.explain(0, 2500))
+    assert "it scored 0 (luck" in str(session.explain(0, 2999))
 
 
 def test_many_different_scores_have_no_ties():
@@ -89,3 +92,59 @@ def test_terminal_and_json_show_the_shared_rank(tmp_path):
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(score_table(why))
     assert console.export_text().count("3-5, tied") == 3
+
+
+# -- how a selector picks ---------------------------------------------------------------------------------------------
+
+
+def above_the_lowest(session, rounds):
+    """Return explanations of clients that were not picked with a higher score than somebody who was."""
+    found = []
+    for round_ in range(rounds):
+        whole = session.explain(round_)
+        for row in whole.rows:
+            if not row.picked and whole.threshold is not None and row.score > whole.threshold:
+                found.append(session.explain(round_, row.client))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(SELECTORS.names()))
+def test_every_selector_says_how_it_picks_and_what_the_parts_of_its_scores_are(name):
+    host = ScriptedHost(n=24)
+    selector = SELECTORS.get(name)(**({"of": "oort"} if name == "bounded" else {}))
+    session = host.session(selector, seed=3)
+    host.play(session, 20, size=4)
+    parts = {part for round_ in range(20) for row in session.explain(round_).rows for part in row.parts}
+    for round_ in (0, 19):
+        found = session.explain(round_, 3)
+        assert found.rule.endswith(".") and str(found).endswith(found.rule)
+        assert parts <= set(found.meanings), parts - set(found.meanings)
+        assert found.meanings.keys() <= parts | OPTIONAL.get(name, set())
+    odd = above_the_lowest(session, 20)
+    assert all("scores alone do not decide" in found.reason for found in odd)
+    if odd and found.rule != "No scores led to this choice.":  # then the rule says what else does
+        assert any(
+            word in odd[0].rule for word in ("chance", "turn", "come first", "client by client", "slower", "Each")
+        )
+
+
+OPTIONAL = {  # parts that appear with other parameters, or in other rounds
+    "clustered": {"group"}, "balanced": {"speed"}, "bounded": {"doubted"}, "fedacs": {"draw"}, "fedacs-near": {"draw"},
+}  # fmt: skip
+
+
+def test_a_selector_that_picks_the_best_never_needs_the_excuse():
+    host = ScriptedHost(n=24)
+    session = host.session(SELECTORS.get("fedcm-ucb")(), seed=3)
+    host.play(session, 10, size=4)
+    assert above_the_lowest(session, 10) == []
+    assert "scores alone" not in str(session.explain(9, 3)) and "highest scores are picked" in str(
+        session.explain(9, 3)
+    )
+
+
+def test_reading_a_journal_asks_no_selector_that_it_names(tmp_path):
+    assert about_selector({"name": f"{tmp_path}/evil.py:Evil", "params": {}}) == ("", {})
+    assert about_selector(None) == ("", {}) and about_selector({"name": 7})[0] == ""
+    both, meanings = about_selector({"name": "bounded", "params": {"of": "oort"}})
+    assert "had their share" in both and "never tried" in both and {"doubted", "staleness"} <= set(meanings)

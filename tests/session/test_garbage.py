@@ -18,7 +18,7 @@ from fedcohort import Cohort, LabelCounts, Losses, Session, Trial
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.selectors.numerics.class_balance import qcid
-from fedcohort.testing.snapshot import differences, recorded, standing
+from fedcohort.testing.snapshot import differences, journal_content, standing
 
 CASES = int(os.environ.get("FEDCOHORT_GARBAGE", "1500"))
 
@@ -166,7 +166,7 @@ def test_a_bug_looks_like_a_bug_and_changes_nothing(where, monkeypatch, tmp_path
     target, call = BUGS[where]
     session = Session("uniform", ["anna", "ben", "cem", "dora"], journal=tmp_path / "j", shadows={"s": "uniform"})
     cohort = session.ask(RoundRequest(2))
-    before, rows = standing(session), recorded(session)
+    before, rows = standing(session), journal_content(session)
 
     def bug(*_: object, **__: object) -> None:
         raise KeyError("a bug of ours")
@@ -176,5 +176,5 @@ def test_a_bug_looks_like_a_bug_and_changes_nothing(where, monkeypatch, tmp_path
         with pytest.raises(KeyError, match="a bug of ours"):
             call(session, cohort)
     assert not differences(before, standing(session))
-    assert not differences(rows, recorded(session))
+    assert not differences(rows, journal_content(session))
     call(session, cohort)  # and works once the bug is gone

@@ -121,7 +121,7 @@ def test_a_declaration_holds_once():
             Signal(name, meaning="x")
     with pytest.raises(InputError, match="width"):
         Signal("odd-width", meaning="x", width=0)
-    assert DRAIN in Signal.declared() and Signal.named("battery-drain") is DRAIN and DRAIN.known is Known.REPORT
+    assert DRAIN in Signal.all() and Signal.by_name("battery-drain") is DRAIN and DRAIN.known is Known.REPORT
     assert repr(DRAIN) == "Signal('battery-drain')"
 
 
@@ -131,7 +131,7 @@ def test_a_process_that_never_declared_it_can_be_sent_one(tmp_path):
         "import pickle, pathlib; from fedcohort import Signal\n"
         "own, loss = pickle.loads(pathlib.Path('sent').read_bytes())\n"
         "assert own == 'battery-drain' and own.meaning.startswith('percent') and loss is Signal.LOSS\n"
-        "assert Signal.named('battery-drain') is own"
+        "assert Signal.by_name('battery-drain') is own"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 

@@ -53,9 +53,9 @@ def replies(clients: Any, **metrics: Any) -> ReplyBlock:
 
 def test_members_are_replaced_not_changed():
     members = Membership.of(TABLE)
-    after, indices = members.changed(["ben"], member=False)
+    after, indices = members.change(["ben"], member=False)
     assert indices.tolist() == [1] and members.active.all() and after.active.tolist() == [True, False, True, True]
-    more = after.joined(ClientTable(names=["eva"], sizes=[5]))
+    more = after.join(ClientTable(names=["eva"], sizes=[5]))
     assert more.table.names[-1] == "eva" and more.active.tolist() == [True, False, True, True, True]
     assert more.candidates(RoundRequest(2), [np.array([0])]).tolist() == [2, 3, 4]
 
@@ -63,7 +63,7 @@ def test_members_are_replaced_not_changed():
 def test_members_refuse_a_name_twice_and_facts_about_others():
     members = Membership.of(TABLE)
     with pytest.raises(InputError, match="'ben'"):
-        members.joined(ClientTable(names=["ben"], sizes=[5]))
+        members.join(ClientTable(names=["ben"], sizes=[5]))
     with pytest.raises(InputError, match="same clients"):
         members.with_facts(ClientTable(names=["x", "ben", "cem", "dora"], sizes=[1, 2, 3, 4]))
 
@@ -87,7 +87,7 @@ def test_a_referee_knows_attributes_and_newcomers():
     referee = Referee(Rules(eligible="battery >= 30"), TABLE)
     referee.set_attributes({"cem": {"battery": 80}, "ben": {"battery": 10}})
     assert referee.eligibility(0, 0, EVERYBODY).allowed.tolist() == [2]
-    referee.set_table(TABLE.extended(ClientTable(names=["eva"], sizes=[5])), 3)
+    referee.set_table(TABLE.with_clients(ClientTable(names=["eva"], sizes=[5])), 3)
     assert referee.ledger.n == 5 and referee.ledger.joined.tolist() == [0, 0, 0, 0, 3]
 
 
@@ -101,8 +101,8 @@ def test_a_selector_with_state_learns_into_another_one():
     assert after is not before and after.selector is before.selector
     again = before.learn(cohort, replies([0, 2], loss_rms=[1.0, 2.0], duration=[1.0, 1.0]))
     assert repr(after.state) == repr(again.state) != repr(before.state)
-    assert before.unreported(replies([0, 2])) is not None
-    grown = after.grow(TABLE.extended(ClientTable(names=["eva"], sizes=[5])), 1)
+    assert before.missing_signals(replies([0, 2])) is not None
+    grown = after.grow(TABLE.with_clients(ClientTable(names=["eva"], sizes=[5])), 1)
     assert grown.granted.n == 5 and after.granted.n == 4
 
 
@@ -117,7 +117,7 @@ def test_a_shadow_that_fails_is_named_and_left_out():
     assert set(shadows.after(picks).running) == {"good"}
     after, failed = shadows.learn(Cohort([0]), replies([0]))
     assert set(after.running) == {"good"} and failed == {"bad": "failed: update"}
-    after, failed = shadows.try_each(lambda s: s.grow(TABLE.extended(ClientTable(names=["e"], sizes=[1])), 1))
+    after, failed = shadows.try_each(lambda s: s.grow(TABLE.with_clients(ClientTable(names=["e"], sizes=[1])), 1))
     assert set(after.running) == {"good"} and failed == {"bad": "failed: grow"}
     assert set(shadows.running) == {"good", "bad"}
 
@@ -176,7 +176,7 @@ def test_pending_cohorts_name_who_is_missing():
 def journal() -> Journal:
     meta = {"seed": 0, "selector": None, "shadows": {}, "signals": None, "rules": None, "host": None}
     made = Journal.create(None, meta)
-    EventRecorder(made).created(Membership.of(TABLE), [], None)
+    EventRecorder(made).record_creation(Membership.of(TABLE), [], None)
     return made
 
 
@@ -184,7 +184,7 @@ def asked(recorder: EventRecorder, turn: Turn, clients: list[int]) -> Cohort:
     cohort = Cohort(clients, round=turn.round, ticket=turn.ticket)
     own = running("uniform")
     nothing: dict[str, Any] = {"answer": None, "scores": None, "picks": {}, "failed": {}, "eligibility": None}
-    recorder.asked(cohort, len(clients), EVERYBODY, 4, own=own, shadows=Shadows(), **nothing)
+    recorder.record_cohort(cohort, len(clients), EVERYBODY, 4, own=own, shadows=Shadows(), **nothing)
     return cohort
 
 
@@ -193,8 +193,8 @@ def test_a_journal_alone_tells_where_to_go_on():
     first = asked(recorder, Turn(0), [0, 2])
     second = asked(recorder, Turn(0).following(), [2])
     closing = {"own": running("uniform"), "shadows": Shadows(), "failed": {}, "turn": Turn(0, 2, 0, 2)}
-    recorder.closed(first, [replies([0, 2])], {"model": 1}, **closing)
-    recorder.closed(second, [], None, **closing, abandoned="tired")
+    recorder.record_close(first, [replies([0, 2])], {"model": 1}, **closing)
+    recorder.record_close(second, [], None, **closing, abandoned="tired")
     assert next_round(recorder.journal) == (1, 1)
     assert Turn.from_journal(recorder.journal, 0) == Turn(0, 1, 1, 2)
     assert participations(recorder.journal) == {"anna": 1, "ben": 0, "cem": 1, "dora": 0}
@@ -217,7 +217,7 @@ def test_an_event_is_recorded_whole_or_not_at_all():
     before = file.cohorts(), file.events("abandoned"), file.replies()
     closing = {"own": running("uniform"), "shadows": Shadows(), "failed": {}, "turn": turn.following()}
     with pytest.raises(InputError):
-        recorder.closed(cohort, [replies([0])], {"no JSON": object()}, **closing)
+        recorder.record_close(cohort, [replies([0])], {"no JSON": object()}, **closing)
     after = file.cohorts(), file.events("abandoned"), file.replies()
     assert repr(before) == repr(after)
 
@@ -226,5 +226,5 @@ def test_names_that_were_forgotten_are_known_by_the_record():
     session = Session(create("uniform"), TABLE)
     stand_in = session.forget("ben", block=True)
     recorder = EventRecorder(session.journal)
-    assert recorder.blocked(["anna", "ben"]) == {"ben": stand_in}
+    assert recorder.blocked_names(["anna", "ben"]) == {"ben": stand_in}
     assert Signal.SIZES in session.table.signals

@@ -33,7 +33,7 @@ def played(session: Session, size: int, rounds: int = 1) -> None:
 
 
 def printed(path: Path, *options: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["rules", "verify", str(path), *options])
+    result = CliRunner().invoke(app, ["journal", "rules", "verify", str(path), *options])
     return result.exit_code, " ".join(result.output.split())
 
 
@@ -57,7 +57,7 @@ def test_a_limit_that_was_tightened_is_not_said_to_have_held(tmp_path: Path) -> 
     assert "Rules set in round 7: max_participations was 9, is now 2." in text
     assert "Client 0: 7 participations, all before the limit of 2 took effect in round 7." in text
     assert "The run as a whole exceeds the limits in force now." in text
-    found = json.loads(CliRunner().invoke(app, ["rules", "verify", str(path), "--format", "json"]).output)
+    found = json.loads(CliRunner().invoke(app, ["journal", "rules", "verify", str(path), "--format", "json"]).output)
     assert (found["holds"], found["kept"], len(found["changes"]), len(found["exceeded"])) == (False, True, 2, 3)
     finding = next(f for f in examine(path).findings if f.check == "rules")
     assert finding.sound and "7 participations, all before the limit of 2" in finding.text
@@ -260,7 +260,7 @@ def test_quotas_must_name_their_values() -> None:
 
 def test_a_journal_whose_quotas_name_no_values_is_proved_and_played_again_but_not_gone_on_with(tmp_path: Path) -> None:
     """As version 0.2 wrote it: every value that a client says has a claim."""
-    old = Rules.recorded({"quotas": {"region": 1}, "max_participations": 9})
+    old = Rules.from_journal({"quotas": {"region": 1}, "max_participations": 9})
     path = tmp_path / "j"
     with Session(Uniform(), ClientTable(n=6), journal=path, rules=old, audit=True) as session:
         session.set_attributes({str(c): {"region": f"r{c % 3}"} for c in range(6)})

@@ -203,7 +203,7 @@ def test_an_exclusion_is_explained_with_its_reason(tmp_path: Path) -> None:
         assert played(session, 1).size == 0
         why = {name: str(session.explain(0, name)) for name in ("ben", "cem", "dora")}
         again = str(session.explain(1, "anna"))
-    assert why["ben"] == "Client ben was no candidate in round 0: it does not meet battery >= 30."
+    assert why["ben"] == "Client ben was not a candidate in round 0: it does not meet battery >= 30."
     assert why["cem"].endswith("it does not report its battery.") and why["dora"].endswith("it is blocked.")
     assert again.endswith("fewer than 3 rounds since it last took part.")
 

@@ -22,7 +22,7 @@ from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS
 from fedcohort.journal.codec import state_fields
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
-from fedcohort.testing.snapshot import differences, full_disk, recorded, standing
+from fedcohort.testing.snapshot import differences, full_disk, journal_content, standing
 
 NAMES = ["anna", "ben", "cem", "dora", "emil", "fay"]
 
@@ -33,7 +33,7 @@ def named(selector="uniform", **kwargs):
 
 def snapshot(session):
     """Everything that could change."""
-    return standing(session), recorded(session)
+    return standing(session), journal_content(session)
 
 
 def test_names_go_in_and_out():
@@ -336,10 +336,10 @@ def test_explanations_say_why():
     cohort = session.ask(request, Answer(query, {Signal.LOSS: losses}))
     picked = session.explain(0, cohort.names[0])
     assert picked.picked and picked.rows[0].rank == 1 and picked.rows[0].parts["loss"] == losses[-1]
-    assert "was picked in round 0 with score" in str(picked)
+    assert "was picked in round 0; it scored" in str(picked)
     beaten = session.explain(0, int(query.clients[0]))
-    assert not beaten.picked and "lowest picked score" in str(beaten)
-    assert "no candidate" in str(session.explain(0, "fay"))
+    assert not beaten.picked and "lowest score picked" in str(beaten)
+    assert "not a candidate" in str(session.explain(0, "fay"))
     assert "1 of 4 candidates" in str(session.explain(0))
     with pytest.raises(InputError, match="no round 7"):
         session.explain(7)
@@ -487,13 +487,13 @@ def test_on_a_full_disk_nothing_changes(change, tmp_path):
                 session.note("filling", {"with": "x" * 300, "number": i})
             except JournalError:
                 break
-        before, record = standing(session), recorded(session)
+        before, record = standing(session), journal_content(session)
         try:
             change(session)
             worked = True  # it fitted into what was left of a page
         except JournalError:
             worked = False
-        changed = differences(before, standing(session)) + differences(record, recorded(session))
+        changed = differences(before, standing(session)) + differences(record, journal_content(session))
         assert bool(changed) == worked
     now = standing(session)
     session.close()

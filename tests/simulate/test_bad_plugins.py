@@ -148,8 +148,8 @@ EARLY = {
     "requires holds a text": (REQUIRES, "return frozenset({'joy'})"),
     "requires is nothing": (REQUIRES, "return None"),
     "its filter is none": (REQUIRES, "return frozenset({Signal.KEPT})\n\n    default_filter = 'no-such'"),
-    "adapted raises": ("def adapted(self, supplied):", "raise ZeroDivisionError('no')"),
-    "adapted returns nothing": ("def adapted(self, supplied):", "return None"),
+    "adapted raises": ("def adapt(self, supplied):", "raise ZeroDivisionError('no')"),
+    "adapted returns nothing": ("def adapt(self, supplied):", "return None"),
     "the constructor raises": ("def __post_init__(self):", "raise ZeroDivisionError('no')"),
     "the constructor leaves": ("def __post_init__(self):", "sys.exit(1)"),
 }

@@ -9,7 +9,7 @@ from fedcohort.simulate.config.toml import ConfigError, merge_tables
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.runner import Simulation, extend_experiment, run_experiment
 from fedcohort.simulate.store.results import ResultsError, load
-from fedcohort.simulate.store.writer import locked
+from fedcohort.simulate.store.writer import lock_folder
 
 TABLE = {
     "name": "small",
@@ -172,7 +172,7 @@ def shared(tmp_path_factory):
 
 def test_an_experiment_that_is_going_on_or_lost_its_checkpoints_is_left_alone(small):
     before = content(small)
-    with locked(small), pytest.raises(ResultsError, match="Another process is working"):
+    with lock_folder(small), pytest.raises(ResultsError, match="Another process is working"):
         extend_experiment(small, seeds=3)
     assert content(small) == before
     for path in (small / "checkpoint").iterdir():

@@ -78,6 +78,64 @@ def test_rounds_equal_a_plain_loop(aggregator, plain_client):
     made.close()
 
 
+@pytest.mark.parametrize("name", ["fedvarp", "mifa", "fedau", "fedawe"])
+def test_averages_that_make_up_for_absence_equal_a_plain_loop(name, plain_client):
+    """Every client's memory as a row of a full matrix; in FedAWE clients train from their own models."""
+    made, prepared = group({"aggregator": {"name": name}, "local": {"lr_decay": 0.8}, "run": {"rounds": 6}})
+    (run,) = made.runs
+    n, plan = len(run.federation), run.plan
+    model = made.models[0].clone()
+    own, last, updates = model.repeat(n, 1), np.full(n, -1), torch.zeros(n, len(model))
+    intervals = [[] for _ in range(n)]
+    for t in range(6):
+        made.step()
+        (row,) = rows(made)[0]
+        cohort, eta = row["cohort"], plan.local.lr * 0.8**t
+        start = {i: own[i] if name == "fedawe" else model for i in cohort}
+        trained = {i: plain_client(prepared, i).train(start[i], plan.local, plan.seed, t) for i in cohort}
+        fresh = updates.clone()
+        for i in cohort:
+            fresh[i] = (trained[i] - start[i]) / eta
+        if name == "fedvarp":
+            new = model + eta * (updates.mean(0) + (fresh - updates)[cohort].mean(0))
+        elif name == "mifa":
+            new = model + eta * fresh.mean(0)
+        elif name == "fedau":
+            omega = [float(np.mean(intervals[i])) if intervals[i] else 1.0 for i in cohort]
+            new = model + sum(w * eta * fresh[i] for w, i in zip(omega, cohort, strict=True)) / n
+        else:
+            new = torch.stack([start[i] + (t - int(last[i])) * eta * fresh[i] for i in cohort]).mean(0)
+        torch.testing.assert_close(made.models[0], new, rtol=1e-4, atol=1e-5)
+        for i in cohort:
+            intervals[i].append(t - last[i])
+            last[i] = t
+        updates, model = fresh, made.models[0].clone()
+        own[cohort] = model
+    assert len({len(of) for of in intervals}) > 1
+    made.close()
+
+
+def test_what_clients_report_is_of_the_model_they_trained_from(plain_client):
+    """In FedAWE that is each client's own, in losses and in updates."""
+    wants = frozenset({Signal.LOSS, Signal.UPDATE_NORM, Signal.GRADIENT_NORM})
+    made, prepared = group({"aggregator": {"name": "fedawe"}}, selector=Probe(wants=wants))
+    made.step()
+    own = made.models[0] + torch.linspace(-0.1, 0.1, 3)[:, None]
+    made.runs[0].memory.own.put(np.arange(3), own)
+    local = made.runs[0].plan.local
+    made.step()
+    journal = made.runs[0].session.journal
+    replies = {reply.client: reply.metrics for reply in journal.replies(journal.cohorts(round_=1)[0].ticket)}
+    for client in range(3):
+        plain = plain_client(prepared, client)
+        trained = plain.train(own[client], local, made.runs[0].plan.seed, 1)
+        loss = F.cross_entropy(plain.module(own[client])(plain.x), plain.y)
+        assert replies[client]["loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
+        assert replies[client]["update-norm"] == pytest.approx(float((trained - own[client]).norm()), rel=1e-3)
+        assert replies[client]["gradient-norm"] == pytest.approx(float(plain.gradient(own[client]).norm()), rel=1e-3)
+    made.close()
+
+
 def test_a_run_is_the_same_bit_by_bit_whoever_shares_its_batch():
     selectors = {"uniform": {}, "power-of-choice": {}, "flash": {}, "fedcor": {"warmup": 1}}
     # Ten models of 52,469 numbers, no multiple of four: beside others a batched product adds them up in another order.
@@ -350,7 +408,7 @@ def test_label_imbalance_of_the_cohort_is_of_true_training_labels():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("aggregator", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("aggregator", ["fedavg", "scaffold", "fedvarp", "mifa", "fedau", "fedawe"])
 def test_cuda_makes_the_same_rounds(aggregator):
     table = {**BASE, "aggregator": aggregator, "seeds": [1, 2], "filter": {"name": "fedca"}}
     table["selectors"] = {"uniform": {}, "flash": {}, "fedacs": {}, "fedcor": {"warmup": 1}}

@@ -25,7 +25,7 @@ from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
-from fedcohort.simulate.store.writer import ResultsError, locked, shared
+from fedcohort.simulate.store.writer import ResultsError, lock_folder, share_lock
 
 from . import outcomes as clusters
 from .outcomes import rows, with_options
@@ -197,9 +197,9 @@ def test_workers_of_a_killed_process_end_before_another_goes_on(alone, own, tmp_
 
 def test_a_directory_with_workers_in_it_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.setattr("fedcohort.simulate.store.writer.WORKERS_SECONDS", 0)
-    with shared(tmp_path), pytest.raises(ResultsError, match="still working"), locked(tmp_path):
+    with share_lock(tmp_path), pytest.raises(ResultsError, match="still working"), lock_folder(tmp_path):
         pass
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         pass
 
 

@@ -29,7 +29,7 @@ from fedcohort.simulate.rounds.runner import Simulation, default_out, run_experi
 from fedcohort.simulate.store import results
 from fedcohort.simulate.store.checkpoint import Checkpoint, by_round
 from fedcohort.simulate.store.results import ResultsError, load
-from fedcohort.simulate.store.writer import ExperimentWriter, locked
+from fedcohort.simulate.store.writer import ExperimentWriter, lock_folder
 
 TABLE = {
     "name": "small",
@@ -350,7 +350,7 @@ def test_improvement_is_measured_against_the_iid_setting(tmp_path):
 def test_two_processes_never_write_one_directory(tmp_path):
     config = table(selectors={"uniform": {}})
     assert run(tmp_path / "x", config, stop_after=2) == "interrupted"
-    with locked(tmp_path / "x"), pytest.raises(ResultsError, match="Another process"):
+    with lock_folder(tmp_path / "x"), pytest.raises(ResultsError, match="Another process"):
         run(tmp_path / "x", resume=True)
     assert run(tmp_path / "x", resume=True) == "finished"
 

@@ -1,5 +1,6 @@
 """FedCor's checks on a simulated federation, and their picture."""
 
+import dataclasses
 import json
 from xml.etree import ElementTree
 
@@ -66,6 +67,26 @@ def test_distance_tells_gaussians_from_others():
     assert gaussian_diagnosis(skewed=True).distance > 0.1
 
 
+def judged(distance, similarity, samples=400):
+    one = normality(np.random.default_rng(0).normal(size=(samples, 3)))
+    looks = [dataclasses.replace(one, distance=np.full(len(one.distance), distance)) for _ in range(2)]
+    return Diagnosis(np.array([0, 9]), looks, np.array([similarity])).verdict
+
+
+def test_the_verdict_follows_from_both_numbers():
+    assert judged(0.03, 0.95).endswith("FedCor's assumption holds here.")
+    assert judged(0.08, 0.95).endswith("roughly holds here.") and "nearly Gaussian (distance 0.08" in judged(0.08, 0.95)
+    assert judged(0.03, 0.6).endswith("roughly holds here.") and "changes slowly" in judged(0.03, 0.6)
+    wrong = judged(0.2, 0.95)
+    assert "are not Gaussian" in wrong
+    assert wrong.endswith("does not hold here: a Gaussian process describes these losses badly.")
+    fast = judged(0.03, 0.3)
+    assert "changes quickly" in fast and fast.endswith("does not hold here: what it learns is soon out of date.")
+    assert judged(0.2, 0.3).count(" and ") >= 2 and "holds here" not in judged(0.2, 0.3)
+    assert gaussian_diagnosis().verdict.startswith("Loss changes are Gaussian")
+    assert gaussian_diagnosis(skewed=True).verdict.startswith("Loss changes are not Gaussian")
+
+
 def test_the_picture_shows_the_last_look_and_the_similarities():
     found = gaussian_diagnosis()
     root = ElementTree.fromstring(diagnosis_svg(found))
@@ -100,3 +121,4 @@ def test_the_command(tmp_path):
     assert drawn.read_text().startswith("<svg")
     shown = CliRunner().invoke(app, ["diagnose", str(path), *options])
     assert "distance to a" in shown.stdout.lower()
+    assert told["verdict"].startswith("Loss changes are ") and "FedCor's assumption" in " ".join(shown.stdout.split())

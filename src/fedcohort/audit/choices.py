@@ -28,7 +28,7 @@ from fedcohort.core.protocol import Selector, Status
 from fedcohort.core.selector_spec import rebuild_selector, selector_name
 from fedcohort.core.validate import instance, mapping, text, whole_number
 from fedcohort.journal import Journal, ReplyBlock, read_journal
-from fedcohort.journal.chain import PARTS, START, VERSION, Link, joined, start_payload, with_news
+from fedcohort.journal.chain import PARTS, START, VERSION, Link, next_link, start_payload, with_news
 from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.events import ABANDONED, CHANGED, FAILURES, FORGOTTEN, PRUNED, RECOVERED, SELECTOR
 from fedcohort.journal.signing import is_signed
@@ -194,9 +194,9 @@ class _Audit(Replay):
             newest = {(link.kind, link.key): link.number for link in chain if not link.removed}
             seen: set[str] = set()
             for link in chain:
-                if joined(tip, link.kind, link.digest) != link.link:
+                if next_link(tip, link.kind, link.digest) != link.link:
                     raise DoesNotFollow(
-                        f"{self._where(link)} was changed after it was recorded: the chain breaks there."
+                        f"{self._link_name(link)} was changed after it was recorded: the chain breaks there."
                     )
                 tip = link.link
                 seen.add(tip.hex())
@@ -208,7 +208,7 @@ class _Audit(Replay):
             self._check_receipts(receipts, seen, public)
             self._count()
             if removed:
-                raise self._gone(removed)
+                raise self._removed_error(removed)
             if self.session is not None:
                 compare_states(self.journal, self.playing)
             self._judge()
@@ -225,7 +225,7 @@ class _Audit(Replay):
             tip.hex(),
             draws=len(drawn),
             abandoned=len(given_up),
-            unexplained=sum(not self._explained(ticket) for ticket in given_up),
+            unexplained=sum(not self._has_failure(ticket) for ticket in given_up),
             remarks=tuple(self.remarks),
             excluded=dict(self.excluded.most_common()),
             candidate=counts[0],
@@ -251,24 +251,24 @@ class _Audit(Replay):
             return
         if link.number != newest:
             if link.kind in PARTS and not PARTS[link.kind].again:
-                raise DoesNotFollow(f"{self._where(link)} is in the chain twice.")
+                raise DoesNotFollow(f"{self._link_name(link)} is in the chain twice.")
             if link.kind in PARTS:
                 self.again += link.kind == "metrics"
                 return
         if not self.journal.fits(link):
-            raise DoesNotFollow(f"{self._where(link)} was changed after it was recorded.")
+            raise DoesNotFollow(f"{self._link_name(link)} was changed after it was recorded.")
         try:
             if link.kind == "table":
                 self.facts = with_news(self.facts, link.kept)
             elif link.kind == "answer":
                 self.answers[link.key[0]] = unpack_many(link.kept)
         except (ValueError, TypeError, LookupError) as error:
-            raise DoesNotFollow(f"{self._where(link)} cannot be read: {type(error).__name__}: {error}.") from error
+            raise DoesNotFollow(f"{self._link_name(link)} cannot be read: {type(error).__name__}: {error}.") from error
 
     def _check_rest(self, chain: list[Link]) -> None:
         """Refuse what is on record and not in the chain."""
         for kind, key in self.journal.strays(chain):
-            raise DoesNotFollow(f"{self._named(kind, key)} is on record but not in the chain.")
+            raise DoesNotFollow(f"{self._record_name(kind, key)} is on record but not in the chain.")
         stored = {name: data for name, data in self.journal.facts().items() if name != "attributes"}
         if {name: data for name, data in self.facts.items() if name in stored} != stored:
             raise DoesNotFollow("The table of clients was changed after it was recorded.")
@@ -295,7 +295,7 @@ class _Audit(Replay):
             if head != tip or not is_signed(tip, signature, signer):
                 raise DoesNotFollow(f"The newest link is not signed with the key {signer}, and all links are to be.")
 
-    def _gone(self, removed: int) -> DoesNotFollow:
+    def _removed_error(self, removed: int) -> DoesNotFollow:
         why = [
             what
             for kind, what in ((FORGOTTEN, "clients were forgotten"), (PRUNED, "details of old rounds were pruned"))
@@ -310,10 +310,10 @@ class _Audit(Replay):
             "keep the verdict of an earlier audit."
         )
 
-    def _where(self, link: Link) -> str:
-        return self._named(link.kind, link.key)
+    def _link_name(self, link: Link) -> str:
+        return self._record_name(link.kind, link.key)
 
-    def _named(self, kind: str, key: tuple[Any, ...]) -> str:
+    def _record_name(self, kind: str, key: tuple[Any, ...]) -> str:
         match kind, key:
             case ("start", _):
                 return "The commitment to seed, selector and signals"
@@ -349,9 +349,9 @@ class _Audit(Replay):
                 if len(self.cohorts[ticket].clients):
                     self.tell(ticket, self.replies.pop(ticket, []), self.abandoned.get(ticket))
             case "event":
-                self._happened(*self.journal.numbered_event(link.key[0]))
+                self._apply_event(*self.journal.numbered_event(link.key[0]))
 
-    def _happened(self, _: float, kind: str, body: Mapping[str, Any]) -> None:
+    def _apply_event(self, _: float, kind: str, body: Mapping[str, Any]) -> None:
         try:
             match kind:
                 case _ if kind == CHANGED:
@@ -384,7 +384,9 @@ class _Audit(Replay):
 
     def _count(self) -> None:
         """Count how often each client was a candidate, picked and excluded, and the draws without a real choice."""
-        changes = [(int(body.get("ticket", 0)), Rules.recorded(body["rules"])) for body in self.journal.events(CHANGED)]
+        changes = [
+            (int(body.get("ticket", 0)), Rules.from_journal(body["rules"])) for body in self.journal.events(CHANGED)
+        ]
         rules = Rules()
         for ticket, row in self.cohorts.items():
             while changes and changes[0][0] <= ticket:
@@ -405,7 +407,7 @@ class _Audit(Replay):
             elif narrow:
                 self.narrow.append(ticket)
 
-    def _explained(self, ticket: int) -> bool:
+    def _has_failure(self, ticket: int) -> bool:
         """Whether a client failed on record in an abandoned draw; one that had not answered yet has not failed."""
         if ticket in self.failed:
             return True
@@ -417,10 +419,11 @@ class _Audit(Replay):
         drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
         empty = len(self.cohorts) - len(drawn)
         given_up = [ticket for ticket in drawn if ticket in self.abandoned]
-        unexplained = [ticket for ticket in given_up if not self._explained(ticket)]
+        unexplained = [ticket for ticket in given_up if not self._has_failure(ticket)]
         few = _SHARE * len(drawn)
         self.remarks += [
-            f"From round {body['round']} on {_called(body['to'])!r} chose, in the place of {_called(body['from'])!r}."
+            f"From round {body['round']} on {_selector_name(body['to'])!r} chose, in place of "
+            f"{_selector_name(body['from'])!r}."
             for body in self.journal.events(SELECTOR)
         ]
         if not type(self.playing.selector).__module__.startswith("fedcohort."):
@@ -474,7 +477,7 @@ class _Audit(Replay):
             )
 
 
-def _called(spec: Mapping[str, Any]) -> str:
+def _selector_name(spec: Mapping[str, Any]) -> str:
     return str(spec["name"] or spec["class"])
 
 

@@ -178,10 +178,10 @@ def verify(journal: str | Path | Journal) -> Proof:
                 separation = distance if separation is None else min(separation, distance)
             if rules is not None:
                 name = table.name(client)
-                breaches += [Breach(name, row.round, what) for what in _broken(rules, name, row.round, own.rounds)]
+                breaches += [Breach(name, row.round, what) for what in _violations(rules, name, row.round, own.rounds)]
             own.rounds.append(row.round)
             own.tickets.append(row.ticket)
-    exceeded = [e for client, own in past.items() for e in _exceeded(changes, table.name(client), own)]
+    exceeded = [e for client, own in past.items() for e in _limits_exceeded(changes, table.name(client), own)]
     bound = _bound_to_keys(journal, table, past)
     counts = [len(own.rounds) for own in past.values()]
     return Proof(
@@ -202,7 +202,7 @@ def _changes(journal: Journal, rows: Sequence[CohortRow]) -> list[Change]:
     """Return the rules there were; a round that was abandoned may be made again under others, so tickets count."""
     found: list[Change] = []
     for body in journal.events(CHANGED):
-        rules, round_ = Rules.recorded(body["rules"]), int(body["round"])
+        rules, round_ = Rules.from_journal(body["rules"]), int(body["round"])
         if "ticket" in body:
             ticket = int(body["ticket"])
         else:  # of a journal of an earlier version
@@ -211,7 +211,7 @@ def _changes(journal: Journal, rows: Sequence[CohortRow]) -> list[Change]:
     return found
 
 
-def _broken(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[str]:
+def _violations(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[str]:
     """Return what a participation in ``round_`` breaks, after those of ``earlier`` rounds."""
     found = []
     if name in rules.blocked:
@@ -230,7 +230,7 @@ def _broken(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[st
     return found
 
 
-def _exceeded(changes: Sequence[Change], name: str, past: _Past) -> Iterator[Exceeded]:
+def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Iterator[Exceeded]:
     """Yield the limits in force at the end that a client had exceeded before they took effect."""
     if not changes:
         return

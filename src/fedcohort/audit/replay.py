@@ -63,7 +63,7 @@ class Replay:
             self.selector,
             table,
             seed=int(self.meta["seed"]),
-            signals=None if signals is None else [Signal.named(s) for s in signals],
+            signals=None if signals is None else [Signal.by_name(s) for s in signals],
         )
 
     def grow(self, table: ClientTable) -> None:
@@ -89,7 +89,7 @@ class Replay:
             if query is not None:
                 if values is None:
                     raise DoesNotFollow(f"Round {row.round}: the selector asks a question, and no answer is on record.")
-                answer = Answer(query, {Signal.named(name): array for name, array in values.items()})
+                answer = Answer(query, {Signal.by_name(name): array for name, array in values.items()})
             cohort = session.ask(request, answer)
         except FedcohortError as error:
             raise DoesNotFollow(
@@ -114,7 +114,7 @@ class Replay:
         for name in names:
             width = next(b.metrics[name].shape[1:] for b in blocks if name in b.metrics)
             parts = [b.metrics.get(name, np.full((len(b.clients), *width), np.nan)) for b in blocks]
-            metrics[Signal.named(name)] = np.concatenate(parts)
+            metrics[Signal.by_name(name)] = np.concatenate(parts)
         clients, status, kept = (
             np.concatenate([np.asarray(getattr(b, part)) for b in blocks]) if blocks else np.empty(0, np.int64)
             for part in ("clients", "status", "kept")
@@ -132,7 +132,7 @@ class Replay:
 
     def change_rules(self, body: Mapping[str, Any]) -> None:
         """Let the rules of an event hold from here on."""
-        self.playing.set_rules(Rules.recorded(body["rules"]))
+        self.playing.set_rules(Rules.from_journal(body["rules"]))
 
     def change_selector(self, body: Mapping[str, Any]) -> None:
         """Let the selector of an event go on."""

@@ -103,14 +103,14 @@ def _meaning(journal: Journal, again: bool) -> Iterator[Finding]:
         yield Finding("contents", False, f"cannot be read: {type(error).__name__}: {error}")
 
 
-def _listed(problems: Iterable[str]) -> str:
+def _join_problems(problems: Iterable[str]) -> str:
     found = list(problems)
     more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return "; ".join(found[:_SHOWN]) + more
 
 
 def _file(database: Database, version: int) -> Iterator[Finding]:
-    wrong = _listed(file_problems(database.connection, version))
+    wrong = _join_problems(file_problems(database.connection, version))
     ((pages,),), ((size,),) = database.fetch("PRAGMA page_count"), database.fetch("PRAGMA page_size")
     yield Finding("file", not wrong, wrong or f"SQLite finds nothing wrong with its {pages * size / 1e6:,.1f} MB")
 
@@ -121,7 +121,7 @@ def _rows(database: Database, version: int) -> Iterator[Finding]:
             "rows", None, f"version {version} has no checksums; a session that continues the journal adds them"
         )
         return
-    wrong = _listed(row_problems(database.connection, version))
+    wrong = _join_problems(row_problems(database.connection, version))
     if wrong:
         yield Finding("rows", False, wrong)
     else:
@@ -164,12 +164,14 @@ def _rules(journal: Journal) -> Iterator[Finding]:
         broken = [f"{b.client} in round {b.round}: {b.what}" for b in proof.breaches]
         broken += [f"{e.client}: {e.what}" for e in proof.exceeded]
         # A record may be sound although its rules were tightened; the finding then says what it proves.
-        yield Finding("rules", proof.kept, _listed(broken) or proof.verdict.removeprefix("The rules ").rstrip("."))
+        yield Finding(
+            "rules", proof.kept, _join_problems(broken) or proof.verdict.removeprefix("The rules ").rstrip(".")
+        )
 
 
 def _again(journal: Journal) -> Finding:
     if journal.meta().get("audit") is not None:
-        return _audited(journal)
+        return _replay_finding(journal)
     try:
         outcome = replay.check(journal)
     except FedcohortError as error:
@@ -190,7 +192,7 @@ def _again(journal: Journal) -> Finding:
     )
 
 
-def _audited(journal: Journal) -> Finding:
+def _replay_finding(journal: Journal) -> Finding:
     from fedcohort.audit.choices import confirm
 
     try:

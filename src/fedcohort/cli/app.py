@@ -31,6 +31,7 @@ from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
 from fedcohort.cli.reproduce import reproduce
 from fedcohort.cli.run import run
+from fedcohort.cli.scenario import scenario_app
 from fedcohort.core.errors import FedcohortError, MissingExtraError
 from fedcohort.core.text import OneLine
 
@@ -84,30 +85,22 @@ def root(
         handler.addFilter(OneLine())
 
 
-for _command in (
-    demo,
-    compare,
-    bench,
-    reproduce,
-    init,
-    run,
-    extend,
-    report,
-    explain,
-    dashboard,
-    analytics,
-    diagnose,
-    check,
-    audit,
-):
-    app.command()(_command)
-app.command("list")(list_)
-app.add_typer(flower_app, name="flower")
-app.add_typer(flare_app, name="flare")
-app.add_typer(keyholder_app, name="keyholder")
-app.add_typer(privacy_app, name="privacy")
-app.add_typer(rules_app, name="rules")
-app.add_typer(journal_app, name="journal")
+# The commands as '--help' lists them: first what a newcomer wants, last what the operator of a live federation wants.
+_PANELS = {
+    "Compare selectors": (demo, compare, bench, reproduce),
+    "Experiments": (init, run, extend),
+    "Results": (report, explain, dashboard),
+    "Selectors and federations": (list_, check, analytics, diagnose),
+}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command(_command.__name__.rstrip("_"), rich_help_panel=_panel)(_command)
+app.add_typer(scenario_app, name="scenario", rich_help_panel="Selectors and federations")
+journal_app.command("audit")(audit)
+journal_app.add_typer(rules_app, name="rules")
+privacy_app.add_typer(keyholder_app, name="keyholder")
+for _name, _group in {"flower": flower_app, "flare": flare_app, "journal": journal_app, "privacy": privacy_app}.items():
+    app.add_typer(_group, name=_name, rich_help_panel="Live federations")
 
 
 def main() -> None:

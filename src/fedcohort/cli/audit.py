@@ -1,4 +1,4 @@
-"""``fedcohort audit``: check that a journal's cohorts follow from its seed and inputs."""
+"""``fedcohort journal audit``: check that a journal's cohorts follow from its seed and inputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def audit(
     changes of selector or rules, and clients that rules excluded; too many of these and the journal is not confirmed.
     Exits with 0 if the journal is confirmed, 3 if it is confirmed with remarks, 1 if it is not confirmed.
 
-    Example: fedcohort audit server.sqlite --receipts kept.txt --public operator.key.pub --client hospital-north
+    Example: fedcohort journal audit server.sqlite --receipts kept.txt --public operator.key.pub --client hospital-north
     """
     from fedcohort.audit.choices import read_receipts, verify
     from fedcohort.core.errors import UnknownNameError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,9 +24,23 @@ from fedcohort.core.terminal import err, say
 from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt
 from fedcohort.simulate.rounds.progress import Progress
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedcohort.simulate.rounds.runner import Simulation
+
 
 def bench(
-    data: Annotated[str, typer.Option(help="digits, fashion-mnist, cifar10 or femnist.")] = "digits",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits, fashion-mnist, cifar10, or with real owners: watch, flights, birdstrikes, speeches, stdlib, "
+            "femnist."
+        ),
+    ] = "digits",
+    suite: Annotated[
+        str | None, typer.Option(help="'natural': all datasets with real owners, each in a folder of its own.")
+    ] = None,
     selectors: Annotated[
         str | None,
         typer.Option(
@@ -56,42 +70,47 @@ def bench(
     """Run the benchmark: every selector on every kind of federation.
 
     Writes bench.html and bench.json beside the results. Choose parameters on the tuning seeds and report results on
-    the report seeds; a result states which seeds it used.
+    the report seeds; a result states which seeds it used. What is run is written down first (frozen.json): a benchmark
+    whose selectors were changed since is not continued, nor merged with others.
 
     Examples: fedcohort bench --quick; fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
     """
     from fedcohort.simulate.comparison import selector_entries
-    from fedcohort.simulate.config.experiment import Experiment
-    from fedcohort.simulate.rounds.runner import Simulation, default_out
-    from fedcohort.studies.benchmark.page import matrix, robustness
-    from fedcohort.studies.benchmark.run import QUICK_ROUNDS, every_selector, write_scores
-    from fedcohort.studies.benchmark.suite import table
+    from fedcohort.simulate.rounds.runner import default_out
+    from fedcohort.studies.benchmark import run
 
     console = err(quiet)
     if submit is not None:
         _submit(submit, out_dir or Path("submission"))
         return
     if resume is not None:
-        simulation = Simulation.open(resume, device=device, processes=processes)
-    else:
-        chosen = split_names(selectors, "--selectors") if selectors else every_selector()
-        names = [name for name in chosen if name != "uniform"]
-        wanted = table(
-            data,
-            selector_entries(names),
-            _seeds(seeds)[: 1 if quick else None],
+        _finish(run.resume(resume, device=device, processes=processes), console, quick, format)
+        return
+    chosen = split_names(selectors, "--selectors") if selectors else run.every_selector()
+    pieces = {data: out_dir or default_out(f"bench-{data}")}
+    if suite is not None:
+        pieces = {name: (out_dir or default_out(f"bench-{suite}")) / name for name in _datasets(suite)}
+    for name, target in pieces.items():
+        simulation = run.begin(
+            name,
+            selector_entries([label for label in chosen if label != "uniform"]),
+            _seeds(seeds),
+            target,
             settings=split_names(settings, "--settings") if settings else (),
-            rounds=QUICK_ROUNDS if quick else 0,
-        )
-        if folder is not None:
-            wanted["data"]["folder"] = folder
-        simulation = Simulation(
-            Experiment.from_dict(wanted),
-            out_dir or default_out(wanted["name"]),
+            quick=quick,
+            folder=folder,
             device=device,
             processes=processes,
             command=" ".join(["fedcohort", *sys.argv[1:]]),
         )
+        _finish(simulation, console, quick, format)
+
+
+def _finish(simulation: Simulation, console: Console, quick: bool, format: Format) -> None:
+    """Run a benchmark to its end, and print its scores."""
+    from fedcohort.studies.benchmark.page import matrix, minorities, robustness
+    from fedcohort.studies.benchmark.run import write_scores
+
     simulation.listeners.append(Progress(console))
     say(console, f"{len(simulation.experiment.plans)} runs; results in {simulation.out}")
     with finish_round_on_interrupt(simulation, partial(say, console)):
@@ -108,10 +127,18 @@ def bench(
                 out(),
                 "A trial with --quick: one seed, 20 rounds. Everything runs; no number here is a result.",
             )
-        print_tables([matrix(scores), robustness(scores)], out())
+        print_tables([matrix(scores), minorities(scores), robustness(scores)], out())
         for line in () if quick else scores.lines:
             say(out(), f"{line.label}: {line.sentence}")
     say(console, f"the page: {simulation.out / 'bench.html'}")
+
+
+def _datasets(suite: str) -> tuple[str, ...]:
+    from fedcohort.studies.benchmark.suite import SUITES
+
+    if suite not in SUITES:
+        raise typer.BadParameter(f"There is no suite {suite!r}. Known: {', '.join(SUITES)}.")
+    return SUITES[suite]
 
 
 def _submit(folder: Path, target: Path) -> None:

@@ -14,6 +14,7 @@ from fedcohort.cli.options import (
     DataOption,
     DeviceOption,
     EngineOption,
+    ExplainOption,
     FolderOption,
     FormatOption,
     LabelOption,
@@ -38,28 +39,34 @@ def compare(
         str | None,
         typer.Option(
             "--selectors",
-            help="Names separated by commas, e.g. uniform,fedcor,mine.py:MySelector; each has its documented "
-            "defaults, or what the configuration says.",
+            metavar="NAMES",
+            help="e.g. uniform,fedcor,mine.py:MySelector.",
             autocompletion=complete_selectors,
         ),
     ] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="How many seeds, or a list such as 1,5,7.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="N", help="How many, or a list such as 1,5,7.")
+    ] = None,
     data: DataOption = None,
     label: LabelOption = None,
     client: ClientOption = None,
     folder: FolderOption = None,
     scenario: ScenarioOption = None,
     partition: Annotated[
-        str | None, typer.Option("--partition", help="How samples are divided among clients, e.g. iid, shards.")
+        str | None, typer.Option("--partition", metavar="NAME", help="How samples are divided, e.g. iid, shards.")
     ] = None,
-    clients: Annotated[int | None, typer.Option("--clients", min=1, help="Clients of the federation.")] = None,
+    clients: Annotated[
+        int | None, typer.Option("--clients", min=1, metavar="N", help="Clients of the federation.")
+    ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", help="What is learned: classification, regression or next-token.")
+        str | None, typer.Option("--task", metavar="NAME", help="classification, regression or next-token.")
     ] = None,
     model: ModelOption = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds of training.")] = None,
-    cohort: Annotated[int | None, typer.Option("--cohort", min=1, help="Clients per round.")] = None,
-    targets: Annotated[str | None, typer.Option("--targets", help="Accuracies, e.g. 0.6,0.7.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, metavar="N", help="Rounds of training.")] = None,
+    cohort: Annotated[int | None, typer.Option("--cohort", min=1, metavar="N", help="Clients per round.")] = None,
+    targets: Annotated[
+        str | None, typer.Option("--targets", metavar="LIST", help="Accuracies to reach, e.g. 0.6,0.7.")
+    ] = None,
     sweep: SweepOption = None,
     set_: SetOption = None,
     out: OutOption = None,
@@ -68,19 +75,15 @@ def compare(
     engine: EngineOption = None,
     address: AddressOption = None,
     track: TrackOption = None,
+    explain: ExplainOption = False,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Compare selectors on the same federation with the same seeds.
 
-    Without a configuration file, a paper's scenario sets the cohort, local training, rounds and targets of that paper;
-    otherwise the built-in demo sets them. The command prints the settings it takes from there, and every option
-    overrides them. Every question a selector asks a client is charged to its account.
+    Whatever you leave out comes from the scenario's paper, or else from the demo; the command prints what it used.
 
-    Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
-
-    Examples: fedcohort compare; fedcohort compare --selectors uniform,fedcor --seeds 5 --scenario fedcor-1spc;
-    fedcohort compare --selectors uniform,fedcor --sweep fedcor.warmup=5,15,30
+    Example: fedcohort compare --data digits --selectors uniform,fedcor --seeds 5
     """
     from fedcohort.simulate.comparison import Comparison
     from fedcohort.simulate.config.sweep import parse_sweeps
@@ -117,6 +120,7 @@ def compare(
         track=track,
         quiet=quiet,
         format=format,
+        explain=explain,
     )
 
 

@@ -17,11 +17,11 @@ import typer
 
 from fedcohort.api import simulator
 from fedcohort.cli.experiment import command_line, execute
-from fedcohort.cli.options import DeviceOption, OutOption, QuietOption, parse_seeds
+from fedcohort.cli.options import DeviceOption, ExplainOption, OutOption, QuietOption, parse_seeds
 from fedcohort.cli.output import Format, out
 from fedcohort.core.terminal import err, say
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, leaderboards
-from fedcohort.simulate.leaderboard.words import percent
+from fedcohort.simulate.leaderboard.words import names, percent
 
 _BADLY = -0.01  # below uniform selection of the same training by more than this, in most seeds
 
@@ -47,14 +47,21 @@ def summarise(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[
     """Say in one sentence for each setting who ends highest, and how much of that is the choice of clients."""
     sentences = []
     for board in boards:
-        rows = {row.label: row for row in board.rows if not math.isnan(row.terminal.mean)}
+        rows = {row.label: row for row in board.rows if not row.lost and not math.isnan(row.terminal.mean)}
+        if board.baseline not in rows:
+            sentences.append(f"In {board.setting}, {board.baseline} lost a run, so there is nothing to compare with.")
+            continue
         best = max(rows.values(), key=lambda row: row.terminal.mean)
-        text = f"In {board.setting}, {best.label} ends highest with {percent(best.terminal.mean)}"
+        end = percent(best.terminal.mean)
+        if len(equal := [label for label, row in rows.items() if percent(row.terminal.mean) == end]) > 1:
+            sentences.append(f"In {board.setting}, {names(equal)} end highest with {end}.")
+            continue
+        text = f"In {board.setting}, {best.label} ends highest with {end}"
         fair = fair_baseline(config, best.label, board.baseline)
         if best.label != board.baseline:
             gain = _difference(best, rows[board.baseline])[0]
             text += f", {board.metric.difference(gain)} over {board.baseline}"
-            if fair not in (board.baseline, best.label):
+            if fair in rows and fair not in (board.baseline, best.label):
                 chosen = _difference(best, rows[fair])[0]
                 loss, choice = board.metric.difference(gain - chosen), board.metric.difference(chosen)
                 text += f"; {loss} of it are its loss and {choice} its choice of clients"
@@ -78,7 +85,7 @@ def explain_losses(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> 
         for label, row in rows.items():
             fair = fair_baseline(config, label, board.baseline)
             fair = board.baseline if fair == label else fair
-            if fair == label:
+            if fair == label or fair not in rows:
                 continue
             difference, losses = _difference(row, rows[fair])
             if difference < _BADLY and losses > 0.5:
@@ -94,6 +101,7 @@ def demo(
     seeds: Annotated[str | None, typer.Option("--seeds", help="How many seeds, or a list; default 3.")] = None,
     out_dir: OutOption = None,
     device: DeviceOption = None,
+    explain: ExplainOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Compare nine selectors on handwritten digits and write a report.
@@ -121,6 +129,7 @@ def demo(
         quiet=quiet,
         format=Format.TABLE,
         track=(),
+        explain=explain,
     )
     results = load(folder)
     boards = leaderboards(results)

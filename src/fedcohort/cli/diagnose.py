@@ -75,7 +75,7 @@ def diagnose(
         for i, (at, normal) in enumerate(zip(found.rounds.tolist(), found.normality, strict=True))
     ]
     if format is Format.JSON:
-        print_json({"samples": samples, "distance": found.distance, "looks": rows})
+        print_json({"samples": samples, "distance": found.distance, "verdict": found.verdict, "looks": rows})
         return
     cells = []
     for i, normal in enumerate(found.normality):
@@ -88,5 +88,7 @@ def diagnose(
     say(
         console,
         f"Distance is Kolmogorov's: 0 for a Gaussian; {samples} samples of a true Gaussian nearly always stay below "
-        f"{1.0 / samples**0.5:.2f}. Similarity is the cosine of the covariances: 1 if they are unchanged.",
+        f"{found.chance:.2f}. Similarity is the cosine of the covariances: 1 if they are unchanged.",
     )
+    say(out(), found.verdict, style="bold")
+    say(console, "Whether that pays: fedcohort compare --selectors uniform,fedcor on the same data.")

@@ -39,6 +39,7 @@ def launch(
     track: Sequence[str] | None,
     quiet: bool,
     format: Format,
+    explain: bool = False,
 ) -> None:
     """Run a new experiment, or continue the one in ``resume``, as the options of the command line say.
 
@@ -66,7 +67,7 @@ def launch(
             address=address,
             command=command_line(),
         )
-    execute(simulation, quiet=quiet, format=format, track=track or ())
+    execute(simulation, quiet=quiet, format=format, track=track or (), explain=explain)
 
 
 def command_line() -> str:
@@ -74,7 +75,9 @@ def command_line() -> str:
     return " ".join(["fedcohort", *sys.argv[1:]])
 
 
-def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Sequence[str]) -> None:
+def execute(
+    simulation: Simulation, *, quiet: bool, format: Format, track: Sequence[str], explain: bool = False
+) -> None:
     """Run an experiment to its end, print the table, leave with the right exit code."""
     console = err(quiet)
     if track:
@@ -98,7 +101,7 @@ def execute(simulation: Simulation, *, quiet: bool, format: Format, track: Seque
         shown = [board.to_dict() for board in boards]
         print_json({"out": str(simulation.out), "state": state, "leaderboards": shown})
     else:
-        tables = [leaderboard_table(board) for board in boards]
+        tables = [leaderboard_table(board, explain=explain) for board in boards]
         print_tables(tables, out())
     say(console, f"done in {time.monotonic() - began:.1f} s; results in {simulation.out}")
     for text in results.warnings():

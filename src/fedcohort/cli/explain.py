@@ -71,19 +71,24 @@ def explain(  # the command line's options are this signature
     console = out()
     say(console, why.explanation.reason, style="bold")
     found = why.explanation
+    if found.rule:
+        say(console, found.rule)
     if found.client is not None and found.status is not None:
         reply = found.failures.get(found.name or "", found.status)
         say(console, f"Its reply: {reply}.")
     elif found.client is None:
         for failed, what in found.failures.items():
             say(console, f"{failed}: {what}")
-    if found.threshold is not None:
-        say(console, f"The lowest picked score was {found.threshold:.6g}.")
+    if found.threshold is not None and found.client is None:
+        say(console, f"The lowest score picked was {found.threshold:.6g}.")
     for key, value in found.notes.items():
         say(console, f"{key}: {value:.6g}" if isinstance(value, float) else f"{key}: {value}")
     if found.coverage is not None:
         say(console, f"Warning: {found.coverage}.", style="yellow")
     console.print(score_table(why))
+    for part in why.parts:
+        if part in found.meanings:
+            say(console, f"{part}: {found.meanings[part]}", style="dim")
     for shadow in as_json(why)["shadows"]:
         if shadow["note"]:
             line = f"shadow {shadow['name']}: {shadow['note']}"

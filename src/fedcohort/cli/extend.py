@@ -11,6 +11,7 @@ from fedcohort.api import simulator
 from fedcohort.cli.experiment import command_line, execute
 from fedcohort.cli.options import (
     DeviceOption,
+    ExplainOption,
     FormatOption,
     OtherEngineOption,
     ProcessesOption,
@@ -45,6 +46,7 @@ def extend(
     processes: ProcessesOption = None,
     allow_other_engine: OtherEngineOption = False,
     track: TrackOption = None,
+    explain: ExplainOption = False,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -78,4 +80,4 @@ def extend(
         command=command_line(),
         allow_other_engine=allow_other_engine,
     )
-    execute(simulation, quiet=quiet, format=format, track=track or ())
+    execute(simulation, quiet=quiet, format=format, track=track or (), explain=explain)

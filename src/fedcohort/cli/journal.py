@@ -24,12 +24,14 @@ from fedcohort.session.resume import next_round
 from fedcohort.session.session import Session
 from fedcohort.simulate.leaderboard.words import quantity
 
-journal_app = typer.Typer(help="Check, copy or change the journal of a run.", no_args_is_help=True)
+journal_app = typer.Typer(
+    help="Check, audit, copy or change the journal of a run, and its rules.", no_args_is_help=True
+)
 
 
 @journal_app.callback()
 def _root() -> None:
-    """Check, copy or change the journal of a run."""
+    """Check, audit, copy or change the journal of a run, and its rules."""
 
 
 @journal_app.command("verify")

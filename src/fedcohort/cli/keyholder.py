@@ -1,4 +1,4 @@
-"""``fedcohort keyholder``: create the keys to encrypted label counts, and run a key holder."""
+"""``fedcohort privacy keyholder``: create the keys to encrypted label counts, and run a key holder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def client_key(
 
     Run this at the client; the key stays there. The key holder adds the line to its clients.txt.
 
-    Example: fedcohort keyholder client-key client.key --name hospital-north
+    Example: fedcohort privacy keyholder client-key client.key --name hospital-north
     """
     from fedcohort.privacy.service import make_client_key
 
@@ -48,7 +48,7 @@ def new(
 
     Give public.key to the clients and the server, and the token to the server. Keep secret.key here.
 
-    Example: fedcohort keyholder new holder --classes 10 --clients clients.txt
+    Example: fedcohort privacy keyholder new holder --classes 10 --clients clients.txt
     """
     from fedcohort.privacy.service import client_lines, make_folder
 
@@ -70,7 +70,7 @@ def serve(
 
     It reveals inner products of the label counts that enrolled clients signed, and nothing else.
 
-    Example: fedcohort keyholder serve holder --host 0.0.0.0 --certificate server.pem --key server.key
+    Example: fedcohort privacy keyholder serve holder --host 0.0.0.0 --certificate server.pem --key server.key
     """
     from fedcohort.privacy.service import KeyHolderServer, open_folder
 

@@ -61,51 +61,54 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 MAX_ROUND = 2**63 - 1  # what a journal can count
-BaseArgument = Annotated[
-    str | None, typer.Argument(help="A TOML file, or the name of a built-in configuration; default 'demo'.")
-]
+BaseArgument = Annotated[str | None, typer.Argument(help="A TOML file or a built-in one; default 'demo'.")]
 DataOption = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="A dataset (digits, fashion-mnist, flwr:ylecun/mnist, ...), or your own data: a .csv, .parquet or .npz "
-        "file, or a folder with x_train.npy and y_train.npy.",
+        metavar="DATA",
+        help="A dataset, or your .csv, .parquet or .npz.",
         autocompletion=complete_dataset,
     ),
 ]
-LabelOption = Annotated[str | None, typer.Option("--label", help="Column of your table to predict; default 'label'.")]
+LabelOption = Annotated[
+    str | None, typer.Option("--label", metavar="COLUMN", help="The column to predict; default 'label'.")
+]
 ClientOption = Annotated[
     str | None,
-    typer.Option("--client", help="Column of your table that names the client each row belongs to."),
+    typer.Option("--client", metavar="COLUMN", help="The column that names each row's client."),
 ]
 ScenarioOption = Annotated[
-    str | None, typer.Option("--scenario", help="A preset, e.g. fedcor-1spc.", autocompletion=complete_preset)
+    str | None,
+    typer.Option("--scenario", metavar="NAME", help="A preset, e.g. fedcor-1spc.", autocompletion=complete_preset),
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Model, e.g. mlp, lenet, net.py:MyNet.", autocompletion=complete_model)
+    str | None,
+    typer.Option(
+        "--model", metavar="NAME", help="Model, e.g. mlp, lenet, net.py:MyNet.", autocompletion=complete_model
+    ),
 ]
-FolderOption = Annotated[str | None, typer.Option("--folder", help="Where the dataset's files are.")]
+FolderOption = Annotated[str | None, typer.Option("--folder", metavar="PATH", help="Where the dataset's files are.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a key of the configuration, e.g. run.rounds=50."),
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change any setting, e.g. run.eval_every=5."),
 ]
 SweepOption = Annotated[
     list[str] | None,
     typer.Option(
         "--sweep",
-        metavar="SELECTOR.PARAMETER=VALUES",
-        help="Run a selector once for each value, e.g. fedcor.warmup=5,15,30; may be repeated.",
+        metavar="PARAM=...",
+        help="Values to try, e.g. fedcor.warmup=5,15,30.",
     ),
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Where to write; default runs/NAME-TIME.", file_okay=False)
+    Path | None,
+    typer.Option("--out", "-o", metavar="PATH", help="Where to write; default runs/NAME-TIME.", file_okay=False),
 ]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option(
-        "--processes", min=1, max=1024, help="Number of processes to run in parallel; default: as many as help."
-    ),
+    typer.Option("--processes", min=1, metavar="N", help="Processes in parallel; default: the fastest."),
 ]
 OtherEngineOption = Annotated[
     bool,
@@ -115,14 +118,14 @@ OtherEngineOption = Annotated[
         "the results record which rounds each engine ran.",
     ),
 ]
-EngineOption = Annotated[str | None, typer.Option("--engine", help="Where to run: local or ray.")]
+EngineOption = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="Where to run: local or ray.")]
 AddressOption = Annotated[
-    str | None, typer.Option("--address", help="Address of a Ray cluster; by default a local one is started.")
+    str | None, typer.Option("--address", metavar="HOST", help="A Ray cluster; default: start one here.")
 ]
 TrackOption = Annotated[
-    list[str] | None, typer.Option("--track", help="Also write to tensorboard, mlflow or wandb; may be repeated.")
+    list[str] | None, typer.Option("--track", metavar="TOOL", help="Also write to tensorboard, mlflow or wandb.")
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
 
 
 def import_selectors(references: list[str] | None) -> None:
@@ -145,4 +148,7 @@ SignOption = Annotated[
     Path | None,
     typer.Option("--sign", metavar="KEY", help="The private key of a signed journal.", dir_okay=False),
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="Print a table for people or JSON for machines.")]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Also print how each column is computed.")]
+FormatOption = Annotated[
+    Format, typer.Option("--format", metavar="NAME", show_default=False, help="table (default) or json.")
+]

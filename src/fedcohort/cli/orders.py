@@ -1,4 +1,4 @@
-"""``fedcohort rules apply`` and ``show``: change the rules of a run without a restart."""
+"""``fedcohort journal rules apply`` and ``show``: change the rules of a run without a restart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedcohort.core.text import short_repr
 from fedcohort.hosts.orders import Order, give, waiting
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.events import SETTINGS
-from fedcohort.journal.presence import planned, run_state
+from fedcohort.journal.presence import planned_rounds, run_state
 from fedcohort.session.resume import next_round, participations
 from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.toml import read_table, to_toml
@@ -62,8 +62,9 @@ def apply_rules(
     A running server applies the change before its next round, a stopped one when it is started again. The journal
     records the change with its round. Mistakes are reported now, and then nothing changes.
 
-    Examples: fedcohort rules apply run.sqlite rules.toml; fedcohort rules apply run.sqlite --block kiosk-7;
-    fedcohort rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
+    Examples: fedcohort journal rules apply run.sqlite rules.toml;
+    fedcohort journal rules apply run.sqlite --block kiosk-7;
+    fedcohort journal rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
     """
     order = Order(
         rules=None if file is None else _rules_in(file),
@@ -78,7 +79,7 @@ def apply_rules(
         raise typer.BadParameter("nothing to change: name a FILE, or use --block, --pin, --pause, ...")
     with closing(read_journal(journal)) as record:
         table, _ = record.table()
-        order = order.renamed(lambda name: name if name in table else unicodedata.normalize("NFC", name))
+        order = order.with_names(lambda name: name if name in table else unicodedata.normalize("NFC", name))
         if not allow_unknown:
             _check_names(order, table)
         round_ = next_round(record)[0]
@@ -104,7 +105,7 @@ def show_rules(journal: JournalArgument, format: FormatOption = Format.TABLE) ->
 
     It also says how many changes are still waiting for the server to apply them.
 
-    Example: fedcohort rules show run.sqlite > rules.toml
+    Example: fedcohort journal rules show run.sqlite > rules.toml
     """
     with closing(read_journal(journal)) as record:
         rules = record.meta().get("rules") or {}
@@ -143,7 +144,7 @@ def _pause(text: str) -> tuple[str, int]:
 def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
     """Return the rules that will hold once all earlier pending changes have been applied."""
     known = record.meta().get("rules")
-    rules = None if known is None else Rules.recorded(known)
+    rules = None if known is None else Rules.from_journal(known)
     for earlier in waiting(journal):
         rules = earlier.carried_out(rules, next_round(record)[0])
     return rules
@@ -151,7 +152,7 @@ def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
 
 def _check_feasible(rules: Rules, record: Journal, round_: int) -> None:
     """Refuse rules that the current clients cannot satisfy, if the host recorded the size of its cohorts."""
-    settings, rounds = record.events(SETTINGS)[-1:], planned(record)
+    settings, rounds = record.events(SETTINGS)[-1:], planned_rounds(record)
     size = settings[0].get("cohort-size") if settings else None
     if isinstance(size, int) and rounds is not None and rounds > round_:
         rules.check_feasible(participations(record), size, rounds - round_)

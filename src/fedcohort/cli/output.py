@@ -30,8 +30,11 @@ class Format(StrEnum):
 
 
 def out() -> Terminal:
-    """Return the console for data. Made anew each time, so that a redirected stdout is honoured."""
-    return Terminal(soft_wrap=True)
+    """Return the console for data: a terminal's lines are wrapped, those of a file or a pipe are not.
+
+    Made anew each time, so that a redirected stdout is honoured.
+    """
+    return Terminal(soft_wrap=not sys.stdout.isatty())
 
 
 def _plain(value: Any) -> Any:

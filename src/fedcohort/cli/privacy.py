@@ -26,12 +26,14 @@ from fedcohort.core.text import short_repr
 if TYPE_CHECKING:
     from fedcohort.privacy.meter import Audit
 
-privacy_app = typer.Typer(help="Measure what a federation reveals about its clients' labels.", no_args_is_help=True)
+privacy_app = typer.Typer(
+    help="Measure what labels a federation reveals; hold the key to encrypted counts.", no_args_is_help=True
+)
 
 
 @privacy_app.callback()
 def _privacy() -> None:
-    """Measure what a federation reveals about its clients' labels."""
+    """Measure what labels a federation reveals; hold the key to encrypted counts."""
 
 
 @privacy_app.command()
@@ -76,7 +78,7 @@ def audit(
         found = run_audit(matrix, names=names, epsilons=budgets, coalition=coalition, rng=rng)
     else:
         from fedcohort.simulate.config.toml import find_table, merge_tables, override
-        from fedcohort.studies.exposure import exposed
+        from fedcohort.studies.exposure import measure_exposure
 
         change: dict[str, Any] = {}
         if data or folder:
@@ -85,7 +87,7 @@ def audit(
             change["scenario"] = {"preset": scenario}
         settings = override(merge_tables(find_table("demo" if config is None else config), change), set_ or [])
         say(err(quiet or format is Format.JSON), "training every client once ...")
-        seen = exposed(settings, device)
+        seen = measure_exposure(settings, device)
         found = run_audit(
             seen.counts,
             names=seen.names,
@@ -106,7 +108,7 @@ def audit(
             f.attack,
             f"{f.mean_error:.3f}",
             f"{f.exact_share:.0%}",
-            _named(f.named),
+            _named_or_not(f.named),
         ]
         for e in found.exposures
         for i, f in enumerate(e.findings)
@@ -133,7 +135,7 @@ def _cell(error: float, exact: bool) -> str:
     return "exact" if exact else f"{error:.3f}"
 
 
-def _named(named: bool) -> str:
+def _named_or_not(named: bool) -> str:
     return "named" if named else "not named"
 
 

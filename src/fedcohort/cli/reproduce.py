@@ -109,5 +109,5 @@ def reproduce(
             judged = "nothing is judged" if quick else f"{held} claims hold"
             say(console, f"{exhibit.name}: {judged}; pages beside {out_dir / exhibit.name}.md")
     if not outcome.finished:
-        say(console, "stopped; the same command goes on where it stopped")
+        say(console, "stopped; run the same command to continue")
         raise typer.Exit(_STOPPED)

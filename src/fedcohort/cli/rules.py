@@ -1,4 +1,4 @@
-"""``fedcohort rules``: what a journal proves about the rules its cohorts were chosen under."""
+"""``fedcohort journal rules``: what a journal proves about the rules its cohorts were chosen under."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def verify(
     by the rules in force at the time. Exits with 0 if every round kept them and the whole run meets the final rules,
     and with 1 otherwise or if there were no rules.
 
-    Example: fedcohort rules verify run.sqlite
+    Example: fedcohort journal rules verify run.sqlite
     """
     proof = verify_journal(find_journal(journal, run))
     if format is Format.JSON:

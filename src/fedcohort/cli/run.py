@@ -12,6 +12,7 @@ from fedcohort.cli.options import (
     AddressOption,
     DeviceOption,
     EngineOption,
+    ExplainOption,
     FormatOption,
     OtherEngineOption,
     OutOption,
@@ -40,6 +41,7 @@ def run(
     address: AddressOption = None,
     allow_other_engine: OtherEngineOption = False,
     track: TrackOption = None,
+    explain: ExplainOption = False,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -79,4 +81,5 @@ def run(
         track=track,
         quiet=quiet,
         format=format,
+        explain=explain,
     )

@@ -27,7 +27,7 @@ def read_only(array: ArrayLike, dtype: Any = None) -> AnyArray:
     return result
 
 
-def sealed(array: AnyArray) -> AnyArray:
+def freeze(array: AnyArray) -> AnyArray:
     """Make an array read-only in place and return it.
 
     This does not copy, so it is only safe for an array that its creator does not keep writing to.

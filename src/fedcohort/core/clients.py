@@ -355,7 +355,7 @@ class ClientTable:
             differ |= (ours != theirs).any(axis=1) if ours.shape == theirs.shape else True
         return np.flatnonzero(differ)
 
-    def extended(self, other: ClientTable) -> ClientTable:
+    def with_clients(self, other: ClientTable) -> ClientTable:
         """Return this table followed by the clients of ``other``, which must carry the same facts."""
         instance(other, ClientTable, "'other'")
         if self.signals != other.signals:
@@ -366,10 +366,10 @@ class ClientTable:
         labels: LabelInfo | None = None
         match self._labels, other._labels:
             case LabelCounts(), LabelCounts():
-                labels = LabelCounts(_stacked("label counts", self._labels.counts, other._labels.counts))
+                labels = LabelCounts(_stack_rows("label counts", self._labels.counts, other._labels.counts))
             case LabelFactor(), LabelFactor():
                 labels = LabelFactor(
-                    _stacked("label factor", self._labels.factor, other._labels.factor), self._labels.classes
+                    _stack_rows("label factor", self._labels.factor, other._labels.factor), self._labels.classes
                 )
             case LabelGram(), LabelGramRows():
                 labels = LabelGram(_grown(self._labels.gram, other._labels.rows), self._labels.classes)
@@ -413,7 +413,7 @@ def _grown(gram: FloatArray, rows: FloatArray) -> FloatArray:
     return np.block([[gram, rows[:, :before].T], [rows]])
 
 
-def _stacked(name: str, ours: FloatArray, theirs: FloatArray) -> FloatArray:
+def _stack_rows(name: str, ours: FloatArray, theirs: FloatArray) -> FloatArray:
     if ours.shape[1] != theirs.shape[1]:
         raise InputError(f"{name} of new clients must have {ours.shape[1]} columns. Got {theirs.shape[1]}.")
     return np.concatenate([ours, theirs])

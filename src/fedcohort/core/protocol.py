@@ -339,8 +339,10 @@ class Selector(Parameterized, ABC, Generic[State]):
 
     name: ClassVar[str]
     starves: ClassVar[str | None] = None  # why some clients may never be picked, for selectors that mean it
-    around: ClassVar[bool] = False  # True for one that only changes what another is shown
-    chooses: ClassVar[bool] = True  # False for one that always takes everybody
+    picks_by: ClassVar[str] = ""  # how scores lead to picks, in a sentence or two for explanations
+    part_meanings: ClassVar[Mapping[str, str]] = _EMPTY  # by name, what a part of its score is
+    is_wrapper: ClassVar[bool] = False  # True for one that only changes what another is shown
+    selects: ClassVar[bool] = True  # False for one that always takes everybody
     pictures: ClassVar[tuple[Picture, ...]] = ()  # what a report draws of what it learned
     # Parameters that older versions did not have, with the values under which it chooses as it did then.
     added: ClassVar[Mapping[str, object]] = _EMPTY
@@ -359,7 +361,7 @@ class Selector(Parameterized, ABC, Generic[State]):
         """The aggregator under which its weights are unbiased, taken where none is configured; None: any will do."""
         return None
 
-    def adapted(self, supplied: frozenset[Signal]) -> Selector[State]:
+    def adapt(self, supplied: frozenset[Signal]) -> Selector[State]:
         """Return this selector as it works with the signals that table and host supply; nearly always itself.
 
         A selector that can use a fact but does not need it turns that use on here; its ``requires`` says so then.

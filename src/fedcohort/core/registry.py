@@ -227,7 +227,7 @@ class Registry(Generic[T]):
         if not isinstance(name, str):
             raise UnknownNameError(f"The name of a {self.kind} must be a string. Got {short_repr(name)}.")
         if self.base is not None and is_reference(name):
-            return self._referenced(name)
+            return self._class_at(name)
         if name not in self:
             hint = self.hint(name)
             raise UnknownNameError(f"There is no {self.kind} {name!r}. Known: {', '.join(self.names())}.", hint=hint)
@@ -240,7 +240,7 @@ class Registry(Generic[T]):
         near = nearest(name, self.names())
         return f"did you mean {near!r}?" if near else None
 
-    def _referenced(self, reference: str) -> Callable[..., T]:
+    def _class_at(self, reference: str) -> Callable[..., T]:
         assert self.base is not None
         item, whole = resolve_reference(reference)
         if not isinstance(item, type) or not issubclass(item, self.base):
@@ -257,7 +257,7 @@ class Registry(Generic[T]):
         self._references.setdefault(item, whole)
         return item
 
-    def imported(self, reference: str) -> Callable[..., T] | None:
+    def find_imported(self, reference: str) -> Callable[..., T] | None:
         """Return a class that was already looked up by reference in this process; import nothing.
 
         A file matches by its name and class alone, because its folder may differ on another machine.

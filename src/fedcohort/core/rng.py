@@ -23,6 +23,7 @@ MODEL = "model"
 RULES = "rules"
 LABELS = "labels"
 ATTRIBUTES = "attributes"
+DEVICES = "devices"
 
 
 def stream(seed: int, name: str, *position: int) -> np.random.Generator:

@@ -60,7 +60,7 @@ def class_of(spec: Mapping[str, Any]) -> type[Selector[Any]] | None:
     if name is not None and name in SELECTORS:
         found = SELECTORS.get(name)
     elif reference is not None:
-        found = SELECTORS.imported(reference)
+        found = SELECTORS.find_imported(reference)
     return found if isinstance(found, type) else None
 
 
@@ -70,7 +70,7 @@ def untrusted_reference(spec: Mapping[str, Any]) -> str | None:
         return str(spec.get("reference") or spec["class"])
     # A selector that wraps another has a reference to it among its parameters.
     references = (text for text in _texts(spec["params"]) if is_reference(text))
-    return next((text for text in references if SELECTORS.imported(text) is None), None)
+    return next((text for text in references if SELECTORS.find_imported(text) is None), None)
 
 
 def _texts(value: Any) -> Iterator[str]:

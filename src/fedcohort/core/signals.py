@@ -149,10 +149,10 @@ class Signal(str):
     --------
     >>> Signal.LOSS
     Signal.LOSS
-    >>> Signal.named("loss-rms") is Signal.LOSS_RMS
+    >>> Signal.by_name("loss-rms") is Signal.LOSS_RMS
     True
     >>> battery = Signal("battery-drop", meaning="percent of the battery that the round took")
-    >>> Signal.named("battery-drop") is battery
+    >>> Signal.by_name("battery-drop") is battery
     True
     """
 
@@ -173,6 +173,7 @@ class Signal(str):
     KEPT: ClassVar[Signal]
     DURATION: ClassVar[Signal]
     SERVER_LOSS: ClassVar[Signal]
+    SHAPLEY_VALUE: ClassVar[Signal]
     LOSS: ClassVar[Signal]
     LOSS_AFTER: ClassVar[Signal]
     LOSS_RMS: ClassVar[Signal]
@@ -233,7 +234,7 @@ class Signal(str):
         return before
 
     @classmethod
-    def named(cls, name: str) -> Signal:
+    def by_name(cls, name: str) -> Signal:
         """Return the signal of that name; the error names the nearest one."""
         found = _DECLARED.get(name) if isinstance(name, str) else None
         if found is None:
@@ -245,7 +246,7 @@ class Signal(str):
         return found
 
     @classmethod
-    def declared(cls) -> tuple[Signal, ...]:
+    def all(cls) -> tuple[Signal, ...]:
         """Return the library's signals and those that others have declared so far."""
         return tuple(_DECLARED.values())
 
@@ -323,6 +324,12 @@ Signal.SERVER_LOSS = Signal(
     meaning="loss of the received global model on the server's own samples, the same for every client of a round",
     by=Party.HOST,
     supplied_by="give the server samples of its own: scenario.server_validation, or ServerValidation on Flower",
+)
+Signal.SHAPLEY_VALUE = Signal(
+    "shapley-value",
+    meaning="Shapley value of the client's model in the round's average, by the loss on the server's own samples",
+    by=Party.HOST,
+    supplied_by="in the simulator set scenario.server_validation; Flower does not supply it",
 )
 Signal.LOSS = Signal(
     "loss", meaning="mean training loss of the received global model on the client's data", how=LossOf()
@@ -441,7 +448,9 @@ REPORT_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.REPORT)
 METRIC_SIGNALS = frozenset(s for s in SIGNALS if s.is_metric)
 LOSS_SIGNALS = frozenset(s for s in REPORT_SIGNALS if isinstance(s.how, LossOf) and s.how.model == "received")
 """Losses of the received model: what a client can also be asked for before it is chosen."""
-UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIENT and not s.passes)
+UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIENT and not s.passes) - {
+    Signal.SHAPLEY_VALUE  # hundreds of averages, each validated: only the simulator has them at hand
+}
 """What the server knows about any client that trains, whatever the client can tell."""
 
 _BY_HOW = {s.how: s for s in SIGNALS if s.how is not None}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, sealed
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, freeze
 from fedcohort.core.errors import SignalError
 from fedcohort.core.signals import SIGNALS, SKETCH_WIDTH, Signal, VectorOf
 
@@ -134,7 +134,7 @@ def _signs(chunk: int) -> AnyArray:
     """(_CHUNK, SKETCH_WIDTH) int8 signs of one chunk of parameters: one random word of 64 bits for each parameter."""
     words = np.random.Philox(key=[_SKETCH_SEED, chunk]).random_raw(_CHUNK).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8).reshape(_CHUNK, 8), axis=1)
-    return sealed(1 - 2 * bits.astype(np.int8))
+    return freeze(1 - 2 * bits.astype(np.int8))
 
 
 _TAKE: Mapping[str, Callable[[Any, BoolArray, slice | None, FloatArray | None], Any]] = {

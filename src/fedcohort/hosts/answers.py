@@ -130,8 +130,8 @@ class TorchMeasures:
 
         from fedcohort.training.losses import reduce_losses
 
-        module = self._loaded(state)
-        teacher = module if received is state or self._robust is None else self._loaded(received)
+        module = self._load_model(state)
+        teacher = module if received is state or self._robust is None else self._load_model(received)
         values: dict[str, float] = {}
         for part, source in self._sources.items():
             every = losses_of(self._signals, "received").items()
@@ -157,14 +157,14 @@ class TorchMeasures:
         x, y = self._samples(self._data)
         if not len(y):
             return np.empty(0)
-        found: FloatArray = cross_entropy(self._logits(self._loaded(state), x), y.cpu(), reduction="none").numpy()
+        found: FloatArray = cross_entropy(self._logits(self._load_model(state), x), y.cpu(), reduction="none").numpy()
         return found
 
     def gradient(self, state: Mapping[str, Any]) -> FloatArray:
         """(d,) the gradient of the mean training loss at the model ``state``."""
         from torch.nn.functional import cross_entropy
 
-        module = self._loaded(state)
+        module = self._load_model(state)
         there = _device(module)
         x, y = self._samples(self._data)
         for start in range(0, len(y), self._batch_size):
@@ -180,7 +180,7 @@ class TorchMeasures:
         x, y = samples_of(source())
         return torch.as_tensor(x).detach(), torch.as_tensor(y).detach().long()
 
-    def _loaded(self, state: Mapping[str, Any]) -> torch.nn.Module:
+    def _load_model(self, state: Mapping[str, Any]) -> torch.nn.Module:
         module = self._model()
         module.load_state_dict(dict(state))
         return module.eval()

@@ -64,7 +64,7 @@ class CheckpointFiles:
         name = self.name(rounds)
         partial = self._path(f"{name}.partial")
         rest = memoryview(save(plain, described))
-        with self._begun(partial) as file:
+        with self._create(partial) as file:
             while rest:  # a single call may take less than all
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
@@ -93,7 +93,7 @@ class CheckpointFiles:
     def _path(self, name: str) -> str:
         return f"{self._folder}{os.sep}{name}"
 
-    def _begun(self, path: str) -> FileIO:
+    def _create(self, path: str) -> FileIO:
         """Open a new file, in a new folder if need be."""
         try:
             return open(path, "wb", buffering=0)

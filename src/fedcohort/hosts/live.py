@@ -176,12 +176,12 @@ class _Player:
 
     def play(self) -> str | None:
         while True:
-            round_ = self._unfinished()
+            round_ = self._resume_unfinished()
             if round_ is None:
                 if self.session.round >= self.rounds:
                     return None
                 self.host.on_round(self.session.round, again=False)
-                round_ = self._chosen()
+                round_ = self._choose_round()
             if round_.cohort.size:
                 self._train(round_)
             if round_.cohort.stop is not None:
@@ -189,13 +189,13 @@ class _Player:
 
     # -- whom to ask --------------------------------------------------------------------------------------------------
 
-    def _unfinished(self) -> Round | None:
+    def _resume_unfinished(self) -> Round | None:
         """Return the round that an earlier run did not finish; one that is tried too often is given up."""
         host, session, attempts = self.host, self.session, self.attempts
         while session.pending:
             cohort = session.pending[0]
             self._look()
-            why = self._unusable(cohort) or attempts.exhausted(cohort)
+            why = self._unusable(cohort) or attempts.reason_to_give_up(cohort)
             if not why:
                 self._wait()
                 why = self._unusable(cohort)  # somebody may have left meanwhile
@@ -217,7 +217,7 @@ class _Player:
         names = set(self.session.table.names_of(self.online))
         return self.attempts.unusable(cohort, names, self.policy.size_for(len(self.online)))
 
-    def _chosen(self) -> Round:
+    def _choose_round(self) -> Round:
         available = self._wait()
         round_ = Round(self.session, self.policy, len(self.online))
         query = round_.open(available)

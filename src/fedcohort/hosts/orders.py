@@ -16,7 +16,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _MOST_BYTES = 1 << 22
 _LISTS = ("block", "unblock", "pin", "unpin", "resume")
+_RULES = frozenset(rule.name for rule in fields(Rules))
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,10 @@ class Order:
         changed = [name for key in _LISTS for name in getattr(self, key)]
         return list(dict.fromkeys([*listed, *changed, *self.pause]))
 
-    def renamed(self, name: Callable[[str], str]) -> Order:
+    def with_names(self, name: Callable[[str], str]) -> Order:
         """Return the same order with the clients it names under other names."""
         changes: dict[str, Any] = {key: [name(client) for client in getattr(self, key)] for key in _LISTS}
-        changes["rules"] = None if self.rules is None else Rules(**self.rules).renamed(name).to_dict()
+        changes["rules"] = None if self.rules is None else Rules(**self.rules).with_names(name).to_dict()
         return replace(self, **changes, pause={name(client): rounds for client, rounds in self.pause.items()})
 
     def carried_out(self, rules: Rules | None, round_: int) -> Rules:
@@ -127,7 +128,7 @@ def give(journal: str | Path, order: Order) -> None:
 
 def waiting(journal: str | Path) -> list[Order]:
     """Return the orders beside a journal that nobody has taken, oldest first."""
-    return [order for _, order in _found(target(journal)) if order is not None]
+    return [order for _, order in _order_files(target(journal)) if isinstance(order, Order)]
 
 
 # -- taking -----------------------------------------------------------------------------------------------------------
@@ -146,14 +147,14 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
     """
     if session.journal.path is None:
         return []
-    found = list(_found(target(session.journal.path)))
+    found = list(_order_files(target(session.journal.path)))
     if not found:
         return []
     done = {body.get("order") for body in session.journal.events(CHANGED)}
     taken = []
     for file, order in found:
-        if order is None:
-            log.warning("%s is no order that can be read, and is dropped", file)
+        if isinstance(order, str):
+            log.warning("%s is no order that can be read, and is dropped: %s", file, order)
         elif order.id not in done:
             try:
                 rules = order.carried_out(session.rules, session.round)
@@ -169,8 +170,8 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
     return taken
 
 
-def _found(path: Path) -> Iterator[tuple[Path, Order | None]]:
-    """Yield the files of a journal's owner, oldest first, with the order each holds, if it does."""
+def _order_files(path: Path) -> Iterator[tuple[Path, Order | str]]:
+    """Yield the files of a journal's owner, oldest first, with the order each holds, or why it holds none."""
     folder = _folder(path)
     try:
         owner = path.stat().st_uid
@@ -199,18 +200,20 @@ def _is_private(found: os.stat_result, owner: int, kind: Any) -> bool:
     return bool(kind(found.st_mode)) and found.st_uid == owner and closed
 
 
-def _read(data: bytes) -> Order | None:
+def _read(data: bytes) -> Order | str:
     try:
-        body = json.loads(data)
-        order = Order(**body)
+        order = Order(**json.loads(data))
+        if order.rules is not None and not (isinstance(order.rules, dict) and order.rules.keys() <= _RULES):
+            known = ", ".join(sorted(_RULES))
+            raise InputError(f"The rules of an order are a table of {known}. Got {short_repr(order.rules)}.")
         for names in (getattr(order, key) for key in _LISTS):
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise InputError(f"An order names clients in lists of texts. Got {short_repr(names)}.")
         if not all(isinstance(rounds, int) for rounds in order.pause.values()) or not isinstance(order.id, str):
             raise InputError(f"An order pauses clients for so many rounds. Got {short_repr(order.pause)}.")
         return order
-    except (ValueError, TypeError, AttributeError, RecursionError):  # InputError is a ValueError
-        return None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # InputError is a ValueError
+        return str(error)
 
 
 def _folder(path: Path) -> Path:

@@ -436,9 +436,9 @@ class Attempts:
         if cohort.size != size:
             return f"it has {cohort.size} clients, and the noise is made for {size}"
         gone = [name for name in cohort.names if name not in online]
-        return f"{listed(gone)} not online, and the noise is made for {size} clients" if gone else ""
+        return f"{join_names(gone)} not online, and the noise is made for {size} clients" if gone else ""
 
-    def exhausted(self, cohort: Cohort) -> str:
+    def reason_to_give_up(self, cohort: Cohort) -> str:
         """Return that a cohort that was cut off has been tried often enough; an empty text when it has not."""
         tries = 1 + sum(body["ticket"] == cohort.ticket for body in self.session.journal.events(RETRIED))
         return f"not finished in {tries} tries" if tries >= self.policy.tries else ""
@@ -456,10 +456,10 @@ class Attempts:
         if self.left_out:
             table = self.session.table
             out = table.indices([name for name in self.left_out if name in table])
-            others, _ = self._admitted(online[~np.isin(online, out)])
+            others, _ = self._count_admitted(online[~np.isin(online, out)])
             if others >= (size or max(self.policy.min_replies, 1)):
                 free = free[~np.isin(free, out)]
-        admitted, excluded = self._admitted(free)
+        admitted, excluded = self._count_admitted(free)
         pending = bool(self.session.pending)
         needed = size if self.policy.private and size is not None and not pending else 1
         if len(online) >= self.policy.wait_for and admitted >= needed:
@@ -468,7 +468,7 @@ class Attempts:
             len(online), self.policy.wait_for, admitted, needed, self.session.table.names_of(busy), excluded
         )
 
-    def _admitted(self, clients: IntArray) -> tuple[int, tuple[str, ...]]:
+    def _count_admitted(self, clients: IntArray) -> tuple[int, tuple[str, ...]]:
         """Return how many of ``clients`` the rules admit, and why they exclude others."""
         session = self.session
         if session.rules is not None and not session.pending and len(clients):
@@ -521,10 +521,12 @@ class Shortage:
         if self.needed > 1 and self.admitted:
             some = "1 client" if self.admitted == 1 else f"{self.admitted} clients"
             what = f"{some} could be chosen{rules}, and the privacy noise is made for {self.needed}"
-            return f"{what}{',' if long else ''}{long}{f'; still at work: {listed(self.busy)}' if self.busy else ''}"
+            return (
+                f"{what}{',' if long else ''}{long}{f'; still at work: {join_names(self.busy)}' if self.busy else ''}"
+            )
         if rules:
             return f"the rules have admitted nobody{rules}{long}"
-        return f"everybody who is online has been at work on something else{long}: {listed(self.busy)}"
+        return f"everybody who is online has been at work on something else{long}: {join_names(self.busy)}"
 
     def error(self, round_: int, seconds: float, absent: Sequence[str] = ()) -> FederationTimeoutError:
         """Return the error of a run that has waited too long before ``round_``."""
@@ -538,10 +540,10 @@ class Shortage:
         return FederationTimeoutError(f"{text[0].upper()}{text[1:]} in round {round_}.", hint=hint)
 
 
-def listed(names: Sequence[str], most: int = _NAMED) -> str:
+def join_names(names: Sequence[str], most: int = _NAMED) -> str:
     """Return names in one line, of many the first.
 
-    >>> listed(["anna", "ben", "cem"], most=2)
+    >>> join_names(["anna", "ben", "cem"], most=2)
     'anna, ben and 1 more'
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -3,10 +3,11 @@
 A client writes the weight of its own model into its reply. Taken as it comes, a weight of 2**53 is the whole average.
 Three bounds hold it, each worked out from the replies of one round, so that a restart finds the same weights:
 
-- Whoever declared how many samples it has weighs no more than these. Where apps count samples over several epochs, or
-  tokens, the median of what the others weigh per declared sample shows it, and twice as much is let through. What most
-  of a cohort weigh, as where everybody weighs 1, anybody may.
-- Whoever declared nothing weighs at most ten times the median of the others: sizes of real clients lie that far apart.
+- A client that declared how many samples it has weighs no more than these. Where apps count samples over several
+  epochs, or tokens, the median of what the others weigh per declared sample shows it, and twice as much is let through.
+  What most of a cohort weigh, as where everybody weighs 1, anybody may.
+- A client that declared nothing weighs at most ten times the median of the others: sizes of real clients lie that far
+  apart. So does one whose declaration cannot be compared, because nobody else declared anything.
 - ``max_share`` bounds the part of the whole that one client may have. It is the operator's to set, and the one bound
   that also holds against clients who lie about their size.
 """
@@ -43,26 +44,37 @@ def bounded_weights(
     reasons: dict[str, str] = {}
     most_weigh = _majority(list(found.values())) or 0.0
     ratios = sorted(weight / size for name, weight in found.items() if (size := sizes.get(name)))
-    usual = ratios[(len(ratios) - 1) // 2] if ratios else 1.0
-    if most_weigh and _majority(ratios) is None:
-        usual = 1.0  # weights that most share and that do not follow sizes say nothing about a sample
-    unit = _UNIT * usual if usual > 1 else 1.0
+    # Weights that most share and that do not follow sizes say nothing about a sample.
+    by_samples = not most_weigh or _majority(ratios) is not None
+    alone: list[str] = []  # nothing that the others declared says what these may weigh
     for name, weight in weights.items():
         size = sizes.get(name)
-        if size is not None and weight > (most := max(unit * size, most_weigh)):
+        if size is None or (size and len(ratios) == 1):
+            alone.append(name)
+            continue
+        usual = _median_of_others(ratios, weight / size) if size and by_samples else 1.0
+        most = max((_UNIT * usual if usual > 1 else 1.0) * size, most_weigh)
+        if weight > most:
             _lower(found, reasons, name, most, f"it declared {size:,} samples")
     ordered = sorted(weight for weight in found.values() if weight > 0)
-    for name in [name for name, weight in found.items() if weight > 0 and sizes.get(name) is None and len(ordered) > 1]:
+    for name in [name for name in alone if found[name] > 0 and len(ordered) > 1]:
+        size = sizes.get(name)
         middle = (len(ordered) - 1) // 2  # of the others: of all but one entry of its own weight
         median = ordered[middle + (bisect_left(ordered, float(weights[name])) <= middle)]
-        if found[name] > _UNDECLARED * median:
-            why = "it declared no size, and this is ten times the median of the others"
-            _lower(found, reasons, name, _UNDECLARED * median, why)
+        if found[name] > (most := max(_UNDECLARED * median, size or 0.0)):
+            who = "it declared no size" if size is None else f"it alone declared a size, {size:,} samples"
+            _lower(found, reasons, name, most, f"{who}, and others weigh {median:g}")
     if max_share is not None:
         most = _largest(list(found.values()), max_share)
         for name in [name for name, weight in found.items() if weight > most]:
             _lower(found, reasons, name, most, f"no client may have more than {max_share:g} of a round's weight")
     return found, reasons
+
+
+def _median_of_others(ordered: Sequence[float], own: float) -> float:
+    """Return the median of sorted values without one that is ``own``, the lower of two."""
+    middle = (len(ordered) - 2) // 2
+    return ordered[middle + (bisect_left(ordered, own) <= middle)]
 
 
 def _majority(values: Sequence[float]) -> float | None:

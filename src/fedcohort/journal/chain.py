@@ -110,7 +110,7 @@ def _digest(salt: bytes, key: Iterable[Any], payload: bytes) -> bytes:
     return hashlib.sha256(salt + json.dumps(list(key)).encode() + b"\n" + payload).digest()
 
 
-def joined(before: bytes, kind: str, digest: bytes) -> bytes:
+def next_link(before: bytes, kind: str, digest: bytes) -> bytes:
     """Return the next link."""
     return hashlib.sha256(before + kind.encode() + b"\0" + digest).digest()
 
@@ -154,7 +154,7 @@ class Chain:
         self._facts: dict[str, bytes] = {}  # digests of the table's facts as last chained
 
     @classmethod
-    def started(cls, database: Database, meta: Mapping[str, Any]) -> Chain:
+    def start(cls, database: Database, meta: Mapping[str, Any]) -> Chain:
         """Start a chain in a new journal."""
         chain = cls(database)
         chain._tip = START
@@ -185,7 +185,7 @@ class Chain:
     def _add(self, kind: str, key: tuple[Any, ...], payload: bytes, *, keep: bool = False) -> None:
         salt = secrets.token_bytes(16)
         digest = _digest(salt, key, payload)
-        self._tip = joined(self.tip, kind, digest)
+        self._tip = next_link(self.tip, kind, digest)
         header = {"digest": digest.hex(), "salt": salt.hex(), "key": list(key)}
         number = key[0] if key and isinstance(key[0], int) else 0
         data = json.dumps(header).encode() + b"\n" + (payload if keep else b"")

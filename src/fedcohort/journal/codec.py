@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, IntArray, sealed
+from fedcohort.core.arrays import AnyArray, IntArray, freeze
 from fedcohort.core.errors import InputError, JournalError, SelectorError
 from fedcohort.core.protocol import is_per_client
 
@@ -38,7 +38,7 @@ def unpack(data: bytes) -> AnyArray:
     """
     header, _, raw = data.partition(b"\n")
     dtype, shape = _layout(header)
-    return sealed(np.frombuffer(raw, dtype=dtype).reshape(shape).copy())
+    return freeze(np.frombuffer(raw, dtype=dtype).reshape(shape).copy())
 
 
 @lru_cache(maxsize=256)  # a journal has very many cohorts, and few sizes of them
@@ -143,7 +143,7 @@ def state_fields(state: object) -> Iterator[tuple[str, AnyArray | Scalar]]:
         yield f.name, value
 
 
-def sealed_state(state: Any, n: int) -> Any:
+def freeze_state(state: Any, n: int) -> Any:
     """Make the arrays of a state read-only, so that a selector that changes one in place is caught.
 
     Refuses fields per client that do not have a row for each of the ``n`` clients.

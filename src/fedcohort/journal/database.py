@@ -169,8 +169,8 @@ class Database:
     def add(self, name: str, *values: Any) -> None:
         """Add a row."""
         table = TABLES[name]
-        row = table.typed(values)
-        self.connection.execute(table.insert, (*row, self._counted(name, row)))
+        row = table.to_stored_types(values)
+        self.connection.execute(table.insert, (*row, self._add_to_seal(name, row)))
 
     def append(self, name: str, *values: Any) -> int:
         """Add a row under the next number and return that."""
@@ -183,13 +183,13 @@ class Database:
     def put(self, name: str, *values: Any) -> None:
         """Add a row, in the place of the one that has its key, if there is one."""
         table = TABLES[name]
-        row = table.typed(values)
+        row = table.to_stored_types(values)
         key = tuple(value for column, value in zip(table.columns, row, strict=True) if column in table.key)
         if self._seal is not None:
             known = self._sums.get((name, key))
             gone = self.fetch(f"SELECT sum FROM {name} WHERE {table.where_key}", key) if known is None else [(known,)]
             self._discount(name, gone)
-        check = self._counted(name, row)
+        check = self._add_to_seal(name, row)
         self.connection.execute(table.replace, (*row, check))
         if name in _REWRITTEN:
             self._sums[name, key] = check
@@ -201,12 +201,14 @@ class Database:
         if not found:
             raise JournalError(f"The journal {self.name} has no row {tuple(key)} of {name}.")
         *before, check = found[0]
-        row = table.typed([values.get(column, old) for column, old in zip(table.columns, before, strict=True)])
+        row = table.to_stored_types(
+            [values.get(column, old) for column, old in zip(table.columns, before, strict=True)]
+        )
         self._discount(name, [(check,)])
         changes = ", ".join(f"{column} = ?" for column in values)
         new = [value for column, value in zip(table.columns, row, strict=True) if column in values]
         statement = f"UPDATE {name} SET {changes}, sum = ? WHERE {table.where_key}"
-        self.connection.execute(statement, (*new, self._counted(name, row), *key))
+        self.connection.execute(statement, (*new, self._add_to_seal(name, row), *key))
 
     def delete(self, name: str, where: str, arguments: Sequence[Any]) -> None:
         """Delete rows."""
@@ -215,7 +217,7 @@ class Database:
         self._sums.clear()
         self.connection.execute(f"DELETE FROM {name} WHERE {where}", arguments)
 
-    def _counted(self, name: str, row: Sequence[Any]) -> int:
+    def _add_to_seal(self, name: str, row: Sequence[Any]) -> int:
         """Return the checksum of a row that is about to be written, once it is part of the seal."""
         if self._seal is None:
             return 0
@@ -274,7 +276,7 @@ class Database:
                     connection.execute("RELEASE event")
                 else:
                     self._seal_and_commit()
-                    self._committed()
+                    self._after_commit()
             except BaseException as error:
                 self._tables, self._last, self._sums = tables, {}, {}
                 self._undo(error, commits)
@@ -306,7 +308,7 @@ class Database:
             connection = self.connection
             try:
                 self._seal_and_commit()
-                self._committed()
+                self._after_commit()
                 self.begin()
             except BaseException as error:
                 if not connection.in_transaction:
@@ -318,7 +320,7 @@ class Database:
             self._next_seal().write(self.connection)
         self.connection.execute("COMMIT")
 
-    def _committed(self) -> None:
+    def _after_commit(self) -> None:
         """Note what is durable now, and bring the file itself up to date every now and then."""
         if self._seal is None or not self._dirty:
             return
@@ -423,19 +425,19 @@ class Database:
 _OPEN: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
-def opened(database: Database) -> Database:
+def orphan_after_fork(database: Database) -> Database:
     """Remember a database with a file, so that a child made by fork keeps its hands off it."""
     _OPEN.add(database)
     return database
 
 
-def _forked() -> None:
+def _orphan_all() -> None:
     for database in list(_OPEN):
         database.orphan()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_orphan_all)
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -14,7 +14,7 @@ import numpy as np
 from fedcohort.core.protocol import Status
 from fedcohort.core.text import escape_label
 from fedcohort.journal.events import ABANDONED, SHADOW
-from fedcohort.journal.presence import STATES, RunState, planned, run_state, run_state_before
+from fedcohort.journal.presence import STATES, RunState, planned_rounds, run_state, run_state_before
 from fedcohort.journal.store import Journal, read_journal
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def _samples(journal: Journal) -> Iterator[_Number]:
     for row in cohorts:
         picked[row.clients] = True
     yield "fedcohort_rounds_total", {}, len(closed)
-    rounds = planned(journal)
+    rounds = planned_rounds(journal)
     if rounds is not None:
         yield "fedcohort_rounds_planned", {}, rounds
     yield "fedcohort_rounds_abandoned_total", {}, len(given_up)

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from fedcohort.journal import events
 
 
-class Text(Enum):
+class TextKind(Enum):
     """What a text holds, or a list of them."""
 
     OWN = auto()  # a word or number of the journal's own; it names no client
@@ -55,10 +55,10 @@ class Free:
 
 
 FREE = Free()
-Field = Text | ByClient | ByLabel | ByWord | Notes | Free | Mapping[str, "Field"]
+Field = TextKind | ByClient | ByLabel | ByWord | Notes | Free | Mapping[str, "Field"]
 """A mapping says what its values hold by key; keys that it does not list are free."""
 
-_OWN = Text.OWN
+_OWN = TextKind.OWN
 
 
 def _own(*keys: str) -> dict[str, Field]:
@@ -69,9 +69,9 @@ _RULES: dict[str, Field] = {
     **_own("failures", "cool_off", "min_separation", "max_participations", "window", "max_in_window", "min_in_window"),
     **_own("budget", "cost"),
     "quotas": ByWord(ByLabel(_OWN)),
-    "eligible": Text.CONDITION,
-    "blocked": Text.NAME,
-    "pinned": Text.NAME,
+    "eligible": TextKind.CONDITION,
+    "blocked": TextKind.NAME,
+    "pinned": TextKind.NAME,
     "paused": ByClient(_OWN),
     "budgets": ByClient(_OWN),
 }
@@ -84,20 +84,20 @@ META: dict[str, Field] = {
     **_own("clients", "blocked"),  # digests
     "rules": _RULES,
     "shadows": ByLabel(_OWN),
-    "blind": ByLabel(Text.SENTENCE),
+    "blind": ByLabel(TextKind.SENTENCE),
     "host": {"checkpoint": _OWN},
 }
 """By key of ``meta``."""
 
 EVENTS: dict[str, Field] = {
-    events.ABANDONED: {**_own("ticket", "round", "asked", "next"), "reason": Text.SENTENCE},
+    events.ABANDONED: {**_own("ticket", "round", "asked", "next"), "reason": TextKind.SENTENCE},
     events.ATTRIBUTES: {"clients": ATTRIBUTES},
     events.CHANGED: {**_own("ticket", "round", "order"), "rules": _RULES},
-    events.CORRECTED: {**_own("round"), "corrections": ByClient(Text.SENTENCE)},
-    events.ENDED: {**_own("state", "rounds", "ticket"), "reason": Text.SENTENCE},
-    events.EXCLUDED: {**_own("ticket", "codes"), "reasons": Text.SENTENCE},
+    events.CORRECTED: {**_own("round"), "corrections": ByClient(TextKind.SENTENCE)},
+    events.ENDED: {**_own("state", "rounds", "ticket"), "reason": TextKind.SENTENCE},
+    events.EXCLUDED: {**_own("ticket", "codes"), "reasons": TextKind.SENTENCE},
     events.FACTS: _OWN,
-    events.FAILURES: {**_own("ticket", "round"), "failures": ByClient(Text.SENTENCE)},
+    events.FAILURES: {**_own("ticket", "round"), "failures": ByClient(TextKind.SENTENCE)},
     events.FILTER: Notes(),
     events.FORGOTTEN: _OWN,
     events.JOINED: _OWN,
@@ -105,30 +105,30 @@ EVENTS: dict[str, Field] = {
     events.PLANNED: _OWN,
     events.PRUNED: _OWN,
     events.RECOVERED: _OWN,
-    events.REFUSED: {**_own("order", "round"), "reason": Text.SENTENCE},
-    events.REGISTERED: {**_own("ticket"), "names": Text.NAME},
+    events.REFUSED: {**_own("order", "round"), "reason": TextKind.SENTENCE},
+    events.REGISTERED: {**_own("ticket"), "names": TextKind.NAME},
     events.REJOINED: _OWN,
     events.SELECTOR: _OWN,
     events.SETTINGS: {
         **_own("cohort-size", "spares", "min-replies", "max-share", "max-update-norm", "strategy", "filter", "signals"),
         "rules": _RULES,
     },
-    events.SHADOW: {**_own("what", "round"), "name": Text.SENTENCE, "reason": Text.SENTENCE},
+    events.SHADOW: {**_own("what", "round"), "name": TextKind.SENTENCE, "reason": TextKind.SENTENCE},
     events.TRIED: _OWN,
 }
 """By kind of event; those of hosts outside the package are free."""
 
 COLUMNS: dict[tuple[str, str], Field] = {
     ("cohorts", "notes"): Notes(),
-    ("cohorts", "stop"): Text.SENTENCE,
-    ("scores", "selector"): Text.SENTENCE,  # the label of a shadow
-    ("scores", "note"): Text.SENTENCE,
-    ("states", "selector"): Text.SENTENCE,
+    ("cohorts", "stop"): TextKind.SENTENCE,
+    ("scores", "selector"): TextKind.SENTENCE,  # the label of a shadow
+    ("scores", "note"): TextKind.SENTENCE,
+    ("states", "selector"): TextKind.SENTENCE,
     ("states", "field"): _OWN,
-    ("states", "scalar"): Text.SENTENCE,
-    ("deltas", "selector"): Text.SENTENCE,
+    ("states", "scalar"): TextKind.SENTENCE,
+    ("deltas", "selector"): TextKind.SENTENCE,
     ("deltas", "field"): _OWN,
-    ("metrics", "key"): Text.METRIC,
+    ("metrics", "key"): TextKind.METRIC,
     ("meta", "key"): _OWN,
 }
 """By table and column, for texts that are not described by key or kind."""

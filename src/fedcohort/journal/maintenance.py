@@ -19,7 +19,7 @@ from fedcohort.core.errors import FedcohortError, InputError, MissingExtraError
 from fedcohort.core.files import open_file, write_file
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import SIGNALS
-from fedcohort.journal.codec import compress, pack, pack_many, unpack, unpack_many
+from fedcohort.journal.codec import compress, pack, unpack
 from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED, FORGOTTEN, PRUNED
 from fedcohort.journal.fields import (
@@ -33,11 +33,12 @@ from fedcohort.journal.fields import (
     ByWord,
     Field,
     Notes,
-    Text,
+    TextKind,
 )  # fmt: skip
 from fedcohort.journal.lock import COMPANIONS
 from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.schema import ERRORS, TABLES
+from fedcohort.journal.scores import pack_scores, unpack_scores
 from fedcohort.journal.store import Journal, read_journal
 
 BLOCKED = "blocked"  # under which the journal knows forgotten clients that must not return, by keyed digests
@@ -151,7 +152,7 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
     for name, data in changed.items():
         database.put("facts", name, data)
     _blank_replies(database, index)
-    _blank_scores(database, index)
+    _blank_scores(database, index, journal.client_count())
     for name in eraser.tables:
         eraser.table(database, name)
     journal.set_meta("clients", None)  # digests of facts as they were, from which a name could be guessed
@@ -207,7 +208,7 @@ class Eraser:
             return self._string(value, holds)
         if isinstance(value, list):
             return [self.value(item, holds) for item in value]
-        if not isinstance(value, Mapping) or holds is Text.OWN:
+        if not isinstance(value, Mapping) or holds is TextKind.OWN:
             return value
         kept = {}
         for key, item in value.items():
@@ -224,13 +225,13 @@ class Eraser:
 
     def _string(self, text: str, holds: Field) -> str:
         match holds:
-            case Text.OWN:
+            case TextKind.OWN:
                 return text
-            case Text.NAME:
+            case TextKind.NAME:
                 return self.stand_in if text == self.client else text
-            case Text.CONDITION:
+            case TextKind.CONDITION:
                 return _QUOTED.sub(lambda m: self.text(m[0]), text)
-            case Text.METRIC:
+            case TextKind.METRIC:
                 parts = text.split("/")
                 if len(parts) == 1 and text == self.client:
                     return text  # the host's own metric: those of a client have its name before or after a slash
@@ -270,7 +271,7 @@ def _holds(table: str, column: str, row: Mapping[str, Any]) -> tuple[Field, bool
     if (table, column) == ("events", "body"):
         return EVENTS.get(row["kind"], FREE), True
     if (table, column) == ("events", "kind"):
-        return Text.OWN if row["kind"] in EVENTS else Text.SENTENCE, False
+        return TextKind.OWN if row["kind"] in EVENTS else TextKind.SENTENCE, False
     return COLUMNS[table, column], (table, column) == ("cohorts", "notes")
 
 
@@ -285,7 +286,7 @@ def copies(path: Path, client: str) -> list[Path]:
     with closing(read_journal(journal)) as record:
         names = record.table()[0].names
     others = [name for name in names if client.lower() in name.lower() and name != client]
-    pattern = _written([*sorted(others, key=len, reverse=True), client])
+    pattern = _names_pattern([*sorted(others, key=len, reverse=True), client])
     kept = {form for name in others for form in _spellings(name)}
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.is_symlink())
     found = []
@@ -318,7 +319,7 @@ def _names_it(file: Path, client: str) -> bool:
         return False
 
 
-def _written(names: Sequence[str]) -> re.Pattern[bytes]:
+def _names_pattern(names: Sequence[str]) -> re.Pattern[bytes]:
     """Return what finds names in a file, in capitals or not."""
     forms = [form for name in names for written in (name, name.lower(), name.upper()) for form in _spellings(written)]
     return re.compile(rb"(?<!\w)(?:" + b"|".join(map(re.escape, dict.fromkeys(forms))) + rb")(?!\w)", re.IGNORECASE)
@@ -347,11 +348,11 @@ def _blank_replies(database: Database, index: int) -> None:
             database.change("replies", (number,), data=blank.encode())
 
 
-def _blank_scores(database: Database, index: int) -> None:
+def _blank_scores(database: Database, index: int, clients: int) -> None:
     rows = database.fetch("SELECT ticket, selector, arrays FROM scores WHERE arrays IS NOT NULL")
     for ticket, selector, data in rows:
-        arrays = unpack_many(data)
+        arrays = unpack_scores(data, clients)
         keep = arrays["client"] != index
         if not keep.all():
-            less = pack_many({name: values[keep] for name, values in arrays.items()})
+            less = pack_scores({name: values[keep] for name, values in arrays.items()})
             database.change("scores", (ticket, selector), arrays=less)

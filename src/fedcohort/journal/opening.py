@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedcohort.core.errors import JournalError
-from fedcohort.journal.database import Commit, Database, Seal, connect, opened
+from fedcohort.journal.database import Commit, Database, Seal, connect, orphan_after_fork
 from fedcohort.journal.integrity import COPY, check, schema_problems, version_of
 from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, sync_folder, target
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, INDEXES, SCHEMA, SCHEMA_VERSION, TABLES
@@ -77,7 +77,9 @@ def create(path: Path, commit: Commit) -> Database:
         if isinstance(error, sqlite3.Error | OSError) and not isinstance(error, JournalError):
             raise JournalError(f"The journal {path} cannot be created: {error}.") from error
         raise
-    return opened(Database(connection, str(path), seal=Seal.fresh(), lock=lock, commit=commit, being_created=new))
+    return orphan_after_fork(
+        Database(connection, str(path), seal=Seal.fresh(), lock=lock, commit=commit, being_created=new)
+    )
 
 
 def _declare(connection: sqlite3.Connection) -> None:
@@ -120,17 +122,17 @@ def open_for_writing(
             connection = connect(file)
             version, seal = check(connection, path, mark, beside, accept_loss=accept_loss)
             if seal is None:
-                seal, connection = _upgraded(connection, file, path, decide)
+                seal, connection = _upgrade(connection, file, path, decide)
                 log.info("the journal %s was brought from version %d to %d", path, version, SCHEMA_VERSION)
             else:
-                _decided(file, path, decide, older=False)
+                _ask_caller(file, path, decide, older=False)
                 connection.execute("PRAGMA journal_mode = WAL")
     except BaseException:
         if connection is not None:
             connection.close()
         lock.release()
         raise
-    database = opened(Database(connection, str(path), seal=seal, lock=lock, commit=commit))
+    database = orphan_after_fork(Database(connection, str(path), seal=seal, lock=lock, commit=commit))
     try:
         database.reseal(in_use=True, generation=seal.generation + 1)
     except BaseException:
@@ -139,8 +141,8 @@ def open_for_writing(
     return database
 
 
-def _decided(file: Path, path: Path, decide: Callable[[Database, bool], None], *, older: bool) -> None:
-    database = Database(_connected(file, "mode=ro"), str(path))
+def _ask_caller(file: Path, path: Path, decide: Callable[[Database, bool], None], *, older: bool) -> None:
+    database = Database(_connect(file, "mode=ro"), str(path))
     try:
         decide(database, older)
     finally:
@@ -184,12 +186,12 @@ def _at_rest(path: Path) -> Database | None:
     if has_companion(file):
         return None
     try:
-        connection = _connected(file, "immutable=1")
+        connection = _connect(file, "immutable=1")
     except (*ERRORS, OSError):
         return None
     try:
         if not Seal.read(connection).in_use:
-            return opened(Database(connection, str(path)))
+            return orphan_after_fork(Database(connection, str(path)))
     except (*ERRORS, JournalError, ValueError, TypeError, KeyError):  # the usual way of opening says what is wrong
         pass
     connection.close()
@@ -202,7 +204,7 @@ def open_unchecked(path: Path) -> tuple[Database, Mark | None, bool]:
     mark, beside = Mark.of(file), has_companion(file)
     with _errors(path):
         connection, folder = _readable(file)
-    return opened(Database(connection, str(path), folder=folder)), mark, beside
+    return orphan_after_fork(Database(connection, str(path), folder=folder)), mark, beside
 
 
 def _existing(path: Path) -> Path:
@@ -221,25 +223,25 @@ def _readable(file: Path) -> tuple[sqlite3.Connection, Path | None]:
     companion is opened as one that does not change, and one with a companion is read from a copy of both.
     """
     try:
-        return _connected(file, "mode=ro"), None
+        return _connect(file, "mode=ro"), None
     except sqlite3.OperationalError as error:
         with open(file, "rb"):  # what the system says to a file it does not let us read is clearer
             pass
         if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
             raise
     if not has_companion(file):
-        return _connected(file, "immutable=1"), None
+        return _connect(file, "immutable=1"), None
     folder = Path(tempfile.mkdtemp(prefix="fedcohort-"))
     try:
         for original in (file, companion(file)):
             shutil.copyfile(original, folder / original.name)
-        return _connected(folder / file.name, "mode=ro"), folder
+        return _connect(folder / file.name, "mode=ro"), folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _connected(file: Path, how: str) -> sqlite3.Connection:
+def _connect(file: Path, how: str) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{file.as_uri()}?{how}", uri=True, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
@@ -266,7 +268,7 @@ def _errors(path: Path) -> Iterator[None]:
 # -- from version 2 ---------------------------------------------------------------------------------------------------
 
 
-def _upgraded(
+def _upgrade(
     connection: sqlite3.Connection, file: Path, path: Path, decide: Callable[[Database, bool], None]
 ) -> tuple[Seal, sqlite3.Connection]:
     """Put a copy of a journal of version 2, brought to this version, in its place, once all else is settled.
@@ -288,7 +290,7 @@ def _upgraded(
                 f"{error.__cause__ or (error.message if isinstance(error, JournalError) else error)}.",
                 hint="it can be read with read_journal(path)",
             ) from error
-        _decided(new, path, decide, older=True)
+        _ask_caller(new, path, decide, older=True)
         with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as copied:
             copied.execute("PRAGMA journal_mode = WAL")
         with open(new, "rb+") as written:

@@ -79,12 +79,12 @@ class Presence:
         try:
             with open_file(_file(journal)) as file:
                 body = json.loads(file.read(_MOST_BYTES))
-            return cls._checked(body)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return cls._from_json(body)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
 
     @classmethod
-    def _checked(cls, body: Mapping[str, Any]) -> Presence | None:
+    def _from_json(cls, body: Mapping[str, Any]) -> Presence | None:
         offline = {str(name): float(since) for name, since in body["offline"].items()}
         numbers = [float(body["since"]), float(body["at"]), *offline.values()]
         if body["state"] not in ("running", "waiting", "failed") or not all(map(math.isfinite, numbers)):
@@ -154,13 +154,13 @@ class RunState:
     presence: Presence | None = None
 
 
-def planned(journal: Journal) -> int | None:
+def planned_rounds(journal: Journal) -> int | None:
     """Return how many rounds the run is to have, when its host said so."""
     said = journal.events(PLANNED)
     return int(said[-1]["rounds"]) if said else None
 
 
-def _ended(journal: Journal) -> tuple[State, str] | None:
+def _ending(journal: Journal) -> tuple[State, str] | None:
     """Return how a run ended and why, or None while nobody said that it did."""
     said = journal.events(ENDED)[-1:]
     if said and said[0]["ticket"] == journal.last()[1]:
@@ -172,7 +172,7 @@ def _ended(journal: Journal) -> tuple[State, str] | None:
 def run_state(journal: Journal) -> RunState:
     """Return how the run of a journal stands now."""
     if journal.path is None:
-        return RunState(*(_ended(journal) or ("running", "")))
+        return RunState(*(_ending(journal) or ("running", "")))
     seal = _seal(journal)
     said = Presence.of(journal.path)
     if said is not None and (seal is None or said.generation != seal.generation):
@@ -180,7 +180,7 @@ def run_state(journal: Journal) -> RunState:
     alive = _is_alive(journal.path, said)
     if alive and said is not None:
         return RunState("waiting" if said.state == "waiting" else "running", said.why, said.since, said)
-    end = _ended(journal)
+    end = _ending(journal)
     if end is not None:
         return RunState(*end)
     if alive:

@@ -18,6 +18,7 @@ from fedcohort.journal.codec import decode_scalar, decompress, decompress_json, 
 from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED
 from fedcohort.journal.replies import ReplyBlock, ReplyRow, newest
+from fedcohort.journal.scores import unpack_scores
 from fedcohort.journal.tables import client_count, table_of
 
 
@@ -131,12 +132,14 @@ class JournalReader:
             for t, r, asked, told, wanted, n, c, w, k, notes, stop in rows
         ]
 
-    def picks(self, upto: int | None = None) -> Iterator[tuple[int, IntArray]]:
-        """Yield the round and the clients of every cohort in order, up to a round."""
+    def picks(self, upto: int | None = None) -> Iterator[tuple[int, IntArray, int]]:
+        """Yield round, clients and number of candidates of every cohort in order, up to a round."""
         last = self.last()[0] if upto is None else upto
-        rows = self.database.fetch("SELECT round, clients FROM cohorts WHERE round <= ? ORDER BY ticket", (last,))
-        for round_, clients in rows:
-            yield round_, unpack(clients)
+        rows = self.database.fetch(
+            "SELECT round, clients, n_candidates FROM cohorts WHERE round <= ? ORDER BY ticket", (last,)
+        )
+        for round_, clients, candidates in rows:
+            yield round_, unpack(clients), candidates
 
     def candidates(self, ticket: int, n: int) -> IntArray | None:
         """Return the candidates for a cohort; None where they were pruned."""
@@ -174,7 +177,8 @@ class JournalReader:
     def scores(self, ticket: int) -> dict[str, tuple[IntArray, dict[str, AnyArray], str | None]]:
         """Return by selector ('' is the session's own): picked clients, stored score arrays, note."""
         rows = self.database.fetch("SELECT selector, picked, arrays, note FROM scores WHERE ticket = ?", (ticket,))
-        found = {s: (unpack(p), {} if a is None else unpack_many(a), note) for s, p, a, note in rows}
+        n = self.client_count()
+        found = {s: (unpack(p), {} if a is None else unpack_scores(a, n), note) for s, p, a, note in rows}
         if "" not in found:  # a selector that gave no scores; whom it picked is in the cohort's own row
             for (clients,) in self.database.fetch("SELECT clients FROM cohorts WHERE ticket = ?", (ticket,)):
                 found[""] = (unpack(clients), {}, None)

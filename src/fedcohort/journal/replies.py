@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, freeze
 
 _CLIENT, _STATUS, _KEPT, _METRIC = (np.dtype(code) for code in ("<i8", "i1", "?", "<f8"))
 
 
-def _typed(columns: Sequence[Any]) -> Iterator[tuple[Any, np.dtype[Any]]]:
+def _column_types(columns: Sequence[Any]) -> Iterator[tuple[Any, np.dtype[Any]]]:
     """Yield columns in the order they are stored, each with the type it is stored in."""
     return zip(columns, chain((_CLIENT, _STATUS, _KEPT), repeat(_METRIC)))  # noqa: B905  # the types never end
 
@@ -72,7 +72,7 @@ class ReplyBlock:
         named = (name if column.ndim == 1 else f"{name}:{column.shape[1]}" for name, column in self.metrics.items())
         head = " ".join([str(len(self.clients)), *named])
         columns = (self.clients, self.status, self.kept, *self.metrics.values())
-        return b"".join([head.encode(), b"\n", *(c.astype(d, copy=False).tobytes() for c, d in _typed(columns))])
+        return b"".join([head.encode(), b"\n", *(c.astype(d, copy=False).tobytes() for c, d in _column_types(columns))])
 
     @classmethod
     def decode(cls, ticket: int, at: float, late: bool, data: bytes) -> ReplyBlock:
@@ -80,10 +80,10 @@ class ReplyBlock:
         head, _, _ = data.partition(b"\n")
         count, *names = head.decode().split(" ")
         found, offset = [], len(head) + 1
-        for name, dtype in _typed(("", "", "", *names)):
+        for name, dtype in _column_types(("", "", "", *names)):
             _, vector, width = name.partition(":")
             shape = (int(count), int(width)) if vector else (int(count),)
-            found.append(sealed(np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)))
+            found.append(freeze(np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)))
             offset += found[-1].nbytes
         clients, status, kept, *columns = found
         metrics = {name.partition(":")[0]: column for name, column in zip(names, columns, strict=True)}

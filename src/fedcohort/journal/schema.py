@@ -22,7 +22,7 @@ ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _TYPES: dict[str, type] = {"INTEGER": int, "REAL": float, "TEXT": str, "BLOB": bytes}
 
 
-class Table:
+class SqlTable:
     """One table.
 
     Parameters
@@ -67,7 +67,7 @@ class Table:
         """The condition for one row."""
         return " AND ".join(f"{column} = ?" for column in self.key)
 
-    def typed(self, values: Sequence[Any]) -> tuple[Any, ...]:
+    def to_stored_types(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return a row in the types it will be read back in, so that its checksum is that of what comes back."""
         return tuple(
             [
@@ -104,39 +104,39 @@ def _plain(value: Any, kind: type) -> Any:
 TABLES = {
     table.name: table
     for table in (
-        Table("meta", "key TEXT PRIMARY KEY, value TEXT NOT NULL", compact=True),
-        Table("facts", "name TEXT PRIMARY KEY, data BLOB NOT NULL"),
-        Table(
+        SqlTable("meta", "key TEXT PRIMARY KEY, value TEXT NOT NULL", compact=True),
+        SqlTable("facts", "name TEXT PRIMARY KEY, data BLOB NOT NULL"),
+        SqlTable(
             "cohorts",
             "ticket INTEGER PRIMARY KEY, round INTEGER NOT NULL, asked_at REAL NOT NULL, told_at REAL, wanted INTEGER, "
             "n_candidates INTEGER NOT NULL, candidates BLOB, clients BLOB NOT NULL, weights BLOB, work BLOB, "
             "notes TEXT NOT NULL, stop TEXT",
         ),
-        Table(
+        SqlTable(
             "replies",
             "id INTEGER PRIMARY KEY, ticket INTEGER NOT NULL, at REAL NOT NULL, late INTEGER NOT NULL, "
             "data BLOB NOT NULL",
         ),
-        Table(
+        SqlTable(
             "scores",
             "ticket INTEGER NOT NULL, selector TEXT NOT NULL, picked BLOB NOT NULL, arrays BLOB, note TEXT",
             key="ticket, selector",
         ),
-        Table(
+        SqlTable(
             "states",
             "selector TEXT NOT NULL, field TEXT NOT NULL, scalar TEXT, data BLOB",
             key="selector, field",
         ),
-        Table("deltas", "id INTEGER PRIMARY KEY, selector TEXT NOT NULL, field TEXT NOT NULL, data BLOB NOT NULL"),
-        Table("metrics", "round INTEGER NOT NULL, key TEXT NOT NULL, value REAL", key="round, key", compact=True),
-        Table("events", "id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL"),
-        Table(
+        SqlTable("deltas", "id INTEGER PRIMARY KEY, selector TEXT NOT NULL, field TEXT NOT NULL, data BLOB NOT NULL"),
+        SqlTable("metrics", "round INTEGER NOT NULL, key TEXT NOT NULL, value REAL", key="round, key", compact=True),
+        SqlTable("events", "id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL"),
+        SqlTable(
             "chain",
             "id INTEGER PRIMARY KEY, kind TEXT NOT NULL, ref INTEGER NOT NULL, data BLOB, link BLOB NOT NULL",
         ),
     )
 }
-SEAL = Table("seal", "id INTEGER PRIMARY KEY, body TEXT NOT NULL")
+SEAL = SqlTable("seal", "id INTEGER PRIMARY KEY, body TEXT NOT NULL")
 INDEXES = {
     "cohorts_round": "CREATE INDEX cohorts_round ON cohorts (round)",
     "replies_ticket": "CREATE INDEX replies_ticket ON replies (ticket)",

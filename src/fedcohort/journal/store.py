@@ -74,7 +74,7 @@ class Journal(JournalReader):
                 for key, value in everything.items():
                     journal.set_meta(key, value)
                 if meta.get("audit") is not None:
-                    journal._chain, journal._signer = Chain.started(journal.database, everything), sign
+                    journal._chain, journal._signer = Chain.start(journal.database, everything), sign
         except BaseException:
             journal.close()
             raise

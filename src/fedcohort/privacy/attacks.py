@@ -131,9 +131,9 @@ def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int |
     order = [int(i) for i in np.argsort(np.diag(whole)) if known.gram[int(i)][int(i)] > 0]
     wanted = min(len(order), use or 2 * classes + 6)
     while wanted:
-        found = known.solved(order[:wanted])
+        found = known.solve(order[:wanted])
         if found is not None and found.shape[1] <= classes:
-            return Recovered(_padded(found, classes), named=False)
+            return Recovered(_pad_classes(found, classes), named=False)
         if wanted == len(order):
             break
         wanted = min(len(order), 2 * wanted)
@@ -147,7 +147,7 @@ class _Products:
     gram: list[list[int]]
     sizes: list[int]
 
-    def solved(self, chosen: list[int]) -> FloatArray | None:
+    def solve(self, chosen: list[int]) -> FloatArray | None:
         """Return the counts of all clients from the lattice of the chosen ones, or None if it is not enough."""
         between = fmpz_mat([[self.gram[i][j] for j in chosen] for i in chosen])
         basis, inner = reduced_basis(between)
@@ -253,7 +253,7 @@ def _clique(related: BoolArray, size: int) -> list[int] | None:
     return grown([], np.arange(len(related)))
 
 
-def _padded(counts: FloatArray, classes: int) -> FloatArray:
+def _pad_classes(counts: FloatArray, classes: int) -> FloatArray:
     return np.pad(counts, ((0, 0), (0, classes - counts.shape[1]))) if counts.shape[1] < classes else counts
 
 
@@ -274,7 +274,7 @@ def from_factor(
     total = np.asarray(sizes, np.float64)
     values, vectors = np.linalg.eigh((s + s.T) / 2)
     top = np.argsort(values)[::-1][:classes]
-    factor = _padded(vectors[:, top] * np.sqrt(np.maximum(values[top], 0.0)), classes)
+    factor = _pad_classes(vectors[:, top] * np.sqrt(np.maximum(values[top], 0.0)), classes)
     best, best_miss = None, np.inf
     for _ in range(tries):
         rotation = np.linalg.qr(rng.standard_normal((classes, classes)))[0]

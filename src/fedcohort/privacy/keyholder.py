@@ -52,7 +52,7 @@ class KeyHolder:
         if key != self.public.name:
             raise KeyHolderError(
                 f"The record {record} is of the key {key}; the key holder's is {self.public.name}.",
-                hint="new keys need a new record: make a new folder with fedcohort keyholder new",
+                hint="new keys need a new record: make a new folder with fedcohort privacy keyholder new",
             )
         self._statements = {
             name: open_statement(secret, name, None, data) for name, data in kept if name in self._clients

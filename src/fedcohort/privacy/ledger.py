@@ -116,14 +116,14 @@ class Ledger:
             raise InputError(f"A ledger is a file; {self._path} is a directory.")
         self._memory: list[str] = []
         self._alone = threading.Lock()
-        with self._opened() as book:
+        with self._hold() as book:
             if self._path is not None and self._path.exists() and (book.secrets or self._path.stat().st_mode & 0o077):
                 self._write(book.lines)
 
     # -- the file -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[_Book]:
+    def _hold(self) -> Iterator[_Book]:
         """Hold the ledger against all others, and read what it holds now."""
         with self._alone, contextlib.ExitStack() as held:
             if self._path is None:
@@ -160,7 +160,7 @@ class Ledger:
     @property
     def releases(self) -> tuple[Release, ...]:
         """Everything released so far, oldest first."""
-        with self._opened() as book:
+        with self._hold() as book:
             return tuple(book.releases)
 
     @property
@@ -171,7 +171,7 @@ class Ledger:
     def charge(self, release: Release) -> None:
         """Book a release that is about to be made; BudgetError, and nothing booked, when it is not covered."""
         instance(release, Release, "'release'")
-        with self._opened() as book:
+        with self._hold() as book:
             self._cover(book, release)
             self._write([*book.lines, _entry(release)])
 
@@ -202,7 +202,7 @@ class Ledger:
         values = np.asarray(counts)
         noise.check(values)
         question = (*noise.question, len(values))
-        with self._opened() as book:
+        with self._hold() as book:
             noisy = None if refresh else book.answers.get(question, book.old_answers.get(len(values)))
             if noisy is None:
                 release = noise.release

@@ -223,7 +223,7 @@ class _Attacker:
 
     def noisy(self, epsilon: float) -> Exposure:
         noise = GeometricNoise(epsilon=epsilon)
-        seen = np.array([noise.simulated(row, self.rng) for row in self.truth])
+        seen = np.array([noise.simulate(row, self.rng) for row in self.truth])
         likely = np.array([fit_counts(row, q) for row, q in zip(seen, self.sizes, strict=True)])
         sybils = np.array(sybil_counts(self.classes, 1))
         solved = from_sybils(sybils @ seen.T, sybils).counts

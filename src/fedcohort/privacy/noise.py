@@ -189,7 +189,7 @@ class CountNoise(Parameterized, ABC):
         """The mechanism as OpenDP's measurement: from counts, a list of integers, to noisy ones (extra ``dp``)."""
 
     @abstractmethod
-    def _simulated(self, size: int, rng: np.random.Generator) -> IntArray:
+    def _draw_repeatable(self, size: int, rng: np.random.Generator) -> IntArray:
         """Return (size,) noise for a simulation."""
 
     @staticmethod
@@ -214,14 +214,14 @@ class CountNoise(Parameterized, ABC):
         self.check(counts)
         return np.array(self.measurement(np.asarray(counts).astype(np.int64).tolist()), np.int64)
 
-    def simulated(self, counts: ArrayLike, rng: np.random.Generator) -> IntArray:
+    def simulate(self, counts: ArrayLike, rng: np.random.Generator) -> IntArray:
         """Return counts with noise of the same distribution, for a simulation that can be repeated.
 
         This protects nobody's labels: the random numbers are predictable and of limited precision.
         """
         self.check(counts)
         values = np.asarray(counts).astype(np.int64)
-        return values + self._simulated(len(values), rng)
+        return values + self._draw_repeatable(len(values), rng)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,7 @@ class GeometricNoise(CountNoise):
         counts = dp.vector_domain(dp.atom_domain(T="i64"))
         return dp.m.make_laplace(counts, dp.l1_distance(T="i64"), scale=self._scale)
 
-    def _simulated(self, size: int, rng: np.random.Generator) -> IntArray:
+    def _draw_repeatable(self, size: int, rng: np.random.Generator) -> IntArray:
         return _simulated_laplace(self._scale, size, rng)
 
 
@@ -297,7 +297,7 @@ class GaussianNoise(CountNoise):
         counts = dp.vector_domain(dp.atom_domain(T="i64"))
         return dp.m.make_gaussian(counts, dp.l2_distance(T="f64"), scale=self.deviation)
 
-    def _simulated(self, size: int, rng: np.random.Generator) -> IntArray:
+    def _draw_repeatable(self, size: int, rng: np.random.Generator) -> IntArray:
         sigma = self.deviation
         scale = math.floor(sigma) + 1
         draws = np.zeros(0, np.int64)

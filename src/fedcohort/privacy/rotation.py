@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.arrays import FloatArray, freeze
 from fedcohort.core.errors import CiphertextError, InputError
 from fedcohort.core.validate import text, whole_number
 from fedcohort.privacy.noise import private_numbers
@@ -36,7 +36,7 @@ class SecretRotation:
     Examples
     --------
     >>> rotation = SecretRotation(b"sixteen bytes ..", 3)
-    >>> rows = np.array([rotation.rotated(c) for c in ([8, 0, 1], [0, 5, 2])])
+    >>> rows = np.array([rotation.rotate(c) for c in ([8, 0, 1], [0, 5, 2])])
     >>> np.round(rows @ rows.T, 9).tolist()
     [[65.0, 2.0], [2.0, 29.0]]
     """
@@ -66,9 +66,9 @@ class SecretRotation:
         uniform = (np.frombuffer(stream, ">u8").astype(np.float64) + 0.5) / 2.0**64
         normal = np.sqrt(-2 * np.log(uniform[: b * b])) * np.cos(2 * np.pi * uniform[b * b :])
         q, r = np.linalg.qr(normal.reshape(b, b))
-        return sealed(q * np.sign(np.diag(r)))  # the signs make it uniform (Mezzadri 2007)
+        return freeze(q * np.sign(np.diag(r)))  # the signs make it uniform (Mezzadri 2007)
 
-    def rotated(self, counts: ArrayLike) -> FloatArray:
+    def rotate(self, counts: ArrayLike) -> FloatArray:
         """Return (B,) counts rotated."""
         values = private_numbers(counts)
         if values is None or values.shape != (self.classes,) or not np.isfinite(values).all() or (values < 0).any():
@@ -79,7 +79,7 @@ class SecretRotation:
     def seal(self, client: str, counts: ArrayLike) -> bytes:
         """Return a client's rotated counts as they travel."""
         text(client, "'client'")
-        body = np.ascontiguousarray(self.rotated(counts), "<f8").tobytes()
+        body = np.ascontiguousarray(self.rotate(counts), "<f8").tobytes()
         return wrap("rotated labels", {"classes": self.classes, "client": client}, body)
 
 

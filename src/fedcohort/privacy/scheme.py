@@ -234,7 +234,7 @@ def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
         if not name or len(key) != 32:
             raise InputError(
                 f"A line of the clients' file must be a name and the client's public key. Got {line.strip()[:200]!r}.",
-                hint="each client makes its key and its line: fedcohort keyholder client-key client.key --name NAME",
+                hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
             )
         if name in found or key in keys:
             raise InputError(f"The clients' file has client {name!r}, or its key, twice; each is one client.")
@@ -288,7 +288,7 @@ class LabelSeal:
             Its name in the federation and in ``clients.txt``.
         counts : (B,) array of whole numbers
         """
-        values, client = self._checked(counts), _normalise(text(client, "'client'"))
+        values, client = self._check_counts(counts), _normalise(text(client, "'client'"))
         about = _encode(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
         box = _crypto().seal(self.public.body, about, self._salt() + _pack(values))
         fields = {
@@ -308,7 +308,7 @@ class LabelSeal:
         CiphertextError
             When the confirmation is not the key holder's, or says something else than this client would state.
         """
-        values, client = self._checked(counts), _normalise(text(client, "'client'"))
+        values, client = self._check_counts(counts), _normalise(text(client, "'client'"))
         fields, signature = unwrap(_CONFIRMATION, confirmation, "The key holder's confirmation")
         told = [fields.get(name) for name in ("key", "client", "size", "commitment", "clients", "set")]
         if told[0] != self.public.name:
@@ -326,7 +326,7 @@ class LabelSeal:
             )
         return str(told[5])
 
-    def _checked(self, counts: ArrayLike) -> list[int]:
+    def _check_counts(self, counts: ArrayLike) -> list[int]:
         return check_counts(counts, self.public.classes, self.public.most_samples)
 
     def _salt(self) -> bytes:
@@ -337,18 +337,18 @@ def check_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[int
     """Return label counts as whole numbers that can be sealed; anything else is refused."""
     try:
         values = np.asarray(counts, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"Label counts must be numbers. Got {error}.") from None
     if values.shape != (classes,):
         raise InputError(f"The key is for {classes} classes, so there must be {classes} counts. Got {values.shape}.")
     bad = ~np.isfinite(values) | (values < 0) | (values != np.floor(values))
     if bad.any():
         where = int(np.flatnonzero(bad)[0])
-        raise InputError(f"Label counts must be whole numbers from 0. Got {values[where]!r} for class {where}.")
+        raise InputError(f"Label counts must be whole numbers from 0. Got {values[where]:g} for class {where}.")
     if values.sum() > most_samples:
         raise InputError(
             f"The key holder allows a client at most {most_samples} samples. The counts sum to {values.sum():.0f}.",
-            hint="new keys can allow more: fedcohort keyholder new --most-samples",
+            hint="new keys can allow more: fedcohort privacy keyholder new --most-samples",
         )
     return [int(value) for value in values]
 

@@ -78,7 +78,7 @@ def client_lines(path: Path) -> list[str]:
         why = error.strerror if isinstance(error, OSError) else f"it is no text: {error}"
         raise InputError(
             f"The clients' names and keys in {path} cannot be read: {why}.",
-            hint="each client makes its key and its line: fedcohort keyholder client-key client.key --name NAME",
+            hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
         ) from error
 
 
@@ -103,7 +103,7 @@ def open_folder(folder: Path) -> tuple[KeyHolder, str]:
     """Return the key holder of a folder and its token; lines that were added to ``clients.txt`` enrol clients."""
     for name in ("secret.key", "token", "clients.txt"):
         if not (folder / name).exists():
-            raise KeyHolderError(f"{folder} has no {name}.", hint="make a folder with: fedcohort keyholder new")
+            raise KeyHolderError(f"{folder} has no {name}.", hint="make a folder with: fedcohort privacy keyholder new")
     if (folder / "secret.key").stat().st_mode & 0o077:
         raise KeyHolderError(
             f"Others can read {folder / 'secret.key'}.", hint=f"chmod 600 {folder / 'secret.key'}, or make new keys"
@@ -194,26 +194,26 @@ def _app(holder: KeyHolder, token: str) -> Any:
     # A statement of each enrolled client in base64, and as many names.
     limit = 4096 + (2 * STATEMENT_LIMIT + 4096) * len(holder.enrolled)
 
-    def refused(code: int, error: str, message: str, hint: str | None = None) -> Response:
+    def refuse(code: int, error: str, message: str, hint: str | None = None) -> Response:
         log.warning("refused: %s", message)
         return JSONResponse({"error": error, "message": message, "hint": hint}, code)
 
-    async def answered(request: Request, question: Callable[[Any], Any]) -> Response:
+    async def answer(request: Request, question: Callable[[Any], Any]) -> Response:
         given = request.headers.get("Authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            return refused(401, "KeyHolderError", "The token is wrong or missing.")
+            return refuse(401, "KeyHolderError", "The token is wrong or missing.")
         data = bytearray()
         async for part in request.stream():
             data += part
             if len(data) > limit:
-                return refused(413, "InputError", f"The request is oversize; at most {limit} bytes are possible.")
+                return refuse(413, "InputError", f"The request is oversize; at most {limit} bytes are possible.")
         try:
             return JSONResponse(await run_in_threadpool(lambda: question(json.loads(data or b"{}"))))
         except FedcohortError as error:
             kind = next((name for name, cls in _ERRORS.items() if isinstance(error, cls)), "KeyHolderError")
-            return refused(422, kind, error.message, error.hint)
+            return refuse(422, kind, error.message, error.hint)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            return refused(400, "InputError", f"The request cannot be read: {str(error)[:200]}.")
+            return refuse(400, "InputError", f"The request cannot be read: {str(error)[:200]}.")
 
     def admit(body: Any) -> Any:
         statements = {name: base64.b64decode(data, validate=True) for name, data in body["statements"].items()}
@@ -232,13 +232,13 @@ def _app(holder: KeyHolder, token: str) -> Any:
         ("POST", "/v1/confirm"): confirm,
     }
 
-    async def asked(request: Request) -> Response:
+    async def dispatch(request: Request) -> Response:
         question = questions.get((request.method, request.url.path))
         if question is None:
-            return refused(404, "KeyHolderError", f"The key holder answers nothing at {request.url.path[:100]!r}.")
-        return await answered(request, question)
+            return refuse(404, "KeyHolderError", f"The key holder answers nothing at {request.url.path[:100]!r}.")
+        return await answer(request, question)
 
-    return Starlette(routes=[Route("/{path:path}", asked, methods=["GET", "POST"])])
+    return Starlette(routes=[Route("/{path:path}", dispatch, methods=["GET", "POST"])])
 
 
 def _text(data: bytes) -> str:
@@ -311,8 +311,8 @@ class RemoteKeyHolder:
             answer = dict(json.loads(reply.read()))
         except (OSError, http.client.HTTPException, ValueError, TypeError) as error:
             raise KeyHolderError(
-                f"The key holder at {self._host}:{self._port} cannot be asked: {error}.",
-                hint="is it running (fedcohort keyholder serve), and is its certificate trusted?",
+                f"The key holder at {self._host}:{self._port} cannot be reached: {error}.",
+                hint="is it running (fedcohort privacy keyholder serve), and is its certificate trusted?",
             ) from error
         finally:
             connection.close()

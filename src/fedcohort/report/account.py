@@ -25,7 +25,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyRow
 from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, SELECTOR, SHADOW
-from fedcohort.journal.presence import planned, run_state
+from fedcohort.journal.presence import planned_rounds, run_state
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session.explain import reasons_of
 from fedcohort.simulate.store.results import open_journal
@@ -107,9 +107,9 @@ class ShadowSummary:
 
     def sentence(self) -> str:
         """Return it in words."""
-        gone = f" It watches no longer: {self.dropped}." if self.dropped else ""
+        gone = f" It was removed: {self.dropped}." if self.dropped else ""
         if not self.rounds:
-            return f"{self.name} has named no picks ({self.note or 'nothing was chosen yet'}).{gone}"
+            return f"{self.name} has picked no one ({self.note or 'nothing was chosen yet'}).{gone}"
         text = (
             f"{self.name}: over {self.rounds} round{'s' if self.rounds > 1 else ''}, {self.same:.0%} of its picks were "
             f"picked ({self.chance:.0%} by chance)"
@@ -120,7 +120,7 @@ class ShadowSummary:
             text += f"; a round would take {self.seconds[1]:.3g} s by its clients' mean durations, as it was "
             text += f"{self.seconds[0]:.3g} s"
         if self.silent:
-            text += f"; in {self.silent} it named nobody ({self.note})"
+            text += f"; in {self.silent} it picked no one ({self.note})"
         return f"{text}.{gone}"
 
 
@@ -292,7 +292,7 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
             sound=sum(r.status == Status.OK for r in replies.get(row.ticket, ())),
             seconds=None if row.told_at is None else row.told_at - row.asked_at,
             abandoned=given_up.get(row.ticket),
-            failures=_failed(table, replies.get(row.ticket, ()), why.get(row.ticket, {})),
+            failures=_failures(table, replies.get(row.ticket, ()), why.get(row.ticket, {})),
             excluded=past.excluded[row.ticket],
         )
         for row in cohorts
@@ -303,12 +303,14 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
     how = run_state(journal)
     return Account(
         name=name,
-        selector=_called(changes[-1]["to"] if changes else meta.get("selector")),
-        changes=tuple(f"round {c['round']}: {_called(c['from'])} gave way to {_called(c['to'])}" for c in changes),
+        selector=_selector_name(changes[-1]["to"] if changes else meta.get("selector")),
+        changes=tuple(
+            f"round {c['round']}: {_selector_name(c['from'])} gave way to {_selector_name(c['to'])}" for c in changes
+        ),
         seed=int(meta.get("seed", 0)),
         state=how.state,
         reason=how.why,
-        planned=planned(journal),
+        planned=planned_rounds(journal),
         rounds=tuple(rounds),
         clients=_clients(table, active.tolist(), rounds, cohorts, replies, means),
         shadows=_shadows(journal, table, past, means),
@@ -317,11 +319,11 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
     )
 
 
-def _called(spec: Any) -> str:
+def _selector_name(spec: Any) -> str:
     return str(spec.get("name") or spec.get("class") or "unknown") if isinstance(spec, Mapping) else str(spec)
 
 
-def _failed(table: ClientTable, replies: Iterable[ReplyRow], why: Mapping[str, str]) -> dict[str, str]:
+def _failures(table: ClientTable, replies: Iterable[ReplyRow], why: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for reply in replies:
         if reply.status != Status.OK:

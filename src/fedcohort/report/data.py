@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _NUMBERS = (
     "accuracy", "metric", "loss", "qcid", "clock", "seconds", "query_seconds", "client_seconds", "query_client_seconds",
     "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up", "available",
+    "worst_group", "worst_tenth", "client_spread", "jain", "longest_absence", "asked",
 )  # fmt: skip
 
 
@@ -62,7 +63,8 @@ class RunCurve:
     def coverage(self, clients: int) -> Coverage:
         """Return how many of the federation's clients carried the run."""
         rounds = self.round if len(self.pick_round) else self.round[:0]  # without a journal there is nothing to say
-        return Tally.of_picks(clients, rounds, self.pick_round, self.pick_client).coverage()
+        available = self.values["available"][: len(rounds)]
+        return Tally.of_picks(clients, rounds, self.pick_round, self.pick_client, available).coverage()
 
     @property
     def total_bytes(self) -> FloatArray:
@@ -70,7 +72,7 @@ class RunCurve:
         names = ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
         return np.asarray(np.cumsum(sum(np.nan_to_num(self.values[name]) for name in names)))
 
-    def evaluated(self, name: str) -> tuple[IntArray, FloatArray]:
+    def evaluations(self, name: str) -> tuple[IntArray, FloatArray]:
         """Return rounds and values of a column where it was recorded."""
         values = self.values[name]
         seen = np.isfinite(values)
@@ -104,7 +106,7 @@ class Setting:
     own: SettingOptions = SettingOptions()
     names: tuple[str, ...] | None = None
 
-    def called(self, client: int) -> str:
+    def client_name(self, client: int) -> str:
         """Return how a client is called: by its name, else by its number."""
         return str(client) if self.names is None or client >= len(self.names) else self.names[client]
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, FloatArray
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.text import escape_html
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.tables import gini
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, RunProgress, SelectorRanking, ranking
+from fedcohort.simulate.leaderboard.numbers import LOST
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.leaderboard.words import names, number, percent, quantity, times
@@ -199,21 +200,24 @@ def _accuracy_sentence(board: Leaderboard) -> str:
     target = metric.level(board.target)
     known = [row for row in board.rows if not math.isnan(row.terminal.mean)]
     if not known:
-        return f"Nobody has a terminal {metric.name}{'' if board.finished else ' yet'}."
+        return f"No selector has a terminal {metric.name}{'' if board.finished else ' yet'}."
     whole = [row for row in known if not row.lost] or known
     before = "" if board.finished else f"So far ({board.progress.words}): "
     place = "highest" if metric.higher else "lowest, which is best"
-    at_the_top = f"ends {place}" if board.finished else f"is {place}"
     best = whole[0]
     value = metric.value(best.terminal.mean)
+    top = [row.label for row in whole if metric.value(row.terminal.mean) == value]
+    at_the_top = (
+        f"{('ends' if len(top) == 1 else 'end') if board.finished else ('is' if len(top) == 1 else 'are')} {place}"
+    )
     if len(known) == 1:
         text = f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
     elif {metric.value(row.terminal.mean) for row in known} == {value}:
         text = f"all {'end at' if board.finished else 'are at'} {value}"
     else:
         of_all = any(row.terminal.mean > best.terminal.mean for row in known)
-        text = f"{best.label} {at_the_top}{' of those that lost no run' if of_all else ''}, at {value}"
-        if not best.baseline and not math.isnan(board.base.terminal.mean):
+        text = f"{names(top)} {at_the_top}{' of those that lost no run' if of_all else ''}, at {value}"
+        if board.baseline not in top and not math.isnan(board.base.terminal.mean):
             text += f" against {metric.value(board.base.terminal.mean)} for {board.baseline}"
     opened = text.replace("all ", "All ", 1) if text.startswith("all ") else text
     reached = [row for row in board.rows if row.main.rounds.count == row.runs]
@@ -221,7 +225,7 @@ def _accuracy_sentence(board: Leaderboard) -> str:
         return f"{before}{opened}."
     if not reached:
         some = any(row.main.rounds.count for row in board.rows)
-        nobody = f"nobody {'reaches' if board.finished else 'has reached'} {target}"
+        nobody = f"none {'reaches' if board.finished else 'has reached'} {target}"
         return f"{before}{opened}; {nobody}{' in every seed' if some else ''}."
     quickest = min(row.main.rounds.mean for row in reached)
     first = [row for row in reached if row.main.rounds.mean == quickest]
@@ -300,7 +304,7 @@ def _rank_sentence(found: SelectorRanking, where: str) -> str:
     worse = [label for label in found.labels[1:] if found.differ(best, label)]
     text = f"{best} has the best mean rank {over} ({number(found.ranks[0])} of {len(found.labels)}; Friedman, {p})"
     if not worse:
-        return f"{text}, but differs from nobody by the critical difference of {number(found.difference)}."
+        return f"{text}, but differs from none by the critical difference of {number(found.difference)}."
     alike = [label for label in found.labels[1:] if label not in worse]
     text += f"; it is better than {names(worse)} by the critical difference of {number(found.difference)} or more"
     return f"{text}, and cannot be told from {names(alike)}." if alike else f"{text}."
@@ -310,24 +314,30 @@ def loss(setting: Setting) -> Figure | None:
     """Test loss over rounds."""
     series, last = [], {}
     for group in setting.groups:
-        band = seed_band([(x.astype(float), y) for x, y in (run.evaluated("loss") for run in group.runs)], False)
+        band = seed_band([(x.astype(float), y) for x, y in (run.evaluations("loss") for run in group.runs)], False)
         if band is not None:
             series.append(_series(group, band))
-            last[group.label] = next((v for v in reversed(band["y"]) if v is not None), math.nan)
+            if not any(run.state in LOST for run in group.runs):  # its mean would end where the lost run did
+                last[group.label] = next((v for v in reversed(band["y"]) if v is not None), math.nan)
     if not series:
         return None
     known = {label: value for label, value in last.items() if not math.isnan(value)}
+    views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
+    spec = {"kind": "lines", "views": views, "y": {"label": "test loss"}}
+    if not known:
+        return Figure("loss", "Test loss", "Every selector lost a run.", spec)
     low = min(known, key=lambda label: known[label])
     high = max(known, key=lambda label: known[label])
     verb = "is" if setting.running else "ends"
     if number(known[high]) == number(known[low]):
         sentence = f"{so_far(setting)}The loss {verb} {'' if setting.running else 'at '}{number(known[low])}"
-        sentence += " with all of them." if len(known) > 1 else "."
+        sentence += " for all of them." if len(known) > 1 else "."
     else:
         sentence = f"{so_far(setting)}The loss {verb} lowest with {low} ({number(known[low])})"
         sentence += f" and highest with {high} ({number(known[high])})."
-    views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
-    return Figure("loss", "Test loss", sentence, {"kind": "lines", "views": views, "y": {"label": "test loss"}})
+    if left_out := [str(one["label"]) for one in series if one["label"] not in known]:
+        sentence += f" Selectors that lost a run are left out: {names(left_out)}."
+    return Figure("loss", "Test loss", sentence, spec)
 
 
 def balance(setting: Setting) -> Figure | None:
@@ -335,19 +345,21 @@ def balance(setting: Setting) -> Figure | None:
     window = max(1, setting.rounds // 25)
     series, means = [], {}
     for group in setting.groups:
-        curves = [(x.astype(float), trailing_mean(y, window)) for x, y in (run.evaluated("qcid") for run in group.runs)]
+        curves = [
+            (x.astype(float), trailing_mean(y, window)) for x, y in (run.evaluations("qcid") for run in group.runs)
+        ]
         band = seed_band(curves, False)
         if band is not None:
             if "lo" in band:
                 band["lo"] = [None if v is None else max(0.0, v) for v in band["lo"]]
             series.append(_series(group, band))
-            known = np.concatenate([run.evaluated("qcid")[1] for run in group.runs])
+            known = np.concatenate([run.evaluations("qcid")[1] for run in group.runs])
             means[group.label] = float(known.mean())
     if not series:
         return None
     low, high = min(means, key=lambda k: means[k]), max(means, key=lambda k: means[k])
     if number(means[low]) == number(means[high]):
-        whose = f"{low}'s cohorts" if len(means) == 1 else "everybody's cohorts"
+        whose = f"{low}'s cohorts" if len(means) == 1 else "all cohorts"
         sentence = f"The mean class imbalance (QCID) of {whose} is {number(means[low])}; 0 is perfectly balanced."
     else:
         ratio = f", {times(means[high] / means[low])} times as much" if means[low] > 0 else ""
@@ -399,8 +411,8 @@ def picks(setting: Setting) -> Figure | None:
     others = f", and {equal} other{'s' if equal > 1 else ''} as often" if equal else ""
     sentence = (
         "A horizontal streak is a client picked again and again. "
-        f"Most often it is client {setting.called(client)} with {group.label} "
-        f"(seed {group.runs[0].seed}): in {percent(share, 0)} of the rounds{again}{others}."
+        f"The longest: {group.label} picked client {setting.client_name(client)} "
+        f"(seed {group.runs[0].seed}) in {percent(share, 0)} of the rounds{again}{others}."
     )
     return Figure(
         "picks",
@@ -435,7 +447,7 @@ def participation(setting: Setting) -> Figure | None:
     sentence = "A flat line shares the work evenly. " + (
         f"{even} is the most even (Gini {low}), {uneven} the least ({high})."
         if low != high
-        else f"The Gini coefficient is {low}{' with all of them' if len(known) > 1 else ''}; 0 would be perfectly even."
+        else f"The Gini coefficient is {low}{' for all of them' if len(known) > 1 else ''}; 0 would be perfectly even."
     )
     views = [
         {"name": "Clients", "x": {"label": "clients, most often picked first", "format": "integer"}, "series": series}
@@ -458,12 +470,8 @@ def scenario(setting: Setting) -> Figure | None:
     cells, top = pack_matrix(np.ascontiguousarray(counts[order].T))
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     present = (counts > 0).sum(axis=1)
-    sentence = (
-        f"{len(counts)} clients, {counts.shape[1]} classes: half of the clients hold "
-        f"{quantity(float(np.median(present)), 'class', 'classes')} or fewer, and with half of the clients "
-        f"{percent(float(np.median(share.max(axis=1))), 0)} or more of the samples are of one class; sizes run from "
-        f"{number(float(facts.sizes.min()))} to {number(float(facts.sizes.max()))} samples."
-    )
+    sentence = f"{quantity(len(counts), 'client')}, {quantity(counts.shape[1], 'class', 'classes')}. "
+    sentence += _holdings(present, share.max(axis=1), facts.sizes)
     if float(facts.noise_rate.max(initial=0)) > 0:
         sentence += f" On average {percent(float(facts.noise_rate.mean()), 0)} of a client's labels are wrong."
     if len(setting.federations) > 1:
@@ -488,6 +496,20 @@ def scenario(setting: Setting) -> Figure | None:
         "value": {"label": "samples", "format": "integer"},
     }
     return Figure("scenario", "The federation: classes by client", sentence, spec)
+
+
+def _holdings(classes: IntArray, largest: FloatArray, sizes: FloatArray) -> str:
+    """Say what clients hold: how many samples, how many classes, and how much of it is their main class."""
+    least, most, few, many = (float(value) for value in (sizes.min(), sizes.max(), classes.min(), classes.max()))
+    if few == many == 1 and least == most:
+        return f"Every client holds {quantity(most, 'sample')} of a single class."
+    amount = number(most) if least == most else f"{number(least)} to {number(most)}"
+    kinds = number(many) if few == many else f"{number(few)} to {number(many)}"
+    text = f"A client holds {amount} {'sample' if most == 1 else 'samples'}"
+    if many == 1:
+        return f"{text} of a single class."
+    main = percent(float(np.median(largest)), 0)
+    return f"{text} of {kinds} classes; for half of the clients one class makes up {main} or more."
 
 
 def cost(setting: Setting) -> Figure | None:
@@ -517,13 +539,11 @@ def _question_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     amount = {row["label"]: row["parts"][1] for row in rows}
     share = {row["label"]: row["parts"][1] / max(sum(row["parts"]), 1e-12) for row in rows}
     if max(amount.values()) <= 0:
-        return "Nobody asked clients anything before choosing, so every byte is training."
+        return "No selector asked clients anything before choosing, so every byte went into training."
     part, most = max(share, key=lambda k: share[k]), max(amount, key=lambda k: amount[k])
-    text = f"Questions are the largest share of {part}'s own bytes: {percent(share[part])}"
-    sent = f"{megabytes(amount[most] / 1e6)} MB"
-    if most == part:
-        return f"{text}, and with {sent} the most in amount as well."
-    return f"{text}; in amount {most} spends the most on them, {sent} ({percent(share[most])} of its bytes)."
+    sent = f"{megabytes(amount[most] / 1e6)} MB, {percent(share[most])} of its traffic"
+    text = f"{most} spends the most on queries: {sent}"
+    return f"{text}." if most == part else f"{text}; {part} spends the largest share on them, {percent(share[part])}."
 
 
 def _duration_sentence(setting: Setting, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -43,9 +43,9 @@ class RunView:
 def run_view(found: Account, past: JournalHistory, clients: int) -> RunView:
     """Return tables and figures of a run."""
     rows = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
-    tally = Tally.of(clients, ((row.round, row.clients) for row in rows))
+    tally = Tally.of(clients, ((row.round, row.clients, row.n_candidates) for row in rows))
     active = np.array([client.member for client in found.clients], np.bool_)
-    figures = (_curves(found), _durations(found), _outcomes(found), *_picked(found, past, clients))
+    figures = (_curves(found), _durations(found), _outcomes(found), *_pick_figures(found, past, clients))
     tables = [clients_table(found), rounds_table(found)]
     if found.shadows:
         tables.insert(0, shadows_table(found))
@@ -282,7 +282,7 @@ def _outcomes(found: Account) -> Figure | None:
                   _lines([{"name": "Replies", "x": _ROUNDS, "series": series}], "clients"))  # fmt: skip
 
 
-def _picked(found: Account, past: JournalHistory, clients: int) -> Sequence[Figure | None]:
+def _pick_figures(found: Account, past: JournalHistory, clients: int) -> Sequence[Figure | None]:
     rows = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
     if not any(len(row.clients) for row in rows):
         return ()

@@ -75,7 +75,7 @@ def assemble(
     bundle = load_bundle(paths)
     warnings = list(bundle.warnings)
     sections = []
-    options = bundle.options.given(targets, None, baseline, None)
+    options = bundle.options.override(targets, None, baseline, None)
     every = boards(bundle.settings, options)
     for setting, board in zip(bundle.settings, every, strict=True):
         tables = (leaderboard_table(board, setting.drawn), participation_table(setting))
@@ -173,7 +173,7 @@ def build_page(
     data: dict[str, Any] = {"figures": {}, "explanations": {}}
     for number, pane in enumerate(panes):
         for figure in pane.figures.values():
-            data["figures"][f"{number}-{figure.name}"] = _drawn(figure, pane.name if len(panes) > 1 else None)
+            data["figures"][f"{number}-{figure.name}"] = _chart_data(figure, pane.name if len(panes) > 1 else None)
         data["explanations"][str(number)] = pane.explanations
     return render(
         "report.html",
@@ -191,17 +191,17 @@ def build_page(
 
 def figure_html(figure: Figure) -> str:
     """Return one figure as a page of its own."""
-    data = {"figures": {f"0-{figure.name}": _drawn(figure, None)}, "explanations": {}}
+    data = {"figures": {f"0-{figure.name}": _chart_data(figure, None)}, "explanations": {}}
     return render("figure.html", figure=figure, data=data)
 
 
 def figure_files(report: Report) -> list[dict[str, Any]]:
     """Return every figure with the name of the file it is saved as."""
     several = len(report.sections) > 1
-    return [_drawn(f, s.setting.name if several else None) for s in report.sections for f in s.figures]
+    return [_chart_data(f, s.setting.name if several else None) for s in report.sections for f in s.figures]
 
 
-def _drawn(figure: Figure, where: str | None) -> dict[str, Any]:
+def _chart_data(figure: Figure, where: str | None) -> dict[str, Any]:
     """Return what the chart code draws, with a file name; ``where`` names the pane if there are several."""
     slug = "" if where is None else "-" + "".join(c if c.isalnum() else "-" for c in where).strip("-")
     return {"title": figure.title, "sentence": figure.sentence, "file": f"{figure.name}{slug}", **figure.spec}

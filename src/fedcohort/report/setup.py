@@ -29,21 +29,23 @@ def facts(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str]:
     run = _mapping(config.get("run"))
     found = {
         "Data": _data(_mapping(config.get("data")), meta.get("datasets")),
-        "Task": _worded(config.get("task")),
-        "Partition": _worded(scenario.get("partition") or scenario.get("preset")),
-        "Label noise": _worded(scenario.get("noise")) if _mapping(scenario.get("noise")).get("level", 1) else "none",
+        "Task": _describe_part(config.get("task")),
+        "Partition": _describe_part(scenario.get("partition") or scenario.get("preset")),
+        "Label noise": _describe_part(scenario.get("noise"))
+        if _mapping(scenario.get("noise")).get("level", 1)
+        else "none",
         "Availability": _unless(scenario.get("availability"), "always", "all clients, in every round"),
         "Latency": _unless(scenario.get("latency"), "none", "none"),
         "Failures": f"probability {scenario['failure']:g} per client and round" if scenario.get("failure") else "",
         "Deadline": f"{scenario['deadline']:g} s" if scenario.get("deadline") else "",
         "Held out": _held_out(scenario),
-        "Model": _worded(config.get("model")),
-        "Local training": _worded(config.get("local")),
-        "Aggregation": _worded(config.get("aggregator")),
-        "Filter": _worded(config.get("filter")),
+        "Model": _describe_part(config.get("model")),
+        "Local training": _describe_part(config.get("local")),
+        "Aggregation": _describe_part(config.get("aggregator")),
+        "Filter": _describe_part(config.get("filter")),
         "Rounds and cohort": _rounds(run),
         "Selectors": _selectors(_mapping(config.get("selectors"))),
-        "Settings": "; ".join(_worded(setting) for setting in config.get("settings", ())),
+        "Settings": "; ".join(_describe_part(setting) for setting in config.get("settings", ())),
         "Seeds": _seeds(config.get("seeds")),
         "Versions": ", ".join(f"{name} {meta[name]}" for name in _VERSIONS if meta.get(name)),
         "Machine": ", ".join(str(meta[name]) for name in ("device", "machine") if meta.get(name)),
@@ -68,7 +70,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _worded(value: Any) -> str:
+def _describe_part(value: Any) -> str:
     """Return a part of a configuration as "name (key value, ...)"."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{key} {_plain(item)}" for key, item in value.items() if key != "name")
@@ -79,7 +81,7 @@ def _worded(value: Any) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
-        return f"[{_worded(value)}]"
+        return f"[{_describe_part(value)}]"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_plain, value)) or "none"
     if isinstance(value, bool):
@@ -98,11 +100,11 @@ def _data(data: Mapping[str, Any], datasets: Any) -> str:
             str(item.get("source") or ""),
         ]
         words.append(f"{item.get('name', 'data')} ({', '.join(part for part in parts if part)})")
-    return "; ".join(words) or _worded(data)
+    return "; ".join(words) or _describe_part(data)
 
 
 def _unless(value: Any, name: str, otherwise: str) -> str:
-    return otherwise if _mapping(value).get("name") == name else _worded(value)
+    return otherwise if _mapping(value).get("name") == name else _describe_part(value)
 
 
 def _held_out(scenario: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ def participation_table(setting: Setting) -> Table:
                 Cell(f"{evenness.mean:.2f}", f"±{evenness.std:.2f}" if evenness.count > 1 else ""),
                 Cell(f"{never.mean:.3g}", f"of {n}"),
                 Cell(f"{counts.max(axis=1).mean():.3g}"),
-                Cell(names([setting.called(int(c)) for c in left_out], 30), f"seed {group.runs[0].seed}"),
+                Cell(names([setting.client_name(int(c)) for c in left_out], 30), f"seed {group.runs[0].seed}"),
             )
         )
     return Table(

@@ -10,6 +10,7 @@ from fedcohort.scenario.availability import (
     UniformShare,
 )
 from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
+from fedcohort.scenario.devices import DEVICES, Devices, DrawnDevices, Presence, Roster, Sessions
 from fedcohort.scenario.dirichlet import (
     ClassHeterogeneity,
     ClientHeterogeneity,
@@ -19,6 +20,7 @@ from fedcohort.scenario.dirichlet import (
     Skewness,
 )
 from fedcohort.scenario.federation import ClientSamples, Federation
+from fedcohort.scenario.groups import Groups
 from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency, ShiftedExponential
 from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
@@ -26,12 +28,17 @@ from fedcohort.scenario.picture import text_picture
 from fedcohort.scenario.predefined import Custom, Natural
 from fedcohort.scenario.presets import PRESETS, Preset, preset
 from fedcohort.scenario.scenario import RoundEvents, Scenario
+from fedcohort.scenario.shift import VIEWS, Shift, meant, seen
+from fedcohort.scenario.traces import Trace, TraceDevices, fit, read_fedscale, read_flash, read_trace, write_trace
+from fedcohort.scenario.unequal import Quantity, RareHolders
 
 __all__ = [
     "AVAILABILITIES",
+    "DEVICES",
     "LATENCIES",
     "PARTITIONS",
     "PRESETS",
+    "VIEWS",
     "Always",
     "Assignment",
     "Availability",
@@ -43,10 +50,13 @@ __all__ = [
     "ClientSamples",
     "Custom",
     "DayNight",
+    "Devices",
     "DirichletLabels",
     "DirichletQp",
     "DominantClass",
+    "DrawnDevices",
     "Federation",
+    "Groups",
     "Iid",
     "Imbalanced",
     "LabelNoise",
@@ -56,13 +66,28 @@ __all__ = [
     "NoLatency",
     "Partition",
     "Pool",
+    "Presence",
     "Preset",
+    "Quantity",
+    "RareHolders",
+    "Roster",
     "RoundEvents",
     "Scenario",
+    "Sessions",
     "Shards",
+    "Shift",
     "ShiftedExponential",
     "Skewness",
+    "Trace",
+    "TraceDevices",
     "UniformShare",
+    "fit",
+    "meant",
     "preset",
+    "read_fedscale",
+    "read_flash",
+    "read_trace",
+    "seen",
     "text_picture",
+    "write_trace",
 ]

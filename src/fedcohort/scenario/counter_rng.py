@@ -8,6 +8,7 @@ stream, round, client).
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 
 import numpy as np
 
@@ -40,9 +41,39 @@ def uniforms(seed: int, name: str, clients: IntArray, *position: int) -> FloatAr
     >>> bool(uniforms(1, "latency", np.array([3]), 7)[0] == all_of_them[3])
     True
     """
+    first, second = _key(seed, name, position)
+    return _unit(_mix(_mix(clients.astype(np.uint64) * _GOLDEN + first) ^ second))
+
+
+def uniforms_each(seed: int, name: str, clients: IntArray, counts: IntArray, *position: int) -> FloatArray:
+    """Return one uniform number in [0, 1) per client and count, where every client has a count of its own.
+
+    Parameters
+    ----------
+    seed, name, clients, position
+        As in :func:`uniforms`.
+    counts : (k,) int array
+        Non-negative; for example how many sessions a client has had before.
+
+    Examples
+    --------
+    >>> twice = uniforms_each(1, "devices", np.array([3, 3]), np.array([0, 1]))
+    >>> bool(twice[0] == twice[1])
+    False
+    """
+    first, second = _key(seed, name, position)
+    own = _mix(clients.astype(np.uint64) * _GOLDEN + first)
+    return _unit(_mix(_mix(own + counts.astype(np.uint64) * _GOLDEN) ^ second))
+
+
+@lru_cache(maxsize=256)
+def _key(seed: int, name: str, position: tuple[int, ...]) -> tuple[np.uint64, np.uint64]:
     sequence = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(name.encode()), *position))
     first, second = sequence.generate_state(2, np.uint64)
-    bits = _mix(_mix(clients.astype(np.uint64) * _GOLDEN + first) ^ second)
+    return first, second
+
+
+def _unit(bits: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> FloatArray:
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

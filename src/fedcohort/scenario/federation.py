@@ -11,9 +11,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import InputError
+from fedcohort.scenario.groups import Groups
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -75,6 +76,8 @@ class Federation:
         Notes for the user on how it was built ("2 draws were infeasible and redrawn").
     client_names : tuple of str or None
         Names given by the data (writers); None numbers the clients.
+    groups : Groups or None
+        Which clients are judged together; None where samples have no classes and clients no data of their own to test.
 
     Examples
     --------
@@ -99,6 +102,7 @@ class Federation:
     traits: Mapping[str, AnyArray] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     client_names: tuple[str, ...] | None = None
+    groups: Groups | None = None
 
     def __post_init__(self) -> None:
         total, clients = len(self.indices), len(self.offsets) - 1
@@ -128,10 +132,12 @@ class Federation:
                 )
         if self.client_names is not None and len(self.client_names) != clients:
             raise InputError(f"There must be one name per client ({clients}). Got {len(self.client_names)}.")
+        if self.groups is not None and len(self.groups.of) != clients:
+            raise InputError(f"There must be one group per client ({clients}). Got {len(self.groups.of)}.")
         for field in ("indices", "offsets", "labels", "true_labels", "validation", "noise_rate", "server_validation"):
-            sealed(getattr(self, field))
+            freeze(getattr(self, field))
         for trait in self.traits.values():
-            sealed(trait)
+            freeze(trait)
 
     @classmethod
     def of(
@@ -175,12 +181,12 @@ class Federation:
     @cached_property
     def sizes(self) -> IntArray:
         """Number of samples of every client (N,), validation included."""
-        return sealed(np.diff(self.offsets))
+        return freeze(np.diff(self.offsets))
 
     @cached_property
     def train_sizes(self) -> IntArray:
         """Number of samples every client trains on (N,)."""
-        return sealed(self.sizes - self.validation)
+        return freeze(self.sizes - self.validation)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -190,12 +196,20 @@ class Federation:
     @cached_property
     def owner(self) -> Int32Array:
         """Client of every entry of ``indices`` (total,)."""
-        return sealed(np.repeat(np.arange(len(self), dtype=np.int32), self.sizes))
+        return freeze(np.repeat(np.arange(len(self), dtype=np.int32), self.sizes))
 
     @cached_property
     def main_class(self) -> IntArray:
         """The most frequent true class of every client (N,); the smallest one where several tie."""
-        return sealed(self.label_counts(part="all", true=True).argmax(axis=1).astype(np.int64))
+        return freeze(self.label_counts(part="all", true=True).argmax(axis=1).astype(np.int64))
+
+    @cached_property
+    def holds_rare(self) -> BoolArray:
+        """Which clients (N,) have a third or more of rare classes, of which there are less than 3/4 of the mean."""
+        counts = self.label_counts(part="all", true=True)
+        total = counts.sum(axis=0)
+        rare = total < 0.75 * total.mean()
+        return freeze(3 * counts[:, rare].sum(axis=1) >= np.maximum(counts.sum(axis=1), 1))
 
     def client(self, k: int) -> ClientSamples:
         """Return the samples of client ``k`` as views."""

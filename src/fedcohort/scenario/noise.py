@@ -1,4 +1,4 @@
-"""Label noise: a random share of every client's labels is wrong.
+"""Label noise: a random share of every client's labels is wrong, or some clients permute all of theirs.
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", Section 3.1.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import ParameterError, ScenarioError
 from fedcohort.core.params import Interval, OneOf, Parameterized, param
 
@@ -32,6 +32,8 @@ class LabelNoise(Parameterized):
     level: float = param(0.0, Interval(float, 0, None), "noise level; 0 is no noise")
     concentration: float = param(2.0, Interval(float, 0, None, "neither"), "a + b; large makes all clients alike")
     reading: str = param("mean", OneOf(("mean", "ratio")), "what the level is: a / (a + b), or a / b")
+    rare: int = param(0, Interval(int, 0, None), "only labels of so many classes, the rarest, are wrong; 0: of all")
+    permuted: float = param(0.0, Interval(float, 0, 1), "share of the clients that call all classes by other names")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,12 +51,21 @@ class LabelNoise(Parameterized):
         """Return a and b."""
         return round(self.mean * self.concentration, 12), round((1.0 - self.mean) * self.concentration, 12)
 
+    @property
+    def changes(self) -> bool:
+        """Whether it changes any label."""
+        return self.level > 0 or self.permuted > 0
+
     def describe(self) -> str:
         """Return one line."""
-        if self.level == 0:
-            return "none"
-        a, b = self.beta()
-        return f"share of wrong labels ~ Beta({a:g}, {b:g}), mean {self.mean:.3g}"
+        parts = []
+        if self.level:
+            a, b = self.beta()
+            of = f" of the {self.rare} rarest classes" if self.rare else ""
+            parts.append(f"share of wrong labels{of} ~ Beta({a:g}, {b:g}), mean {self.mean:.3g}")
+        if self.permuted:
+            parts.append(f"{self.permuted:.0%} of the clients call all classes by other names")
+        return "; ".join(parts) or "none"
 
     def rates(self, clients: int, rng: np.random.Generator) -> FloatArray:
         """Draw the share of wrong labels of every client (N,)."""
@@ -93,17 +104,34 @@ class LabelNoise(Parameterized):
         """
         sizes = np.diff(offsets)
         drawn = self.rates(len(sizes), rng)
-        if self.level == 0:
+        if not self.changes:
             return labels, np.zeros(len(sizes)), drawn
         if classes < 2:
             raise ScenarioError(f"Label noise needs another class to change a label to; there is {classes}.")
-        # rounding up or down at random keeps the mean, which matters for clients of a few samples
-        wrong = np.floor(drawn * sizes + rng.random(len(sizes))).astype(np.int64)
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        order = np.lexsort((rng.random(len(labels)), owner))
-        rank = np.arange(len(labels)) - np.repeat(offsets[:-1], sizes)
-        flipped = order[rank < np.repeat(wrong, sizes)]
         noisy = labels.copy()
-        shift = rng.integers(1, classes, len(flipped), dtype=np.int32)
-        noisy[flipped] = (noisy[flipped] + shift) % classes
-        return noisy, wrong / np.maximum(sizes, 1), drawn
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        if self.level:
+            candidates = self._candidates(labels, classes)  # (total,)
+            each = np.bincount(owner[candidates], minlength=len(sizes))
+            # rounding up or down at random keeps the mean, which matters for clients of a few samples
+            wrong = np.floor(drawn * each + rng.random(len(sizes))).astype(np.int64)
+            order = np.lexsort((rng.random(len(labels)), ~candidates, owner))
+            rank = np.arange(len(labels)) - np.repeat(offsets[:-1], sizes)
+            flipped = order[rank < np.repeat(wrong, sizes)]
+            shift = rng.integers(1, classes, len(flipped), dtype=np.int32)
+            noisy[flipped] = (noisy[flipped] + shift) % classes
+        if self.permuted:
+            count = int(np.floor(self.permuted * len(sizes) + 0.5))
+            theirs = np.isin(owner, rng.permutation(len(sizes))[:count])
+            noisy[theirs] = rng.permutation(classes)[noisy[theirs]]
+        exact = np.bincount(owner[noisy != labels], minlength=len(sizes)) / np.maximum(sizes, 1)
+        return noisy, exact, drawn
+
+    def _candidates(self, labels: npt.NDArray[np.int32], classes: int) -> BoolArray:
+        """Return which labels may be changed (total,): all, or those of the rarest classes that occur."""
+        if not self.rare:
+            return np.ones(len(labels), bool)
+        counts = np.bincount(labels, minlength=classes)
+        present = np.flatnonzero(counts)
+        rarest = present[np.argsort(counts[present], kind="stable")][: self.rare]
+        return np.isin(labels, rarest)

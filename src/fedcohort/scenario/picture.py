@@ -22,7 +22,7 @@ def text_picture(federation: Federation, *, limit: int = 40, true: bool = False)
     0       |▓░ |  4 samples
     1       |  █|  2 samples
     """
-    shown = _spaced(len(federation), limit)
+    shown = _spaced_clients(len(federation), limit)
     counts = federation.label_counts(part="all", true=true)[shown]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     # rounded up: anything above zero shows
@@ -41,7 +41,7 @@ def text_picture(federation: Federation, *, limit: int = 40, true: bool = False)
     return "\n".join(lines)
 
 
-def _spaced(clients: int, limit: int) -> IntArray:
+def _spaced_clients(clients: int, limit: int) -> IntArray:
     if limit < 1:
         raise InputError(f"The 'limit' of a picture must be at least 1. Got {limit}.")
     if clients <= limit:

@@ -1,4 +1,4 @@
-"""Combine partition, label noise, latency, availability, failures and validation into one scenario."""
+"""Combine partition, shift, label noise, latency, availability, failures and validation into one scenario."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ from fedcohort.scenario.attributes import AttributeTable, draw_attributes, read_
 from fedcohort.scenario.availability import AVAILABILITIES, Always, Availability
 from fedcohort.scenario.classwise import Iid
 from fedcohort.scenario.counter_rng import uniforms
+from fedcohort.scenario.devices import DEVICES, Devices
 from fedcohort.scenario.federation import Federation
+from fedcohort.scenario.groups import Groups
 from fedcohort.scenario.latency import LATENCIES, Latency, NoLatency
 from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
+from fedcohort.scenario.predefined import Natural
+from fedcohort.scenario.shift import RELABEL, Shift, meant
 
 T = TypeVar("T", bound=Parameterized)
 
 # Positions in the data stream. Never renumber them: every seeded federation would change.
-_SERVER, _PARTITION, _SHUFFLE, _NOISE = 0, 1, 2, 3
+_SERVER, _PARTITION, _SHUFFLE, _NOISE, _SHIFT = 0, 1, 2, 3, 4
 _WHETHER, _WHEN = 0, 1  # positions in the failure stream
 
 
@@ -72,9 +76,16 @@ class Scenario(Parameterized):
 
     partition: Partition = dataclasses.field(default_factory=Iid)
     noise: LabelNoise = dataclasses.field(default_factory=LabelNoise)
+    shift: Shift = dataclasses.field(default_factory=Shift)
     latency: Latency = dataclasses.field(default_factory=NoLatency)
     availability: Availability = dataclasses.field(default_factory=Always)
+    devices: Devices | None = None  # who is on and how long work takes by the clock, in place of the two above
     failure: float = param(0.0, Interval(float, 0, 1, "left"), "probability that a client fails in mid-round")
+    rare_slowness: float = param(
+        1.0,
+        Interval(float, 0, None, "neither"),
+        "how many times longer clients take who hold a third or more of rare classes",
+    )
     deadline: float | None = param(
         None, Optional(Interval(float, 0, None, "neither")), "seconds after which a client is late; None waits for all"
     )
@@ -94,6 +105,23 @@ class Scenario(Parameterized):
                 raise ParameterError(
                     f"The '{name}' of a scenario must be a {kind.__name__}. Got {value!r}.",
                     hint="Scenario.from_dict takes names and tables",
+                )
+        if self.devices is not None:
+            self._check_devices()
+
+    def _check_devices(self) -> None:
+        if not isinstance(self.devices, Devices):
+            raise ParameterError(
+                f"The 'devices' of a scenario must be Devices. Got {self.devices!r}.",
+                hint="Scenario.from_dict takes names and tables",
+            )
+        for name, none in (("latency", NoLatency), ("availability", Always)):
+            part = getattr(self, name)
+            if not isinstance(part, none):
+                raise ParameterError(
+                    f"A scenario with devices takes availability and durations from them. Got the {name} "
+                    f"{part.name!r}.",
+                    hint=f"leave out {name}, or devices",
                 )
 
     def build(
@@ -129,13 +157,17 @@ class Scenario(Parameterized):
         part = self.partition.assign(rest, rng.stream(seed, rng.DATA, _PARTITION))
         places = _shuffle_within_clients(part, rng.stream(seed, rng.DATA, _SHUFFLE))
         true_labels = rest.labels[places].astype(np.int32)
+        groups = self._groups(len(part.offsets) - 1, seed)
+        if groups is not None and RELABEL in groups.views:
+            mine = np.repeat(groups.of == groups.views.index(RELABEL), np.diff(part.offsets))
+            true_labels[mine] = meant(RELABEL, true_labels[mine], pool.classes)
         noisy, exact, drawn = self.noise.apply(
             true_labels, part.offsets, pool.classes, rng.stream(seed, rng.DATA, _NOISE)
         )
         traits = dict(part.traits)
         if self.noise.level:
             traits["noise_drawn"] = drawn
-        return Federation(
+        federation = Federation(
             indices=rest.positions[places].astype(np.int32),
             offsets=part.offsets,
             labels=noisy,
@@ -147,7 +179,17 @@ class Scenario(Parameterized):
             traits=traits,
             remarks=part.remarks,
             client_names=part.names,
+            groups=groups,
         )
+        if groups is None and isinstance(self.partition, Natural):
+            return dataclasses.replace(federation, groups=Groups.by_client(federation.names))
+        if groups is None and pool.classes > 1:
+            return dataclasses.replace(federation, groups=Groups.by_class(federation.main_class))
+        return federation
+
+    def _groups(self, clients: int, seed: int) -> Groups | None:
+        """Return who sees the samples how; None where all see them alike."""
+        return self.shift.groups(clients, rng.stream(seed, rng.DATA, _SHIFT)) if self.shift.views else None
 
     def _server_share(self, pool: Pool, draw: np.random.Generator) -> IntArray:
         """Return the sorted positions of ``server_validation`` random samples of every class."""
@@ -174,9 +216,54 @@ class Scenario(Parameterized):
         held: IntArray = np.where(sizes >= 2, np.clip(nearest_count, 1, np.maximum(sizes - 1, 1)), 0)
         return held
 
-    def available(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
-        """Return which clients can take part in a round (N,)."""
+    def available(self, federation: Federation, *, seed: int, round: int, time: float = 0.0) -> BoolArray:
+        """Return which clients can take part in a round (N,); with devices, in one that begins at ``time``."""
+        if self.devices is not None:
+            return self.devices.presence(np.arange(len(federation)), seed=seed, time=time).on
         return self.availability.mask(federation, seed=seed, round=round)
+
+    def seconds(
+        self, federation: Federation, clients: IntArray, *, seed: int, round: int, work: float | FloatArray = 1.0
+    ) -> FloatArray:
+        """Return how long each of ``clients`` (k,) takes for a share of its usual work, if it does not fail."""
+        durations = self.latency.durations(federation.sizes, clients, seed=seed, round=round, work=work)
+        if self.rare_slowness == 1:
+            return durations
+        return durations * np.where(federation.holds_rare[clients], self.rare_slowness, 1.0)
+
+    def timed_events(
+        self,
+        clients: IntArray,
+        *,
+        seed: int,
+        ticket: int,
+        time: float,
+        samples: FloatArray,
+        transfer: FloatArray | float,
+    ) -> RoundEvents:
+        """Return how long each of ``clients`` works by the clock, and who fails: at random, or when its session ends.
+
+        Parameters
+        ----------
+        clients : (k,) int array
+            Who begins at ``time``.
+        seed, ticket : int
+            Which experiment, which cohort.
+        time : float
+        samples : (k,) float array
+            Samples that each goes through, each as often as it is taken.
+        transfer : float or (k,) array
+            Bytes that each receives and sends.
+        """
+        assert self.devices is not None
+        seconds = self.devices.durations(clients, samples, transfer, seed=seed)
+        durations, status = self.devices.work(clients, seconds, seed=seed, time=time)
+        if self.failure:
+            failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, ticket) < self.failure
+            moment = seconds * uniforms(seed, rng.FAILURE, clients, _WHEN, ticket)
+            durations = np.where(failed, np.minimum(moment, durations), durations)
+            status[failed] = Status.FAILED
+        return RoundEvents(durations, status)
 
     def events(
         self,
@@ -201,7 +288,7 @@ class Scenario(Parameterized):
             Share of the usual local work each does.
         """
         clients = np.asarray(clients, dtype=np.int64)
-        durations = self.latency.durations(federation.sizes, clients, seed=seed, round=round, work=work)
+        durations = self.seconds(federation, clients, seed=seed, round=round, work=work)
         status = np.zeros(len(clients), dtype=np.int8)
         if self.failure:
             failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, round) < self.failure
@@ -233,9 +320,15 @@ class Scenario(Parameterized):
         lines = [
             f"partition     {self.partition.describe()}",
             f"label noise   {self.noise.describe()}",
-            f"latency       {self.latency.describe()}",
-            f"availability  {self.availability.describe()}",
+            *([f"shift         {self.shift.describe()}"] if self.shift.views else []),
         ]
+        if self.devices is not None:
+            lines.append(f"devices       {self.devices.describe()}")
+        else:
+            lines.append(f"latency       {self.latency.describe()}")
+            lines.append(f"availability  {self.availability.describe()}")
+        if self.rare_slowness != 1:
+            lines.append(f"rare classes  their holders take {self.rare_slowness:g} times as long")
         if self.failure:
             lines.append(f"failure       probability {self.failure:g} per client and round")
         if self.deadline is not None:
@@ -284,8 +377,10 @@ class Scenario(Parameterized):
                 continue
             if key == "attributes":
                 changes[key] = read_attributes(value)
-            elif key == "noise":
-                changes[key] = _noise_from(value, base.noise)
+            elif key in _PLAIN_PARTS:
+                changes[key] = _plain_part(key, value, getattr(base, key))
+            elif key == "devices":
+                changes[key] = _devices_from(value, base.devices)
             elif key in _REGISTRIES:
                 changes[key] = _part_from(key, value, _REGISTRIES[key], getattr(base, key))
             else:
@@ -303,14 +398,22 @@ class Scenario(Parameterized):
             part = getattr(self, name)
             values = {info.name: getattr(part, info.name) for info in parameters(type(part))}
             table[name] = ({"name": part.name} if name in _REGISTRIES else {}) | _plain(values)
+        if self.devices is not None:
+            values = {info.name: getattr(self.devices, info.name) for info in parameters(type(self.devices))}
+            table["devices"] = {"name": self.devices.name} | _plain(values)
         return table | _plain({info.name: getattr(self, info.name) for info in parameters(Scenario)})
 
 
 _PARTS: dict[str, type] = {
     "partition": Partition,
     "noise": LabelNoise,
+    "shift": Shift,
     "latency": Latency,
     "availability": Availability,
+}
+_PLAIN_PARTS = {
+    "noise": ("label noise", "{level = 0.15}"),
+    "shift": ("shift", '{views = ["rotate"], share = 0.2}'),
 }
 _REGISTRIES: dict[str, Registry[Any]] = {
     "partition": PARTITIONS,
@@ -328,12 +431,28 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {key: plain(value) for key, value in values.items() if value is not None}
 
 
-def _noise_from(value: Any, base: LabelNoise) -> LabelNoise:
-    if isinstance(value, LabelNoise):
+def _plain_part(name: str, value: Any, base: T) -> T:
+    what, example = _PLAIN_PARTS[name]
+    if isinstance(value, type(base)):
         return value
     if not isinstance(value, Mapping):
-        raise ParameterError(f"The 'noise' of a scenario must be a table such as {{level = 0.15}}. Got {value!r}.")
-    return _replace_parameters("label noise", base, dict(value))
+        raise ParameterError(f"The '{name}' of a scenario must be a table such as {example}. Got {value!r}.")
+    return _replace_parameters(what, base, dict(value))
+
+
+def _devices_from(value: Any, base: Devices | None) -> Devices | None:
+    """Return devices of a name or a table; a table without a name changes those of the preset, or draws some."""
+    if value is None or isinstance(value, Devices):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping):
+        raise ParameterError(f"The 'devices' of a scenario must be a name or a table. Got {value!r}.")
+    values = dict(value)
+    name = values.pop("name", "drawn" if base is None else base.name)
+    if base is not None and name == base.name:
+        return _replace_parameters(f"devices {name!r}", base, values)
+    return DEVICES.create(name, **values)
 
 
 def _part_from(kind: str, value: Any, registry: Registry[Any], base: Any) -> Any:

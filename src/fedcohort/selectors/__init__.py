@@ -3,12 +3,15 @@
 from fedcohort.selectors.baselines.active_fl import ActiveFL
 from fedcohort.selectors.baselines.astraea import Astraea
 from fedcohort.selectors.baselines.clustered import Clustered
+from fedcohort.selectors.baselines.delta import Delta
 from fedcohort.selectors.baselines.divfl import DivFL
 from fedcohort.selectors.baselines.e3cs import E3CS
 from fedcohort.selectors.baselines.fed_cucb import FedCucb
 from fedcohort.selectors.baselines.fedcs import FedCS
+from fedcohort.selectors.baselines.fedstas import FedStas
 from fedcohort.selectors.baselines.feel import Feel
 from fedcohort.selectors.baselines.gradnorm import GradNorm
+from fedcohort.selectors.baselines.greedyfed import GreedyFed
 from fedcohort.selectors.baselines.hics_fl import HicsFL
 from fedcohort.selectors.baselines.neural_bandit import NeuralBandit
 from fedcohort.selectors.baselines.oort import Oort
@@ -43,6 +46,7 @@ __all__ = [
     "BlindFedCBS",
     "Bounded",
     "Clustered",
+    "Delta",
     "DivFL",
     "DivFLByData",
     "E3CSExact",
@@ -55,10 +59,12 @@ __all__ = [
     "FedCmUcb",
     "FedCor",
     "FedCucb",
+    "FedStas",
     "Feel",
     "Flash",
     "FlashAdvantage",
     "GradNorm",
+    "GreedyFed",
     "HicsFL",
     "NeuralBandit",
     "NeuralBanditAdvantage",

@@ -2,7 +2,8 @@
 
 A selector may starve clients on purpose, or because it met a federation it was not made for; either way whoever runs it
 should know. :class:`Coverage` compares how many distinct clients carried the last rounds, and how many ever trained,
-with what uniform cohorts of the same sizes would have reached. It says so and changes nothing.
+with what uniform cohorts of the same sizes would have reached at least, drawn from as many candidates as there were in
+each round. It says so and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, IntArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ reached took part."""
 
 TURNS = 2.0  # the last rounds are those in which every client would have had two turns on average
 FEWEST_ROUNDS = 20  # below, chance explains everything
+_ALL = 2**62  # candidates where all clients were: more than there will ever be
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Coverage:
     recent : int
         Distinct members asked to train since then.
     expected_recent : float
-        As many as uniform cohorts of the same sizes would have asked.
+        As many as uniform cohorts of the same sizes would have asked at least, from as many candidates.
     never : int
         Members never asked to train in any round.
     expected_never : float
@@ -101,36 +103,41 @@ class Tally:
 
     def __init__(self, clients: int) -> None:
         self._last = np.full(clients, -1, np.int64)  # (N,) the round of its last turn, -1 before the first
-        self._rounds = array("q")  # 16 bytes a round is all that a session remembers of its past
+        self._rounds = array("q")  # 24 bytes a round is all that a session remembers of its past
         self._sizes = array("q")
+        self._candidates = array("q")
 
-    def add(self, round_: int, cohort: IntArray) -> None:
-        """Count a cohort; rounds come in order."""
+    def add(self, round_: int, cohort: IntArray, candidates: int | None = None) -> None:
+        """Count a cohort, chosen from so many candidates, by default from all clients; rounds come in order."""
         self._last[cohort] = round_
         self._rounds.append(round_)
         self._sizes.append(len(cohort))
+        self._candidates.append(_ALL if candidates is None else candidates)
 
     def grow(self, clients: int) -> None:
         """Make room for clients that joined."""
         self._last = np.concatenate([self._last, np.full(clients - len(self._last), -1, np.int64)])
 
     @classmethod
-    def of(cls, clients: int, cohorts: Iterable[tuple[int, IntArray]]) -> Tally:
-        """Count the cohorts of a record, (round, clients) in order."""
+    def of(cls, clients: int, cohorts: Iterable[tuple[int, IntArray, int | None]]) -> Tally:
+        """Count the cohorts of a record, (round, clients, number of candidates) in order."""
         tally = cls(clients)
-        for round_, cohort in cohorts:
-            tally.add(round_, cohort)
+        for round_, cohort, candidates in cohorts:
+            tally.add(round_, cohort, candidates)
         return tally
 
     @classmethod
-    def of_picks(cls, clients: int, rounds: IntArray, pick_round: IntArray, pick_client: IntArray) -> Tally:
-        """Count the cohorts of (T,) ascending rounds, given as one pair (round, client) per pick, rounds ascending."""
-        ends = np.searchsorted(pick_round, rounds, side="right")
-        starts = np.searchsorted(pick_round, rounds, side="left")
-        return cls.of(
-            clients,
-            ((r, pick_client[a:b]) for r, a, b in zip(rounds.tolist(), starts.tolist(), ends.tolist(), strict=True)),
-        )
+    def of_picks(
+        cls, clients: int, rounds: IntArray, pick_round: IntArray, pick_client: IntArray, available: FloatArray
+    ) -> Tally:
+        """Count the cohorts of (T,) ascending rounds, given as one pair (round, client) per pick, rounds ascending.
+
+        ``available`` (T,) is how many clients were there in each round; NaN where that is not known.
+        """
+        ends = np.searchsorted(pick_round, rounds, side="right").tolist()
+        starts = np.searchsorted(pick_round, rounds, side="left").tolist()
+        rows = zip(rounds.tolist(), starts, ends, known_counts(available), strict=True)
+        return cls.of(clients, ((round_, pick_client[a:b], candidates) for round_, a, b, candidates in rows))
 
     @property
     def rounds(self) -> int:
@@ -155,15 +162,16 @@ class Tally:
         """
         last = self._last if active is None else self._last[active]
         sizes = np.asarray(self._sizes, np.float64)
+        candidates = np.minimum(self._candidates, len(last))
         window = min(self.window, len(sizes))
         since = self._rounds[-window] if window else 0
         return Coverage(
             clients=len(last),
             since=since,
             recent=int((last >= since).sum()) if window else 0,
-            expected_recent=len(last) - _expected_left_out(len(last), sizes[len(sizes) - window :]),
+            expected_recent=_expected_reach(sizes[len(sizes) - window :], candidates[len(sizes) - window :]),
             never=int((last < 0).sum()),
-            expected_never=_expected_left_out(len(last), sizes),
+            expected_never=len(last) - _expected_reach(sizes, candidates),
             rounds=len(sizes),
         )
 
@@ -180,7 +188,7 @@ class CoverageMonitor:
         Its name, for the log.
     clients : int
         N.
-    cohorts : iterable of (round, clients)
+    cohorts : iterable of (round, clients, number of candidates)
         What was asked before, in order.
     quiet : bool
         Whether the log gets it as information only: for a host that runs many sessions in one process and reports about
@@ -188,7 +196,12 @@ class CoverageMonitor:
     """
 
     def __init__(
-        self, selector: str, clients: int, cohorts: Iterable[tuple[int, IntArray]] = (), *, quiet: bool = False
+        self,
+        selector: str,
+        clients: int,
+        cohorts: Iterable[tuple[int, IntArray, int | None]] = (),
+        *,
+        quiet: bool = False,
     ) -> None:
         self._selector = selector
         self._tally = Tally.of(clients, cohorts)
@@ -196,9 +209,9 @@ class CoverageMonitor:
         self._warned = False
         self._next = max(self._tally.rounds + 1, FEWEST_ROUNDS)
 
-    def add(self, round_: int, cohort: IntArray, active: BoolArray) -> None:
-        """Count a cohort, and now and then look."""
-        self._tally.add(round_, cohort)
+    def add(self, round_: int, cohort: IntArray, active: BoolArray, candidates: int) -> None:
+        """Count a cohort, chosen from so many candidates, and now and then look."""
+        self._tally.add(round_, cohort, candidates)
         if self._tally.rounds < self._next:
             return
         self._next = self._tally.rounds + max(1, min(self._tally.window, self._tally.rounds) // 4)
@@ -236,8 +249,23 @@ trained (1 of 2 runs).']
     return found
 
 
-def _expected_left_out(clients: int, sizes: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    """Return how many clients uniform cohorts of these sizes leave out on average, N prod (1 - k / N)."""
-    if clients == 0:
-        return 0.0
-    return float(clients * np.prod(1.0 - np.minimum(sizes / clients, 1.0)))
+def known_counts(numbers: FloatArray) -> list[int | None]:
+    """Return numbers of clients as integers, None where one is NaN."""
+    return [None if math.isnan(number) else int(number) for number in np.asarray(numbers, np.float64).tolist()]
+
+
+def _expected_reach(sizes: FloatArray, candidates: IntArray) -> float:
+    """Return how many clients uniform cohorts reach at least, on average.
+
+    Each round draws k of the n candidates it has. Who they were does not matter: the fewest are reached if the
+    candidates of a round are always among those of every round with more of them. A client's chance to be left out is
+    exp(x), where x is the sum of log(1 - k / n) over the rounds it is a candidate in; the sum over all clients of
+    1 - exp(x) is concave in the x, and nested candidates spread the same total over the clients least evenly.
+    """
+    kept = candidates > 0
+    order = np.argsort(-candidates[kept], kind="stable")
+    n, k = candidates[kept][order].astype(np.float64), sizes[kept][order]
+    with np.errstate(divide="ignore"):
+        left_out = np.exp(np.cumsum(np.log1p(-np.minimum(k / n, 1.0))))
+    # Clients n[i + 1] to n[i] of the nesting are candidates in the first i + 1 of these rounds.
+    return float(((n - np.append(n[1:], 0.0)) * (1.0 - left_out)).sum())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
-from fedcohort.core.protocol import Cohort, Status
+from fedcohort.core.protocol import SELECTORS, Cohort, Status
 from fedcohort.core.top import top_k
 from fedcohort.core.validate import whole_number
 from fedcohort.journal.events import FAILURES
@@ -71,6 +71,8 @@ class Explanation:
     shadows : by shadow selector, the names it would have picked (or a note why it could not)
     notes : what the selector noted about the choice
     coverage : a warning when few clients carried the training up to this round, else None
+    rule : how the selector picks, in its own words; empty for one of your own that does not say
+    meanings : by name, what the parts of its scores are
     """
 
     round: int
@@ -86,9 +88,11 @@ class Explanation:
     shadows: Mapping[str, tuple[str, ...] | str]
     notes: Mapping[str, Any]
     coverage: str | None = None
+    rule: str = ""
+    meanings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __str__(self) -> str:
-        return self.reason
+        return f"{self.reason} {self.rule}".strip()
 
     @property
     def outcome(self) -> str:
@@ -207,8 +211,11 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     index = None
     if client is not None:
         index = table.index(client) if isinstance(client, str) else table.index(table.name(client))
+    rule, meanings = about_selector(journal.meta().get("selector"))
     scores = journal.scores(cohort.ticket)
     picked, arrays, _ = scores.pop("", (cohort.clients, {}, None))
+    if not arrays and meanings:  # a round in which a selector that scores did not, such as those of a warm-up
+        rule = "No scores led to this choice."
     all_rows = _rows(table, picked, arrays, cohort.n_candidates)
     scored = [row.score for row in all_rows if row.picked and row.score is not None]
     threshold = min(scored) if scored else None
@@ -225,7 +232,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         place = ""
         if own and own[0].score is not None:
             rank = f", rank {own[0].place(of=cohort.n_candidates)}" if own[0].rank else ""
-            place = f" with score {own[0].score:.6g}{rank}"
+            place = f"; it scored {own[0].score:.6g}{rank}"
             if own[0].parts:
                 place += " (" + ", ".join(f"{k} {v:.4g}" for k, v in own[0].parts.items()) + ")"
         if was_picked:
@@ -233,16 +240,19 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
             replies = [r for r in journal.replies(cohort.ticket) if r.client == index]
             status = Status(replies[0].status).name if replies else None
         elif candidates is None:
-            reason = f"Client {name} was not picked in round {round_}; why is no longer on record, it was pruned."
+            reason = f"Client {name} was not picked in round {round_}. The reason was pruned and is not on record."
         elif index not in candidates.tolist():
             why = journal.exclusions(cohort.ticket).get(index, "not available, already training, or gone")
-            reason = f"Client {name} was no candidate in round {round_}: {why}."
+            reason = f"Client {name} was not a candidate in round {round_}: {why}."
         elif own:
-            below = f"; the lowest picked score was {threshold:.6g}" if threshold is not None else ""
-            reason = f"Client {name} was not picked in round {round_}{place}{below}."
+            below = f" The lowest score picked was {threshold:.6g}" if threshold is not None else ""
+            if threshold is not None:
+                above = own[0].score is not None and own[0].score > threshold
+                below += ": scores alone do not decide." if above else "."
+            reason = f"Client {name} was not picked in round {round_}{place}.{below}"
         else:
             reason = f"Client {name} was a candidate in round {round_} but not picked" + (
-                f", and not among the {len(arrays['client'])} best recorded scores." if arrays else "."
+                f"; only the {len(arrays['client'])} best scores are recorded." if arrays else "."
             )
     shadows: dict[str, tuple[str, ...] | str] = {
         shadow: note if note else tuple(table.name(int(c)) for c in theirs)
@@ -262,4 +272,22 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         shadows=MappingProxyType(shadows),
         notes=MappingProxyType(dict(cohort.notes)),
         coverage=Tally.of(table.n, journal.picks(round_)).coverage(active).warning,
+        rule=rule,
+        meanings=meanings,
     )
+
+
+def about_selector(meta: Any) -> tuple[str, Mapping[str, str]]:
+    """Return how a selector picks, in its own words, and what the parts of its scores are.
+
+    ``meta`` is what the journal says about the selector. Only the library's own are asked: reading a journal imports
+    nothing that it names.
+    """
+    name = meta.get("name") if isinstance(meta, Mapping) else meta
+    if name not in SELECTORS.names():
+        return "", MappingProxyType({})
+    known: Any = SELECTORS.get(str(name))
+    params = meta.get("params") if isinstance(meta, Mapping) else None
+    inner = params.get("of") if isinstance(params, Mapping) and known.is_wrapper else None
+    rule, meanings = about_selector(inner) if isinstance(inner, str) else ("", MappingProxyType({}))
+    return f"{known.picks_by} {rule}".strip(), MappingProxyType({**meanings, **known.part_meanings})

@@ -98,7 +98,7 @@ class Condition:
         return None
 
 
-def _refused(text: str) -> InputError:
+def _refusal(text: str) -> InputError:
     return InputError(
         f"The condition {text!r} may only compare attributes with constants, joined by and, or, not.",
         hint="for example: battery >= 30 and network in ('wifi', 'ethernet')",
@@ -119,14 +119,14 @@ def _test(node: ast.expr, text: str) -> _Test:
         case ast.Compare(left=left, ops=ops, comparators=comparators):
             terms = [_term(term, text) for term in (left, *comparators)]
             if not all(type(op) in _COMPARE for op in ops):
-                raise _refused(text)
+                raise _refusal(text)
             checks = [(_COMPARE[type(op)], terms[i], terms[i + 1]) for i, op in enumerate(ops)]
             return lambda attributes: all(check(a(attributes), b(attributes)) for check, a, b in checks)
         case ast.Name() | ast.Constant(value=bool()):
             term = _term(node, text)
             return lambda attributes: term(attributes) is True
         case _:
-            raise _refused(text)
+            raise _refusal(text)
 
 
 def _term(node: ast.expr, text: str) -> Callable[[Attributes], Any]:
@@ -148,7 +148,7 @@ def _term(node: ast.expr, text: str) -> Callable[[Attributes], Any]:
             values = [item.value for item in items if isinstance(item, ast.Constant)]
             return lambda attributes: values
         case _:
-            raise _refused(text)
+            raise _refusal(text)
 
 
 def plain_attributes(client: str, facts: Attributes) -> dict[str, str | float | int | bool]:

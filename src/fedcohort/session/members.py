@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, BoolArray, IntArray, sealed
+from fedcohort.core.arrays import AnyArray, BoolArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import RoundRequest
@@ -27,14 +27,14 @@ class Membership:
     Examples
     --------
     >>> members = Membership.of(ClientTable(names=["anna", "ben"]))
-    >>> after, indices = members.changed(["anna"], member=False)
+    >>> after, indices = members.change(["anna"], member=False)
     >>> after.active.tolist(), indices.tolist(), members.active.tolist()
     ([False, True], [0], [True, True])
     """
 
     def __init__(self, table: ClientTable, active: AnyArray) -> None:
         self.table = table
-        self.active: BoolArray = sealed(np.array(active, np.bool_))
+        self.active: BoolArray = freeze(np.array(active, np.bool_))
         self._all = bool(self.active.all())
         self._recent: tuple[AnyArray, IntArray] = (_NOTHING, _NOTHING)  # the last request, and its candidates
 
@@ -43,7 +43,7 @@ class Membership:
         """Return a federation in which every client is a member."""
         return cls(table, np.ones(table.n, np.bool_))
 
-    def joined(self, clients: ClientTable) -> Membership:
+    def join(self, clients: ClientTable) -> Membership:
         """Return the federation after new clients joined, which come after the others."""
         if clients.has_names:
             known = [name for name in clients.names if name in self.table]
@@ -52,7 +52,7 @@ class Membership:
                     f"The client {known[0]!r} is in the federation already.",
                     hint="a client that left comes back with session.rejoin(names)",
                 )
-        return Membership(self.table.extended(clients), np.concatenate([self.active, np.ones(clients.n, np.bool_)]))
+        return Membership(self.table.with_clients(clients), np.concatenate([self.active, np.ones(clients.n, np.bool_)]))
 
     def with_facts(self, table: ClientTable) -> Membership:
         """Return the federation with other facts about the same clients, of at least the same kinds."""
@@ -60,7 +60,7 @@ class Membership:
             raise InputError("New facts must be about the same clients and of all the kinds the old ones are of.")
         return Membership(table, self.active)
 
-    def changed(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool) -> tuple[Membership, IntArray]:
+    def change(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool) -> tuple[Membership, IntArray]:
         """Return the federation after clients left or came back, and their indices."""
         indices = self.table.indices(clients)
         active = self.active.copy()
@@ -72,7 +72,7 @@ class Membership:
         available = request.available
         if available is None:
             if self._all and not training:
-                return sealed(np.arange(self.table.n))
+                return freeze(np.arange(self.table.n))
             return self._without(self.active.copy(), training)
         given = _as_array(available)
         if training:
@@ -101,7 +101,7 @@ class Membership:
     def _without(mask: BoolArray, training: Sequence[IntArray]) -> IntArray:
         for clients in training:
             mask[clients] = False
-        return sealed(np.flatnonzero(mask))
+        return freeze(np.flatnonzero(mask))
 
 
 def _as_array(available: AnyArray | Sequence[int] | Sequence[str]) -> AnyArray:

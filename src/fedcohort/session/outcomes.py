@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, sealed
+from fedcohort.core.arrays import FloatArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Status, Trial
 from fedcohort.core.signals import Signal
@@ -34,9 +34,9 @@ def in_cohort_order(cohort: Cohort, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
         max(block.at for block in blocks),
         False,
         cohort.clients,
-        sealed(status),
-        sealed(kept),
-        {name: sealed(column) for name, column in metrics.items()},
+        freeze(status),
+        freeze(kept),
+        {name: freeze(column) for name, column in metrics.items()},
     )
 
 
@@ -56,8 +56,8 @@ def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, rep
             if column is None:  # of a vector as many columns as are sure to be there
                 column = np.full(cohort.size if signal.width is None else (cohort.size, signal.numbers(1)), np.nan)
             elif (lacking := ok & ~np.isfinite(column.reshape(cohort.size, -1)).all(axis=1)).any():
-                status = sealed(np.where(lacking, np.int8(Status.INVALID), status))
-            metrics[signal] = sealed(np.where(ok if column.ndim == 1 else ok[:, None], column, np.nan))
+                status = freeze(np.where(lacking, np.int8(Status.INVALID), status))
+            metrics[signal] = freeze(np.where(ok if column.ndim == 1 else ok[:, None], column, np.nan))
     return Outcome(
         round=cohort.round,
         clients=cohort.clients,
@@ -69,7 +69,7 @@ def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, rep
     )
 
 
-def what_was_paid_for(question: Query, answer: Answer | None, n: int) -> Answer:
+def answer_from_paid(question: Query, answer: Answer | None, n: int) -> Answer:
     """Answer a shadow's question from what the session's own selector paid for; the rest is NaN."""
     if isinstance(question, Trial):
         nothing = np.full((len(question.cohorts), n), np.nan)

@@ -12,7 +12,6 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Answer, Cohort, Selector, Status
 from fedcohort.core.selector_spec import describe
 from fedcohort.journal import CohortRow, Journal, ReplyBlock
-from fedcohort.journal.codec import pack_many
 from fedcohort.journal.events import (
     ABANDONED,
     ATTRIBUTES,
@@ -29,6 +28,7 @@ from fedcohort.journal.events import (
     SHADOW,
 )  # fmt: skip
 from fedcohort.journal.maintenance import BLOCKED, Eraser, erase, name_digest
+from fedcohort.journal.scores import pack_scores
 from fedcohort.session.expressions import Attributes
 from fedcohort.session.members import Membership
 from fedcohort.session.referee import Eligibility
@@ -56,7 +56,7 @@ class EventRecorder:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
 
-    def created(self, members: Membership, running: Iterable[StatefulSelector], rules: Rules | None) -> None:
+    def record_creation(self, members: Membership, running: Iterable[StatefulSelector], rules: Rules | None) -> None:
         """End a new journal's first transaction; the file appears with it."""
         self.journal.set_table(members.table, members.active)
         self._save_states(running)
@@ -66,7 +66,7 @@ class EventRecorder:
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
-    def asked(
+    def record_cohort(
         self,
         cohort: Cohort,
         size: int | None,
@@ -102,7 +102,7 @@ class EventRecorder:
                 journal.add_answer(cohort.ticket, answer.values)
             journal.add_cohort(row, None if len(candidates) == n else candidates, n)
             if scores is not None:  # the clients it picked are in the cohort's own row
-                journal.add_scores(cohort.ticket, "", cohort.clients, pack_many(scores), None)
+                journal.add_scores(cohort.ticket, "", cohort.clients, pack_scores(scores), None)
             for name, pick in picks.items():
                 journal.add_scores(cohort.ticket, name, pick.picked, pick.scores, pick.note)
             self._save_states((own, *shadows.running.values()))
@@ -110,7 +110,7 @@ class EventRecorder:
             if eligibility is not None and eligibility.reasons:
                 journal.add_exclusions(cohort.ticket, eligibility.codes, eligibility.reasons)
 
-    def reported(self, block: ReplyBlock, host: Any) -> None:
+    def record_report(self, block: ReplyBlock, host: Any) -> None:
         """Record a partial report and what the host stores with it."""
         with self.journal.event():
             self._add_replies([block])
@@ -121,7 +121,7 @@ class EventRecorder:
         with self.journal.event():
             self.journal.add_replies(ReplyBlock.with_status(ticket, time.time(), clients, Status.LATE, late=True))
 
-    def closed(
+    def record_close(
         self,
         cohort: Cohort,
         news: Iterable[ReplyBlock],
@@ -159,7 +159,7 @@ class EventRecorder:
 
     # -- the federation ---------------------------------------------------------------------------------------------
 
-    def joined(
+    def record_join(
         self,
         members: Membership,
         first: int,
@@ -182,7 +182,7 @@ class EventRecorder:
             self.journal.set_table(members.table, members.active)
             self.journal.add_event(kind, {"clients": clients.tolist()})
 
-    def forgotten(
+    def forget_client(
         self, client: str, table: ClientTable, own: StatefulSelector, shadows: Shadows, turn: Turn, *, block: bool
     ) -> tuple[str, Membership, StatefulSelector, Shadows]:
         """Erase a client from the record; return the name that replaces it, and what remains.
@@ -195,13 +195,13 @@ class EventRecorder:
             erase(self.journal, eraser, block=block)
             members = Membership(*self.journal.table())
             own = own.without(index, members.table, turn.seed)
-            shadows = shadows.renamed(eraser.text)
+            shadows = shadows.with_names(eraser.text)
             shadows, failed = shadows.try_each(lambda shadow: shadow.without(index, members.table, turn.seed))
             self._save_states((own, *shadows.running.values()))
             self._drop(failed, shadows, turn.round)
         return eraser.stand_in, members, own, shadows
 
-    def blocked(self, names: Iterable[str]) -> dict[str, str]:
+    def blocked_names(self, names: Iterable[str]) -> dict[str, str]:
         """Return those of ``names`` that were forgotten and blocked, each with the name that replaces it."""
         blocked = self.journal.meta().get(BLOCKED)
         if blocked is None:

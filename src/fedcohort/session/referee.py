@@ -181,7 +181,7 @@ class Referee:
             if self._condition is not None:
                 self._unmet[client] = self._condition.unmet(attributes)
             for name, values in self._values.items():
-                values[client] = _claimed((self.rules.quotas or {})[name], attributes.get(name))
+                values[client] = _quota_value((self.rules.quotas or {})[name], attributes.get(name))
 
     # -- before the choice ------------------------------------------------------------------------------------------
 
@@ -222,9 +222,9 @@ class Referee:
             after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
             exclude(hot, f"it cools off for {rules.cool_off} cohorts after {after}")
         allowed = candidates[codes[candidates] == 0]
-        return Eligibility(allowed, self._demanded(round_, allowed), codes, tuple(reasons))
+        return Eligibility(allowed, self._required_clients(round_, allowed), codes, tuple(reasons))
 
-    def _demanded(self, round_: int, allowed: IntArray) -> IntArray:
+    def _required_clients(self, round_: int, allowed: IntArray) -> IntArray:
         rules, ledger = self.rules, self.ledger
         pinned = allowed[np.isin(allowed, self._pinned)]
         if rules.min_in_window is None or rules.window is None:
@@ -320,7 +320,7 @@ def _knows(table: ClientTable, name: str) -> bool:
     return True
 
 
-def _claimed(claims: Mapping[str, int] | int, value: object) -> object:
+def _quota_value(claims: Mapping[str, int] | int, value: object) -> object:
     """Return the value of a quota that a client counts for, or None: values the operator does not name have no claim.
 
     Values are compared as TOML writes them, because a journal's keys are texts.

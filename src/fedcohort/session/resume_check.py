@@ -48,7 +48,7 @@ def check_same(
     ours = meta["signals"]
     theirs = None if signals is None else sorted(signals)
     if ours != theirs:
-        found.append(f"its host supplies {_listed(ours)}, given are {_listed(theirs)}")
+        found.append(f"its host supplies {_signal_list(ours)}, given are {_signal_list(theirs)}")
     if audit and meta.get("audit") is None:
         found.append("it is not chained for an audit, and audit=True is given")
     found += _other_clients(journal, meta, clients)
@@ -60,7 +60,7 @@ def check_same(
         )
 
 
-def _listed(signals: Iterable[str] | None) -> str:
+def _signal_list(signals: Iterable[str] | None) -> str:
     return "whatever the selector requires (signals=None)" if signals is None else ", ".join(signals) or "no signals"
 
 
@@ -74,10 +74,10 @@ def _other_clients(journal: Journal, meta: Mapping[str, Any], clients: ClientTab
     if journal.events(FORGOTTEN):
         yield from _other_names(journal, now, clients)
     elif begun is not None or not (journal.events(JOINED) or journal.events(FACTS)):  # else nobody knows its first
-        yield from _named(now, clients)
+        yield from _table_differences(now, clients)
 
 
-def _named(ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
+def _table_differences(ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
     """Yield how two tables differ that are known to."""
     if ours.n != theirs.n:
         yield f"it has {ours.n} clients, given are {theirs.n}"
@@ -87,7 +87,8 @@ def _named(ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
             yield f"its client {i} is named {one!r}, given is {other!r}"
             return
     if ours.signals != theirs.signals:
-        yield f"of its clients are known {_listed(sorted(ours.signals))}, given are {_listed(sorted(theirs.signals))}"
+        recorded, given = _signal_list(sorted(ours.signals)), _signal_list(sorted(theirs.signals))
+        yield f"its clients have {recorded}, the ones given have {given}"
         return
     differing = ours.differing(theirs)
     if len(differing):

@@ -63,7 +63,7 @@ class _Numbers(Constraint):
 
 
 @dataclass(frozen=True)
-class _Tables(Constraint):
+class _NestedNumbers(Constraint):
     """A table of names, each with such a table of numbers."""
 
     inner: _Numbers
@@ -111,14 +111,14 @@ class Rules(Parameterized):
     min_in_window: int | None = param(None, Optional(_COUNT), "participations at least in any window")
     quotas: Mapping[str, Mapping[str, int]] | None = param(
         None,
-        Optional(_Tables(_Numbers(_COUNT), "attributes")),
+        Optional(_NestedNumbers(_Numbers(_COUNT), "attributes")),
         "by attribute, how many clients of a value a cohort has at least; other values have no claim",
     )
     budget: Mapping[str, float] | None = param(
         None, Optional(_AMOUNTS), "by kind (rounds, bytes, epsilon), what a client may spend"
     )
     budgets: Mapping[str, Mapping[str, float]] | None = param(
-        None, Optional(_Tables(_AMOUNTS)), "by client, where its budget is another; kinds it does not name stay"
+        None, Optional(_NestedNumbers(_AMOUNTS)), "by client, where its budget is another; kinds it does not name stay"
     )
     cost: Mapping[str, float] | None = param(
         None, Optional(_AMOUNTS), "by kind, what one participation spends; 1 of rounds"
@@ -177,7 +177,7 @@ class Rules(Parameterized):
         return min(bounds) if bounds else None
 
     @classmethod
-    def recorded(cls, values: Mapping[str, Any]) -> Rules:
+    def from_journal(cls, values: Mapping[str, Any]) -> Rules:
         """Return rules as a journal holds them.
 
         Quotas of version 0.2 may name no values. Such rules can be proved and played again, but no session goes on
@@ -195,13 +195,13 @@ class Rules(Parameterized):
         """Whether these rules of version 0.2 have quotas for every value that a client invents."""
         return any(not isinstance(claims, Mapping) for claims in (self.quotas or {}).values())
 
-    def renamed(self, name: Callable[[str], str]) -> Rules:
+    def with_names(self, name: Callable[[str], str]) -> Rules:
         """Return the same rules with the clients they name under other names."""
         budgets = self.budgets and {name(client): own for client, own in self.budgets.items()}
         blocked, pinned = (tuple(map(name, names)) for names in (self.blocked, self.pinned))
         paused = self.paused and {name(client): until for client, until in self.paused.items()}
         changes = {"blocked": blocked, "pinned": pinned, "paused": paused, "budgets": budgets}
-        return Rules.recorded({**self.to_dict(), **changes})
+        return Rules.from_journal({**self.to_dict(), **changes})
 
     @property
     def by_name(self) -> bool:

@@ -31,7 +31,7 @@ from fedcohort.core.validate import boolean, instance, mapping, one_of, text, wh
 from fedcohort.core.validate import path as check_path
 from fedcohort.journal import Journal, ReplyBlock, is_blank
 from fedcohort.journal.chain import new_nonce
-from fedcohort.journal.codec import sealed_state, state_fields
+from fedcohort.journal.codec import freeze_state, state_fields
 from fedcohort.journal.database import Commit
 from fedcohort.journal.events import FACTS, LEFT, REJOINED, SELECTOR
 from fedcohort.journal.place import place
@@ -49,7 +49,7 @@ from fedcohort.session.recorder import SESSION_EVENTS, EventRecorder
 from fedcohort.session.referee import Eligibility, Referee
 from fedcohort.session.resume import next_round, referee_from
 from fedcohort.session.rules import Rules, difference
-from fedcohort.session.shadows import ShadowPick, Shadows, adapted
+from fedcohort.session.shadows import ShadowPick, Shadows, adapt_all
 from fedcohort.session.stateful import StatefulSelector
 from fedcohort.session.turn import Turn
 from fedcohort.session.validation import (
@@ -107,7 +107,7 @@ class Session:
     commit : "always" or "manual"
         Whether each event is durable when its call returns, or only after :meth:`commit`.
     audit : bool
-        Whether to chain the record by digests and to keep answers, for ``fedcohort audit``.
+        Whether to chain the record by digests and to keep answers, for ``fedcohort journal audit``.
     sign : path, optional
         A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest with every event.
 
@@ -143,7 +143,7 @@ class Session:
         supplied = None if signals is None else as_signals(signals)
         _check_options(rules, commit, journal, sign)
         boolean(audit, "'audit'")
-        selector, watching = adapted(
+        selector, watching = adapt_all(
             as_selector(selector), {} if shadows is None else as_shadows(shadows), clients, supplied
         )
         check_signals(selector, clients, supplied)
@@ -168,7 +168,7 @@ class Session:
         try:
             self._assemble(record, turn, supplied, Membership.of(clients), own, Shadows(running), PendingCohorts())
             self._monitor = monitor
-            self._recorder.created(self._members, (own, *running.values()), rules)
+            self._recorder.record_creation(self._members, (own, *running.values()), rules)
         except BaseException:
             record.close()
             raise
@@ -234,13 +234,13 @@ class Session:
         check = None if at is None else partial(rewind, savepoint=instance(at, Savepoint, "'at'"))
         signer = None if sign is None else Signer(sign)
         journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._load, selector=selector))
-        self = cls._continued(journal, selector, given, rules, quiet=commit == "manual", check=check)
+        self = cls._continue_from(journal, selector, given, rules, quiet=commit == "manual", check=check)
         if at is not None:
             self._shadows = Shadows(self._shadows.running, at.blind)
         return self
 
     @classmethod
-    def _continued(
+    def _continue_from(
         cls,
         journal: Journal,
         selector: Selector[Any] | None,
@@ -268,10 +268,10 @@ class Session:
         """Return a session as a journal has it, without rules and shadows; nothing is written."""
         meta = journal.meta()
         seed = int(meta["seed"])
-        signals = None if meta["signals"] is None else frozenset(map(Signal.named, meta["signals"]))
+        signals = None if meta["signals"] is None else frozenset(map(Signal.by_name, meta["signals"]))
         members = Membership(*journal.table())
         if selector is not None:
-            selector, _ = adapted(selector, {}, members.table, signals)
+            selector, _ = adapt_all(selector, {}, members.table, signals)
         changes = journal.events(SELECTOR)
         selector = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], selector, journal.path)
         own = StatefulSelector.from_state(selector, members.table, seed, journal)
@@ -291,7 +291,7 @@ class Session:
         meta = self.journal.meta()
         wanted = given
         if wanted is not None and selector is not None:
-            _, wanted = adapted(selector, wanted, self.table, self._signals)
+            _, wanted = adapt_all(selector, wanted, self.table, self._signals)
         dropped: dict[str, tuple[str, str]] = {}  # name -> what became of it, and why
         for name, spec in meta["shadows"].items():
             if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
@@ -326,7 +326,7 @@ class Session:
     def _resume_rules(self, rules: Rules | None) -> None:
         """Go on with the journal's rules or with new ones, which is recorded, and with the participations so far."""
         recorded = self.journal.meta().get("rules")
-        before = None if recorded is None else Rules.recorded(recorded)
+        before = None if recorded is None else Rules.from_journal(recorded)
         if rules is None and before is not None and before.trusts_clients:
             raise InputError(
                 f"The journal {self.journal.path} has quotas that name no values ({before.quotas}); such quotas let a "
@@ -367,7 +367,7 @@ class Session:
             same = partial(resume_check.check_same, seed=seed, clients=clients, signals=supplied, audit=audit)
             signer = None if sign is None else Signer(sign)
             journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._load, selector=selector))
-            return cls._continued(journal, selector, given, rules, quiet=commit == "manual", check=same)
+            return cls._continue_from(journal, selector, given, rules, quiet=commit == "manual", check=same)
         return cls(
             selector,
             clients,
@@ -525,7 +525,7 @@ class Session:
             candidates = slate.candidates if eligibility is None else eligibility.allowed
             cohort, state = own.selector.select(own.state, slate, answer, turn.stream(streams.SELECTION))
             check_cohort(own.selector, cohort, slate)
-            own = own.with_state(sealed_state(state, self.table.n))
+            own = own.with_state(freeze_state(state, self.table.n))
             if request.size is not None and len(candidates) < request.size:
                 short = {"reason": f"{request.size} asked for, {len(candidates)} available"}
                 cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
@@ -538,7 +538,7 @@ class Session:
             cohort = self._referee.apply(cohort, eligibility, request.size, turn.stream(streams.RULES))
         names = self.table.names_of(cohort.clients)
         cohort = dataclasses.replace(cohort, round=turn.round, ticket=turn.ticket, names=names)
-        self._recorder.asked(
+        self._recorder.record_cohort(
             cohort,
             request.size,
             candidates,
@@ -554,7 +554,7 @@ class Session:
         self._own, self._shadows = own, shadows
         self._turn = turn.following()
         self._prepared = None
-        self._monitor.add(cohort.round, cohort.clients, self.active)
+        self._monitor.add(cohort.round, cohort.clients, self.active, len(candidates))
         if cohort.size:
             self._pending.add(cohort)
             if self._referee is not None:
@@ -614,7 +614,7 @@ class Session:
         if report.complete:
             self._close(item, [news], host)
             return
-        self._recorder.reported(news, host)
+        self._recorder.record_report(news, host)
         if host is not None:
             self._host_state = host
         if len(news.clients):
@@ -638,7 +638,7 @@ class Session:
         replies = in_cohort_order(cohort, [*item.replies, *news])
         own = self._own.learn(cohort, replies)
         shadows, failed = self._shadows.learn(cohort, replies) if self._shadows.running else (self._shadows, {})
-        self._recorder.closed(
+        self._recorder.record_close(
             cohort, news, host, own=own, shadows=shadows, failed=failed, turn=self._turn, abandoned=abandoned
         )
         if host is not None:
@@ -685,29 +685,29 @@ class Session:
         """Add clients to the federation; they are candidates from the next request on."""
         instance(clients, ClientTable, "'clients'")
         if clients.has_names:
-            blocked = self._recorder.blocked(clients.names)
+            blocked = self._recorder.blocked_names(clients.names)
             if blocked:
                 raise InputError(
                     f"The client {next(iter(blocked))!r} was forgotten, and is blocked from joining again.",
                     hint="if it is to take part again, let it come under another name",
                 )
-        members = self._members.joined(clients)
+        members = self._members.join(clients)
         own = self._own.grow(members.table, self.seed)
         shadows, failed = self._shadows.try_each(lambda shadow: shadow.grow(members.table, self.seed))
-        self._recorder.joined(members, self.table.n, self._turn, own, shadows, failed)
+        self._recorder.record_join(members, self.table.n, self._turn, own, shadows, failed)
         self._own, self._shadows = own, shadows
         self._monitor.grow(members.table.n)
         self._set_members(members)
 
     def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Remove clients from the federation; what is known about them is kept in case they return."""
-        members, indices = self._members.changed(clients, False)
+        members, indices = self._members.change(clients, False)
         self._recorder.members_changed(members, LEFT, indices)
         self._set_members(members)
 
     def rejoin(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Bring back clients that left, with all that was learned about them."""
-        members, indices = self._members.changed(clients, True)
+        members, indices = self._members.change(clients, True)
         self._recorder.members_changed(members, REJOINED, indices)
         self._set_members(members)
 
@@ -733,7 +733,7 @@ class Session:
         """
         text(client, "'client'")
         boolean(block, "'block'")
-        stand_in, members, own, shadows = self._recorder.forgotten(
+        stand_in, members, own, shadows = self._recorder.forget_client(
             client, self.table, self._own, self._shadows, self._turn, block=block
         )
         self._own, self._shadows = own, shadows
@@ -741,7 +741,7 @@ class Session:
         meta = self.journal.meta()
         self._host_state = meta["host"]
         if self._referee is not None:
-            self._referee = referee_from(Rules.recorded(meta["rules"]), self.journal)
+            self._referee = referee_from(Rules.from_journal(meta["rules"]), self.journal)
         self._pending = PendingCohorts.from_journal(self.journal, members.table)
         self._set_members(members)
         self.journal.compact()
@@ -771,8 +771,8 @@ class Session:
         instance(rules, Rules, "'rules'")
         before = self.rules
         named = (*rules.blocked, *rules.pinned, *(rules.budgets or ()), *(rules.paused or ()))
-        forgotten = self._recorder.blocked(named)  # an operator's file may still name them
-        rules = rules.renamed(lambda name: forgotten.get(name, name))
+        forgotten = self._recorder.blocked_names(named)  # an operator's file may still name them
+        rules = rules.with_names(lambda name: forgotten.get(name, name))
         if rules.to_dict() == (before or Rules()).to_dict():
             return
         referee = referee_from(rules, self.journal)
@@ -784,7 +784,7 @@ class Session:
         """Store what clients, by name, report about themselves: battery, network, region, for rules to use."""
         instance(attributes, Mapping, "'attributes'", "a mapping from client names to attributes")  # type: ignore[type-abstract]
         plain = {name: plain_attributes(name, facts) for name, facts in attributes.items()}
-        blocked = self._recorder.blocked(plain)
+        blocked = self._recorder.blocked_names(plain)
         news = {name: own for name, own in plain.items() if name not in blocked}
         if self._referee is None or all(self._referee.attributes.get(name) == own for name, own in news.items()):
             return
@@ -799,7 +799,7 @@ class Session:
 
         Rounds whose reports lack a signal it needs are passed over. What the previous one learned is dropped.
         """
-        selector = as_selector(selector).adapted(self.table.signals | (self._signals or frozenset()))
+        selector = as_selector(selector).adapt(self.table.signals | (self._signals or frozenset()))
         check_signals(selector, self.table, self._signals)
         rng = streams.stream(self.seed, streams.INITIALISATION, self.round)
         own = StatefulSelector.from_outcomes(selector, self.table, self.journal, rng)

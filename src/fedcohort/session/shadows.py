@@ -19,9 +19,10 @@ from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector
 from fedcohort.core.selector_spec import describe
 from fedcohort.core.signals import Signal
 from fedcohort.journal import ReplyBlock
-from fedcohort.journal.codec import pack_many, sealed_state
+from fedcohort.journal.codec import freeze_state
+from fedcohort.journal.scores import pack_scores
 from fedcohort.session.explain import recorded_scores
-from fedcohort.session.outcomes import what_was_paid_for
+from fedcohort.session.outcomes import answer_from_paid
 from fedcohort.session.stateful import StatefulSelector
 from fedcohort.session.turn import Turn
 from fedcohort.session.validation import check_cohort
@@ -90,9 +91,9 @@ class Shadows:
         """Return these with new facts about the same clients."""
         return Shadows({name: shadow.with_table(table) for name, shadow in self.running.items()}, self.blind)
 
-    def renamed(self, text: Callable[[str], str]) -> Shadows:
+    def with_names(self, text: Callable[[str], str]) -> Shadows:
         """Return these under other names."""
-        running = {text(name): shadow.renamed(text(name)) for name, shadow in self.running.items()}
+        running = {text(name): shadow.with_name(text(name)) for name, shadow in self.running.items()}
         return Shadows(running, {text(name): why for name, why in self.blind.items()})
 
     def try_each(self, step: Callable[[StatefulSelector], StatefulSelector]) -> tuple[Shadows, dict[str, str]]:
@@ -108,7 +109,7 @@ class Shadows:
 
     def learn(self, cohort: Cohort, replies: ReplyBlock) -> tuple[Shadows, dict[str, str]]:
         """Return the shadows after a complete round, and by name why others failed."""
-        unreported = {name: shadow.unreported(replies) for name, shadow in self.running.items()}
+        unreported = {name: shadow.missing_signals(replies) for name, shadow in self.running.items()}
         blind = {name: why for name, why in unreported.items() if why is not None}
         after, failed = self.try_each(lambda shadow: shadow if shadow.name in blind else shadow.learn(cohort, replies))
         return Shadows(after.running, blind), failed
@@ -144,28 +145,28 @@ class Shadows:
                 lacking = unpaid(question, answer)
                 if lacking is not None:
                     return ShadowPick(shadow, _NOBODY, None, lacking)
-                known = what_was_paid_for(question, answer, slate.n)
+                known = answer_from_paid(question, answer, slate.n)
             rng = turn.stream(streams.SELECTION, shadow.name)
             cohort, state = shadow.selector.select(shadow.state, slate, known, rng)
             check_cohort(shadow.selector, cohort, slate)
-            sealed_state(state, slate.n)
+            freeze_state(state, slate.n)
             scores = recorded_scores(cohort)
-            packed = None if scores is None else pack_many(scores)
+            packed = None if scores is None else pack_scores(scores)
             return ShadowPick(shadow.with_state(state), cohort.clients, packed, None)
         except Exception as error:  # a shadow is somebody else's code on facts it did not choose
             return ShadowPick(shadow, _NOBODY, None, f"failed: {error}", failed=True)
 
 
-def adapted(
+def adapt_all(
     selector: Selector[Any],
     shadows: Mapping[str, Selector[Any]],
     clients: ClientTable,
     signals: frozenset[Signal] | None,
 ) -> tuple[Selector[Any], dict[str, Selector[Any]]]:
     """Return selectors adapted to the signals supplied; shadows see only what the session's own selector reads."""
-    selector = selector.adapted(clients.signals | (signals or frozenset()))
+    selector = selector.adapt(clients.signals | (signals or frozenset()))
     seen = clients.signals | selector.requires
-    return selector, {name: shadow.adapted(seen) for name, shadow in shadows.items()}
+    return selector, {name: shadow.adapt(seen) for name, shadow in shadows.items()}
 
 
 def unpaid(question: Query, answer: Answer | None) -> str | None:

@@ -12,7 +12,7 @@ from fedcohort.core.arrays import IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Cohort, Selector, Slate, Status, is_per_client
 from fedcohort.journal import Journal, ReplyBlock
-from fedcohort.journal.codec import sealed_state
+from fedcohort.journal.codec import freeze_state
 from fedcohort.session.outcomes import in_cohort_order, outcome_for
 
 OWN = ""  # the name of a session's own selector; shadows have names that are not empty
@@ -47,7 +47,7 @@ class StatefulSelector:
         """Return a selector in the state before its first round."""
         kind = f"{streams.INITIALISATION}:{name}" if name else streams.INITIALISATION
         state = selector.init(table.granting(selector.requires), streams.stream(seed, kind, 0))
-        return cls(selector, table, sealed_state(state, table.n), name)
+        return cls(selector, table, freeze_state(state, table.n), name)
 
     @classmethod
     def from_state(
@@ -66,14 +66,14 @@ class StatefulSelector:
         Rounds whose replies lack a signal that it needs are passed over.
         """
         granted = table.granting(selector.requires)
-        self = cls(selector, table, sealed_state(selector.init(granted, rng), table.n), name)
+        self = cls(selector, table, freeze_state(selector.init(granted, rng), table.n), name)
         for row in journal.cohorts():
             blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
             if row.told_at is None or not blocks:
                 continue
             cohort = Cohort(row.clients, weights=row.weights, work=row.work, round=row.round, ticket=row.ticket)
             replies = in_cohort_order(cohort, blocks)
-            if self.unreported(replies) is None:
+            if self.missing_signals(replies) is None:
                 self = self.learn(cohort, replies)
         return self
 
@@ -88,7 +88,7 @@ class StatefulSelector:
         """Return the selector with new facts about the same clients."""
         return StatefulSelector(self.selector, table, self.state, self.name)
 
-    def renamed(self, name: str) -> StatefulSelector:
+    def with_name(self, name: str) -> StatefulSelector:
         """Return the selector under another name."""
         other = self.with_state(self.state)
         other.name = name
@@ -100,7 +100,7 @@ class StatefulSelector:
         wanted = self.selector.size(self.state, asked, len(candidates))
         return Slate(round_, max(1, min(int(wanted), len(candidates))), candidates, self.granted)
 
-    def unreported(self, replies: ReplyBlock) -> str | None:
+    def missing_signals(self, replies: ReplyBlock) -> str | None:
         """Return which signals it needs and no reply of a round brought, in words, or None."""
         needed = [signal for signal in self.selector.requires if signal.is_metric]
         if needed and (replies.status == Status.OK).any():
@@ -112,13 +112,13 @@ class StatefulSelector:
     def learn(self, cohort: Cohort, replies: ReplyBlock) -> StatefulSelector:
         """Return the selector after a complete round."""
         outcome = outcome_for(self.selector, self.granted, cohort, replies)
-        return self.with_state(sealed_state(self.selector.update(self.state, outcome), self.granted.n))
+        return self.with_state(freeze_state(self.selector.update(self.state, outcome), self.granted.n))
 
     def grow(self, table: ClientTable, seed: int) -> StatefulSelector:
         """Return the selector after clients joined; ``table`` has them at its end."""
         rng = streams.stream(seed, f"{streams.INITIALISATION}:{self.name}", self.granted.n)
         other = self.with_table(table)
-        other.state = sealed_state(self.selector.grow(self.state, other.granted, rng), table.n)
+        other.state = freeze_state(self.selector.grow(self.state, other.granted, rng), table.n)
         return other
 
     def without(self, client: int, table: ClientTable, seed: int) -> StatefulSelector:
@@ -132,5 +132,5 @@ class StatefulSelector:
         changes = {field: getattr(self.state, field).copy() for field in own}
         for field, rows in changes.items():
             rows[client] = getattr(fresh, field)[client]
-        other.state = sealed_state(dataclasses.replace(self.state, **changes), table.n)
+        other.state = freeze_state(dataclasses.replace(self.state, **changes), table.n)
         return other

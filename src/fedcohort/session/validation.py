@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import DuplicateReportError, InputError, SelectorError, SignalError
 from fedcohort.core.protocol import (
@@ -73,7 +73,7 @@ def as_table(value: object) -> ClientTable:
 
 def as_signals(value: object) -> frozenset[Signal]:
     """Return signals, given themselves or by their names."""
-    return frozenset(Signal.named(item) for item in listing(value, "'signals'", "signals"))
+    return frozenset(Signal.by_name(item) for item in listing(value, "'signals'", "signals"))
 
 
 def as_request(value: object) -> RoundRequest:
@@ -160,7 +160,7 @@ def _in_order(cohort: Cohort, signal: Signal, values: Any) -> Any:
 
 def _signal_of(keyword: str) -> Signal:
     """Return the signal that a keyword names, which has underscores where the signal has hyphens."""
-    signal = Signal.named(keyword.replace("_", "-"))
+    signal = Signal.by_name(keyword.replace("_", "-"))
     if not signal.is_metric:
         raise InputError(f"The signal '{signal}' is not a number to report after a round.", hint=signal.supplied_by)
     return signal
@@ -316,12 +316,12 @@ def check_report(
         _check_reported(table, cohort, earlier, report.ticket, clients)
     count = len(clients)
     status = _statuses(report, count)
-    kept = _kept(report, count)
+    kept = _kept_mask(report, count)
     columns: dict[str, FloatArray] = {}
     if not isinstance(report.metrics, Mapping):
         raise refuse("A report's metrics", "a mapping from signals to numbers", report.metrics)
     for name, values in report.metrics.items():
-        signal = Signal.named(name)
+        signal = Signal.by_name(name)
         if not signal.reported:
             raise InputError(f"The signal '{signal}' is not reported after a round; it is known {signal.known.value}.")
         column = _column(signal, values, count, earlier)
@@ -329,7 +329,7 @@ def check_report(
             wrong = ~np.isfinite(column).reshape(count, -1).all(axis=1)
             column[wrong] = np.nan
             status[(status == Status.OK) & wrong] = Status.INVALID
-        columns[signal.value] = sealed(column)
+        columns[signal.value] = freeze(column)
     ok = status == Status.OK
     if ok.any():
         for signal in sorted(s for s in selector.requires if s.is_metric):
@@ -340,7 +340,7 @@ def check_report(
                     hint=signal.supplied_by,
                 )
     kept &= ok
-    return ReplyBlock(report.ticket, time.time(), False, clients, sealed(status), sealed(kept), columns)
+    return ReplyBlock(report.ticket, time.time(), False, clients, freeze(status), freeze(kept), columns)
 
 
 def check_late(table: ClientTable, known: Sequence[ReplyRow], report: RoundReport) -> IntArray:
@@ -456,7 +456,7 @@ def _numbers(signal: Signal, values: Any) -> FloatArray:
         raise refuse(what, allowed, values) from None
 
 
-def _kept(report: RoundReport, count: int) -> BoolArray:
+def _kept_mask(report: RoundReport, count: int) -> BoolArray:
     """Return a new (count,) array of whether each model was kept."""
     if report.kept is None:
         return np.ones(count, np.bool_)

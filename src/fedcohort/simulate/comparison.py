@@ -92,15 +92,15 @@ class Comparison:
         if preset is not None and self.config is None:
             scenario.pop("preset")  # the base has it, with the paper's training
         if self.partition is not None:
-            scenario["partition"] = _named("partition", self.partition)
+            scenario["partition"] = _as_table("partition", self.partition)
         if self.clients is not None:
             scenario["partition"] = {**scenario.get("partition", {}), "clients": self.clients}
         if scenario:
             changes["scenario"] = scenario
         if self.model is not None:
-            changes["model"] = _named("model", self.model)
+            changes["model"] = _as_table("model", self.model)
         if self.task is not None:
-            changes["task"] = _named("task", self.task)
+            changes["task"] = _as_table("task", self.task)
         for key in ("rounds", "cohort", "engine", "targets"):
             value = getattr(self, key)
             if value is not None:
@@ -118,7 +118,7 @@ class Comparison:
             asked = any(key.startswith("scenario.partition") for key in self.overrides)
             same = _section(table, "scenario").get("partition") == base["scenario"]["partition"]
             fitted = fit_to_data(table, partition=same and not asked, selectors=self.selectors is None)
-        taken = inherited(base, table)
+        taken = describe_inherited(base, table)
         return [*([f"from {origin}: {taken}"] if origin and taken else []), *fitted, *supply(table)]
 
 
@@ -171,7 +171,7 @@ def _preset(scenario: Any) -> str | None:
     return preset
 
 
-def _named(argument: str, value: Any) -> dict[str, Any]:
+def _as_table(argument: str, value: Any) -> dict[str, Any]:
     """Return a section given by name or as a table."""
     if isinstance(value, str):
         return {"name": value}
@@ -226,7 +226,7 @@ def selector_entries(selectors: Any, known: Mapping[str, Any] | None = None) -> 
         raise InputError(f"'selectors' must be {_SELECTORS}. Got {short_repr(selectors)}.")
     entries: dict[str, Any] = {}
     for item in [selectors] if single else selectors:
-        for found, entry in _labelled(item, known or {}).items():
+        for found, entry in _label_entries(item, known or {}).items():
             again = found in entries and isinstance(item, str) and is_reference(item)
             label = item if again else found  # two files may each have a class of that name
             if label in entries:
@@ -240,7 +240,7 @@ def selector_entries(selectors: Any, known: Mapping[str, Any] | None = None) -> 
     return entries
 
 
-def _labelled(item: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+def _label_entries(item: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(item, Mapping):
         return {_label(label): _entry(str(label), value) for label, value in item.items()}
     if not isinstance(item, str):
@@ -314,7 +314,7 @@ def base_table(
         Whether the demonstration's two federations stay; not if the user described another.
     """
     if config is not None:
-        return _given_config(config), ""
+        return _read_config(config), ""
     demo = find_table("demo")
     if scenario is None:
         if not keep_settings:
@@ -338,7 +338,7 @@ def base_table(
     }, origin
 
 
-def _given_config(config: Any) -> dict[str, Any]:
+def _read_config(config: Any) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return dict(config)
     if isinstance(config, (str, os.PathLike)):
@@ -356,7 +356,7 @@ def _plain_selectors(demo: Mapping[str, Any]) -> dict[str, Any]:
 # -- fitting them -------------------------------------------------------------------------------------------------
 
 
-def inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
+def describe_inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
     """Say which values of a base configuration an experiment still has."""
     before, after = _section(base, "run"), _section(final, "run")
     run = [(key, before.get(key), after.get(key)) for key in ("cohort", "rounds", "targets")]

@@ -104,7 +104,7 @@ class NoisyCounts(LabelSharing):
         noise: CountNoise = GeometricNoise(epsilon=self.epsilon)
         if self.mechanism == "gaussian":
             noise = GaussianNoise(epsilon=self.epsilon, delta=self.delta)
-        rows = [fit_counts(noise.simulated(row, rng), float(row.sum())) for row in counts]
+        rows = [fit_counts(noise.simulate(row, rng), float(row.sum())) for row in counts]
         return LabelKnowledge(LabelCounts(rows), bytes_up=8 * counts.size)
 
 

@@ -11,6 +11,9 @@ accuracy there. Reported rounds are counted from 1: a target reached in round t 
 - *Relative improvement* (FedACS): (terminal - baseline) / (IID - baseline), 100% where the IID reference is reached.
   Without an IID reference the plain relative gain (terminal - baseline) / baseline is given and named as such.
 - *Speed-up* (FedACS): the baseline's rounds to target divided by the method's.
+
+Who pays for an average is in four more: the *worst group's* accuracy, the accuracy of the *worst tenth* of clients, the
+*spread* (standard deviation) over clients, and who took part: *Jain's index* and the *longest absence*.
 """
 
 from __future__ import annotations
@@ -190,6 +193,74 @@ class Spread:
 
     def __str__(self) -> str:
         return f"{self.mean:.4g} +- {self.std:.2g}"
+
+
+WORST_SHARE = 0.1
+
+
+def worst_tenth(values: FloatArray) -> float:
+    """Return the mean of the lowest tenth of some numbers, of at least one; NaN are left out.
+
+    >>> worst_tenth(np.array([0.9, 0.2, 0.8, np.nan]))
+    0.2
+    """
+    known = np.sort(values[np.isfinite(values)])
+    return float(known[: max(1, int(WORST_SHARE * len(known)))].mean()) if len(known) else float("nan")
+
+
+def jain(participations: FloatArray | IntArray) -> float:
+    """Return Jain's index of how often clients took part (N,): 1 if all did equally often, 1 / N if one did alone.
+
+    >>> jain(np.array([4, 4, 4, 4])), jain(np.array([8, 0, 0, 0]))
+    (1.0, 0.25)
+    """
+    counts = np.asarray(participations, np.float64)
+    square = float(counts @ counts)
+    return float(counts.sum()) ** 2 / (len(counts) * square) if square > 0 else float("nan")
+
+
+class Participation:
+    """Who took part, counted round after round: O(cohort) a round, O(N) a look.
+
+    >>> seen = Participation(3)
+    >>> for round_, cohort in enumerate([[0, 1], [0], [0], [0, 1]]):
+    ...     seen.add(round_, np.array(cohort))
+    >>> seen.longest_absence(4), round(seen.jain, 3)
+    (4, 0.6)
+    """
+
+    def __init__(self, clients: int) -> None:
+        self.counts = np.zeros(clients, np.int64)
+        self._last = np.full(clients, -1, np.int64)
+        self._longest = 0  # absence that has ended
+
+    def add(self, round_: int, cohort: IntArray) -> None:
+        """Count the cohort of a round; rounds come in order."""
+        if len(cohort):
+            self._longest = max(self._longest, round_ - 1 - int(self._last[cohort].min()))
+            self.counts[cohort] += 1
+            self._last[cohort] = round_
+
+    def longest_absence(self, rounds: int) -> int:
+        """Return the most rounds in a row that any client was without a turn, after so many rounds in all."""
+        return max(self._longest, rounds - 1 - int(self._last.min(initial=rounds - 1)))
+
+    @property
+    def jain(self) -> float:
+        """Jain's index of participation."""
+        return jain(self.counts)
+
+    def array(self) -> IntArray:
+        """Return all of it as one array, for a checkpoint."""
+        return np.concatenate([self.counts, self._last, [self._longest]])
+
+    @classmethod
+    def of(cls, array: IntArray) -> Participation:
+        """Take over :meth:`array`."""
+        found = cls(len(array) // 2)
+        found.counts, found._last = (part.astype(np.int64) for part in np.split(array[:-1], 2))
+        found._longest = int(array[-1])
+        return found
 
 
 def imbalance(counts: FloatArray) -> float:

@@ -24,7 +24,7 @@ from fedcohort.scenario import Federation
 from fedcohort.selectors.papers.fedacs import FedAcs, FedAcsState, Ranking, ranking
 from fedcohort.simulate.config.experiment import RunPlan, values_of
 from fedcohort.simulate.rounds.group import OnRound
-from fedcohort.simulate.rounds.single_run import played
+from fedcohort.simulate.rounds.single_run import play_run
 from fedcohort.training.local import LocalTraining
 
 ROUNDS_PER_CLIENT = 20  # in which a client duels, on average
@@ -103,7 +103,7 @@ def rank_by_skewness(
     if not rate > 0:
         raise InputError(f"The learning rate of analytics must be positive. Got {rate!r}.")
 
-    def planned(plan: RunPlan, federation: Federation) -> RunPlan:
+    def adjust_plan(plan: RunPlan, federation: Federation) -> RunPlan:
         cohort = len(federation) if plan.options.size is None else plan.options.size
         if cohort < 2:
             raise InputError(f"Clients duel with each other: analytics needs at least two a round. Got {cohort}.")
@@ -115,7 +115,7 @@ def rank_by_skewness(
     # Uniform cohorts, so that everybody meets the same opponents; one full-batch step is the update.
     selectors = {"fedacs": values_of(FedAcs(pool_share=1.0, insight="update"))}
     sections = {key: value for key, value in table.items() if key != "local"}
-    with played(sections, selectors, planned, device=device, on_start=on_start, on_round=on_round) as group:
+    with play_run(sections, selectors, adjust_plan, device=device, on_start=on_start, on_round=on_round) as group:
         (run,) = group.runs
         made = group.drain()
         traffic = sum(float(np.sum(made.column(name).to_numpy())) for name in ("bytes_down", "bytes_up"))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray, sealed
+from fedcohort.core.arrays import FloatArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, param
@@ -26,9 +26,11 @@ from fedcohort.scenario import Federation
 from fedcohort.selectors.papers.fedcor.diagnostics import Normality, normality, stationarity
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.rounds.group import OnRound
-from fedcohort.simulate.rounds.single_run import played
+from fedcohort.simulate.rounds.single_run import play_run
 
 FEWEST_SAMPLES = 20
+_NEARLY = 0.1  # a distance to a Gaussian that is there, and small
+_STEADY, _SLOW = 0.9, 0.5  # similarities of covariances
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class UniformTrials(Selector[TrialState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> TrialState:
         """No looks yet."""
-        return TrialState(sealed(np.empty((0, self.samples, clients.n))))
+        return TrialState(freeze(np.empty((0, self.samples, clients.n))))
 
     def query(self, state: TrialState, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Ask for trials of uniform cohorts in the rounds of a look."""
@@ -65,7 +67,7 @@ class UniformTrials(Selector[TrialState]):
     ) -> tuple[Cohort, TrialState]:
         """Draw a uniform cohort and keep what the trials showed."""
         if answer is not None:
-            state = TrialState(sealed(np.concatenate([state.changes, answer[Signal.LOSS_CHANGE][None]])))
+            state = TrialState(freeze(np.concatenate([state.changes, answer[Signal.LOSS_CHANGE][None]])))
         return Cohort(clients=_uniform(slate, rng)), state
 
     def update(self, state: TrialState, outcome: Outcome) -> TrialState:
@@ -100,6 +102,29 @@ class Diagnosis:
         """The mean over looks of Kolmogorov's distance to a Gaussian, components weighted by their variance."""
         return float(np.mean([np.average(n.distance, weights=n.explained) for n in self.normality]))
 
+    @property
+    def chance(self) -> float:
+        """The distance that samples of a true Gaussian nearly always stay below: 1 / sqrt(samples)."""
+        return float(1.0 / np.sqrt(min(len(n.components) for n in self.normality)))
+
+    @property
+    def verdict(self) -> str:
+        """Whether FedCor's assumption holds here: loss changes are Gaussian, and their covariance changes slowly."""
+        gaussian = self.distance < self.chance
+        nearly = gaussian or self.distance < _NEARLY
+        least = float(self.similarity.min())
+        shape = "are Gaussian" if gaussian else "are nearly Gaussian" if nearly else "are not Gaussian"
+        pace = "hardly changes" if least >= _STEADY else "changes slowly" if least >= _SLOW else "changes quickly"
+        text = (
+            f"Loss changes {shape} (distance {self.distance:.2f}, by chance {self.chance:.2f}), and their covariance "
+            f"{pace} from one check to the next (least similarity {least:.2f})."
+        )
+        if nearly and least >= _SLOW:
+            return f"{text} FedCor's assumption {'holds' if gaussian and least >= _STEADY else 'roughly holds'} here."
+        causes = [cause for cause, wrong in (("shape", not nearly), ("pace", least < _SLOW)) if wrong]
+        why = {"shape": "a Gaussian process describes these losses badly", "pace": "what it learns is soon out of date"}
+        return f"{text} FedCor's assumption does not hold here: {' and '.join(why[cause] for cause in causes)}."
+
 
 def diagnose(
     table: Mapping[str, Any],
@@ -131,11 +156,11 @@ def diagnose(
     if looks < 2:
         raise InputError(f"Stationarity compares looks: at least 2 are needed. Got {looks}.")
 
-    def planned(plan: RunPlan, federation: Federation) -> RunPlan:
+    def adjust_plan(plan: RunPlan, federation: Federation) -> RunPlan:
         return replace(plan, options=replace(plan.options, rounds=(looks - 1) * every + 1))
 
     selectors = {"trials": {"name": f"{__name__}:UniformTrials", "samples": samples, "every": every}}
-    with played(table, selectors, planned, device=device, on_start=on_start, on_round=on_round) as group:
+    with play_run(table, selectors, adjust_plan, device=device, on_start=on_start, on_round=on_round) as group:
         state: TrialState = group.runs[0].session.state
         changes = list(state.changes)
     if len(changes) < 2:

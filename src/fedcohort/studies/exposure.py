@@ -36,7 +36,7 @@ class Exposed:
     step: float
 
 
-def exposed(table: Mapping[str, Any], device: str | None = None) -> Exposed:
+def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exposed:
     """Divide the data of a configuration among clients and let each train once, from the first seed's model.
 
     Parameters

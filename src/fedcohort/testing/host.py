@@ -55,7 +55,7 @@ class ScriptedHost:
     @property
     def signals(self) -> frozenset[Signal]:
         """Every signal but a table's, also those that others have declared."""
-        return QUERY_SIGNALS | frozenset(signal for signal in Signal.declared() if signal.reported)
+        return QUERY_SIGNALS | frozenset(signal for signal in Signal.all() if signal.reported)
 
     def losses(self, round_: int, clients: IntArray) -> FloatArray:
         """Return the scripted losses, falling slowly with the round."""
@@ -80,7 +80,7 @@ class ScriptedHost:
         """Report every signal for the whole cohort."""
         loss = self.losses(cohort.round, cohort.clients)
         metrics: dict[Signal, Any] = {}
-        for signal in (s for s in Signal.declared() if s.is_metric):
+        for signal in (s for s in Signal.all() if s.is_metric):
             own = isinstance(signal.how, LossOf) and signal.how.model == "own"
             values = loss * (0.9 if own else 1.0)
             if signal.width is not None:

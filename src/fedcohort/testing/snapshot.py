@@ -41,7 +41,7 @@ def standing(session: Session) -> Plain:
     }
 
 
-def recorded(session: Session) -> Plain:
+def journal_content(session: Session) -> Plain:
     """Return all that a session's journal holds, by table."""
     fetch = session.journal.database.fetch
     return {name: fetch(f"SELECT {table.names} FROM {name}") for name, table in TABLES.items()}

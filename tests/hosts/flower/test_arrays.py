@@ -22,7 +22,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.hosts.flower import cohort_client, failures
 from fedcohort.hosts.flower.averaging import with_integers
 from fedcohort.hosts.flower.checkpoint import Checkpoints
-from fedcohort.hosts.flower.exchange import Reply
+from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.replies import Checker, flat, weighted_average
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
 from fedcohort.journal.codec import pack_many, unpack_many
@@ -65,11 +65,11 @@ def same(a: Any, b: Any) -> None:
     assert a.tobytes() == b.tobytes()
 
 
-def reply(record: ArrayRecord) -> Reply:
+def reply(record: ArrayRecord) -> GridReply:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     question = Message(RecordDict(), dst_node_id=7, message_type="train")
     content = RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 4})})
-    return Reply("anna", Message(content, reply_to=question), 0.5)
+    return GridReply("anna", Message(content, reply_to=question), 0.5)
 
 
 def reopened(record: ArrayRecord, strategy: Any = None, again: Any = None) -> ArrayRecord:
@@ -90,7 +90,7 @@ def test_a_model_comes_back_from_a_checkpoint_as_it_was(values: list[Any]) -> No
         assert (found[key].dtype, found[key].shape, found[key].stype) == (array.dtype, array.shape, array.stype)
     # Whoever trained what was sent before the restart has a sound reply after it, and the other way round.
     for sent, answer in ((record, found), (found, record)):
-        (checked,) = Checker(sent, "num-examples", ()).all([reply(answer)])
+        (checked,) = Checker(sent, "num-examples", ()).check_all([reply(answer)])
         assert (checked.status, checked.reason) == (Status.OK, "")
         for key, array in checked.arrays.items():
             same(array.numpy(), record[key].numpy())
@@ -125,7 +125,7 @@ def test_bfloat16_is_a_type_of_numbers(values: Any) -> None:
     record = ArrayRecord({"w": bfloat16(values)})
     found = reopened(record)
     assert found["w"] == record["w"]
-    (checked,) = Checker(found, "num-examples", ()).all([reply(record)])
+    (checked,) = Checker(found, "num-examples", ()).check_all([reply(record)])
     assert checked.status == Status.OK
     np.testing.assert_array_equal(flat(found), np.ravel(floats(record["w"])))
     (mean,) = weighted_average([checked, checked], "num-examples").values()
@@ -135,20 +135,20 @@ def test_bfloat16_is_a_type_of_numbers(values: Any) -> None:
 def test_bfloat16_that_is_not_finite_is_found_and_floats_are_rounded() -> None:
     sent = ArrayRecord({"w": bfloat16([1.0, 2.0])})
     for bad in (np.nan, np.inf):
-        (checked,) = Checker(sent, "num-examples", ()).all([reply(ArrayRecord({"w": bfloat16([bad, 1.0])}))])
+        (checked,) = Checker(sent, "num-examples", ()).check_all([reply(ArrayRecord({"w": bfloat16([bad, 1.0])}))])
         assert (checked.status, checked.reason) == (Status.INVALID, "the array 'w' has NaN or infinite entries")
     # Rounded as torch rounds, ties to even.
     numbers = np.random.default_rng(0).normal(size=200).astype(np.float32)
     numbers[:3] = [1 + 2**-8, 1 + 3 * 2**-8, 3.39e38]
     for given_, kind in ((ArrayRecord([numbers]), bfloat16(numbers)), (ArrayRecord({"0": bfloat16(numbers)}), None)):
         model = ArrayRecord({"0": bfloat16(np.zeros(200)) if kind else Array(np.zeros(200, np.float32))})
-        (checked,) = Checker(model, "num-examples", ()).all([reply(given_)])
+        (checked,) = Checker(model, "num-examples", ()).check_all([reply(given_)])
         assert checked.status == Status.OK
         if kind:
             assert checked.arrays["0"] == kind
         else:
             np.testing.assert_array_equal(checked.arrays["0"].numpy(), floats(given_["0"]))
-    (checked,) = Checker(sent, "num-examples", ()).all([reply(ArrayRecord({"w": Array(np.array([3.4e38, 1]))}))])
+    (checked,) = Checker(sent, "num-examples", ()).check_all([reply(ArrayRecord({"w": Array(np.array([3.4e38, 1]))}))])
     assert checked.status == Status.INVALID
 
 

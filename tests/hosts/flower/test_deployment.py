@@ -424,7 +424,7 @@ def test_an_operator_looks_after_a_run(kit: Any, tmp_path: Path) -> None:
             return run_state(record)
 
     def order(*arguments: str) -> None:
-        done = CliRunner().invoke(cli, ["rules", "apply", str(journal), *arguments])
+        done = CliRunner().invoke(cli, ["journal", "rules", "apply", str(journal), *arguments])
         assert done.exit_code == 0 and "running server" in " ".join(done.output.split()), done.output
 
     with kit.Loopback(tmp_path / "home", nodes=5, node_config=names) as federation:
@@ -439,7 +439,7 @@ def test_an_operator_looks_after_a_run(kit: Any, tmp_path: Path) -> None:
         federation.watch(run, lambda: "client-4" in ((look().presence or Presence("running", 0.0)).offline), 900)
         assert federation.kill_serverapp()
         federation.watch(run, lambda: look().state == "killed", 900)
-        order_while_killed = CliRunner().invoke(cli, ["rules", "apply", str(journal), "--block", "client-2"])
+        order_while_killed = CliRunner().invoke(cli, ["journal", "rules", "apply", str(journal), "--block", "client-2"])
         assert "when the run is started again" in " ".join(order_while_killed.output.split())
         done = federation.run(app, config, timeout=900)
         assert done.status == 0, done.log

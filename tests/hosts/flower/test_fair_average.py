@@ -241,6 +241,23 @@ def test_an_honest_client_is_not_lowered_for_the_weights_of_another() -> None:
     assert found == {"liar": 1000.0, "b": 100.0, "c": 300.0}
 
 
+@pytest.mark.parametrize("declared", [None, 0, 1, 10, 60])
+@pytest.mark.parametrize("others_declare", [True, False])
+@pytest.mark.parametrize("epochs", [1, 5])
+def test_no_declaration_lets_one_client_weigh_what_it_likes(
+    declared: int | None, others_declare: bool, epochs: int
+) -> None:
+    """Of one that declares up to 60 samples, beside clients of 50: at most twice its samples, or ten times a client."""
+    for others in range(1, 6):
+        honest = {f"c{i}": 50.0 * epochs for i in range(others)} | {"small": 40.0 * epochs}
+        sizes = {name: int(weight) // epochs if others_declare else None for name, weight in honest.items()}
+        for lie in (2.0**53, 1e9, 1e4):
+            found, reasons = bounded_weights({"liar": lie, **honest}, {"liar": declared, **sizes})
+            most = 10 * 50 * epochs if declared is None or not others_declare else 2 * max(declared, 50) * epochs
+            assert found["liar"] <= most and "liar" in reasons
+            assert {name: found[name] for name in honest} == honest
+
+
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=9))
 def test_who_declared_nothing_is_held_against_the_median_of_the_others(weights: list[int]) -> None:
     given_ = {f"c{i}": float(weight) for i, weight in enumerate(weights)}

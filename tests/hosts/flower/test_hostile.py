@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,19 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import (
+    Bulyan,
     DifferentialPrivacyServerSideFixedClipping,
     FedAdam,
     FedAvg,
     FedMedian,
+    FedTrimmedAvg,
     FedXgbBagging,
     Krum,
+    QFedAvg,
 )
 
 from fedcohort.core.protocol import Status
-from fedcohort.hosts.flower import cohort_client, failures
+from fedcohort.hosts.flower import RoundError, cohort_client, failures
 
 
 def npy(descr: str, shape: str, body: bytes = b"", *, version: bytes = b"\x01\x00") -> bytes:
@@ -165,6 +169,63 @@ def test_what_aggregation_raises_is_contained(fleet: Any, kit: Any, tmp_path: Pa
     assert "cannot aggregate it: JSONDecodeError" in found[-1].reason
 
 
+# Flower's strategies that take arrays out of replies, or empty a record of their own, while they aggregate.
+TAKING: dict[str, Callable[..., Any]] = {
+    "median": FedMedian,
+    "trimmed mean": partial(FedTrimmedAvg, beta=0.2),
+    "bulyan": partial(Bulyan, num_malicious_nodes=0),
+    "q-fedavg": partial(QFedAvg, client_learning_rate=0.1),
+}
+
+
+def with_loss(kit: Any, loss: float) -> Any:
+    def train(message: Any, context: Any) -> RecordDict:
+        content = kit.step(message, context)
+        content["metrics"]["train_loss"] = loss
+        return content
+
+    return cohort_client(kit.client_app(train), kit.ANSWERS)
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_a_reply_that_cannot_be_aggregated_does_not_empty_the_model(name: str, kit: Any, tmp_path: Path) -> None:
+    def no_negative(records: Any, key: str) -> MetricRecord:
+        if any(record["metrics"]["train_loss"] < 0 for record in records):
+            raise ValueError("a negative loss")
+        return MetricRecord({})
+
+    fleet = kit.Fleet()
+    for number in range(4):
+        fleet.grid.add(fleet.node(number, with_loss(kit, -5.0 if number == 2 else 1.0)))
+    inner = TAKING[name](fraction_evaluate=0.0, train_metrics_aggr_fn=no_negative)
+    strategy = fleet.strategy("all", inner, journal=tmp_path / "j")
+    result = strategy.start(fleet.grid, kit.model(counter=False), num_rounds=1)
+    assert {key: array.numpy().shape for key, array in result.arrays.items()} == {"weight": (2, 3), "bias": (3,)}
+    assert result.arrays["bias"].numpy()[0] > 0
+    assert {(f.client, f.status) for f in failures(tmp_path / "j")} == {("client-2", Status.INVALID)}
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_updates_are_measured_although_the_strategy_takes_them_apart(name: str, kit: Any) -> None:
+    fleet = kit.Fleet()
+    for number in range(4):
+        fleet.grid.add(fleet.node(number, with_loss(kit, 1.0 + number)))
+    strategy = fleet.strategy("hics-fl", TAKING[name](fraction_evaluate=0.0), cohort_size=3)
+    result = strategy.start(fleet.grid, kit.model(counter=False), num_rounds=2)
+    assert result.arrays["bias"].numpy()[0] > 0
+
+
+def test_a_model_without_its_arrays_is_no_model(fleet: Any, kit: Any) -> None:
+    class Losing(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            del arrays["bias"]
+            return arrays, metrics
+
+    with pytest.raises(RoundError, match="lacks the array 'bias'"):
+        fleet.strategy("all", Losing()).start(fleet.grid, kit.model(), num_rounds=1)
+
+
 # -- ten thousand of them ---------------------------------------------------------------------------------------------
 
 
@@ -262,6 +323,7 @@ STRATEGIES: list[tuple[str, Callable[[], Any]]] = [
     ("active-fl", lambda: Krum(num_malicious_nodes=1, fraction_evaluate=0.0)),
     ("fedcor", lambda: FedAvg(fraction_evaluate=0.0)),
     ("fedcbs", lambda: FedAvg(fraction_evaluate=0.0)),
+    ("divfl", lambda: FedTrimmedAvg(beta=0.2, fraction_evaluate=0.0)),
     ("all", lambda: DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_evaluate=0.0), 0.0, 1e6, 12)),
 ]
 
@@ -281,6 +343,7 @@ def bombarded(kit: Any, selector: str, inner: Any, seed: int, rounds: int) -> in
             strategy.start(fleet.grid, model, num_rounds=rounds)
         return hostile.sent
     result = strategy.start(fleet.grid, model, num_rounds=rounds)
+    assert result.arrays.keys() == model.keys()
     for key, array in result.arrays.items():
         values = array.numpy()
         # FedAdam itself makes doubles of its steps, whatever the replies are.

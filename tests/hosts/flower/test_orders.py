@@ -33,13 +33,13 @@ from fedcohort.session.rules import Rules
 
 
 def command(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["rules", *map(str, arguments)])
+    done = CliRunner().invoke(app, ["journal", "rules", *map(str, arguments)])
     assert done.exit_code == 0, done.exception or done.output
     return " ".join(done.output.split())
 
 
 def refused(*arguments: object) -> FedcohortError:
-    done = CliRunner().invoke(app, ["rules", *map(str, arguments)])
+    done = CliRunner().invoke(app, ["journal", "rules", *map(str, arguments)])
     assert isinstance(done.exception, FedcohortError), done.output
     return done.exception
 
@@ -138,7 +138,7 @@ def test_what_is_wrong_is_said_before_anything_is_ordered(tmp_path: Path) -> Non
         file.write_text(text)
         assert words in refused("apply", path, file).message
     for arguments in ((), ("--pause", "kiosk-7"), ("--pause", "kiosk-7=0"), ("--pause", "kiosk-7=1e3")):
-        done = CliRunner().invoke(app, ["rules", "apply", str(path), *arguments])
+        done = CliRunner().invoke(app, ["journal", "rules", "apply", str(path), *arguments])
         assert done.exit_code == 2
     assert "no journal" in refused("apply", tmp_path / "other.sqlite", "--block", "kiosk-7").message
     assert not orders.waiting(path) and list(tmp_path.glob("*.orders/*")) == []
@@ -265,7 +265,11 @@ def test_nobody_else_is_obeyed(tmp_path: Path, caplog: Any) -> None:
         begun = time.monotonic()
         assert orders.take(session) == [] and time.monotonic() - begun < 1
         (folder / "3").unlink()
-        for i, text in enumerate(("", "[]", "{", '{"block": "anna"}', '{"pause": {"anna": "x"}}', '{"so": 1}')):
+        texts = ["", "[]", "{", '{"block": "anna"}', '{"pause": {"anna": "x"}}', '{"so": 1}']
+        lists: dict[str, Any] = {key: [] for key in ("block", "unblock", "pin", "unpin", "resume")}
+        for rules in (5, [], "x", {"of a later version": 1}):  # all else is as it should be
+            texts.append(json.dumps({**lists, "id": "5", "rules": rules}))
+        for i, text in enumerate(texts):
             (folder / f"4{i}").write_text(text)
         orders.give(path, Order(unblock=["anna"]))  # nobody is blocked
         orders.give(path, Order(block=["ben"]))
@@ -274,4 +278,5 @@ def test_nobody_else_is_obeyed(tmp_path: Path, caplog: Any) -> None:
         assert [file.name for file in folder.iterdir()] == ["2"]
         (body_,) = session.journal.events("order-refused")
         assert "'anna' is not blocked" in body_["reason"]
+        assert "Got {'of a later version': 1}" in caplog.text
     assert (folder.stat().st_mode & 0o777) == 0o700

@@ -639,7 +639,7 @@ def tls_files(folder: Path) -> tuple[Path, Path]:
 def test_superlink_eight_supernodes_and_a_key_holder(kit: Any, tmp_path: Path) -> None:
     """Real processes for every role; cohorts as with plain counts; the ServerApp's memory searched for the key."""
     holder = tmp_path / "holder"
-    command = [sys.executable, "-m", "fedcohort.cli.app", "keyholder"]
+    command = [sys.executable, "-m", "fedcohort.cli.app", "privacy", "keyholder"]
     lines = [
         subprocess.run(
             [*command, "client-key", str(tmp_path / f"{name}.key"), "--name", name],

@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.flower.exchange import Reply
+from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.npy import Layout, as_numpy
 from fedcohort.hosts.flower.replies import Checked, Checker, measures_of, sample_counts, with_common_names
 from fedcohort.hosts.wire import RECORD
@@ -26,15 +26,15 @@ def record(**arrays: Any) -> ArrayRecord:
     return ArrayRecord(found)
 
 
-def reply(arrays: ArrayRecord, metrics: dict[str, Any] | None = None, **extra: Any) -> Reply:
+def reply(arrays: ArrayRecord, metrics: dict[str, Any] | None = None, **extra: Any) -> GridReply:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     question = Message(RecordDict(), dst_node_id=7, message_type="train")
     content = {"arrays": arrays, "metrics": MetricRecord(metrics or {"num-examples": 4}), **extra}
-    return Reply("anna", Message(RecordDict(content), reply_to=question), 0.5)
+    return GridReply("anna", Message(RecordDict(content), reply_to=question), 0.5)
 
 
-def checked(*replies: Reply, **settings: Any) -> list[Checked]:
-    return Checker(record(), "num-examples", settings.pop("required", ()), **settings).all(replies)
+def checked(*replies: GridReply, **settings: Any) -> list[Checked]:
+    return Checker(record(), "num-examples", settings.pop("required", ()), **settings).check_all(replies)
 
 
 def told(dtype: str, shape: tuple[int, ...], array: Any) -> Array:
@@ -118,7 +118,7 @@ def test_names_and_required_signals() -> None:
 
 
 def test_only_replies_with_vectors_of_the_usual_size_are_averaged_together() -> None:
-    def with_gradient(entries: int) -> Reply:
+    def with_gradient(entries: int) -> GridReply:
         ours = ConfigRecord({"version": 1, "name": "anna", "gradient": np.zeros(entries, np.float32).tobytes()})
         return reply(record(), **{RECORD: ours})
 

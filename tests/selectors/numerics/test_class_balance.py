@@ -5,7 +5,7 @@ import pytest
 
 from fedcohort import LabelCounts
 from fedcohort.core.clients import LabelFactor, LabelGram
-from fedcohort.selectors.numerics.class_balance import Past, balancing_rates, centred, group_of, mix_qcid
+from fedcohort.selectors.numerics.class_balance import Past, balancing_rates, centre_on_mix, group_of, mix_qcid
 
 
 def imbalance(total):
@@ -38,7 +38,7 @@ def test_the_past_is_in_every_sum_but_in_that_of_the_members_alone(form, candida
         total = counts[who[members]].sum(0)
         assert group.qcid() == pytest.approx(imbalance(before + total), abs=1e-12)
         assert group.alone() == pytest.approx(imbalance(total) if members else 2 / 3, abs=1e-12)
-        extended = group.extended(np.empty(len(who)))
+        extended = group.qcid_with_each(np.empty(len(who)))
         chance = group.extended_by_chance()
         for position, client in enumerate(who):
             if position not in members:
@@ -80,7 +80,7 @@ def test_centred_labels_measure_the_distance_to_the_mix_of_all(form):
     counts = rng.integers(0, 40, (7, 5)) * np.array([9.0, 3.0, 1.0, 1.0, 1.0])
     mix = counts.sum(0) / counts.sum()
     sizes = counts.sum(1)
-    group = group_of(centred(in_form(form, counts), sizes), sizes)
+    group = group_of(centre_on_mix(in_form(form, counts), sizes), sizes)
     for position in (4, 1, 6):
         group.add(position)
         total = counts[group.members].sum(0)
@@ -100,4 +100,4 @@ def test_the_imbalance_of_all_clients_at_given_rates(form):
 
 def test_nothing_is_centred_where_nobody_has_samples():
     empty = LabelCounts(np.zeros((2, 3)))
-    assert centred(empty, np.zeros(2)) is empty
+    assert centre_on_mix(empty, np.zeros(2)) is empty

@@ -100,7 +100,7 @@ def test_scaffold_trace_by_hand():
     c3_new = -c + (OLD - again[1]) / 0.4
     c_new = c + ((c2_new - c2) + c3_new) / n
     np.testing.assert_allclose(memory.corrections(np.array([3, 2, 0])), [c_new - c3_new, c_new - c2_new, c_new - c0])
-    assert sorted(memory.row_of) == [0, 2, 3]  # client 1 never took part and costs nothing
+    assert sorted(memory.own.clients) == [0, 2, 3]  # client 1 never took part and costs nothing
 
 
 def test_scaffold_option_one_takes_gradients():

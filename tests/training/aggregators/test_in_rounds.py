@@ -74,7 +74,7 @@ def test_every_aggregator_continues_exactly_where_it_stopped(tmp_path):
     want, got = last_checkpoints(whole), last_checkpoints(stopped)
     assert want.keys() == got.keys()
     remembered = {name for name in names if AGGREGATORS.create(name).memory(2, np.zeros(2)) is not None}
-    assert {"scaffold", "fedavgm", "fedadam", "fedyogi"} <= remembered
+    assert {"scaffold", "fedavgm", "fedadam", "fedyogi", "fedvarp", "mifa", "fedau", "fedawe"} <= remembered
     assert len({name.rpartition("/")[0] for name in want if "/memory/" in name}) == len(remembered)
     for name, value in want.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)
@@ -187,7 +187,7 @@ def models_after(names, rounds=3):
 
 def test_an_aggregator_does_the_same_alone_and_beside_all_others():
     together = models_after(AGGREGATORS.names())
-    for name in ("fedadam", "feddf", "rhfl", "fedbio", "multi-krum"):
+    for name in ("fedadam", "feddf", "rhfl", "fedbio", "multi-krum", "fedvarp", "mifa", "fedau", "fedawe"):
         np.testing.assert_array_equal(models_after([name])[name], together[name], err_msg=name)
     without_weights = together.pop("inverse-probability")  # of a selector that declares no probabilities
     np.testing.assert_array_equal(without_weights, together["fedavg-with-absent"])

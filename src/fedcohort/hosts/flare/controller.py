@@ -150,7 +150,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
                 f"The selector {selector!r} needs data at the server, which a FLARE job does not have."
             )
         self._shadows = {label: SELECTORS.create(name) for label, name in (shadows or {}).items()}
-        self._rules = None if rules is None else Rules.recorded(rules)
+        self._rules = None if rules is None else Rules.from_journal(rules)
         self.filter_ = self._make_filter()
         self._policy = Policy(
             size=cohort_size,
@@ -242,7 +242,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         if self._journal is not None:
             self._journal.parent.mkdir(parents=True, exist_ok=True)
         # From here on a site must supply what the selector, seeing who is there, decided to use.
-        selector = self._chosen.adapted(host.sites.known())
+        selector = self._chosen.adapt(host.sites.known())
         host.sites.required |= selector.requires
         return Session(
             selector,

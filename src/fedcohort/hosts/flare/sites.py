@@ -8,7 +8,7 @@ from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.signals import TABLE_SIGNALS, UNAIDED_SIGNALS, Signal
 from fedcohort.core.text import natural, shorten
-from fedcohort.hosts.round import listed
+from fedcohort.hosts.round import join_names
 from fedcohort.hosts.wire import Description
 from fedcohort.session.session import Session
 
@@ -70,7 +70,7 @@ class Sites:
         silent = self.unknown()
         if silent:
             found["have not said what they hold"] = silent
-        return [f"{why.rstrip('.')}: {listed(names)}" for why, names in found.items()]
+        return [f"{why.rstrip('.')}: {join_names(names)}" for why, names in found.items()]
 
     def supplied(self) -> frozenset[Signal]:
         """Return what every site that can take part can report or answer."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -54,23 +54,18 @@ class _Attempt:
         self._round = server_round
         self._errors = list(errors)
         self._levels = levels(strategy)
-        self._before = [_copied(vars(level)) for level in self._levels]
-        self._used = False  # whether a strategy has seen the messages
-        # Strategies write into replies (clipping does); the records themselves they replace.
-        self._more = {
-            reply.name: dict(reply.message.content)
-            for reply in replies
-            if reply.message is not None and len(reply.message.content) != 2
-        }
+        self._before = [_copy_tables(vars(level)) for level in self._levels]
+        self._contents = {reply.name: dict(reply.message.content) for reply in replies if reply.message is not None}
 
     def __call__(self, replies: Sequence[Checked], strategy: Strategy | None = None) -> Average:
         messages = [reply.message for reply in replies if reply.message is not None]
-        if self._used:
-            for reply, message in zip(replies, messages, strict=True):
-                usual: dict[str, Any] = {reply.kind[0]: reply.arrays, reply.kind[1]: reply.metrics}
-                message.content = RecordDict(self._more.get(reply.name, usual))
-        self._used = True
+        for reply, message in zip(replies, messages, strict=True):
+            # Strategies write into replies (clipping) and take their arrays out (the median): each call gets its own.
+            parts = self._contents[reply.name].items()
+            message.content = RecordDict({key: cast(Any, part.copy()) for key, part in parts})
         arrays, metrics = (strategy or self._strategy).aggregate_train(self._round, [*messages, *self._errors])
+        if arrays is not None and (lost := [key for key in replies[0].arrays if key not in arrays]):
+            raise ValueError(f"the aggregated model lacks the array {lost[0]!r}")
         for key, array in (arrays or {}).items():
             if not is_finite(as_numpy(array).ravel()):
                 raise ValueError(f"the aggregated array {key!r} has NaN or infinite entries")
@@ -80,7 +75,7 @@ class _Attempt:
         """Put the strategy's attributes back."""
         for level, before in zip(self._levels, self._before, strict=True):
             vars(level).clear()
-            vars(level).update(_copied(before))
+            vars(level).update(_copy_tables(before))
 
     def fails(self, replies: Sequence[Checked]) -> str:
         """Return what a copy of the strategy raises on ``replies``, or an empty string."""
@@ -116,7 +111,7 @@ def aggregate(
         )
         log.debug("aggregation failed", exc_info=True)
         attempt.restore()
-        blamed = _blamed(attempt, replies)
+        blamed = _find_culprits(attempt, replies)
         rest = [reply for reply in replies if reply.name not in blamed]
         # Under differential privacy fewer models than the noise was made for must not be released.
         if not blamed or not rest or private_cohort_size(strategy) is not None:
@@ -150,14 +145,14 @@ def with_integers(arrays: ArrayRecord, sent: ArrayRecord) -> ArrayRecord:
     return ArrayRecord({**arrays, **found}) if found else arrays
 
 
-def _blamed(attempt: _Attempt, replies: Sequence[Checked]) -> dict[str, str]:
+def _find_culprits(attempt: _Attempt, replies: Sequence[Checked]) -> dict[str, str]:
     """Return whose replies make aggregation fail, with what it raises because of each."""
     alone = {reply.name: attempt.fails([reply]) for reply in replies}
     sound = [reply for reply in replies if not alone[reply.name]]
     best: list[Checked] = []
     for start in sound[:_STARTS]:  # a bad reply may pass alone and then make all others fail
         others = [reply for reply in sound if reply is not start]
-        best = max(best, _accepted(attempt, [start], others), key=len)
+        best = max(best, _largest_group(attempt, [start], others), key=len)
         if len(best) == len(sound):
             break
     if best:
@@ -172,19 +167,20 @@ def _blamed(attempt: _Attempt, replies: Sequence[Checked]) -> dict[str, str]:
     return {}
 
 
-def _accepted(attempt: _Attempt, base: list[Checked], group: list[Checked]) -> list[Checked]:
+def _largest_group(attempt: _Attempt, base: list[Checked], group: list[Checked]) -> list[Checked]:
     """Return ``base`` with as many of ``group`` as aggregate together with it, found by halves."""
     if not group or not attempt.fails([*base, *group]):
         return [*base, *group]
     if len(group) == 1:
         return base
     middle = len(group) // 2
-    return _accepted(attempt, _accepted(attempt, base, group[:middle]), group[middle:])
+    return _largest_group(attempt, _largest_group(attempt, base, group[:middle]), group[middle:])
 
 
-def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes such that what a strategy takes out of a table of its own can be put back."""
-    return {key: dict(value) if type(value) is dict else value for key, value in attributes.items()}
+def _copy_tables(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes such that what a strategy takes out of a table or record of its own can be put back."""
+    kinds = (dict, list, ArrayRecord)
+    return {key: value.copy() if type(value) in kinds else value for key, value in attributes.items()}
 
 
 def value_or_none(what: str, call: Callable[[], MetricRecord | None]) -> MetricRecord | None:

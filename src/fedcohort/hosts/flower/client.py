@@ -110,7 +110,7 @@ class Answers:
         found = listing(self.signals, "The signals of Answers", "losses")
         if not all(isinstance(signal, str) and signal in LOSS_SIGNALS for signal in found):
             raise refuse("The signals of Answers", f"among {', '.join(sorted(LOSS_SIGNALS))}", self.signals)
-        object.__setattr__(self, "signals", frozenset(Signal.named(signal) for signal in found))
+        object.__setattr__(self, "signals", frozenset(Signal.by_name(signal) for signal in found))
 
     @property
     def supplied(self) -> frozenset[Signal]:
@@ -180,14 +180,14 @@ class _CohortClient(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         kind = message.metadata.message_type
         if kind == DESCRIBE:
-            return self._described(message, context)
+            return self._describe(message, context)
         if kind == LOSSES:
             return self._losses(message, context)
         if kind.split(".")[0] == MessageType.TRAIN and RECORD in message.content:
-            return self._trained(message, context)
+            return self._train(message, context)
         return self._app(message, context)
 
-    def _described(self, message: Message, context: Context) -> Message:
+    def _describe(self, message: Message, context: Context) -> Message:
         facts = Facts() if self._answers.facts is None else self._answers.facts(context)
         if self._bare and (facts.label_counts is not None or facts.sealed_labels is not None):
             # Sealed ones too: whoever opens them learns exact products of the counts.
@@ -207,10 +207,10 @@ class _CohortClient(ClientApp):
         if arrays is None:
             raise InputError("A question for losses must carry exactly one model.")
         wanted = asked_signals(cast(ConfigRecord, message.content[RECORD]))
-        values = self._measured(arrays, context, arrays, wanted & LOSS_SIGNALS)
+        values = self._measure(arrays, context, arrays, wanted & LOSS_SIGNALS)
         return Message(RecordDict({RECORD: report_record(self._answers.name(context), values)}), reply_to=message)
 
-    def _measured(
+    def _measure(
         self, arrays: ArrayRecord, context: Context, received: ArrayRecord, wanted: frozenset[Signal]
     ) -> dict[Signal, float]:
         if not wanted:
@@ -223,7 +223,7 @@ class _CohortClient(ClientApp):
             raise InputError(f"The loss function must return {', '.join(sorted(wanted))}. It lacks '{lacking[0]}'.")
         return {signal: float(values[signal.value]) for signal in wanted}
 
-    def _trained(self, message: Message, context: Context) -> Message:
+    def _train(self, message: Message, context: Context) -> Message:
         question = cast(ConfigRecord, message.content[RECORD])
         wanted = asked_signals(question)
         if COMMITMENT in question:  # kept, it shows later whether the server's journal is the one it was
@@ -236,7 +236,7 @@ class _CohortClient(ClientApp):
         values: dict[Signal, float] = {}
         gradient = None
         if received is not None:
-            values.update(self._measured(received, context, received, wanted & LOSS_SIGNALS))
+            values.update(self._measure(received, context, received, wanted & LOSS_SIGNALS))
             if wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
                 gradient = plain(self._answers.gradient(received, context))
         begun = time.monotonic()
@@ -246,7 +246,7 @@ class _CohortClient(ClientApp):
             after = {same_of_received(s): s for s in losses_of(wanted, "own")}
             trained = only_arrays(reply.content)
             if after and trained is not None and received is not None:
-                measured = self._measured(trained, context, received, frozenset(after))
+                measured = self._measure(trained, context, received, frozenset(after))
                 values.update({after[signal]: value for signal, value in measured.items()})
             reply.content[RECORD] = report_record(self._answers.name(context), values, seconds, gradient)
         return reply
@@ -263,7 +263,7 @@ class _CohortClient(ClientApp):
         log.info("the key holder opened this client's labels as sealed, in the set of clients %s", digest)
 
 
-class Seal(Protocol):
+class LabelSealer(Protocol):
     """How label counts leave a client; :class:`~fedcohort.privacy.LabelSeal` also checks what became of them."""
 
     def seal(self, client: str, counts: Any) -> bytes:
@@ -278,7 +278,7 @@ def torch_answers(
     validation: Callable[[Context], tuple[Any, Any]] | None = None,
     robust: LocalTraining | None = None,
     share_labels: bool = True,
-    seal: Seal | None = None,
+    seal: LabelSealer | None = None,
     private: Private | None = None,
     attributes: Callable[[Context], Mapping[str, Attribute]] | None = None,
     batch_size: int = 1024,
@@ -333,7 +333,7 @@ def torch_answers(
             return told
         counts = np.bincount(labels, minlength=classes)
         if private is not None:
-            return replace(told, sealed_labels=private.sealed(context, normal_form(name(context)), counts))
+            return replace(told, sealed_labels=private.seal(context, normal_form(name(context)), counts))
         if seal is not None:
             return replace(told, sealed_labels=seal.seal(normal_form(name(context)), counts))
         return replace(told, label_counts=counts if share_labels else None)

@@ -28,7 +28,7 @@ _RAISED = re.compile(r"^<class '(?:\w+\.)*(\w+)'>:<'(.*)'>$", re.DOTALL)  # as F
 _LOST = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
 
 
-class Reply(NamedTuple):
+class GridReply(NamedTuple):
     """One reply: to whom the message went, what came back, and how long it took."""
 
     name: str
@@ -82,7 +82,7 @@ class Outbox:
                 refused.append(name)
         return refused
 
-    def pull(self) -> list[Reply]:
+    def pull(self) -> list[GridReply]:
         """Return what has arrived by now."""
         if not self.waiting:
             return []
@@ -96,10 +96,10 @@ class Outbox:
                 log.debug("a reply to the unknown message %s was dropped", answered)
                 continue
             name, since = sent
-            arrived.append(Reply(name, message, now - since))
+            arrived.append(GridReply(name, message, now - since))
         return arrived
 
-    def receive(self, until: float) -> list[Reply]:
+    def receive(self, until: float) -> list[GridReply]:
         """Return what has arrived; without anything, wait for it until the time ``until``."""
         begun = min((since for _, since in self.waiting.values()), default=until)
         while True:
@@ -116,7 +116,7 @@ class Outbox:
         if pause > 0:
             self.sleep(pause)
 
-    def gather(self, seconds: float) -> list[Reply]:
+    def gather(self, seconds: float) -> list[GridReply]:
         """Return the replies that arrive within so many seconds."""
         until = self.clock() + seconds
         replies = self.receive(until)
@@ -163,14 +163,14 @@ class Debts:
         """Whether a client still owes an answer."""
         return any(debt.nodes.get(name) == node and name in debt.outbox.owing() for debt in self.open)
 
-    def collect(self) -> list[tuple[Debt, Reply]]:
+    def collect(self) -> list[tuple[Debt, GridReply]]:
         """Return the answers that have come since, and forget what is settled."""
         found = [(debt, reply) for debt in self.open for reply in debt.outbox.pull()]
         self.open = [debt for debt in self.open if debt.outbox.waiting]
         return found
 
 
-def exchange(outbox: Outbox, messages: Mapping[str, Message], deadline: float, debts: Debts) -> dict[str, Reply]:
+def exchange(outbox: Outbox, messages: Mapping[str, Message], deadline: float, debts: Debts) -> dict[str, GridReply]:
     """Send one message per name and return the replies of ``deadline`` seconds, by name; the others owe theirs."""
     outbox.send(messages)
     replies = {reply.name: reply for reply in outbox.gather(deadline)}

@@ -159,7 +159,7 @@ class FlowerHost(Host):
         self.settings.sleep(seconds)
 
     def _waits(self, what: str) -> None:
-        self.pulse.seen(self.population.online, self.session)
+        self.pulse.update_online(self.population.online, self.session)
         self.pulse.waiting(what)
 
     def _outbox(self) -> Outbox:
@@ -181,7 +181,7 @@ class FlowerHost(Host):
         session, population = self._running, self.population
         population.refresh()
         population.welcome(session)
-        self.pulse.seen(population.online, session)
+        self.pulse.update_online(population.online, session)
         everybody = population.available(session)
         return Online(everybody, population.busy(session, everybody))
 
@@ -205,7 +205,7 @@ class FlowerHost(Host):
             outbox,
             seed=session.seed,
             required=required,
-            asked=required | (self.wished & self.population.supplied()),
+            asked=required | (self.wished & self.population.supplied_signals()),
             commitment=receipt(session.journal, cohort.ticket, cohort.round),
             confirmations=self.population.confirmations(session.table.names_of(cohort.clients)),
         )
@@ -215,7 +215,7 @@ class FlowerHost(Host):
         if self._open is not None:
             cohort, outbox = self._open
             replies = outbox.receive(until)
-            checked = self.training.checker.all(replies)
+            checked = self.training.checker.check_all(replies)
             return [
                 Reply(cohort.ticket, reply.name, found.status, found.reason, reply.seconds, found)
                 for reply, found in zip(replies, checked, strict=True)
@@ -238,7 +238,7 @@ class FlowerHost(Host):
         online, sent = self.population.online, self.arrays
         self.debts.add(outbox, {name: online[name].node for name in outbox.owing() if name in online}, cohort.ticket)
         answered: list[Checked] = [reply.content for reply in round_.in_order()]
-        checked, corrections = self.training.bounded(answered, online, sent)
+        checked, corrections = self.training.bound_weights(answered, online, sent)
         refused = {
             now.name: now.reason
             for now, before in zip(checked, answered, strict=True)
@@ -248,7 +248,7 @@ class FlowerHost(Host):
         log.info("sound models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
         samples = sample_counts(checked)
         measures = measures_of(sent, checked, samples)
-        kept = self._kept(checked, measures)
+        kept = self._apply_filter(checked, measures)
         average = self._aggregate(round_, checked, kept, corrections)
         if average.arrays is not None:
             average = replace(average, arrays=with_integers(average.arrays, sent))
@@ -274,7 +274,7 @@ class FlowerHost(Host):
             corrections=corrections,
         )
 
-    def _kept(self, checked: Sequence[Checked], measures: Measures) -> BoolArray:
+    def _apply_filter(self, checked: Sequence[Checked], measures: Measures) -> BoolArray:
         """Return which of the replies the filter keeps."""
         ok = measures.rows
         if not len(ok) or type(self.settings.filter) is KeepAll:
@@ -406,7 +406,8 @@ class FlowerHost(Host):
             with_ttl(messages.values(), 2 * deadline)
             replies = exchange(self._outbox(), messages, deadline, self.debts)
             answers = [replies[name] for name in names if name in replies]
-            checked, _ = self.training.bounded(self.training.checks(arrays, ()).all(answers), online, arrays)
+            sound = self.training.checks(arrays, ()).check_all(answers)
+            checked, _ = self.training.bound_weights(sound, online, arrays)
             models = [reply for reply in checked if reply.status is _OK]
             if not models:
                 log.warning("a trial of %s brought no model", ", ".join(names))

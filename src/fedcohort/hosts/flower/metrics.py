@@ -46,17 +46,17 @@ def common_metrics(
     found = {client: {key: record[key]} for client, record in records.items()}
     said: dict[str, list[str]] = {}
 
-    def left_out(client: str, text: str) -> None:
+    def leave_out(client: str, text: str) -> None:
         said.setdefault(client, []).append(text)
 
     for name, sent in every.items():
         called = short_repr(name, 80)
         usable = {client: value for client, value in sent.items() if _form(value) is not None}
         for client in [client for client in sent if client not in usable]:
-            left_out(client, f"its metric {called} is {short_repr(sent[client], 40)} and is left out")
+            leave_out(client, f"its metric {called} is {short_repr(sent[client], 40)} and is left out")
         if 2 * len(sent) < len(records):
             for client in usable:
-                left_out(client, f"its metric {called} is left out: most replies have none")
+                leave_out(client, f"its metric {called} is left out: most replies have none")
             continue
         if not usable:
             continue
@@ -71,10 +71,10 @@ def common_metrics(
             mean = _mean(good, records, key) if mean is None else mean
             found[client][name] = mean
             if client in usable:
-                left_out(client, f"its metric {called} is left out: it is {_worded(_form(usable[client]))}, "
-                         f"those of others are {_worded(usual)}")  # fmt: skip
+                leave_out(client, f"its metric {called} is left out: it is {_form_name(_form(usable[client]))}, "
+                         f"those of others are {_form_name(usual)}")  # fmt: skip
             elif client not in sent:
-                left_out(client, f"it sent no metric {called}; the average is that of the others")
+                leave_out(client, f"it sent no metric {called}; the average is that of the others")
     if not said:
         return dict(records), {}
     for texts in said.values():
@@ -94,7 +94,7 @@ def _is_usable(value: object) -> TypeGuard[_Number]:
     return isinstance(value, (int, float)) and -_LARGEST <= value <= _LARGEST
 
 
-def _worded(form: int | None) -> str:
+def _form_name(form: int | None) -> str:
     return "a number" if not form else f"a list of {form - 1}"
 
 

@@ -22,7 +22,7 @@ from fedcohort.core.text import natural, shorten
 from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange
 from fedcohort.hosts.flower.roster import Card, Roster
 from fedcohort.hosts.flower.wire import LOSSES, ask_record
-from fedcohort.hosts.round import FederationTimeoutError, listed
+from fedcohort.hosts.round import FederationTimeoutError, join_names
 from fedcohort.hosts.wire import RECORD, Description, read_report
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import REGISTERED
@@ -53,7 +53,7 @@ def rules_in(journal: Path) -> Rules | None:
     """Return the rules in force in a journal."""
     with closing(read_journal(journal)) as record:
         found = record.meta().get("rules")
-    return None if found is None else Rules.recorded(found)
+    return None if found is None else Rules.from_journal(found)
 
 
 class Population:
@@ -127,7 +127,7 @@ class Population:
         most = self.most_classes()
         fit: dict[str, Card] = {}
         unfit: dict[str, str] = {}
-        for name, card in self._named.items():
+        for name, card in self._admitted_cards.items():
             why = self._flaw(card, most)
             if why is not None:
                 unfit[name] = why
@@ -142,7 +142,7 @@ class Population:
             if self._unfit.get(name) != why:
                 news.setdefault(why, []).append(name)
         for why, (first, *rest) in news.items():  # what is wrong with all of them is said once
-            more = f" (the same holds for {listed(rest)})" if rest else ""
+            more = f" (the same holds for {join_names(rest)})" if rest else ""
             log.warning("client %r takes no part: %s%s", first, why, more)
         self._unfit = unfit
         self._fit_at, self._fit, self._supplied = at, fit, None
@@ -150,7 +150,7 @@ class Population:
 
     def _flaw(self, card: Card, classes: int | None) -> str | None:
         """Return why a client cannot take part, as far as can be told without opening its labels, or None."""
-        lacking = card.lacks(self._required, self._sealed)
+        lacking = card.lacks(self._required, self._labels_are_sealed)
         if self._labels is None and self._required & _LABELS:
             flaw = _flaw(card, classes)
             if flaw is not None:
@@ -181,7 +181,7 @@ class Population:
         """
         if self.classes is not None:
             return self.classes
-        described = (card.description.label_counts for card in self._named.values())
+        described = (card.description.label_counts for card in self._admitted_cards.values())
         named = sorted((len(counts) for counts in described if counts is not None), reverse=True)
         return named[min(max(1, int(_FEW * len(named))), len(named) - 1)] if named else None
 
@@ -199,7 +199,7 @@ class Population:
         self._demands += 1
 
     @property
-    def _named(self) -> dict[str, Card]:
+    def _admitted_cards(self) -> dict[str, Card]:
         """The clients that have said who they are and may take part by their name."""
         everyone = self._roster.online
         if not self._registered_only:
@@ -234,25 +234,25 @@ class Population:
                     return
             if now - begun > self._patience:
                 raise self._too_few(count)
-            self._waits(self._awaited(count))
+            self._waits(self._waiting_text(count))
             if now - told > 10:
                 told = now
-                log.info("waiting: %s", self._awaited(count))
+                log.info("waiting: %s", self._waiting_text(count))
             self.sleep(_LOOK_EVERY)
 
-    def _awaited(self, count: int) -> str:
+    def _waiting_text(self, count: int) -> str:
         """Return in words what keeps a run from beginning."""
         online = len(self.online)
         if online < count:
             return "; ".join([f"{online} of the {count} clients needed are there", *self.absent()])
-        longest, silent = min(_SETTLE, self._patience), listed(self._roster.silent)
+        longest, silent = min(_SETTLE, self._patience), join_names(self._roster.silent)
         waits = f"at most {longest:g} s for nodes that have not said who they are: {silent}"
         return f"{online} clients are there, {count} are needed; {waits}"
 
     def absent(self) -> list[str]:
         """Return in words who is connected and cannot take part, and why."""
         found: dict[str, list[str]] = {}
-        online, named = self.online, self._named
+        online, named = self.online, self._admitted_cards
         for name in self._roster.online:
             if name not in online:
                 why = self._unfit.get(name, "refused")
@@ -261,7 +261,7 @@ class Population:
                 found.setdefault(why, []).append(name)
         if self._roster.silent:
             found["have not said who they are"] = self._roster.silent
-        return [f"{why.rstrip('.')}: {listed(names)}" for why, names in found.items()]
+        return [f"{why.rstrip('.')}: {join_names(names)}" for why, names in found.items()]
 
     def _too_few(self, count: int) -> FedcohortError:
         """Return the error of a run that cannot begin, with what keeps clients from taking part."""
@@ -271,8 +271,13 @@ class Population:
             f"({', '.join(list(online)[:10]) or 'none'}), "
             f"{'; '.join([f'{self._roster.nodes} nodes are online', *self.absent()])}."
         )
-        everyone = self._named.items()
-        lacking = {s for name, card in everyone if name not in online for s in card.lacks(self._required, self._sealed)}
+        everyone = self._admitted_cards.items()
+        lacking = {
+            s
+            for name, card in everyone
+            if name not in online
+            for s in card.lacks(self._required, self._labels_are_sealed)
+        }
         if lacking:
             meant = ", ".join(f"{s.value!r} is {s.meaning}" for s in sorted(lacking))
             return SignalError(
@@ -284,7 +289,7 @@ class Population:
         )
 
     @property
-    def _sealed(self) -> bool:
+    def _labels_are_sealed(self) -> bool:
         return self._labels is not None
 
     # -- the table ------------------------------------------------------------------------------------------------
@@ -295,9 +300,9 @@ class Population:
             self._required |= signals
             self._demands += 1
 
-    def known(self) -> frozenset[Signal]:
+    def known_signals(self) -> frozenset[Signal]:
         """Return what can be known about every client that is online."""
-        signals = [card.signals(self._sealed) for card in self.online.values()]
+        signals = [card.signals(self._labels_are_sealed) for card in self.online.values()]
         return frozenset.intersection(*signals) if signals else frozenset()
 
     def partly_supplied(self, signals: Iterable[Signal]) -> dict[Signal, list[str]]:
@@ -307,10 +312,10 @@ class Population:
         lacking = {signal: [name for name in known if signal not in known[name]] for signal in sorted(signals)}
         return {signal: names for signal, names in lacking.items() if 0 < len(names) < len(known)}
 
-    def supplied(self) -> frozenset[Signal]:
+    def supplied_signals(self) -> frozenset[Signal]:
         """Return what every client that is online can report or answer."""
         if self._supplied is None:
-            self._supplied = self.known() - TABLE_SIGNALS
+            self._supplied = self.known_signals() - TABLE_SIGNALS
         return self._supplied
 
     def table(self, cards: Sequence[Card], before: Sequence[str] = ()) -> ClientTable:
@@ -321,17 +326,17 @@ class Population:
         """
         labels: LabelInfo | LabelGramRows | None = None
         if self._required & _LABELS and self._labels is not None:
-            cards, labels = self._opened(self._labels, cards, before)
+            cards, labels = self._decode_labels(self._labels, cards, before)
         elif self._required & _LABELS:
             counts = [card.description.label_counts or () for card in cards]
             width = self.classes or max(map(len, counts), default=0)
-            labels = LabelCounts([_filled(c, width) for c in counts])
+            labels = LabelCounts([_pad_counts(c, width) for c in counts])
         names = [card.name for card in cards]
         sizes = [card.description.size or 0 for card in cards] if Signal.SIZES in self._required else None
         self._facts.update({card.name: card.description for card in cards})
         return ClientTable(names=names, sizes=sizes, labels=labels)
 
-    def _opened(
+    def _decode_labels(
         self, opener: LabelDecoder, cards: Sequence[Card], before: Sequence[str]
     ) -> tuple[Sequence[Card], LabelInfo | LabelGramRows]:
         known = {**self._facts, **{card.name: card.description for card in cards}}
@@ -380,7 +385,7 @@ class Population:
         newcomers = [c for name, c in online.items() if name not in known and name not in self._refused]
         if newcomers:
             newcomers.sort(key=lambda card: natural(card.name))
-            joined = self._joined(session, newcomers)
+            joined = self._let_join(session, newcomers)
             if joined:
                 log.info("joined: %s", ", ".join(joined))
         self._refresh_facts(session)
@@ -394,7 +399,7 @@ class Population:
         """Take over at the next look what everybody says about itself, as if nobody had been welcomed."""
         self._welcomed = None
 
-    def _joined(self, session: Session, cards: list[Card]) -> list[str]:
+    def _let_join(self, session: Session, cards: list[Card]) -> list[str]:
         """Let clients join together; if that fails one by one, so that one that cannot join keeps nobody out."""
         try:
             table = self.table(cards, session.table.names)
@@ -407,7 +412,7 @@ class Population:
             return []
         except Exception as error:  # what others say about themselves may make anything fail
             if len(cards) > 1:
-                return [name for card in cards for name in self._joined(session, [card])]
+                return [name for card in cards for name in self._let_join(session, [card])]
             self._refused.add(cards[0].name)
             log.warning("%s cannot join: %s", cards[0].name, shorten(str(error)))
             return []
@@ -445,7 +450,7 @@ class Population:
         for i, description in news:
             sizes[i] = sizes[i] if description.size is None else description.size
             if labels is not None and self._labels is None and description.label_counts is not None:
-                labels[i] = _filled(description.label_counts, labels.shape[1])
+                labels[i] = _pad_counts(description.label_counts, labels.shape[1])
         fresh = ClientTable(names=table.names, sizes=sizes, labels=None if labels is None else LabelCounts(labels))
         changed = table.differing(fresh)
         if len(changed):
@@ -520,6 +525,6 @@ def _flaw(card: Card, classes: int | None) -> str | None:
     return None
 
 
-def _filled(counts: Sequence[int], width: int) -> list[int]:
+def _pad_counts(counts: Sequence[int], width: int) -> list[int]:
     """Return counts of ``width`` classes; who names fewer holds none of the others."""
     return [*counts, *[0] * (width - len(counts))]

@@ -34,7 +34,7 @@ class Private:
     counts: CountNoise = field(default_factory=GeometricNoise)
     losses: LossNoise | None = None
 
-    def sealed(self, context: Context, client: str, counts: Any) -> bytes:
+    def seal(self, context: Context, client: str, counts: Any) -> bytes:
         """Return noisy label counts as they travel."""
         return pack_noisy_counts(client, self.ledger(context).counts(counts, self.counts))
 

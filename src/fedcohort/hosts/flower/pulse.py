@@ -103,7 +103,7 @@ class Pulse:
 
     # -- what the run says --------------------------------------------------------------------------------------------
 
-    def opened(self, session: Session) -> None:
+    def attach(self, session: Session) -> None:
         """Say which opening of the journal this is about."""
         if self._journal is not None:
             with self._lock:
@@ -128,7 +128,7 @@ class Pulse:
         if news:
             self._write()
 
-    def seen(self, online: Mapping[str, Card], session: Session | None) -> None:
+    def update_online(self, online: Mapping[str, Card], session: Session | None) -> None:
         """Take over who can take part, and who of the members cannot."""
         changes = -1 if session is None else session.changes
         if self._journal is None or (online is self._online and changes == self._changes):

@@ -21,7 +21,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import METRIC_SIGNALS, Signal
 from fedcohort.core.vectors import output_bias
-from fedcohort.hosts.flower.exchange import Reply
+from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.npy import BFLOAT16, Layout, convert, is_float, numbers, to_array, unreadable
 from fedcohort.hosts.measures import MEASURED, Measures
@@ -129,12 +129,12 @@ class Checker:
         floats = [layout for layout in self._layouts.values() if is_float(layout.dtype)]
         self._parameters = sum(math.prod(layout.shape) for layout in floats) if same_shapes else None
 
-    def all(self, replies: Iterable[Reply]) -> list[Checked]:
+    def check_all(self, replies: Iterable[GridReply]) -> list[Checked]:
         """Check replies, each by itself."""
         with np.errstate(over="ignore", invalid="ignore"):  # the sum of squares of sound numbers may overflow
-            return [self._checked(reply) for reply in replies]
+            return [self._check(reply) for reply in replies]
 
-    def _checked(self, reply: Reply) -> Checked:
+    def _check(self, reply: GridReply) -> Checked:
         message = reply.message
         if message.has_error():
             # Lost on the way is not the client's error: it is as if it had never answered.
@@ -167,7 +167,7 @@ class Checker:
         weight = numbers.get(self._weight_key)
         if not reason and not _is_weight(weight):
             reason = f"the metric {self._weight_key!r} must be a number of at least 0, not {str(weight)[:40]}"
-        reason = reason or self._unreported(values, gradient)
+        reason = reason or self._missing_signals(values, gradient)
         if reason:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
         if rewritten:
@@ -214,7 +214,7 @@ class Checker:
                 return f"the array {key!r} has NaN or infinite entries"
         return ""
 
-    def _unreported(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
+    def _missing_signals(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
         """Return what the selector must learn and the client did not report, or an empty string."""
         for signal in self._reported:
             if signal not in values:
@@ -260,7 +260,7 @@ def with_common_names(replies: Sequence[Checked], records: Sequence[str] = ("arr
         if reply.status is _OK and reply.kind[2] != widths:
             found[i] = reply._replace(status=_INVALID, reason=reason)
         elif reply.status is _OK and [*reply.kind[:2]] != usual:
-            found[i] = _renamed(reply, *usual)
+            found[i] = _with_records(reply, *usual)
     return found
 
 
@@ -269,7 +269,7 @@ def _most_common(values: Sequence[Any], preferred: Any = None) -> Any:
     return max(counts, key=lambda value: (counts[value], value == preferred, value))
 
 
-def _renamed(reply: Checked, arrays: str, metrics: str) -> Checked:
+def _with_records(reply: Checked, arrays: str, metrics: str) -> Checked:
     """Return a reply whose two records have these names."""
     assert reply.message is not None
     others = {k: v for k, v in reply.message.content.items() if k not in (*reply.kind[:2], arrays, metrics)}

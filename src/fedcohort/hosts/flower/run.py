@@ -21,7 +21,7 @@ from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.population import facts_in, rules_in
 from fedcohort.hosts.flower.replies import bias_of
 from fedcohort.hosts.live import play
-from fedcohort.hosts.round import listed
+from fedcohort.hosts.round import join_names
 from fedcohort.journal import is_blank
 from fedcohort.session.resume import participations
 from fedcohort.session.session import Session
@@ -56,9 +56,9 @@ class LiveRun:
         if journal is not None and not is_blank(journal):
             # As long as its table lacks facts that new shadows go by, those it has go on.
             unknown = host.shadow_facts - facts_in(journal)
-            session = host.session = self._reopened(None if unknown else settings.shadows)
+            session = host.session = self._reopen_session(None if unknown else settings.shadows)
             self.population.require(session.selector.requires)
-            if _finished(session, num_rounds):
+            if _is_finished(session, num_rounds):
                 self._resume(session, initial_arrays)
                 say(
                     "finished", "the run is finished: %s holds %d of %d rounds", journal, session.round, num_rounds,
@@ -73,12 +73,12 @@ class LiveRun:
             self.population.complete(host.session)
             host.session.commit()
             host.session.close()
-            host.session = self._reopened(settings.shadows)
-        session = host.session = host.session or self._created()
-        host.pulse.opened(session)
+            host.session = self._reopen_session(settings.shadows)
+        session = host.session = host.session or self._create_session()
+        host.pulse.attach(session)
         host.pulse.running()
         self.population.remember(session)
-        notes.record_start(session, settings, host.levels, self.population.supplied(), num_rounds)
+        notes.record_start(session, settings, host.levels, self.population.supplied_signals(), num_rounds)
         self._resume(session, initial_arrays)
         stop = play(host, session, host.policy, num_rounds)
         if stop is not None:
@@ -124,12 +124,12 @@ class LiveRun:
             log.warning(
                 "the rules go by names, and %d of %d clients are not registered (%s): nothing keeps them from coming "
                 "back under other names (registered_only=True admits registered nodes only)",
-                len(strangers), len(online), listed(strangers),
+                len(strangers), len(online), join_names(strangers),
             )  # fmt: skip
 
     # -- the session --------------------------------------------------------------------------------------------------
 
-    def _reopened(self, shadows: Mapping[str, Selector[Any]] | None) -> Session:
+    def _reopen_session(self, shadows: Mapping[str, Selector[Any]] | None) -> Session:
         settings = self.settings
         assert settings.journal is not None
         before = rules_in(settings.journal)
@@ -153,23 +153,23 @@ class LiveRun:
             raise
         return session
 
-    def _created(self) -> Session:
+    def _create_session(self) -> Session:
         settings = self.settings
         if settings.journal is not None:
             settings.journal.parent.mkdir(parents=True, exist_ok=True)
         # From here on a client must supply what the selector, seeing who is there, decided to use.
-        selector = settings.selector.adapted(self.population.known())
+        selector = settings.selector.adapt(self.population.known_signals())
         for signal, names in self.population.partly_supplied(
-            settings.selector.adapted(frozenset(SIGNALS)).requires
+            settings.selector.adapt(frozenset(SIGNALS)).requires
         ).items():
             if signal not in selector.requires:
-                log.warning("the selector goes without '%s', which %s cannot supply", signal, listed(names))
+                log.warning("the selector goes without '%s', which %s cannot supply", signal, join_names(names))
         self.population.require(selector.requires)
         return Session(
             selector,
             self.population.first_table(self.host.policy.wait_for),
             seed=settings.seed,
-            signals=self.population.supplied(),
+            signals=self.population.supplied_signals(),
             journal=settings.journal,
             shadows=settings.shadows,
             rules=settings.rules,
@@ -184,7 +184,7 @@ class LiveRun:
     def _resume(self, session: Session, initial_arrays: ArrayRecord) -> None:
         """Go on with the journal's checkpoint and metrics, or with ``initial_arrays`` before the first round."""
         host, result = self.host, self.host.result
-        host.arrays = result.arrays = self._loaded(session, initial_arrays)
+        host.arrays = result.arrays = self._load_model(session, initial_arrays)
         recorded = session.journal.metrics()
         for round_, numbers in recorded.items():
             for prefix, into in (
@@ -201,7 +201,7 @@ class LiveRun:
         elif not session.pending and self.population.online and not has_evaluation(recorded.get(session.round - 1, {})):
             host.evaluate(session.round - 1, host.arrays)  # the run was cut off before this was on record
 
-    def _loaded(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
+    def _load_model(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
         host, store = self.host, self.settings.checkpoints
         if store is None:
             return initial_arrays
@@ -224,7 +224,7 @@ class LiveRun:
         return arrays
 
 
-def _finished(session: Session, num_rounds: int) -> bool:
+def _is_finished(session: Session, num_rounds: int) -> bool:
     """Whether nothing is left to do: enough rounds, or the selector declared the run finished."""
     last = session.journal.cohorts()[-1:]
     stopped = bool(last) and last[0].stop is not None

@@ -135,7 +135,8 @@ class CohortStrategy(Strategy):
         Opens what clients send about their labels without showing them (``fedcohort.privacy``): ``EncryptedLabels``,
         ``RotatedLabels`` or ``NoisyLabels``.
     audit : bool
-        Whether the journal is chained by digests, for ``fedcohort audit``; clients are told the newest one every round.
+        Whether the journal is chained by digests, for ``fedcohort journal audit``; clients are told the newest one
+        every round.
     sign : path, optional
         A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest; needs ``audit``.
     rules : Rules, optional
@@ -230,6 +231,11 @@ class CohortStrategy(Strategy):
                 "The selector holds losses against the server's own data; 'validation' is missing.",
                 hint="pass validation=ServerValidation(logits=..., labels=...)",
             )
+        if Signal.SHAPLEY_VALUE in self.selector.requires:
+            raise ParameterError(
+                f"The selector {self.selector.name!r} needs Shapley values of models, which Flower does not supply.",
+                hint="use it in the simulator; 'fedcohort list selectors' names what each selector needs",
+            )
         self.validation = validation
         self.journal = None if journal is None else place(journal)
         self.seed = seed
@@ -259,7 +265,7 @@ class CohortStrategy(Strategy):
             Signer(sign)  # one that cannot be read is named now, not when the clients are there
         self.audit = audit
         self.sign = sign
-        self.rules = None if rules is None else rules.renamed(normal_form)
+        self.rules = None if rules is None else rules.with_names(normal_form)
         self.registered_only = registered_only
         self.json_log = None if json_log is None else Path(json_log)
         if checkpoints is None and self.journal is not None:
@@ -318,7 +324,7 @@ class CohortStrategy(Strategy):
         log.info("Starting CohortStrategy around %s:", type(self.strategy).__name__)
         self.summary()
         everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
-        if self.cohort_size is None and everybody and self.selector.chooses:
+        if self.cohort_size is None and everybody and self.selector.selects:
             log.warning(
                 "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
                 "or cohort_size"

@@ -27,9 +27,9 @@ class Attendance:
             return
         n = max(len(self._asked), int(clients.max()) + 1)
         known = np.isfinite(seconds)
-        self._asked = _added(self._asked, clients, n)
-        self._trouble = _added(self._trouble, clients[~delivered], n)
-        self._timed = _added(self._timed, clients[known], n)
+        self._asked = _add(self._asked, clients, n)
+        self._trouble = _add(self._trouble, clients[~delivered], n)
+        self._timed = _add(self._timed, clients[known], n)
         grown = np.pad(self._seconds, (0, n - len(self._seconds)))
         np.add.at(grown, clients[known], seconds[known])
         self._seconds = grown
@@ -57,7 +57,7 @@ class Attendance:
         return rows[:_MOST]
 
 
-def _added(counts: IntArray, clients: IntArray, n: int) -> IntArray:
+def _add(counts: IntArray, clients: IntArray, n: int) -> IntArray:
     return np.asarray(np.pad(counts, (0, n - len(counts))) + np.bincount(clients, minlength=n))
 
 

@@ -18,7 +18,7 @@ from fedcohort.core.errors import FedcohortError, InputError, JournalError
 from fedcohort.core.protocol import Status
 from fedcohort.core.text import escape_html
 from fedcohort.journal import CohortRow, Journal, read_journal
-from fedcohort.journal.presence import RunState, planned, run_state, run_state_before
+from fedcohort.journal.presence import RunState, planned_rounds, run_state, run_state_before
 from fedcohort.report.account import JournalHistory, account
 from fedcohort.report.dashboard.attendance import SLOW, Attendance, status_name
 from fedcohort.report.dashboard.feed import chart_data
@@ -72,7 +72,7 @@ class JournalItem:
     def _read(self, journal: Journal) -> None:
         metrics = journal.metrics()
         fresh = self._past.read(journal)
-        self._set_state(run_state(journal), planned(journal))
+        self._set_state(run_state(journal), planned_rounds(journal))
         if fresh or metrics != self._metrics or self._problem or self._table is None:
             self._metrics = metrics
             self._reasons = reasons_of(journal)

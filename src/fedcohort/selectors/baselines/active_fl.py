@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,6 +52,15 @@ class ActiveFL(Selector[ActiveState]):
     >>> session.ask(RoundRequest(size=1)).clients
     array([3])
     """
+
+    picks_by: ClassVar[str] = (
+        "The clients with the lowest valuations are left out and the others drawn by chance, the higher the score"
+        " the likelier; a few places go to anybody."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "valuation": "how much its last loss was worth, weighted by its size",
+        "unknown": "1 if it has not reported yet and counts as the best",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "keep all": {"alpha1": 0.0, "alpha2": 0.0},

@@ -8,6 +8,7 @@ r"""Astraea: greedy class balance from label counts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -61,6 +62,15 @@ class Astraea(Selector[AstraeaState]):
     >>> session.ask(RoundRequest(size=3)).names
     ('C1', 'C2', 'C3')
     """
+
+    picks_by: ClassVar[str] = (
+        "The cohort grows client by client, each time by the one that balances its classes best; a client that "
+        "had its turn waits until everybody had one. The score is of the finished cohort."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "divergence": "how far the classes of the finished cohort would be from even with this client",
+        "left in this pass": "1 if it has not had its turn in this pass",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "without turns": {"turns": False},

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -101,6 +102,14 @@ class Clustered(Selector[ClusteredState]):
     [('0', '1', '4'), ('0', '1', '5'), ('0', '1', '4')]
     """
 
+    picks_by: ClassVar[str] = (
+        "Each place is drawn by chance from a group of its own; the score is how often a client is drawn on average."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "expected draws": "how often it is drawn on average, by its size",
+        "group": "number of the group of similar clients it is in, -1 if nothing is known of it",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "by similarity": {"by": "similarity", "average": "mean"},
         "short memory": {"by": "similarity", "memory": 2},
@@ -175,7 +184,7 @@ class Clustered(Selector[ClusteredState]):
         return state.heard(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
 
 
-def filled(amount: FloatArray, order: IntArray, room: FloatArray) -> Allocation:
+def pour(amount: FloatArray, order: IntArray, room: FloatArray) -> Allocation:
     """Pour clients' samples, in ``order``, into distributions one after the other.
 
     Parameters
@@ -201,7 +210,7 @@ def filled(amount: FloatArray, order: IntArray, room: FloatArray) -> Allocation:
 
 def by_size(sizes: FloatArray, m: int, order: IntArray) -> Allocation:
     """Return Algorithm 1: clients bring m n_i samples each, largest first, into m distributions of M samples."""
-    return filled(m * sizes, order, np.full(m, sizes.sum()))
+    return pour(m * sizes, order, np.full(m, sizes.sum()))
 
 
 def by_similarity(
@@ -250,7 +259,7 @@ def by_similarity(
     inside = order[(grouped[order] >= 0) & (rest[order] > 0)]
     left = order[(grouped[order] < 0) & (rest[order] > 0)]
     left = np.concatenate([left[unknown[left]], left[~unknown[left]]])
-    poured = filled(rest, left, np.maximum(room, 0.0))
+    poured = pour(rest, left, np.maximum(room, 0.0))
     client = np.concatenate([poured.client, inside, alone])
     place = np.concatenate([poured.place, grouped[inside], places + np.arange(len(alone))])
     parts = np.concatenate([poured.amount, rest[inside], np.full(len(alone), capacity)])

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.groups import distances, scaled
+from fedcohort.selectors.numerics.groups import distances, scale_down
 from fedcohort.selectors.numerics.recent import RecentVectors
 
 
@@ -75,6 +76,15 @@ class DivFL(Selector[DiverseState]):
     (array([0, 1, 2]), array([3., 2., 1.]))
     """
 
+    picks_by: ClassVar[str] = (
+        "Clients never asked come first; then each place goes to the client whose update best represents those "
+        "not yet represented. The score is what it would add after all picks."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "representation": "how much closer the others would be to somebody in the cohort with it",
+        "never asked": "1 if it was never asked, and so comes first",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "sample": {"sample": 1},
         "short memory": {"memory": 2},
@@ -116,12 +126,12 @@ class DivFL(Selector[DiverseState]):
         known = rng.permutation(np.flatnonzero(rows >= 0))  # whoever comes first wins a tie
         wanted = min(slate.size - len(picks), len(known))
         if wanted > 0:
-            apart = distances(scaled(state.vectors))[:, rows[known]]
+            apart = distances(scale_down(state.vectors))[:, rows[known]]
             if self.sample is None:
                 chosen, gain[known] = lazy_greedy(apart, wanted)
             else:
                 chosen, gain[known] = stochastic_greedy(apart, wanted, self.sample, rng)
-            weights[len(picks) : len(picks) + wanted] = self.represented(
+            weights[len(picks) : len(picks) + wanted] = self.representation(
                 apart[:, chosen], rows[known[chosen]], state.known, slate.clients
             )
             picks = np.concatenate([picks, known[chosen]])
@@ -144,7 +154,7 @@ class DivFL(Selector[DiverseState]):
         )
         return cohort, DiverseState(state.known, state.when, state.vectors, asked)
 
-    def represented(self, apart: FloatArray, itself: IntArray, known: IntArray, clients: ClientTable) -> FloatArray:
+    def representation(self, apart: FloatArray, itself: IntArray, known: IntArray, clients: ClientTable) -> FloatArray:
         """(k,) how many clients each member of the cohort represents (gamma), at least 1.
 
         ``apart`` (v, k) are the distances of the ``known`` clients (v,) to the members, whose own rows are ``itself``.

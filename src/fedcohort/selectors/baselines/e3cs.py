@@ -6,6 +6,7 @@ r"""E3CS: exponential weights for clients that finish, and a quota for everybody
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,6 +67,12 @@ class E3CS(Selector[WeightState]):
     >>> cohort.score.round(2)
     array([0.75, 0.25])
     """
+
+    picks_by: ClassVar[str] = "Clients are drawn by chance one after the other, the higher the score the likelier."
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "quota": "the chance that everybody is guaranteed",
+        "by weight": "the chance it earned by finishing its rounds",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "no quota": {"fairness": 0.0, "rate": 50.0},

@@ -8,6 +8,7 @@ r"""Fed-cucb: greedy class balance from estimated label shares, with a combinato
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -69,6 +70,16 @@ class FedCucb(Selector[CucbState]):
     >>> sorted(c // 2 for c in session.ask(RoundRequest(size=2)).clients.tolist())
     [0, 1]
     """
+
+    picks_by: ClassVar[str] = (
+        "Clients never seen come first, then the one with the highest bound; the rest of the cohort grows client "
+        "by client, each balancing its estimated classes best. The score is of the finished cohort."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "divergence": "how far the estimated classes of the finished cohort would be from even with this client",
+        "reward": "mean reward so far",
+        "exploration": "bonus for having been picked rarely",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "greedy": {"exploration": 0.0, "forgetting": 1.0},

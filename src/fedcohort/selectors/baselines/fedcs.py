@@ -6,6 +6,7 @@ r"""FedCS: as many clients as fit into a deadline.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
@@ -17,7 +18,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.running import expected_seconds, moved
+from fedcohort.selectors.numerics.running import expected_seconds, update_means
 
 _MEMORY = 10  # a client's expected duration is the mean of about so many
 
@@ -65,6 +66,15 @@ class FedCS(Selector[DurationState]):
     >>> session.ask(RoundRequest(size=4)).clients  # client 3 takes seven seconds
     array([0, 1, 2])
     """
+
+    picks_by: ClassVar[str] = (
+        "The fastest of some clients drawn by chance are picked, while they fit into the deadline; those not "
+        "drawn have no score."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "expected seconds": "how long it is expected to take",
+        "times reported": "how often it has been timed",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "deadline": {"deadline": 5.0, "upload": 0.5},
@@ -115,7 +125,7 @@ class FedCS(Selector[DurationState]):
         asked, ok = state.asked.copy(), outcome.ok
         asked[outcome.clients] += 1
         who = outcome.clients[ok]
-        seconds, timed = moved(state.seconds, state.timed, who, outcome[Signal.DURATION][ok], _MEMORY)
+        seconds, timed = update_means(state.seconds, state.timed, who, outcome[Signal.DURATION][ok], _MEMORY)
         return DurationState(seconds, timed, asked)
 
 

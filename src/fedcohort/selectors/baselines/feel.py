@@ -7,6 +7,7 @@ r"""FEEL: scheduling with importance and channel awareness.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -70,6 +71,12 @@ class Feel(Selector[FeelState]):
     array([0.2, 0.2, 0.6])
     """
 
+    picks_by: ClassVar[str] = "Clients are drawn by chance, and the score is the chance of the first draw."
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "importance": "size times norm of its last update",
+        "seconds": "how long it took",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "variance alone": {"rho": 0.0},
         "time above all": {"rho": 0.999, "unbiased": False},
@@ -85,7 +92,7 @@ class Feel(Selector[FeelState]):
     @property
     def requires(self) -> frozenset[Signal]:
         """Sizes, norms, and durations unless they do not matter."""
-        needed = {Signal.SIZES, Signal.named(self.importance)}
+        needed = {Signal.SIZES, Signal.by_name(self.importance)}
         return frozenset(needed | {Signal.DURATION} if self.rho > 0 else needed)
 
     @property
@@ -103,9 +110,9 @@ class Feel(Selector[FeelState]):
     ) -> tuple[Cohort, FeelState]:
         """Draw by the optimal distribution."""
         sizes = slate.of_candidates(slate.clients.sizes)
-        norm = _filled(slate.of_candidates(state.norm))
+        norm = _fill_with_mean(slate.of_candidates(state.norm))
         importance = sizes * np.maximum(norm, _LEAST * norm.mean()) if norm.mean() > 0 else sizes
-        seconds = _filled(slate.of_candidates(state.seconds))
+        seconds = _fill_with_mean(slate.of_candidates(state.seconds))
         p = optimal_distribution(importance, seconds, self.rho)
         drawn = weighted_sample(p, slate.size, rng)
         everybody = slate.size == len(p)
@@ -124,12 +131,12 @@ class Feel(Selector[FeelState]):
         ok = outcome.ok
         who = outcome.clients[ok]
         norm, seconds = state.norm.copy(), state.seconds.copy()
-        norm[who] = outcome[Signal.named(self.importance)][ok]
+        norm[who] = outcome[Signal.by_name(self.importance)][ok]
         seconds[who] = outcome[Signal.DURATION][ok] if self.rho > 0 else 0.0
         return FeelState(norm, seconds)
 
 
-def _filled(values: FloatArray) -> FloatArray:
+def _fill_with_mean(values: FloatArray) -> FloatArray:
     """Return the values with the mean of those known in place of NaN; ones where nothing is known."""
     unknown = np.isnan(values)
     if not unknown.any():

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.sampling import systematic_sample
+from fedcohort.selectors.numerics.sampling import inclusion_probabilities, systematic_sample
 
 _LARGEST = 1e100  # norms are cut off here, so that their sums stay finite
 
@@ -72,6 +73,13 @@ class GradNorm(Selector[NormState]):
     (np.int64(0), array([1., 2.]), array([1. , 0.5, 0.5]))
     """
 
+    picks_by: ClassVar[str] = "Clients are drawn by chance, and the score is the chance to be in the cohort."
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "norm": "length of its last update",
+        "size": "its share of all data",
+        "unknown": "1 if it has not reported yet and has the mean norm",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "norms alone": {"floor": 1e-09},
         "uniform": {"floor": 1.0},
@@ -107,7 +115,7 @@ class GradNorm(Selector[NormState]):
         share = sizes / sizes.sum() if sizes.sum() > 0 else np.full(len(sizes), 1 / len(sizes))
         importance = share * norm
         importance = np.maximum(importance, self.floor * importance.mean())
-        chance = probabilities(importance, slate.size)
+        chance = inclusion_probabilities(importance, slate.size)
         picked = systematic_sample(chance, rng)
         squared = (importance / max(float(importance.max()), np.finfo(np.float64).tiny)) ** 2
         uniform = (len(chance) / slate.size - 1) * squared.sum()
@@ -129,36 +137,3 @@ class GradNorm(Selector[NormState]):
         norm = state.norm.copy()
         norm[outcome.clients[outcome.ok]] = np.clip(outcome[Signal.UPDATE_NORM][outcome.ok], 0.0, _LARGEST)
         return NormState(norm)
-
-
-def probabilities(importance: FloatArray, m: int) -> FloatArray:
-    """Return the optimal probabilities (n,), which sum to m ([Chen2020]_).
-
-    Parameters
-    ----------
-    importance : (n,) float array
-        u_i, at least 0. Where those that are not certain are all 0, they share what is left equally.
-    m : int
-        How many clients are wanted; n or more makes everybody certain.
-
-    Examples
-    --------
-    >>> probabilities(np.array([1.0, 1.0, 2.0]), 2)
-    array([0.5, 0.5, 1. ])
-    """
-    n = len(importance)
-    if m >= n:
-        return np.ones(n)
-    order = np.argsort(importance, kind="stable")
-    u = importance[order]
-    total = np.cumsum(u)
-    left = np.arange(1, m + 1)  # m + l - n for l = n - m + 1, ..., n
-    fits = left * u[n - m :] <= total[n - m :]
-    wanted = int(left[fits][-1])  # the first always fits
-    uncertain = n - m + wanted  # l
-    chance = np.ones(n)
-    if total[uncertain - 1] > 0:
-        chance[order[:uncertain]] = np.minimum(wanted * u[:uncertain] / total[uncertain - 1], 1.0)
-    else:
-        chance[order[:uncertain]] = wanted / uncertain
-    return chance

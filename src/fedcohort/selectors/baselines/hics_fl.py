@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -102,6 +103,16 @@ class HicsFL(Selector[HicsState]):
     >>> sorted(session.ask(RoundRequest(size=2)).names)
     ['0', '1']
     """
+
+    picks_by: ClassVar[str] = (
+        "Clients never asked come first; the others are drawn by chance, first the cluster and then the client, "
+        "and the score is that chance."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "entropy": "estimated evenness of its labels",
+        "cluster": "number of its cluster of similar clients, -1 if none",
+        "never asked": "1 if it was never asked, and so comes first",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "the paper's temperature": {"temperature": 0.0025},

@@ -20,7 +20,7 @@ from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Slate, register
 from fedcohort.selectors.papers.flash.context import ContextState
 from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
-from fedcohort.selectors.papers.flash.regression import observed, solution
+from fedcohort.selectors.papers.flash.regression import add_observations, solution
 
 _LONGEST_GRADIENT = 1.0  # steps are shortened to this times the rate, so that one odd reward does not undo the network
 
@@ -83,6 +83,12 @@ class NeuralBandit(ContextualBandit[NeuralState]):
     array([ True,  True])
     """
 
+    picks_by: ClassVar[str] = "The clients with the highest scores are picked, and chance decides between equals."
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "promise": "reward that the network expects",
+        "exploration": "bonus for contexts seen rarely",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "smallest": {"width": 1, "memory": 1, "interval": 1, "rate": 10.0},
         "untrained": {"steps": 0, "exploration": 0.0, "first_round": "asked"},
@@ -113,7 +119,7 @@ class NeuralBandit(ContextualBandit[NeuralState]):
             stored=0,
         )
 
-    def scored(
+    def score(
         self,
         state: NeuralState,
         slate: Slate,
@@ -134,7 +140,7 @@ class NeuralBandit(ContextualBandit[NeuralState]):
         context, rewards = context[-self.memory :], rewards[-self.memory :]
         x = network_input(context)
         features = forward(state.first, state.second, x).features
-        gram, moment = observed(state.gram, state.moment, features, rewards)
+        gram, moment = add_observations(state.gram, state.moment, features, rewards)
         inputs, targets = state.inputs.copy(), state.targets.copy()
         at = (state.stored + np.arange(len(x))) % self.memory
         inputs[at], targets[at] = x, rewards
@@ -143,7 +149,7 @@ class NeuralBandit(ContextualBandit[NeuralState]):
         if state.rounds % self.interval == 0 and stored:
             known = min(stored, self.memory)
             theta = solution(gram, moment)
-            first, second = trained(first, second, theta, inputs[:known], targets[:known], self.steps, self.rate)
+            first, second = train_network(first, second, theta, inputs[:known], targets[:known], self.steps, self.rate)
         return dataclasses.replace(
             state,
             first=first,
@@ -191,7 +197,7 @@ def gradients(
     return float((error**2).mean() / 2), bottom.T @ x / len(x), top.T @ hidden / len(x)
 
 
-def trained(
+def train_network(
     first: FloatArray, second: FloatArray, theta: FloatArray, x: FloatArray, target: FloatArray, steps: int, rate: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return W_1 and W_2 after gradient steps on the observations."""

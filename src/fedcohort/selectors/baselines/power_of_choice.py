@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,6 +41,14 @@ class PowerOfChoice(Selector[NoState]):
     >>> session.ask(request, Answer(query, {Signal.LOSS: losses})).clients
     array([3])
     """
+
+    picks_by: ClassVar[str] = (
+        "Some clients are drawn by chance and asked for their loss; those with the highest losses are picked. "
+        "Clients not drawn have no score."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "loss": "its loss of the current model",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "one": {"d": 1},

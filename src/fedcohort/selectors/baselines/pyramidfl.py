@@ -9,7 +9,9 @@ r"""PyramidFL: Oort's cohorts, in which fast clients work longer.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -61,6 +63,18 @@ class PyramidFL(Guidance, Selector[PyramidState]):
     4.0
     """
 
+    picks_by: ClassVar[str] = (
+        "A few places go to clients never tried; the others are drawn by chance among the clients near the best, "
+        "the higher the score the likelier."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "statistical": "size times root mean square of its losses, relative to the others'",
+        "staleness": "bonus for not having been picked lately",
+        "slowness": "deduction for being slower than preferred",
+        "unexplored": "1 if it was never tried",
+        "seconds": "how long it took",
+    }
+
     most_extra: float = param(10.0, Interval(float, 0, None), "most work beyond the usual, as a multiple of it (e)")
 
     pictures = (PACE,)
@@ -89,7 +103,7 @@ class PyramidFL(Guidance, Selector[PyramidState]):
             clients,
             candidates=slate.candidates,
             score=choice.score,
-            parts={**choice.parts, "seconds": np.where(_timed(state), state.seconds, np.nan)[slate.candidates]},
+            parts={**choice.parts, "seconds": np.where(_has_duration(state), state.seconds, np.nan)[slate.candidates]},
             work=work,
             notes={**choice.notes, "mean work": round(float(work.mean()), 4)},
         )
@@ -98,7 +112,7 @@ class PyramidFL(Guidance, Selector[PyramidState]):
     def _work(self, state: PyramidState, clients: IntArray) -> FloatArray:
         """(k,) work of each client as a multiple of the usual."""
         seconds, work = state.seconds[clients], np.ones(len(clients))
-        timed = _timed(state)[clients]
+        timed = _has_duration(state)[clients]
         if timed.any():
             spare = seconds[timed].max() - seconds[timed]
             work[timed] += np.minimum(self.most_extra, spare / seconds[timed])
@@ -106,9 +120,9 @@ class PyramidFL(Guidance, Selector[PyramidState]):
 
     def update(self, state: PyramidState, outcome: Outcome) -> PyramidState:
         """Learn utilities, and durations of the usual work."""
-        return self.learned(state, outcome, outcome[Signal.DURATION] / state.given[outcome.clients])
+        return self.learn(state, outcome, outcome[Signal.DURATION] / state.given[outcome.clients])
 
 
-def _timed(state: PyramidState) -> BoolArray:
+def _has_duration(state: PyramidState) -> BoolArray:
     """(N,) whose duration is known; one of 0 tells nothing."""
     return np.asarray((state.last > 0) & (state.seconds > 0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -74,6 +75,16 @@ class RbcsF(Selector[QueueState]):
     >>> picked.count(2) < min(picked.count(0), picked.count(1))
     True
     """
+
+    picks_by: ClassVar[str] = (
+        "The cohort weighs what clients are owed against its slowest member, so a client that is owed little may "
+        "come along with slower ones."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "owed": "turns it is owed by its guaranteed share",
+        "expected duration": "how long it is expected to take",
+        "exploration": "how much faster it could be, for all that is known",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "fairness alone": {"fairness": 1.0, "speed": 0.0},

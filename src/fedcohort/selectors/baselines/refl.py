@@ -6,6 +6,7 @@ r"""REFL: first those who will be gone soon.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,6 +64,15 @@ class Refl(Selector[PresenceState]):
     >>> cohort.clients, cohort.parts["forecast"].round(2)
     (array([2]), array([0.87, 0.87, 0.2 ]))
     """
+
+    picks_by: ClassVar[str] = (
+        "Clients that hold off come last; of the others those least likely to be there next are picked, and "
+        "chance decides between equals."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "forecast": "estimated chance that it is there in the next round",
+        "rounds to wait": "rounds it still holds off",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "no hold-off": {"hold_off": 0, "memory": 1},

@@ -22,7 +22,7 @@ from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Slate, register
 from fedcohort.selectors.papers.flash.context import ContextState
 from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
-from fedcohort.selectors.papers.flash.regression import observed, solution
+from fedcohort.selectors.papers.flash.regression import add_observations, solution
 
 _FORGET = 0.9  # of what rounds usually pay, a round
 
@@ -114,7 +114,7 @@ class RestlessBandit(ContextualBandit[RestlessState]):
             explored=0,
         )
 
-    def scored(
+    def score(
         self,
         state: RestlessState,
         slate: Slate,
@@ -144,7 +144,7 @@ class RestlessBandit(ContextualBandit[RestlessState]):
         if state.at >= 0:
             transitions[state.at, now] += 1
         gram, moment = state.gram.copy(), state.moment.copy()
-        gram[now], moment[now] = observed(gram[now], moment[now], context, rewards)
+        gram[now], moment[now] = add_observations(gram[now], moment[now], context, rewards)
         share = max(1 - _FORGET, 1 / (state.heard + 1))
         away = paid - state.pay_mean
         return dataclasses.replace(

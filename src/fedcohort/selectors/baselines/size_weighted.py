@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +39,14 @@ class SizeWeighted(Selector[NoState]):
     >>> cohort.clients, cohort.weights
     (array([2]), array([3.]))
     """
+
+    picks_by: ClassVar[str] = (
+        "Each place is drawn by chance in proportion to size; a client drawn twice counts twice, and the score is"
+        " its share of the data."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "size": "its share of all data",
+    }
 
     starves = "a client with no data is never picked"
 

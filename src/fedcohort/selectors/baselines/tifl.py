@@ -6,6 +6,7 @@ r"""TiFL: cohorts of one latency tier.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from fedcohort.core.params import Boolean, Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
-from fedcohort.selectors.numerics.running import moved
+from fedcohort.selectors.numerics.running import update_means
 
 _MEMORY = 10  # a client's latency is the mean of about so many durations
 
@@ -71,6 +72,15 @@ class TiFL(Selector[TierState]):
     True
     """
 
+    picks_by: ClassVar[str] = (
+        "Clients never timed come first; then a tier of like speed is drawn by chance, and clients of that tier, "
+        "or of the nearest ones, by chance."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "tier": "tier it is in, 1 is the fastest",
+        "seconds": "how long it takes",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "static": {"adaptive": False, "credits": None},
         "one tier": {"tiers": 1, "interval": 1},
@@ -104,7 +114,7 @@ class TiFL(Selector[TierState]):
         """Time who is new, and fill up from one tier."""
         tier = self.tiers_of(state)
         if self.adaptive and state.rounds and state.rounds % self.interval == 0:
-            state = self._looked(state, tier)
+            state = self._compare_tiers(state, tier)
         timed, asked = slate.of_candidates(state.timed), slate.of_candidates(state.asked)
         here, new = slate.of_candidates(tier), (timed == 0) & (asked < self.profile)
         picks = rng.permutation(np.flatnonzero(new))[: slate.size]
@@ -136,7 +146,7 @@ class TiFL(Selector[TierState]):
         asked, loss, ok = state.asked.copy(), state.loss.copy(), outcome.ok
         asked[outcome.clients] += 1
         who = outcome.clients[ok]
-        seconds, timed = moved(state.seconds, state.timed, who, outcome[Signal.DURATION][ok], _MEMORY)
+        seconds, timed = update_means(state.seconds, state.timed, who, outcome[Signal.DURATION][ok], _MEMORY)
         if self.adaptive:
             loss[who] = outcome[Signal.LOSS][ok]
         return dataclasses.replace(state, seconds=seconds, timed=timed, asked=asked, loss=loss)
@@ -167,7 +177,7 @@ class TiFL(Selector[TierState]):
         left[drawn] -= 1
         return drawn, left
 
-    def _looked(self, state: TierState, tier: IntArray) -> TierState:
+    def _compare_tiers(self, state: TierState, tier: IntArray) -> TierState:
         """Compare the tiers' losses with those of the last look."""
         known = np.isfinite(state.loss)
         count = np.bincount(tier[known], minlength=self.tiers)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,6 +36,8 @@ class Uniform(Selector[NoState]):
     >>> len(session.ask(RoundRequest(size=10)))
     10
     """
+
+    picks_by: ClassVar[str] = "Every client has the same chance, so only chance decides."
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
         """Return the empty state."""
@@ -68,7 +71,9 @@ class All(Selector[NoState]):
     array([0, 1, 2, 3, 4])
     """
 
-    chooses = False
+    picks_by: ClassVar[str] = "Everybody who is there is picked."
+
+    selects = False
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
         """Return the empty state."""

@@ -137,7 +137,7 @@ class ClassBalance(ABC):
         value = total / (size * size) - 1.0 / self.classes
         return value if value > RESOLUTION else 0.0
 
-    def extended(self, out: FloatArray) -> FloatArray:
+    def qcid_with_each(self, out: FloatArray) -> FloatArray:
         """Write to ``out`` (c,) the QCID of the group with each candidate added; infinite for members.
 
         Clients without samples count as the worst case, so that they are not drawn for leaving a good group as it is.
@@ -268,12 +268,13 @@ def group_of(
     --------
     >>> group = group_of(LabelCounts([[4, 0], [0, 4], [2, 2]]))
     >>> group.add(0)
-    >>> group.qcid(), group.extended(np.empty(3)).round(4)
+    >>> group.qcid(), group.qcid_with_each(np.empty(3)).round(4)
     (0.5, array([  inf, 0.   , 0.125]))
 
     After a round with client 0, it is client 1 that makes up for it.
 
-    >>> group_of(LabelCounts([[4, 0], [0, 4], [2, 2]]), past=Past(np.array([0]), np.ones(1))).extended(np.empty(3))
+    >>> later = group_of(LabelCounts([[4, 0], [0, 4], [2, 2]]), past=Past(np.array([0]), np.ones(1)))
+    >>> later.qcid_with_each(np.empty(3))
     array([0.5  , 0.   , 0.125])
     """
     if not isinstance(labels, LabelCounts) and sizes is None:
@@ -372,7 +373,7 @@ def mix_qcid(labels: LabelInfo, sizes: FloatArray, rates: FloatArray) -> float:
     return group_of(labels, sizes, nobody, Past(np.arange(len(sizes)), rates)).qcid()
 
 
-def centred(labels: LabelInfo, sizes: FloatArray) -> LabelInfo:
+def centre_on_mix(labels: LabelInfo, sizes: FloatArray) -> LabelInfo:
     r"""Return labels whose QCID is the squared distance to the mix of all clients' data, not to the uniform one.
 
     With p that mix and u the uniform one, client n has :math:`c_n - q_n (p - u)` in place of its counts. Of products
@@ -383,7 +384,7 @@ def centred(labels: LabelInfo, sizes: FloatArray) -> LabelInfo:
     Two of three clients have class 0. One of them with the third is balanced, but all three are like the federation.
 
     >>> counts = LabelCounts([[6, 0], [6, 0], [0, 6]])
-    >>> same = centred(counts, counts.counts.sum(axis=1))
+    >>> same = centre_on_mix(counts, counts.counts.sum(axis=1))
     >>> [round(qcid(same, group, np.full(3, 6.0)), 4) for group in ([0, 2], [0, 1, 2])]
     [0.0556, 0.0]
     """

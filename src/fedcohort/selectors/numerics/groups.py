@@ -9,7 +9,7 @@ from scipy.spatial.distance import squareform
 from fedcohort.core.arrays import FloatArray, IntArray
 
 
-def scaled(vectors: FloatArray) -> FloatArray:
+def scale_down(vectors: FloatArray) -> FloatArray:
     """Return ``vectors`` (n, V) divided by their largest entry, so that squares of large ones do not overflow."""
     largest = float(np.abs(vectors).max(initial=0.0))
     return vectors / largest if largest > 0 else vectors

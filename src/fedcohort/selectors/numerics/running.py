@@ -7,12 +7,12 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, IntArray
 
 
-def moved(
+def update_means(
     mean: FloatArray, count: FloatArray, who: IntArray, new: FloatArray, memory: int
 ) -> tuple[FloatArray, FloatArray]:
     """Return means (N,) and counts (N,) after ``new`` (k,) was seen of clients ``who``; older values fade.
 
-    >>> moved(np.array([4.0, 0.0]), np.array([1.0, 0.0]), np.array([0]), np.array([2.0]), memory=10)
+    >>> update_means(np.array([4.0, 0.0]), np.array([1.0, 0.0]), np.array([0]), np.array([2.0]), memory=10)
     (array([3., 0.]), array([2., 0.]))
     """
     mean, count = mean.copy(), count.copy()

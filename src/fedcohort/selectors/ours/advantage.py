@@ -46,6 +46,10 @@ OUR_READINGS = {
 class Advantage(ContextualBandit[State]):
     """The reward, the draw and the contexts that the variants of this module share; see :class:`FlashAdvantage`."""
 
+    picks_by: ClassVar[str] = (
+        "The cohort is drawn by chance from a pool of clients that promise something by score or last reward."
+    )
+
     checked_params: ClassVar[ParamSets] = {
         "the paper's draw": {"pool": "top", "uniform_share": 0.0},
         "the paper's reward": {"reward": "robust-change", "contexts": "fresh", "first_round_limit": None},

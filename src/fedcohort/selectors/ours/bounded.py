@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, sealed
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor, LabelGram, LabelInfo
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.params import Constraint, Interval, Optional, ParamSets, Text, param, parameters
@@ -43,7 +43,7 @@ _WORDS, _SERVER, _PLACES = "bounded_words", "bounded_server", "bounded_places"
 
 
 @dataclass(frozen=True)
-class _Table(Constraint):
+class _ParameterTable(Constraint):
     """A table of parameters by name."""
 
     def admits(self, value: object) -> bool:
@@ -105,6 +105,13 @@ class Bounded(Selector[Any]):
     '10'
     """
 
+    picks_by: ClassVar[str] = (
+        "Clients that had their share of the places are not shown to the selector inside, which picks as it does."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "doubted": "1 if what it says does not fit, so that its word counts less",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "around fedcor": {"of": "fedcor", "params": {"warmup": 2, "interval": 2, "steps": 2}},
         "around flash": {"of": "flash"},
@@ -113,7 +120,7 @@ class Bounded(Selector[Any]):
     }
 
     of: str = param("power-of-choice", Text(), "the selector that chooses, by its name")
-    params: Mapping[str, Any] | None = param(None, Optional(_Table()), "its parameters")
+    params: Mapping[str, Any] | None = param(None, Optional(_ParameterTable()), "its parameters")
     tail: float = param(
         0.2, Interval(float, 0, 0.5, "neither"), "share of clients at each end whose words count alike (tau)"
     )
@@ -127,7 +134,7 @@ class Bounded(Selector[Any]):
         Optional(Interval(float, 1, None, "right")),
         "factor within which a loss must be of the loss on the server's own samples; None: not compared",
     )
-    around: ClassVar[bool] = True
+    is_wrapper: ClassVar[bool] = True
     added: ClassVar[Mapping[str, object]] = MappingProxyType({"most": None})
 
     def __post_init__(self) -> None:
@@ -136,7 +143,7 @@ class Bounded(Selector[Any]):
             raise ParameterError(f"The 'of' parameter of Bounded must be another selector. Got {self.of!r}.")
         given = {key: list(v) if isinstance(v, tuple) else v for key, v in (self.params or {}).items()}
         object.__setattr__(self, "params", given or None)
-        for name in ("starves", "chooses", "default_filter"):  # as the one that chooses has them
+        for name in ("starves", "selects", "default_filter"):  # as the one that chooses has them
             object.__setattr__(self, name, getattr(self.inner, name))
 
     @cached_property
@@ -154,9 +161,9 @@ class Bounded(Selector[Any]):
         """What the selector that chooses reads, and with ``audit`` the server's own loss."""
         return self.inner.requires | (frozenset() if self.audit is None else {Signal.SERVER_LOSS})
 
-    def adapted(self, supplied: frozenset[Signal]) -> Bounded:
+    def adapt(self, supplied: frozenset[Signal]) -> Bounded:
         """Adapt the selector that chooses."""
-        fitted = self.inner.adapted(supplied)
+        fitted = self.inner.adapt(supplied)
         if fitted is self.inner:
             return self
         return dataclasses.replace(self, params={i.name: getattr(fitted, i.name) for i in parameters(type(fitted))})
@@ -173,35 +180,35 @@ class Bounded(Selector[Any]):
         """Nobody has said anything yet."""
         words = np.full((clients.n, len(self._heard)), np.nan)
         places = None if self.most is None else np.full(clients.n, _SAVED)
-        return _joined(self.inner.init(self.bounded_facts(clients)[0], rng), _Own(words, np.nan, places))
+        return _join_state(self.inner.init(self.bounded_facts(clients)[0], rng), _Own(words, np.nan, places))
 
     def grow(self, state: Any, clients: ClientTable, rng: np.random.Generator) -> Any:
         """Let the selector that chooses grow; new clients have said nothing yet."""
-        theirs, own = _parted(state)
+        theirs, own = _split_state(state)
         new = clients.n - len(own.words)
         words = np.concatenate([own.words, np.full((new, own.words.shape[1]), np.nan)])
         places = None if own.places is None else np.concatenate([own.places, np.full(new, _SAVED)])
         grown = self.inner.grow(theirs, self.bounded_facts(clients)[0], rng)
-        return _joined(grown, _Own(words, own.server, places))
+        return _join_state(grown, _Own(words, own.server, places))
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
     def size(self, state: Any, asked: int, candidates: int) -> int:
         """As the selector that chooses wants it."""
-        return self.inner.size(_parted(state)[0], asked, candidates)
+        return self.inner.size(_split_state(state)[0], asked, candidates)
 
     def query(self, state: Any, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Ask what the selector that chooses asks."""
-        theirs, own = _parted(state)
+        theirs, own = _split_state(state)
         table, _ = self.bounded_facts(slate.clients)
-        candidates = slate.candidates[self._able(self._earned(own.places, slate), slate)]
+        candidates = slate.candidates[self._able(self._add_earned_places(own.places, slate), slate)]
         return self.inner.query(theirs, dataclasses.replace(slate, candidates=candidates, clients=table), rng)
 
     def select(self, state: Any, slate: Slate, answer: Answer | None, rng: np.random.Generator) -> tuple[Cohort, Any]:
         """Choose by what was said, bounded, and say who is doubted."""
-        theirs, own = _parted(state)
+        theirs, own = _split_state(state)
         table, odd = self.bounded_facts(slate.clients)
-        words, places = own.words, self._earned(own.places, slate)
+        words, places = own.words, self._add_earned_places(own.places, slate)
         if answer is not None:
             answer, words = self._answer(answer, words, own.server)
         able = self._able(places, slate)
@@ -209,7 +216,7 @@ class Bounded(Selector[Any]):
         cohort, theirs = self.inner.select(theirs, shown, answer, rng)
         if places is not None:
             places[cohort.clients] -= 1.0
-        doubted = odd | _doubted(words)
+        doubted = odd | _outliers(words)
         notes = dict(cohort.notes)
         for note, who in (
             ("doubted", slate.candidates[doubted[slate.candidates]]),
@@ -220,11 +227,11 @@ class Bounded(Selector[Any]):
                 notes[note] = names + (f" and {len(who) - _NAMED} more" if len(who) > _NAMED else "")
         parts = {**cohort.parts, **(_part(doubted, cohort.candidates) if doubted.any() else {})}
         cohort = dataclasses.replace(cohort, notes=notes, parts=parts)
-        return cohort, _joined(theirs, _Own(words, own.server, places))
+        return cohort, _join_state(theirs, _Own(words, own.server, places))
 
     def update(self, state: Any, outcome: Outcome) -> Any:
         """Hear what was reported, and let the selector that chooses learn from it, bounded."""
-        theirs, own = _parted(state)
+        theirs, own = _split_state(state)
         words, server = own.words, own.server
         if self.audit is not None:
             seen = outcome[Signal.SERVER_LOSS][outcome.ok]
@@ -234,18 +241,18 @@ class Bounded(Selector[Any]):
             said = outcome[signal]
             length = said if said.ndim == 1 else np.linalg.norm(said, axis=1)
             words = self._with_words(words, signal, outcome.clients, length)
-            counted = self._bounded(length, self._words(words, signal), self._range(signal, server))
+            counted = self._clip(length, self._words(words, signal), self._range(signal, server))
             if said.ndim == 2:
-                counted = _stretched(said, length, counted)
-            metrics[signal] = sealed(counted)
+                counted = _rescale(said, length, counted)
+            metrics[signal] = freeze(counted)
         shown = dataclasses.replace(
             outcome, table=self.bounded_facts(outcome.table)[0], _metrics=metrics, _granted=self.inner.requires
         )
-        return _joined(self.inner.update(theirs, shown), _Own(words, server, own.places))
+        return _join_state(self.inner.update(theirs, shown), _Own(words, server, own.places))
 
     # -- places --------------------------------------------------------------------------------------------------------
 
-    def _earned(self, places: FloatArray | None, slate: Slate) -> FloatArray | None:
+    def _add_earned_places(self, places: FloatArray | None, slate: Slate) -> FloatArray | None:
         """(N,) the places everybody has once this round has brought the available clients theirs."""
         if places is None or self.most is None:
             return None
@@ -272,9 +279,9 @@ class Bounded(Selector[Any]):
         for signal, said in answer.values.items():
             if isinstance(answer.query, Losses):
                 words = self._with_words(words, signal, answer.query.clients, said)
-                values[signal] = self._bounded(said, self._words(words, signal), self._range(signal, server))
+                values[signal] = self._clip(said, self._words(words, signal), self._range(signal, server))
             else:
-                values[signal] = np.stack([self._bounded(row, row) for row in said]) if len(said) else said
+                values[signal] = np.stack([self._clip(row, row) for row in said]) if len(said) else said
         return Answer(answer.query, values), words
 
     def _words(self, words: FloatArray, signal: Signal) -> FloatArray:
@@ -293,11 +300,11 @@ class Bounded(Selector[Any]):
             return None
         return server / self.audit, server * self.audit
 
-    def _bounded(self, said: FloatArray, words: FloatArray, admitted: tuple[float, float] | None = None) -> FloatArray:
+    def _clip(self, said: FloatArray, words: FloatArray, admitted: tuple[float, float] | None = None) -> FloatArray:
         """Return what counts of what was said; NaN stays NaN."""
-        bounds = [said_quantiles(words, self.tail)]
+        bounds = [tail_quantiles(words, self.tail)]
         if np.isfinite(said).sum() >= _ENOUGH:
-            bounds.append(said_quantiles(said, self.tail))
+            bounds.append(tail_quantiles(said, self.tail))
         low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
         if low > high:  # what is said now has little to do with what was said before
             low, high = bounds[-1]
@@ -305,7 +312,7 @@ class Bounded(Selector[Any]):
             low, high = np.clip(low, *admitted), np.clip(high, *admitted)
         return np.asarray(np.clip(said, low, high))
 
-    def _skewed(self, counts: FloatArray, sizes: FloatArray) -> FloatArray:
+    def _skew_counts(self, counts: FloatArray, sizes: FloatArray) -> FloatArray:
         """Return label counts none of which is more balanced than a share ``tail`` of all are said to be.
 
         Who is gets a part of its samples moved to its largest class, or of several to the one that is commonest.
@@ -314,7 +321,7 @@ class Bounded(Selector[Any]):
         shares = counts[full] / sizes[full, None]
         even = 1.0 / shares.shape[1]
         found = np.square(shares - even).sum(axis=1)
-        least, _ = said_quantiles(found, self.tail)
+        least, _ = tail_quantiles(found, self.tail)
         near = np.flatnonzero(found < least)
         if not len(near):
             return counts
@@ -342,24 +349,24 @@ class Bounded(Selector[Any]):
         told = labels.counts.sum(axis=1) if isinstance(labels, LabelCounts) else sizes
         if told is None:
             return clients.granting(self.inner.requires), np.zeros(clients.n, np.bool_)
-        counted = self._bounded(told, told)
+        counted = self._clip(told, told)
         with np.errstate(invalid="ignore", divide="ignore"):
             scale = np.where(told > 0, counted / told, 1.0)
         match labels:
             case LabelCounts():
-                labels = LabelCounts(self._skewed(labels.counts, told) * scale[:, None])
+                labels = LabelCounts(self._skew_counts(labels.counts, told) * scale[:, None])
             case LabelFactor():
                 labels = LabelFactor(labels.factor * scale[:, None], labels.classes)
             case LabelGram():
                 labels = LabelGram(labels.gram * scale[:, None] * scale, labels.classes)
         table = ClientTable(clients.names if clients.has_names else None, None if sizes is None else counted, labels)
-        return table.granting(self.inner.requires), _doubted(told[:, None])
+        return table.granting(self.inner.requires), _outliers(told[:, None])
 
 
-def said_quantiles(values: FloatArray, tail: float) -> tuple[float, float]:
+def tail_quantiles(values: FloatArray, tail: float) -> tuple[float, float]:
     """Return two of the values: a share ``tail`` of them lies below the one, and as many above the other.
 
-    >>> said_quantiles(np.array([5.0, 1.0, 3.0, 2.0, 4.0]), 0.2)
+    >>> tail_quantiles(np.array([5.0, 1.0, 3.0, 2.0, 4.0]), 0.2)
     (2.0, 4.0)
     """
     known = values[np.isfinite(values)]
@@ -371,15 +378,15 @@ def said_quantiles(values: FloatArray, tail: float) -> tuple[float, float]:
     return float(parted[low]), float(parted[high])
 
 
-def _stretched(rows: FloatArray, length: FloatArray, wanted: FloatArray) -> FloatArray:
+def _rescale(rows: FloatArray, length: FloatArray, wanted: FloatArray) -> FloatArray:
     """Return vectors with other lengths; one of length 0, which has no direction, takes that of the others' mean.
 
     Where nobody has a direction, or they cancel each other, it stays 0.
 
-    >>> _stretched(np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([5.0, 0.0]), np.array([10.0, 5.0]))
+    >>> _rescale(np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([5.0, 0.0]), np.array([10.0, 5.0]))
     array([[6., 8.],
            [3., 4.]])
-    >>> _stretched(np.zeros((2, 2)), np.zeros(2), np.array([10.0, 5.0]))
+    >>> _rescale(np.zeros((2, 2)), np.zeros(2), np.array([10.0, 5.0]))
     array([[0., 0.],
            [0., 0.]])
     """
@@ -392,7 +399,7 @@ def _stretched(rows: FloatArray, length: FloatArray, wanted: FloatArray) -> Floa
     return np.asarray(found * wanted[:, None])
 
 
-def _doubted(words: FloatArray) -> BoolArray:
+def _outliers(words: FloatArray) -> BoolArray:
     """(N,) whose words are far from what all say, in robust deviations of a scale that ends up logarithmic."""
     found = np.zeros(len(words), np.bool_)
     for column in words.T:
@@ -434,16 +441,16 @@ def _state_class(theirs: Any, limited: bool) -> Any:
     return made
 
 
-def _joined(theirs: Any, own: _Own) -> Any:
+def _join_state(theirs: Any, own: _Own) -> Any:
     cls: Any = type(theirs)
     values = {f.name: getattr(theirs, f.name) for f in dataclasses.fields(cls)}
     values |= {_WORDS: own.words, _SERVER: own.server}
     if own.places is not None:
-        values[_PLACES] = sealed(own.places)
+        values[_PLACES] = freeze(own.places)
     return _state_class(cls, own.places is not None)(**values)
 
 
-def _parted(state: Any) -> tuple[Any, _Own]:
+def _split_state(state: Any) -> tuple[Any, _Own]:
     cls: Any = type(state).theirs
     values = {f.name: getattr(state, f.name) for f in dataclasses.fields(cls)}
     return cls(**values), _Own(getattr(state, _WORDS), getattr(state, _SERVER), getattr(state, _PLACES, None))

@@ -52,7 +52,7 @@ class DivFLByData(DivFL):
         """Any that weighs by size, as the default does."""
         return None
 
-    def represented(self, apart: FloatArray, itself: IntArray, known: IntArray, clients: ClientTable) -> FloatArray:
+    def representation(self, apart: FloatArray, itself: IntArray, known: IntArray, clients: ClientTable) -> FloatArray:
         """(k,) the data of the clients that each member represents, as a multiple of its own."""
         sizes = np.asarray(clients.sizes, np.float64)[known]
         return data_represented(apart, itself, sizes, sizes[itself])

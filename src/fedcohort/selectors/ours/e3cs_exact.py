@@ -7,6 +7,7 @@ r"""E3CS that draws with exactly the chances it computes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,6 +34,8 @@ class E3CSExact(E3CS):
     >>> session.ask(RoundRequest(size=2)).score
     array([0.5, 0.5, 0.5, 0.5])
     """
+
+    picks_by: ClassVar[str] = "Clients are drawn by chance, and the score is the chance."
 
     def draw(self, chance: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
         """Return ``size`` positions, each with exactly its chance (c,)."""

@@ -97,7 +97,7 @@ class FedAcsNear(FedAcs):
         samples = outcome.table.sizes[clients] if self.mean == "samples" else np.ones(len(clients))
         if near(distance[there], norm[there], samples).sum() < 2:
             return dataclasses.replace(state, played=state.played + 1)
-        return self.duelled(state, clients, distance[there])
+        return self.duel(state, clients, distance[there])
 
 
 def near(distance: FloatArray, norm: FloatArray, samples: FloatArray) -> BoolArray:

@@ -9,6 +9,7 @@ r"""Fed-CBS without asking clients anything: label shares estimated from updates
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,6 +67,15 @@ class BlindFedCBS(Selector[BlindState]):
     >>> [sorted(c // 2 for c in session.ask(RoundRequest(size=2)).clients.tolist()) for _ in range(2)]
     [[0, 1], [0, 1]]
     """
+
+    picks_by: ClassVar[str] = (
+        "The cohort is drawn by chance, place by place; a client is the likelier the better its estimated classes"
+        " balance those drawn before. The score is of its last chance, a logarithm."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "balance": "how well its estimated classes balance those drawn before",
+        "exploration": "bonus for having been picked rarely",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "sharp": {"temperature": 1e-06, "exploration": 0.0},

@@ -15,7 +15,7 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.params import Either, Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import register
 from fedcohort.selectors.numerics.class_balance import ClassBalance
-from fedcohort.selectors.papers.fedcbs.selector import Draw, FedCBS, Weighting, draw_group
+from fedcohort.selectors.papers.fedcbs.selector import DrawnGroup, FedCBS, Weighting, draw_group
 
 
 @register("fedcbs-chance")
@@ -66,7 +66,7 @@ class FedCBSChance(FedCBS):
     )
     swaps: int = param(0, Interval(int, 0, None), "swap moves towards P(M) ~ QCID^-beta_M after the draw")
 
-    def draw(self, group: ClassBalance, size: int, bonus: FloatArray, rng: np.random.Generator) -> Draw:
+    def draw(self, group: ClassBalance, size: int, bonus: FloatArray, rng: np.random.Generator) -> DrawnGroup:
         """Draw, then move the group by swaps."""
         weighting = Weighting(beta=self.beta, floor=self.floor, exploration=bonus)
         return draw_group(group, size, weighting, rng, self.swaps)

@@ -11,7 +11,9 @@ learned but who fails.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -108,6 +110,12 @@ class FedCmUcb(Selector[UcbState]):
     array([2, 1])
     """
 
+    picks_by: ClassVar[str] = "The clients with the highest scores are picked, and chance decides between equals."
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "estimate": "share of its models that were kept",
+        "exploration": "bonus for having been picked rarely",
+    }
+
     pictures = (ARMS,)
     default_filter = "fedca"
 
@@ -180,6 +188,15 @@ class FedCmTs(Selector[ThompsonState]):
     >>> cohort.clients
     array([1, 2])
     """
+
+    picks_by: ClassVar[str] = (
+        "The clients with the highest scores are picked; a score is a draw by chance from what is believed of the"
+        " client."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "estimate": "estimated chance that its model is kept",
+        "exploration": "what chance added to the estimate, or took from it",
+    }
 
     pictures = (ARMS,)
     default_filter = "fedca"

@@ -286,7 +286,7 @@ def _data(value: Any, target: str = "class") -> DataOptions:
         raise ConfigError(f"In the section [data]: {error.message}", hint=error.hint) from error
 
 
-def _named(name: str, value: Any) -> Any:
+def _build_by_name(name: str, value: Any) -> Any:
     """Build a part that a registry knows by name."""
     values = _table(f"The section [{name}]", value)
     wanted = values.pop("name", _DEFAULTS[name])
@@ -519,7 +519,7 @@ def _runs_of(
             continue
         whole[section] = default
         try:
-            _named(section, default)
+            _build_by_name(section, default)
         except ConfigError as error:
             raise ConfigError(
                 f"The {section} that the selector {selector_name!r} comes with cannot be used. {error.message}",
@@ -533,9 +533,9 @@ def _runs_of(
         "scenario": _scenario(whole.get("scenario", {}), data),
         "model": _section("model", whole.get("model", {})),
         "local": _section("local", whole.get("local", {})),
-        "aggregator": _named("aggregator", whole.get("aggregator", {})),
-        "filter": _named("filter", whole.get("filter", {})),
-        "labels": _named("labels", whole.get("labels", {})),
+        "aggregator": _build_by_name("aggregator", whole.get("aggregator", {})),
+        "filter": _build_by_name("filter", whole.get("filter", {})),
+        "labels": _build_by_name("labels", whole.get("labels", {})),
         "options": _section("run", whole.get("run", {})),
         "rules": _section("rules", whole["rules"]) if whole.get("rules") else None,
     }
@@ -579,7 +579,7 @@ def _without_none(value: Any) -> Any:
 
 def _describe(section: str, value: Any) -> dict[str, Any]:
     """Return a part with its name and all its parameters, as plain values."""
-    built = _named(section, value)
+    built = _build_by_name(section, value)
     return {"name": _NAMED[section].reference(type(built)) or built.name, **values_of(built)}
 
 

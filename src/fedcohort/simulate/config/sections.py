@@ -49,6 +49,9 @@ class RunOptions(Parameterized):
 
     rounds: int = param(100, Interval(int, 1, 10**7), "rounds of training")
     cohort: int | str = param(10, _Count(), "clients per round")
+    spares: int = param(
+        0, Interval(int, 0, None), "so many clients more are asked, and a round closes with the first 'cohort' answers"
+    )
     eval_every: int = param(1, Interval(int, 1, None), "rounds between evaluations on the test set; the last always is")
     targets: tuple[float, ...] = param(
         (), ListOf(Interval(float, None, None)), "accuracies, or values of the task's metric, for rounds-to-target"

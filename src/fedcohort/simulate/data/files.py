@@ -126,7 +126,7 @@ class _ArrayUnpickler(pickle.Unpickler):
             return np.dtype
         if module == "_codecs" and name == "encode":
             return _latin_bytes
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which a batch of images does not need")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which arrays do not need")
 
 
 def _empty_array(kind: type, shape: tuple[int, ...], dtype: Any) -> AnyArray:
@@ -139,6 +139,21 @@ def _latin_bytes(text: str, encoding: str) -> bytes:
     if encoding not in ("latin1", "latin-1"):  # other codecs decompress, or worse
         raise pickle.UnpicklingError(f"it wants the codec {encoding!r}")
     return text.encode("latin-1")
+
+
+def read_pickled_arrays(content: bytes) -> dict[str, Any]:
+    """Return the table in a ``.npy`` file of one Python object, such as ``np.save`` writes of a dict of arrays."""
+    file = io.BytesIO(content)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("it is no NumPy file of version 1.0")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    if shape != () or dtype != np.dtype(object):
+        raise ValueError(f"it must hold one object, it holds {shape} of {dtype}")
+    array = _ArrayUnpickler(file).load()
+    table = array.item() if isinstance(array, np.ndarray) and array.shape == () else array
+    if not isinstance(table, dict):
+        raise ValueError(f"it must hold a table, it holds a {type(table).__name__}")
+    return table
 
 
 def read_cifar_batch(path: Path, member: str | None) -> tuple[AnyArray, AnyArray]:

@@ -191,7 +191,7 @@ class OwnFile(Source):
     def _table(self, path: Path) -> Dataset:
         if self.target == "token" or self.integers:
             raise InputError(f"A table such as {path} holds no sequences of tokens.", hint="give an npz archive")
-        tables = [_Table.read(path), *([] if self.test is None else [_Table.read(Path(self.test))])]
+        tables = [_TableFile.read(path), *([] if self.test is None else [_TableFile.read(Path(self.test))])]
         return _dataset_from_tables(
             path.stem,
             tables,
@@ -256,7 +256,9 @@ def from_pandas(
     number(test_share, "'test_share'")
     whole_number(seed, "'seed'", least=0)
     frames = [frame] if test is None else [frame, test]
-    tables = [_Table.of_frame(one, title) for one, title in zip(frames, (repr(name), f"{name!r} (test)"), strict=False)]
+    tables = [
+        _TableFile.of_frame(one, title) for one, title in zip(frames, (repr(name), f"{name!r} (test)"), strict=False)
+    ]
     chosen = (features,) if isinstance(features, str) else texts(features, "'features'", "columns")
     return _dataset_from_tables(
         name,
@@ -273,7 +275,7 @@ def from_pandas(
 
 def _dataset_from_tables(
     name: str,
-    tables: list[_Table],
+    tables: list[_TableFile],
     *,
     label: str,
     client: str | None,
@@ -400,7 +402,7 @@ def _pyarrow() -> Any:
     return pa
 
 
-class _Table:
+class _TableFile:
     """A CSV or Parquet file or a frame in memory, with errors that name it, the column and the row."""
 
     def __init__(
@@ -416,7 +418,7 @@ class _Table:
             raise DataError(f"{title} has no rows.")
 
     @classmethod
-    def read(cls, path: Path) -> _Table:
+    def read(cls, path: Path) -> _TableFile:
         """Read a file."""
         pa = _pyarrow()
         if not path.is_file():
@@ -433,7 +435,7 @@ class _Table:
         return cls(table, str(path), path.name)
 
     @classmethod
-    def of_frame(cls, frame: Any, title: str) -> _Table:
+    def of_frame(cls, frame: Any, title: str) -> _TableFile:
         """Take a pandas frame."""
         pa = _pyarrow()
         if type(frame).__name__ != "DataFrame" or not hasattr(frame, "iloc"):

@@ -2,11 +2,12 @@
 
 from fedcohort.simulate.engine.engine import Engine, choose_device, engine_kind
 from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss, train_plain
-from fedcohort.simulate.engine.types import ClientData, Jobs, TrainingResult
+from fedcohort.simulate.engine.types import ClientData, HeldOut, Jobs, TrainingResult
 
 __all__ = [
     "ClientData",
     "Engine",
+    "HeldOut",
     "Jobs",
     "TrainingResult",
     "choose_device",

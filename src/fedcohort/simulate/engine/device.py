@@ -18,7 +18,7 @@ from fedcohort.simulate.engine.crops import crop, crop_table
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.stacked import LayerNet, Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.engine.types import Spans
+from fedcohort.simulate.engine.types import HeldOut, Spans, right_by_cell
 from fedcohort.training.local import LocalTraining
 from fedcohort.training.losses import cross_entropy, logit_derivative
 
@@ -29,7 +29,7 @@ _FLAT = 32  # jobs below which a step on a GPU takes no less time
 
 
 @dataclass
-class _Tables:
+class _StepBuffers:
     """Everything the U steps of one graph read and write; addresses stay, contents change from replay to replay."""
 
     vectors: torch.Tensor  # (J, Q) weights in the net's order
@@ -111,7 +111,7 @@ class DeviceProgram:
         self.inverse = inverse.to(device)
         self.straight = len(net.order) == net.n_params and bool((net.order == torch.arange(net.n_params)).all())
         self._class = torch.arange(classes, device=device)
-        self._tables: dict[tuple[int, int, int, bool, float], _Tables] = {}
+        self._tables: dict[tuple[int, int, int, bool, float], _StepBuffers] = {}
 
     def close(self) -> None:
         """Let go of the graphs and the data on the device."""
@@ -202,7 +202,7 @@ class DeviceProgram:
         finally:
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
-    def _prepare(self, jobs: int, unrolled: int, width: int, pulled: bool, prox: float) -> _Tables:
+    def _prepare(self, jobs: int, unrolled: int, width: int, pulled: bool, prox: float) -> _StepBuffers:
         key = (jobs, unrolled, width, pulled, prox)
         if key not in self._tables:
             if len(self._tables) >= _GRAPHS:
@@ -210,17 +210,17 @@ class DeviceProgram:
             size, device = self.net.trainable, self.device
             shape = (unrolled, jobs, width)
 
-            def trained() -> torch.Tensor:
+            def new_weights() -> torch.Tensor:
                 return torch.zeros(jobs, size, device=device)
 
             robust = self.local.loss == "robust"
             vectors = torch.zeros(jobs, len(self.net.order), device=device)
-            self._tables[key] = _Tables(
+            self._tables[key] = _StepBuffers(
                 vectors=vectors,
                 weights=vectors[:, :size],
-                gradient=trained(),
-                velocity=trained() if self.local.momentum else None,
-                pull=trained() if pulled else None,
+                gradient=new_weights(),
+                velocity=new_weights() if self.local.momentum else None,
+                pull=new_weights() if pulled else None,
                 slots=torch.zeros(shape, dtype=torch.int64, device=device),
                 pseudo=torch.zeros(shape, dtype=torch.int64, device=device) if robust else None,
                 crops=torch.zeros(shape, dtype=torch.int64, device=device) if self.local.augment else None,
@@ -228,7 +228,7 @@ class DeviceProgram:
             )
         return self._tables[key]
 
-    def _upload(self, t: _Tables, batches: _Batches, start: int, pseudo: _Pseudo | None) -> None:
+    def _upload(self, t: _StepBuffers, batches: _Batches, start: int, pseudo: _Pseudo | None) -> None:
         """Put the batches of the next U steps where the graph reads them."""
         stop = start + len(t.slots)
         t.slots.copy_(self._send(batches.slots[start:stop]))
@@ -243,13 +243,13 @@ class DeviceProgram:
     def _pseudo_labels(self, table: JobTable, models: torch.Tensor) -> _Pseudo:
         start = np.cumsum(table.n) - table.n
         labels = torch.zeros(max(int(table.n.sum()), 1), dtype=torch.int64, device=self.device)
-        for some, logits, _ in self._padded(models, Spans(table.run, table.first, table.n)):
+        for some, logits, _ in self._padded_logits(models, Spans(table.run, table.first, table.n)):
             inside = self._send(_is_inside(table.n[some], logits.shape[1]))
             places = self._send(Spans(table.run[some], start[some], table.n[some]).slots())
             labels[places] = logits.argmax(2).view(-1)[inside]
         return _Pseudo(labels, start)
 
-    def _unroll(self, t: _Tables, prox: float) -> None:
+    def _unroll(self, t: _StepBuffers, prox: float) -> None:
         """Do the U steps of the tables, for all jobs; a job that is done has rate 0."""
         decay = self.local.weight_decay + prox
         jobs, width = t.slots.shape[1:]
@@ -291,7 +291,7 @@ class DeviceProgram:
                     t.velocity.sub_(t.pull)
                 t.weights.addcmul_(t.velocity, rate, value=-1)
 
-    def _capture(self, t: _Tables, prox: float) -> None:
+    def _capture(self, t: _StepBuffers, prox: float) -> None:
         """Warm up on a side stream, then capture the steps; the state is put back afterwards."""
         kept = t.vectors.clone()
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -322,12 +322,22 @@ class DeviceProgram:
     @torch.no_grad()
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return test loss (M,) and accuracy (M,)."""
-        logits = self._logits(models, slice(self.n_train, None))
-        y = self.y_test.expand(len(models), -1)
-        loss = cross_entropy(logits, y).mean(1, dtype=torch.float64)
-        right = (logits.argmax(2) == y).double().mean(1)
-        both = torch.stack([loss, right]).cpu().numpy()
+        loss, right = self._answers(models, self.n_train, self.y_test)
+        both = torch.stack([loss, right.double().mean(1)]).cpu().numpy()
         return both[0], both[1]
+
+    @torch.no_grad()
+    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
+        """Return the loss (M,) on a test set, and right answers in each of its cells (M, cells)."""
+        loss, right = self._answers(models, test.first, self._send(test.y))
+        found = right_by_cell(right, self._send(test.cell), test.cells)
+        return loss.cpu().numpy(), found.cpu().numpy()
+
+    def _answers(self, models: torch.Tensor, first: int, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss (M,) on the samples from a row on, and which of them are answered right (M, n)."""
+        logits = self._logits(models, slice(first, first + len(y)))
+        y = y.expand(len(models), -1)
+        return cross_entropy(logits, y).mean(1, dtype=torch.float64), logits.argmax(2) == y
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return the logits (M, V, C) on training samples."""
@@ -341,7 +351,7 @@ class DeviceProgram:
         asked = np.flatnonzero(spans.count)
         # Few models on many clients each: one pass per model. Nearly as many models as clients: all in one batch.
         runs = np.unique(spans.run[asked])
-        scored = self._padded if 4 * len(runs) > len(asked) else self._in_a_row
+        scored = self._padded_logits if 4 * len(runs) > len(asked) else self._in_a_row
         guided = None if teachers is None or not pseudo else scored(teachers, spans)
         for some, logits, slots in scored(models, spans):
             inside = None
@@ -364,7 +374,9 @@ class DeviceProgram:
             slots = self._send(spans[some].slots())
             yield some, self._logits(models[run : run + 1], self.sample[slots])[0], slots
 
-    def _padded(self, models: torch.Tensor, spans: Spans) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+    def _padded_logits(
+        self, models: torch.Tensor, spans: Spans
+    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
         """Yield for some questions at a time: which (q,), logits (q, L, C) and slots (q, L).
 
         Shorter ones repeat their first slot. Questions of alike length go together, so that little is computed in vain.

@@ -23,7 +23,7 @@ from fedcohort.simulate.engine.modules import ModuleBackend, usable_cores
 from fedcohort.simulate.engine.native import NativeBackend, can_compile
 from fedcohort.simulate.engine.stacked import stack, stacking_obstacle
 from fedcohort.simulate.engine.store import Store, sample_shape
-from fedcohort.simulate.engine.types import ClientData, Jobs, Spans, TrainingResult
+from fedcohort.simulate.engine.types import ClientData, HeldOut, Jobs, Spans, TrainingResult
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.tasks import Classification, Task
 from fedcohort.training.local import LocalTraining
@@ -55,6 +55,9 @@ class Backend(Protocol):
 
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return test loss (M,) and accuracy (M,)."""
+
+    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
+        """Return the loss (M,) on a test set, and right answers in each of its cells (M, cells)."""
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return logits (M, V, C) on training samples."""
@@ -88,6 +91,9 @@ class Engine:
     tf32 : bool
         On CUDA, let matrix products round their inputs to TF32, which convolutional networks gain much from; False
         computes in full single precision, as the CPU does.
+    copies : sequence of array
+        More samples of the same kind, such as training samples as some clients see them. Clients may own them, and
+        models may be tested on them: the first is at position ``len(x_train) + len(x_test)``.
 
     Attributes
     ----------
@@ -126,6 +132,7 @@ class Engine:
         workers: int | None = None,
         tf32: bool = True,
         task: Task | None = None,
+        copies: Sequence[AnyArray] = (),
     ) -> None:
         self.task = task or Classification()
         self.sample = sample_shape(x_train)
@@ -133,7 +140,8 @@ class Engine:
         self.output = (*self.sample, classes) if self.task.target == "token" else (classes,)
         _check_data(x_train, y_train, x_test, y_test, classes if self.task.target != "number" else None)
         for federation in federations:
-            federation.check(len(x_train), classes if self.task.has_classes else 1)
+            more = (len(x_train) + len(x_test), sum(map(len, copies)))
+            federation.check(len(x_train), classes if self.task.has_classes else 1, more)
         if workers is not None and workers < 1:
             raise ParameterError(f"The 'workers' parameter of Engine must be None or at least 1. Got {workers!r}.")
         if local.augment:
@@ -150,7 +158,7 @@ class Engine:
         self.shapes = {slot.name: slot.shape for slot in flat.slots}  # in the order of a flat vector
         self._closed = False
         targets = None if self.task.has_classes else self.y_train
-        self.store = Store(x_train, x_test, y_test, federations, targets, self.task.standardises)
+        self.store = Store(x_train, x_test, y_test, federations, targets, self.task.standardises, copies)
         fast = self.task.fast and not self.integers
         self.kind = engine_kind(flat, self.sample, local, self.device, fast)
         self.backend = self._backend(flat, workers or usable_cores(), tf32, fast)
@@ -269,6 +277,13 @@ class Engine:
         """Return the test loss (M,) and the task's metric (M,), accuracy for a classifier, of models (M, P)."""
         self._check_models(models)
         return self.backend.evaluate(models)
+
+    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
+        """Return the loss (M,) of a classifier on a test set, and its right answers in each cell (M, cells)."""
+        self._check_models(models)
+        if not self.task.has_classes or not 0 <= test.first <= len(self.store.x) - len(test.y):
+            raise InputError(f"A test set of {len(test.y):,} labels from row {test.first:,} on is not in the data.")
+        return self.backend.evaluate_cells(models, test)
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return the logits (M, V, C) of models (M, P) on training samples."""

@@ -18,7 +18,7 @@ from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.plain import train_plain
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.engine.types import Spans
+from fedcohort.simulate.engine.types import HeldOut, Spans, right_by_cell
 from fedcohort.simulate.tasks import Task
 from fedcohort.training.local import LocalTraining
 from fedcohort.training.losses import cross_entropy
@@ -74,7 +74,7 @@ class ModuleBackend:
         for job in np.flatnonzero(table.steps).tolist():
             first, n = int(table.first[job]), int(table.n[job])
             plan = table.plan(job, local)
-            with torch.enable_grad(), self._seeded(table, job):
+            with torch.enable_grad(), self._seed_torch(table, job):
                 train_plain(
                     self._flat.load(out[job]),
                     store.x[store.sample[first : first + n]].view(n, *self._store.shape),
@@ -137,6 +137,17 @@ class ModuleBackend:
                 metric[unit] = self._task.measure(logits, y, losses)
         return loss, metric
 
+    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
+        """Return the loss (M,) on a test set, and right answers in each of its cells (M, cells)."""
+        y, cell = (torch.as_tensor(values).to(models.device) for values in (test.y, test.cell))
+        x = self._store.x[test.first : test.first + len(y)]
+        loss, right = np.empty(len(models)), np.empty((len(models), test.cells))
+        for unit, model in enumerate(models):
+            logits = self._scores(model, x)
+            loss[unit] = float(self._losses(logits, y).double().mean())
+            right[unit] = right_by_cell((logits.argmax(1) == y)[None], cell, test.cells)[0].cpu().numpy()
+        return loss, right
+
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return logits (M, V, C) on training samples."""
         x = self._store.x[torch.from_numpy(positions).to(self._device)]
@@ -158,7 +169,7 @@ class ModuleBackend:
             return torch.cat([module(part.view(len(part), *self._store.shape)) for part in torch.split(x, _CHUNK)])
 
     @contextlib.contextmanager
-    def _seeded(self, table: JobTable, job: int) -> Iterator[None]:
+    def _seed_torch(self, table: JobTable, job: int) -> Iterator[None]:
         """Seed torch for a module that draws random numbers (dropout), without touching the caller's generator."""
         if not self._draws:
             yield

@@ -18,7 +18,7 @@ from fedcohort.simulate.engine.layers import Convolution, Dense, Flatten, Layer,
 from fedcohort.simulate.engine.library import address, load, load_compiled
 from fedcohort.simulate.engine.modules import torch_threads
 from fedcohort.simulate.engine.store import Store
-from fedcohort.simulate.engine.types import ClientData, Spans
+from fedcohort.simulate.engine.types import ClientData, HeldOut, Spans, right_by_cell
 from fedcohort.training.local import LocalTraining
 
 _WIDTH = 64  # samples of one forward pass outside training
@@ -218,8 +218,24 @@ class NativeBackend:
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         """Return test loss (M,) and accuracy (M,)."""
         y = self._store.y_test
-        rows = self._store.n_train + torch.arange(len(y))
         loss, right = np.empty(len(models)), np.empty(len(models))
+        for some, losses, answers in self._answers(models, self._store.n_train, y):
+            loss[some], right[some] = losses, answers.numpy().mean(1)
+        return loss, right
+
+    def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
+        """Return the loss (M,) on a test set, and right answers in each of its cells (M, cells)."""
+        y, cell = torch.as_tensor(test.y), torch.as_tensor(test.cell)
+        loss, right = np.empty(len(models)), np.empty((len(models), test.cells))
+        for some, losses, answers in self._answers(models, test.first, y):
+            loss[some], right[some] = losses, right_by_cell(answers, cell, test.cells).numpy()
+        return loss, right
+
+    def _answers(
+        self, models: torch.Tensor, first: int, y: torch.Tensor
+    ) -> Iterator[tuple[IntArray, FloatArray, torch.Tensor]]:
+        """Yield, for some models (m,) at a time, their loss (m,) on the samples from a row on, and what is right."""
+        rows = first + torch.arange(len(y))
         every = np.arange(len(models))
         for some in np.split(every, np.flatnonzero(np.diff(every * len(y) // _SCORED_AT_ONCE)) + 1):
             by_label = torch.empty(len(some), len(y), dtype=torch.float64)
@@ -227,8 +243,7 @@ class NativeBackend:
             wanted = {"by_label": by_label.view(-1), "predicted": predicted.view(-1)}
             label = {"label": 0 * some + address(y)}
             self._score(models, Spans(some, 0 * some, 0 * some + len(y)), 0 * some + address(rows), wanted, label)
-            loss[some], right[some] = by_label.numpy().mean(1), (predicted == y).numpy().mean(1)
-        return loss, right
+            yield some, by_label.numpy().mean(1), predicted == y
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return logits (M, V, C) on training samples."""

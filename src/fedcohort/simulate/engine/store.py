@@ -22,7 +22,8 @@ _CHUNK = 4096  # samples converted at a time, so that building the tensor needs 
 class Store:
     """Samples, each of shape ``shape``, and clients.
 
-    ``x`` holds the ``n_train`` training samples, then the test samples. A *slot* is one sample of one client of one
+    ``x`` holds the ``n_train`` training samples, the ``n_test`` test samples, and ``copies`` of some of either as other
+    clients see them. A *slot* is one sample of one client of one
     federation: ``sample[slot]`` is its row of ``x`` and ``label[slot]`` its label as that client sees it; where what is
     predicted is no class, ``targets[sample[slot]]`` is it, standardised if asked for; ``y_test`` stays as it is.
     Federation f has ``clients[f]`` clients, the largest of which trains on ``largest[f]`` slots; where the slots of a
@@ -37,17 +38,21 @@ class Store:
         federations: Sequence[ClientData],
         targets: AnyArray | None = None,
         standardised: bool = False,
+        copies: Sequence[AnyArray] = (),
     ) -> None:
-        self.n_train = len(x_train)
+        self.n_train, self.n_test = len(x_train), len(x_test)
         self.shape = sample_shape(x_train)
         if x_train.dtype.kind == "i":  # tokens and categories stay what they are
-            flat = [np.asarray(x, np.int64).reshape(len(x), -1) for x in (x_train, x_test)]
+            flat = [np.asarray(x, np.int64).reshape(len(x), -1) for x in (x_train, x_test, *copies)]
             self.x = torch.from_numpy(np.concatenate(flat))
         else:
-            self.x = allocate_samples(len(x_train) + len(x_test), math.prod(self.shape))
+            parts = (x_train, x_test, *copies)
+            self.x = allocate_samples(sum(map(len, parts)), math.prod(self.shape))
             shift, scale = standardisation(x_train)
-            _convert(x_train, self.x[: self.n_train].numpy(), shift, scale)
-            _convert(x_test, self.x[self.n_train :].numpy(), shift, scale)
+            first = 0
+            for part in parts:
+                _convert(part, self.x[first : first + len(part)].numpy(), shift, scale)
+                first += len(part)
         self.y_test = torch.as_tensor(np.asarray(y_test, np.int64 if targets is None else targets.dtype))
         self.targets = None if targets is None else torch.as_tensor(targets)
         self.unit: tuple[torch.Tensor, torch.Tensor] | None = None  # mean and deviation of the targets
@@ -97,7 +102,7 @@ class Store:
     @property
     def x_test(self) -> torch.Tensor:
         """The test samples (n_test, F)."""
-        return self.x[self.n_train :]
+        return self.x[self.n_train : self.n_train + self.n_test]
 
 
 def allocate_samples(count: int, features: int) -> torch.Tensor:

@@ -29,8 +29,16 @@ class ClientData:
         """Number of clients N."""
         return len(self.offsets) - 1
 
-    def check(self, samples: int, classes: int) -> None:
-        """Raise :class:`InputError` unless this fits a training set of ``samples`` samples and ``classes`` classes."""
+    def check(self, samples: int, classes: int, more: tuple[int, int] = (0, 0)) -> None:
+        """Raise :class:`InputError` unless this fits a training set.
+
+        Parameters
+        ----------
+        samples, classes : int
+            How many it has.
+        more : (int, int)
+            Position of the first copy beside the training set, and how many copies there are.
+        """
         total = len(self.indices)
         if self.offsets.ndim != 1 or len(self.offsets) < 2 or self.offsets[0] != 0 or self.offsets[-1] != total:
             raise InputError(f"The offsets of a ClientData must run from 0 to {total}, the number of indices.")
@@ -42,10 +50,38 @@ class ClientData:
             raise InputError(f"A ClientData of {self.n_clients} clients has {len(self.validation)} validation sizes.")
         if (self.validation < 0).any() or (self.validation > np.diff(self.offsets)).any():
             raise InputError("A client's validation set must be between 0 and its number of samples.")
-        if total and (self.indices.min() < 0 or self.indices.max() >= samples):
+        copied = (self.indices >= more[0]) & (self.indices < sum(more))
+        if not ((self.indices >= 0) & (self.indices < samples) | copied).all():
             raise InputError(f"The indices of a ClientData must be in [0, {samples}), the training set.")
         if total and (self.labels.min() < 0 or self.labels.max() >= classes):
             raise InputError(f"The labels of a ClientData must be in [0, {classes}).")
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Samples that models are judged by, and the cells in which right answers are counted.
+
+    Attributes
+    ----------
+    first : int
+        Row of the first of them in the store; they lie one after the other.
+    y : (n,) int array
+        Their labels.
+    cell : (n,) int array
+        The cell of each: its class, or its owner.
+    cells : int
+        How many cells there are.
+    """
+
+    first: int
+    y: IntArray
+    cell: IntArray
+    cells: int
+
+    @property
+    def counts(self) -> IntArray:
+        """How many samples each cell has (cells,)."""
+        return np.bincount(self.cell, minlength=self.cells)
 
 
 @dataclass(frozen=True)
@@ -85,6 +121,11 @@ class Spans:
         before = np.cumsum(self.count) - self.count
         slots: IntArray = np.arange(int(self.count.sum())) + np.repeat(self.first - before, self.count)
         return slots
+
+
+def right_by_cell(right: torch.Tensor, cell: torch.Tensor, cells: int) -> torch.Tensor:
+    """Count right answers (M, n) in each cell, given the cell of every sample (n,); returns (M, cells)."""
+    return torch.zeros(len(right), cells, dtype=torch.float64, device=right.device).index_add_(1, cell, right.double())
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.simulate.leaderboard.formats import Table, to_text
 from fedcohort.simulate.leaderboard.numbers import (
+    FAIRNESS,
     Leaderboard,
     LeaderRow,
     Options,
@@ -53,7 +54,7 @@ __all__ = [
     "to_text",
 ]
 
-_COLUMNS = ("qcid", "clock", "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")
+_COLUMNS = ("qcid", "clock", "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up", *FAIRNESS)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def leaderboards(
     baseline, reference : str, optional
         Label to compare with, and the setting that stands for IID data. Default: the configuration's.
     """
-    options = Options.of(results.config).given(targets, terminal, baseline, reference)
+    options = Options.of(results.config).override(targets, terminal, baseline, reference)
     settings: dict[str, list[RunNumbers]] = {}
     own: dict[str, SettingOptions] = {}
     for info in results.runs:

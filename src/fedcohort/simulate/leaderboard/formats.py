@@ -191,11 +191,11 @@ def to_text(table: Table, width: int = 80) -> str:
     """
     cells = [[f"{c.text} {c.note}".strip() for c in row] for row in table.rows]
     keep = list(table.keep or range(len(table.columns)))
-    while len(keep) > 3 and _needed(table, cells, keep) > width:
+    while len(keep) > 3 and _total_width(table, cells, keep) > width:
         keep.pop()
     left_out = [table.columns[i] for i in range(len(table.columns)) if i not in keep]
     lines = [table.title]
-    if _needed(table, cells, keep) <= width:
+    if _total_width(table, cells, keep) <= width:
         lines += _lines(table, cells, sorted(keep))
     else:
         left_out = []
@@ -214,7 +214,7 @@ def _width(table: Table, cells: Sequence[Sequence[str]], column: int) -> int:
     return max(*map(len, words), *(len(row[column]) for row in cells))
 
 
-def _needed(table: Table, cells: Sequence[Sequence[str]], columns: Sequence[int]) -> int:
+def _total_width(table: Table, cells: Sequence[Sequence[str]], columns: Sequence[int]) -> int:
     return sum(_width(table, cells, i) for i in columns) + _GAP * (len(columns) - 1)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,11 @@ from fedcohort.simulate.metrics import (
 LOST = ("diverged", "failed")  # states of runs that have no terminal accuracy
 _BYTES = ("bytes_down", "bytes_up")
 _QUERY_BYTES = ("query_bytes_down", "query_bytes_up")
+_AT_THE_END = ("worst_group", "worst_tenth", "client_spread")  # means over the same rounds as terminal accuracy
+_SO_FAR = ("jain", "longest_absence")  # as the last evaluation found them
+FAIRNESS = (*_AT_THE_END, *_SO_FAR, "asked")
+"""Columns of ``rounds/`` that say who pays for an average."""
+CLEAR = 0.005  # of accuracy: what a minority loses beyond it is worth a sentence
 
 
 class RunNumbers(Protocol):
@@ -106,7 +111,7 @@ class Options:
             reference=run.get("reference"),
         )
 
-    def given(
+    def override(
         self, targets: Sequence[float] | None, terminal: int | None, baseline: str | None, reference: str | None
     ) -> Options:
         """Return these options with the caller's in place of the configuration's."""
@@ -170,6 +175,10 @@ class SeedRow:
         Both ways, of training and of queries.
     clock : float
         Simulated seconds in all.
+    fair : mapping of str to float
+        By the names of :data:`FAIRNESS`: accuracy of the worst group and of the worst tenth of clients, its standard
+        deviation over clients, Jain's index of participation, the longest absence in rounds, questions asked in all.
+        Accuracies are NaN for a run that diverged or failed.
     """
 
     seed: int
@@ -186,6 +195,7 @@ class SeedRow:
     megabytes: float
     query_megabytes: float
     clock: float
+    fair: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -285,6 +295,10 @@ class LeaderRow:
         """Simulated seconds in all."""
         return Spread.of([seed.clock for seed in self.seeds])
 
+    def fair(self, name: str) -> Spread:
+        """One of :data:`FAIRNESS`."""
+        return Spread.of([seed.fair.get(name) for seed in self.seeds])
+
 
 @dataclass(frozen=True)
 class RunProgress:
@@ -360,6 +374,17 @@ class Leaderboard:
     def finished(self) -> bool:
         """Whether every run has ended."""
         return self.progress.running == 0
+
+    @property
+    def at_a_cost(self) -> tuple[tuple[LeaderRow, float], ...]:
+        """Selectors that gain on average and lose in the worst group, each with that loss (negative)."""
+        base = {seed.seed: seed.fair.get("worst_group", math.nan) for seed in self.base.seeds}
+        found = []
+        for row in self.rows:
+            lost = Spread.of([s.fair.get("worst_group", math.nan) - base.get(s.seed, math.nan) for s in row.seeds])
+            if row.paired is not None and row.paired.difference > 0 and lost.mean < -CLEAR:
+                found.append((row, lost.mean))
+        return tuple(found)
 
     @property
     def note(self) -> str:
@@ -463,7 +488,7 @@ def leaderboard(
     by_label = {label: [_seed(run, targets, options) for run in runs if run.label == label] for label in labels}
     against = {seed.seed: seed.terminal for seed in by_label[base]}
     paired = {
-        label: _paired({s.seed: s.terminal for s in seeds}, against)
+        label: _compare_pairs({s.seed: s.terminal for s in seeds}, against)
         for label, seeds in by_label.items()
         if label != base
     }
@@ -543,7 +568,7 @@ def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRo
     curve = _curve(run)
     rounds_to = tuple(None if math.isnan(target) else curve.rounds_to(target) for target in targets)
     clock = run.values.get("clock")
-    sent = _sent(run)
+    sent = _megabytes_sent(run)
     return SeedRow(
         seed=run.seed,
         state=run.state,
@@ -559,7 +584,23 @@ def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRo
         megabytes=_sum(run, _BYTES) / 1e6,
         query_megabytes=_sum(run, _QUERY_BYTES) / 1e6,
         clock=float(clock[-1]) if clock is not None and len(clock) else math.nan,
+        fair=_fair(run, options),
     )
+
+
+def _fair(run: RunNumbers, options: Options) -> dict[str, float]:
+    window = terminal_window(_rounds_of(run), options.terminal)
+    found = {}
+    for name in FAIRNESS:
+        values = np.asarray(run.values.get(name, ()), np.float64)
+        known = values[np.isfinite(values)]
+        if not len(known) or (name in _AT_THE_END and run.state in LOST):
+            found[name] = math.nan
+        elif name in _AT_THE_END:
+            found[name] = Curve(run.round, values).terminal(window)
+        else:
+            found[name] = float(known[-1] if name in _SO_FAR else known.sum())
+    return found
 
 
 def _at(round_: IntArray, running: FloatArray | None, rounds: int | None) -> float | None:
@@ -569,7 +610,7 @@ def _at(round_: IntArray, running: FloatArray | None, rounds: int | None) -> flo
     return float(running[int(np.searchsorted(round_, rounds - 1))])
 
 
-def _sent(run: RunNumbers) -> FloatArray | None:
+def _megabytes_sent(run: RunNumbers) -> FloatArray | None:
     """Return the megabytes of all rounds so far, both ways and queries included; None where they are unknown."""
     columns = [run.values[name] for name in (*_BYTES, *_QUERY_BYTES) if name in run.values]
     if not columns or not any(np.isfinite(column).any() for column in columns):
@@ -604,7 +645,7 @@ def _mean_if_all(values: Sequence[int | None]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
-def _paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
+def _compare_pairs(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
     seeds = [s for s in ours if s in theirs and not math.isnan(ours[s]) and not math.isnan(theirs[s])]
     difference = np.array([ours[s] - theirs[s] for s in seeds], np.float64)
     if not len(difference):

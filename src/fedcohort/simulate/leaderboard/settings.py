@@ -70,7 +70,7 @@ class SettingOptions:
             terminal if isinstance(terminal, int) and terminal > 0 else None,
         )
 
-    def applied(self, options: Options) -> Options:
+    def apply_to(self, options: Options) -> Options:
         """Return the options of an experiment as they are in this setting."""
         if self.targets and "targets" not in options.fixed:
             options = replace(options, targets=tuple(options.metric.score(target) for target in self.targets))
@@ -94,14 +94,14 @@ def leaderboards_of(
     if options.reference is not None and options.reference in settings:
         runs = settings[options.reference]
         base = find_baseline({run.label: run.selector for run in runs}, options, options.reference)
-        mine = own.get(options.reference, SettingOptions()).applied(options)
+        mine = own.get(options.reference, SettingOptions()).apply_to(options)
         level = Spread.of([terminal_accuracy(run, mine) for run in runs if run.label == base]).mean
         ideal = None if math.isnan(level) else level
     return tuple(
         leaderboard(
             name,
             runs,
-            setting.applied(options),
+            setting.apply_to(options),
             planned=setting.planned,
             ideal=None if name == options.reference else ideal,
         )

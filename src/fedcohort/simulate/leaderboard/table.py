@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedcohort.simulate.leaderboard.formats import Cell, Table
+from fedcohort.simulate.leaderboard.numbers import FAIRNESS
 from fedcohort.simulate.leaderboard.words import deviation, duration, number
 from fedcohort.simulate.metrics import Metric, Spread
 
 if TYPE_CHECKING:
     from fedcohort.simulate.leaderboard.numbers import Leaderboard, LeaderRow
 
+# Heading, and how soon a narrow place gives the column up.
+_GROUP_COLUMNS = (("worst_group", "Worst group", 3), ("worst_tenth", "Worst tenth", 6))
+_TURN_COLUMNS = (
+    ("client_spread", "Spread", 14, "{:.3f}"),
+    ("jain", "Jain", 12, "{:.2f}"),
+    ("longest_absence", "Longest absence", 15, "{:.0f}"),
+)
 FEW_SEEDS = 5  # below, a p-value says little and the table says so
 
 
-def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] | None = None) -> Table:
+def leaderboard_table(
+    board: Leaderboard, drawn: Mapping[str, tuple[int, int]] | None = None, *, explain: bool = True
+) -> Table:
     """Return the leaderboard as a table.
 
     Parameters
@@ -24,6 +35,8 @@ def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] |
     board : Leaderboard
     drawn : mapping of label to (colour, dash), optional
         How each selector's line is drawn, shown beside its name.
+    explain : bool
+        Whether the note says how everything is computed, or only what qualifies these numbers.
     """
     rows, last = board.rows, len(board.targets) - 1
     most = max(row.runs for row in rows)
@@ -34,10 +47,10 @@ def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] |
 
     add("Selector", 0, [_label(row, most, (drawn or {}).get(row.label)) for row in rows])
     for i, target in enumerate(board.targets):
-        fastest = _best([_complete(row, row.to_target[i].rounds) for row in rows], min)
-        cells = [_rounds(row, row.to_target[i].rounds, at == fastest) for at, row in enumerate(rows)]
-        add(f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, cells)
-    add("Speed-up", 4, [Cell(_known(row.main.speed_up, "{:.2f}×")) for row in rows])
+        cells = [_rounds(row, row.to_target[i].rounds) for row in rows]
+        means = [_complete(row, row.to_target[i].rounds) for row in rows]
+        add(f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, _mark(cells, means, min))
+    add("Speed-up", 4, [Cell(_number_or_dash(row.main.speed_up, "{:.2f}×")) for row in rows])
     whole = [not row.lost for row in rows]
     add("Best", 6, _scores([row.best for row in rows], whole, board.metric))
     if any(row.early_stop != row.best for row in rows):
@@ -45,80 +58,122 @@ def leaderboard_table(board: Leaderboard, drawn: Mapping[str, tuple[int, int]] |
     add("Terminal", 1, _scores([row.terminal for row in rows], whole, board.metric))
     gain = "Gain over" if board.metric.higher else "Difference to"
     add(f"{gain} {board.baseline}", 2, [_difference(row, board.metric) for row in rows])
+    for name, heading, rank in _GROUP_COLUMNS:
+        if any(row.fair(name).count for row in rows):
+            add(heading, rank, _scores([row.fair(name) for row in rows], whole, board.metric))
     if board.reference is not None:
-        made_good = [Cell(_known(row.improvement, "{:.0%}")) for row in rows]
+        made_good = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
         add(f"Made good of the loss against {board.reference}", 9, made_good)
     add("p", 5, [_p_value(row) for row in rows])
     if any(row.main.seconds.mean > 0 for row in rows):  # without latencies every time is 0 and says nothing
-        quickest = _best([_complete(row, row.main.seconds) for row in rows], min)
-        add(
-            f"Time to {board.metric.level(board.target)}",
-            12,
-            [_time(row, at == quickest) for at, row in enumerate(rows)],
-        )
+        means = [_complete(row, row.main.seconds) for row in rows]
+        add(f"Time to {board.metric.level(board.target)}", 12, _mark([_time(row) for row in rows], means, min))
     if any(row.qcid.count for row in rows):
-        evenest = _best([math.nan if row.lost else row.qcid.mean for row in rows], min)
-        cells = [Cell(number(r.qcid.mean) if r.qcid.count else "–", best=i == evenest) for i, r in enumerate(rows)]
-        add("Mean QCID", 7, cells)
+        cells = [Cell(number(row.qcid.mean) if row.qcid.count else "–") for row in rows]
+        add("Mean QCID", 7, _mark(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min))
     if any(row.megabytes.count for row in rows):
         add("MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows])
     if any(row.query_share > 0 for row in rows):
-        add("Query bytes", 13, [Cell(_known(row.query_share, "{:.0%}")) for row in rows])
+        add("Query bytes", 13, [Cell(_number_or_dash(row.query_share, "{:.0%}")) for row in rows])
+        add("Questions", 16, [Cell(_number_or_dash(row.fair("asked").mean, "{:,.0f}")) for row in rows])
+    for name, heading, rank, form in _TURN_COLUMNS:
+        if any(row.fair(name).count for row in rows):
+            add(heading, rank, [Cell(_number_or_dash(row.fair(name).mean, form)) for row in rows])
     order = sorted(range(len(columns)), key=lambda i: columns[i][1])
     return Table(
         name="leaderboard",
         title="Leaderboard" if board.setting == "all runs" else f"Leaderboard: {board.setting}",
         columns=tuple(heading for heading, _, _ in columns),
         rows=tuple(zip(*(cells for _, _, cells in columns), strict=True)),
-        note=note(board),
+        note=note(board) if explain else brief_note(board),
         keep=tuple(order),
     )
 
 
 def note(board: Leaderboard) -> str:
-    """Return what a reader must know about target, window, spread and p-values."""
-    sentences = []
-    if not board.finished:
-        sentences.append(f"Not finished, {board.progress.words}: every number may change.")
-    sentences.append(
-        f"Target {board.metric.level(board.target)} ({board.target_source}); a round counts when it was evaluated."
-    )
-    rounds = "the last round" if board.window == 1 else f"the last {board.window} rounds"
-    sentences.append(f"Terminal: mean {board.metric.name} of {rounds} ({board.window_source}).")
+    """Return how the columns are computed, and what qualifies these numbers."""
+    sentences = [f"Target {board.metric.level(board.target)} ({board.target_source}); only evaluated rounds count."]
+    sentences.append(f"Terminal: mean {board.metric.name} of {_window(board)} ({board.window_source}).")
     if not board.metric.higher:
-        sentences.append(f"Less {board.metric.name} is better.")
+        sentences.append(f"Lower {board.metric.name} is better.")
     if len({seed.window for row in board.rows for seed in row.seeds}) > 1:
-        sentences.append("Of shorter runs it is the last fifth.")
-    if any(row.diverged for row in board.rows):
+        sentences.append("For shorter runs it is the last fifth.")
+    if any(row.fair("worst_tenth").count for row in board.rows):
         sentences.append(
-            f"A run that diverged has no terminal {board.metric.name}: means are over the others, and nothing of such "
-            "a selector is marked as best."
+            "Worst group and worst tenth: accuracy of the group, and of the tenth of clients, that fare worst; spread: "
+            "standard deviation over clients; Jain: evenness of participation, 1 is even; absence in rounds."
         )
-    if any(row.failed for row in board.rows):
-        sentences.append(f"A run that failed has no terminal {board.metric.name}; runs.json says what raised an error.")
+    sentences += _at_a_cost(board)
     if max(row.runs for row in board.rows) > 1:
         sentences.append("± is the standard deviation over seeds.")
-    return " ".join([*sentences, _about_p(board)])
+    return " ".join([*_unfinished(board), *sentences, *_lost(board), _about_p(board)])
+
+
+def brief_note(board: Leaderboard) -> str:
+    """Return what qualifies these numbers, in a line or two."""
+    known = [f"Target {board.metric.level(board.target)} ({board.target_source})", f"terminal: {_window(board)}"]
+    if max(row.runs for row in board.rows) > 1:
+        known.append("±: over seeds")
+    if any(row.paired is not None and not math.isnan(row.paired.p) for row in board.rows):
+        known.append("p: paired t-test, Holm-corrected")
+    sentences = [f"{'; '.join(known)}."]
+    if not board.metric.higher:
+        sentences.append(f"Lower {board.metric.name} is better.")
+    if few := _few_seeds(board):
+        sentences.append(few)
+    return " ".join([*_unfinished(board), *sentences, *_at_a_cost(board), *_lost(board), "More with --explain."])
+
+
+def _at_a_cost(board: Leaderboard) -> list[str]:
+    return [
+        f"{row.label} gains on average and loses {-100 * lost:.1f} points in the worst group."
+        for row, lost in board.at_a_cost
+    ]
+
+
+def _window(board: Leaderboard) -> str:
+    return "the last round" if board.window == 1 else f"the last {board.window} rounds"
+
+
+def _unfinished(board: Leaderboard) -> list[str]:
+    return [] if board.finished else [f"Not finished, {board.progress.words}: every number may change."]
+
+
+def _lost(board: Leaderboard) -> list[str]:
+    sentences = []
+    if any(row.diverged for row in board.rows):
+        sentences.append(
+            f"A run that diverged has no terminal {board.metric.name}: means are over the other runs, and a selector "
+            "with such a run is never marked as best."
+        )
+    if any(row.failed for row in board.rows):
+        sentences.append(f"A run that failed has no terminal {board.metric.name}; runs.json says why.")
+    return sentences
+
+
+def _few_seeds(board: Leaderboard) -> str:
+    """Return a warning where too few seeds are common for a test; empty where there are enough."""
+    seeds = [row.paired.seeds for row in board.rows if row.paired is not None]
+    if not seeds or min(seeds) >= FEW_SEEDS:
+        return ""
+    if min(seeds) < 2:
+        return "With fewer than two common seeds there is no test: a difference may be chance."
+    return (
+        f"With only {min(seeds)} common seeds the test has little power: run at least {FEW_SEEDS} before you claim "
+        "a difference."
+    )
 
 
 def _about_p(board: Leaderboard) -> str:
     seeds = [row.paired.seeds for row in board.rows if row.paired is not None]
     if not seeds:
-        return "There is nothing to compare with."
-    fewest = min(seeds)
+        return "There is no baseline to compare with."
     common = (
         f"{'Gain' if board.metric.higher else 'Difference'}: mean difference of terminal {board.metric.name} to "
         f"{board.baseline}{' in percentage points' if board.metric.share else ''}, over the seeds both "
         "ran, with wins among those seeds; p of a two-sided paired t-test, Holm-corrected over the rows of this table."
     )
-    if fewest < 2:
-        return common + " With one common seed or none there is no test: a difference may be chance."
-    if fewest < FEW_SEEDS:
-        return common + (
-            f" With only {fewest} common seeds the test leans on the differences being normal and has little power; "
-            f"read the wins, and run at least {FEW_SEEDS} seeds before claiming a difference."
-        )
-    return common
+    return f"{common} {_few_seeds(board)}".strip()
 
 
 def megabytes(value: float) -> str:
@@ -135,13 +190,17 @@ def megabytes(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _known(value: float, form: str) -> str:
+def _number_or_dash(value: float, form: str) -> str:
     return "–" if math.isnan(value) else form.format(value)
 
 
-def _best(values: Sequence[float], choose: Callable[..., float]) -> int:
+def _mark(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., Any]) -> list[Cell]:
+    """Return the cells with the best value marked, and all others that read the same; a NaN cannot be the best."""
     known = {i: v for i, v in enumerate(values) if not math.isnan(v)}
-    return -1 if len(known) < 2 else int(choose(known, key=lambda i: known[i]))
+    if len(known) < 2:
+        return list(cells)
+    best = cells[int(choose(known, key=lambda i: known[i]))].text
+    return [replace(cell, best=i in known and cell.text == best) for i, cell in enumerate(cells)]
 
 
 def _complete(row: LeaderRow, value: Spread) -> float:
@@ -163,29 +222,29 @@ def _label(row: LeaderRow, most: int, drawn: tuple[int, int] | None) -> Cell:
 
 def _scores(values: Sequence[Spread], whole: Sequence[bool], metric: Metric) -> list[Cell]:
     """Return cells of which the best is marked, among selectors that lost no run."""
-    best = _best([value.mean if all_there else math.nan for value, all_there in zip(values, whole, strict=True)], max)
-    return [
+    cells = [
         Cell("–")
         if value.count == 0
-        else Cell(metric.value(value.mean), metric.spread(value.std) if value.count > 1 else "", best=i == best)
-        for i, value in enumerate(values)
+        else Cell(metric.value(value.mean), metric.spread(value.std) if value.count > 1 else "")
+        for value in values
     ]
+    return _mark(cells, [v.mean if all_there else math.nan for v, all_there in zip(values, whole, strict=True)], max)
 
 
-def _rounds(row: LeaderRow, value: Spread, best: bool) -> Cell:
-    return _reached(row, value, f"{value.mean:.0f}", f"±{value.std:.0f}", best)
+def _rounds(row: LeaderRow, value: Spread) -> Cell:
+    return _reached_cell(row, value, f"{value.mean:.0f}", f"±{value.std:.0f}")
 
 
-def _time(row: LeaderRow, best: bool) -> Cell:
+def _time(row: LeaderRow) -> Cell:
     value = row.main.seconds
-    return _reached(row, value, duration(value.mean), deviation(value.std, value.mean) if value.count else "", best)
+    return _reached_cell(row, value, duration(value.mean), deviation(value.std, value.mean) if value.count else "")
 
 
-def _reached(row: LeaderRow, value: Spread, mean: str, std: str, best: bool) -> Cell:
+def _reached_cell(row: LeaderRow, value: Spread, mean: str, std: str) -> Cell:
     if value.count == 0:
         return Cell("never" if all(seed.state != "running" for seed in row.seeds) else "not yet")
     some = f"in {value.count} of {row.runs}" if value.count < row.runs else ""
-    return Cell(mean, some or (std if value.count > 1 else ""), best)
+    return Cell(mean, some or (std if value.count > 1 else ""))
 
 
 def _difference(row: LeaderRow, metric: Metric) -> Cell:
@@ -204,14 +263,14 @@ def _p_value(row: LeaderRow) -> Cell:
 def to_dict(board: Leaderboard) -> dict[str, Any]:
     """Return the leaderboard's numbers for machines; None where a number is not known."""
 
-    def known(value: float) -> float | None:
+    def number_or_none(value: float) -> float | None:
         return value if math.isfinite(value) else None
 
     def spread(value: Spread) -> dict[str, Any]:
-        return {"mean": known(value.mean), "std": known(value.std), "seeds": value.count}
+        return {"mean": number_or_none(value.mean), "std": number_or_none(value.std), "seeds": value.count}
 
     def natural(score: float) -> float | None:
-        return known(board.metric.natural(score))
+        return number_or_none(board.metric.natural(score))
 
     def scores(value: Spread) -> dict[str, Any]:
         return {**spread(value), "mean": natural(value.mean)}
@@ -239,25 +298,26 @@ def to_dict(board: Leaderboard) -> dict[str, Any]:
                         "target": natural(item.target),
                         "rounds": spread(item.rounds),
                         "simulated_seconds": spread(item.seconds),
-                        "speed_up": known(item.speed_up),
+                        "speed_up": number_or_none(item.speed_up),
                     }
                     for item in row.to_target
                 ],
                 "best": scores(row.best),
                 "early_stop": scores(row.early_stop),
                 "terminal": scores(row.terminal),
-                "made_good": known(row.improvement),
+                "made_good": number_or_none(row.improvement),
                 "qcid": spread(row.qcid),
                 "megabytes": spread(row.megabytes),
-                "query_share_of_bytes": known(row.query_share),
+                "query_share_of_bytes": number_or_none(row.query_share),
                 "simulated_seconds": spread(row.clock),
+                "fairness": {name: spread(row.fair(name)) for name in FAIRNESS},
                 "paired": None
                 if row.paired is None
                 else {
                     "seeds": row.paired.seeds,
                     "difference": natural(row.paired.difference),
                     "wins": row.paired.wins,
-                    "p": known(row.paired.p),
+                    "p": number_or_none(row.paired.p),
                 },
                 "seeds": [
                     {

@@ -156,7 +156,7 @@ class ClusterDriver:
     def launch(self, number: int) -> None:
         """Start an actor for a group and its first slice."""
         simulation = self.simulation
-        saved = simulation.saved(number)
+        saved = simulation.last_checkpoint(number)
         journals = {} if saved is None else simulation.journals(number)
         actor = (
             self.ray.remote(GroupHost)
@@ -198,7 +198,7 @@ def drive(simulation: Simulation) -> str:
     connect(simulation.address)
     driver = ClusterDriver(simulation)
     for number in simulation.prepared.groups:
-        if not simulation.ended(number):
+        if not simulation.has_ended(number):
             driver.launch(number)
     asked = False
     while driver.pending:
@@ -209,7 +209,7 @@ def drive(simulation: Simulation) -> str:
         ready, _ = driver.ray.wait(list(driver.pending), timeout=0.2)
         for future in ready:
             driver.collect(future)
-    ended = all(simulation.ended(number) for number in simulation.prepared.groups)
+    ended = all(simulation.has_ended(number) for number in simulation.prepared.groups)
     return "finished" if ended else "interrupted"
 
 

@@ -134,7 +134,7 @@ class LocalDriver:
         self.simulation = simulation
         self._asked = asked
         options = simulation.experiment.options
-        self._todo = deque(number for number in simulation.prepared.groups if not simulation.ended(number))
+        self._todo = deque(number for number in simulation.prepared.groups if not simulation.has_ended(number))
         self._attempts: dict[int, int] = {}
         self._threads = options.workers or max(1, usable_cores() // count)
         seconds = min(_HAND_OVER_SECONDS, options.checkpoint_seconds)
@@ -214,7 +214,7 @@ class LocalDriver:
             self._end(worker)
             return
         number = self._todo.popleft()
-        worker.start_group(number, self.simulation.saved(number))
+        worker.start_group(number, self.simulation.last_checkpoint(number))
 
     def _end(self, worker: Worker) -> None:
         self.workers.remove(worker)

@@ -22,7 +22,7 @@ from fedcohort.simulate.processes.handover import hand_over
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.prepare import Prepared
 from fedcohort.simulate.store.checkpoint import pause_after
-from fedcohort.simulate.store.writer import shared
+from fedcohort.simulate.store.writer import share_lock
 
 STOP = "stop"
 _DISCONNECTED = (EOFError, BrokenPipeError, ConnectionResetError)  # raised when the other end of a connection is gone
@@ -90,7 +90,7 @@ def serve(connection: Connection) -> None:
         connection.send(("failed", pack_error(error)))
         return
     connection.send(("ready", None))
-    with shared(work.out):
+    with share_lock(work.out):
         while True:
             message = connection.recv()
             if message == STOP:

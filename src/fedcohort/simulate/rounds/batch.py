@@ -11,8 +11,7 @@ import torch
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.signals import LossMeasure, Signal, VectorOf
 from fedcohort.core.vectors import vector_signal
-from fedcohort.scenario import Federation
-from fedcohort.simulate.engine import ClientData, Engine, Jobs, TrainingResult
+from fedcohort.simulate.engine import Engine, Jobs, TrainingResult
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.simulate.rounds.stages import Arrived
@@ -47,9 +46,21 @@ class Batch:
     ) -> dict[LossMeasure, list[FloatArray]]:
         """Measure ``models[rows[i]]`` on ``clients[i]`` of ``runs[i]``, a list entry per i, all in one batch."""
         lengths = [len(part) for part in clients]
+        return self._measure(models, np.repeat(np.asarray(rows, np.int64), lengths), runs, clients, measures)
+
+    def _measure(
+        self,
+        models: torch.Tensor,
+        rows: IntArray,
+        runs: Sequence[Run],
+        clients: Sequence[IntArray],
+        measures: Collection[LossMeasure],
+    ) -> dict[LossMeasure, list[FloatArray]]:
+        """Measure ``models[rows[q]]`` on the q-th client of all."""
+        lengths = [len(part) for part in clients]
         values = self.engine.measure(
             models,
-            np.repeat(np.asarray(rows, np.int64), lengths),
+            rows,
             np.repeat([run.context.index for run in runs], lengths),
             np.concatenate(clients),
             measures,
@@ -57,13 +68,34 @@ class Batch:
         ends = np.cumsum(lengths)[:-1]
         return {measure: np.split(column, ends) for measure, column in values.items()}
 
+    def received(self, run: Run, clients: IntArray) -> torch.Tensor:
+        """(P,) the model that ``clients`` of a run train from, or (k, P) where each has its own."""
+        model = self.models[run.row]
+        if not run.aggregator.own_models:
+            return model
+        found = isolate_failure(run, run.aggregator_label, partial(run.starts, clients, model))
+        return model.expand(len(clients), -1) if found is None else found
+
+    def _received(self, runs: Sequence[Run], clients: Sequence[IntArray]) -> tuple[torch.Tensor, IntArray]:
+        """Models, and (Q,) which of them each client of ``clients[i]`` of ``runs[i]`` trains from."""
+        rows = [np.full(len(part), run.row) for run, part in zip(runs, clients, strict=True)]
+        models = [self.models]
+        end = len(self.models)
+        for i, (run, part) in enumerate(zip(runs, clients, strict=True)):
+            if run.aggregator.own_models:
+                models.append(self.received(run, part))
+                rows[i] = np.arange(end, end + len(part))
+                end += len(part)
+        return self.models if len(models) == 1 else torch.cat(models), np.concatenate(rows)
+
     def train(
         self, runs: Sequence[Run], clients: Sequence[IntArray], seeds: IntArray, steps: IntArray | None
     ) -> TrainingResult:
         """Train ``clients[i]`` from the model of ``runs[i]``, all in one batch."""
         lengths = [len(part) for part in clients]
+        models, rows = self._received(runs, clients)
         jobs = Jobs(
-            run=np.repeat([run.row for run in runs], lengths),
+            run=rows,
             federation=np.repeat([run.context.index for run in runs], lengths),
             client=np.concatenate(clients),
             round=np.repeat([run.round for run in runs], lengths),
@@ -78,7 +110,7 @@ class Batch:
                 found = isolate_failure(run, run.aggregator_label, partial(run.corrections, part, old))
                 parts.append(old.new_zeros(len(part), len(old)) if found is None else found)
             correction = torch.cat(parts)
-        return self.engine.train(self.models, jobs, prox=self._prox, correction=correction)
+        return self.engine.train(models, jobs, prox=self._prox, correction=correction)
 
     def signals(
         self, turns: Sequence[Arrived], params: torch.Tensor
@@ -106,29 +138,28 @@ class Batch:
         self._after(turns, params, found)
         moved = [i for i, turn in enumerate(turns) if turn.run.updates]
         if moved:
-            updates = [params[turns[i].jobs] - self.models[turns[i].run.row] for i in moved]
-            self._taken(moved, turns, updates, [turns[i].run.updates for i in moved], found)
+            updates = [params[turns[i].jobs] - self.received(turns[i].run, turns[i].clients) for i in moved]
+            self._add_vectors(moved, turns, updates, [turns[i].run.updates for i in moved], found)
         pulled = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
         if not pulled:
             return found, {}
         lengths = [len(turns[i].clients) for i in pulled]
+        models, rows = self._received([turns[i].run for i in pulled], [turns[i].clients for i in pulled])
         stacked = self.engine.client_gradients(
-            self.models,
-            np.repeat([turns[i].run.row for i in pulled], lengths),
+            models,
+            rows,
             np.repeat([turns[i].run.context.index for i in pulled], lengths),
             np.concatenate([turns[i].clients for i in pulled]),
         )
         gradients = torch.split(stacked, lengths)
-        self._taken(pulled, turns, gradients, [turns[i].run.gradients for i in pulled], found)
+        self._add_vectors(pulled, turns, gradients, [turns[i].run.gradients for i in pulled], found)
         return found, {turns[i].run.row: part for i, part in zip(pulled, gradients, strict=True)}
 
     def _before(self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]) -> None:
         """Add losses of the received models, of runs that measure the same in one batch."""
         for measures, places in _alike([turn.run.before for turn in turns]).items():
-            runs = [turns[i].run for i in places]
-            values = self.measure(
-                self.models, [run.row for run in runs], runs, [turns[i].clients for i in places], measures
-            )
+            runs, clients = [turns[i].run for i in places], [turns[i].clients for i in places]
+            values = self._measure(*self._received(runs, clients), runs, clients, measures)
             for at, i in enumerate(places):
                 found[i].update({s: values[measure][at] for s, measure in turns[i].run.before.items()})
 
@@ -139,8 +170,8 @@ class Batch:
             lengths = [len(turns[i].clients) for i in places]
             received = None
             if any(measure.loss != "label" for measure in measures):
-                rows = np.repeat([turns[i].run.row for i in places], lengths)
-                received = self.models[torch.as_tensor(rows, device=self.models.device)]
+                models, rows = self._received([turns[i].run for i in places], [turns[i].clients for i in places])
+                received = models[torch.as_tensor(rows, device=models.device)]
             values = self.engine.measure(
                 params[torch.as_tensor(jobs, device=params.device)],
                 np.arange(len(jobs)),
@@ -154,7 +185,7 @@ class Batch:
             for at, i in enumerate(places):
                 found[i].update({s: parts[measure][at] for s, measure in turns[i].run.after.items()})
 
-    def _taken(
+    def _add_vectors(
         self,
         places: Sequence[int],
         turns: Sequence[Arrived],
@@ -186,13 +217,3 @@ def _alike(wanted: Sequence[Mapping[Signal, LossMeasure]]) -> dict[frozenset[Los
         if measures:
             found.setdefault(frozenset(measures.values()), []).append(i)
     return found
-
-
-def client_data(federation: Federation) -> ClientData:
-    """Return a federation as the engine takes it."""
-    return ClientData(
-        indices=federation.indices.astype(np.int64),
-        offsets=federation.offsets,
-        labels=federation.labels.astype(np.int64),
-        validation=federation.validation,
-    )

@@ -9,7 +9,7 @@ The rules, all of them:
 - Who fails in mid-round uploads nothing; who is late uploads, after the deadline.
 - Client compute is counted in sample passes: a forward pass over one sample is 1, forward and backward together 3. The
   scenario says how many seconds a client's usual local training lasts; everything else it does in that round takes
-  time in proportion to the sample passes.
+  time in proportion to the sample passes. With devices, the bytes take time as well.
 - A loss on a client's data is a forward pass over it, a full-batch gradient a forward and a backward pass. Losses of
   one model on the same samples share their pass.
 - A :class:`~fedcohort.core.protocol.Losses` query: the model goes down to everyone asked, one number per signal comes
@@ -49,6 +49,7 @@ class RoundCost:
     query_bytes_down: int = 0
     query_bytes_up: int = 0
     query_client_seconds: float = 0.0
+    asked: int = 0  # questions to clients before the cohort was chosen, one for each client and model
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +115,10 @@ class CostModel:
         training = 1.0 if work is None else work
         return training + self._work(clients, passes) if passes else training
 
+    def samples(self, clients: IntArray, work: FloatArray | float) -> FloatArray:
+        """(k,) samples trained on in the time that some work takes, given as a share of the usual local training."""
+        return np.asarray(work * self.usual[clients] / (FORWARD + BACKWARD))
+
     def upload(self, signals: Iterable[Signal], copies: int) -> int:
         """Bytes one client sends at the end of its round."""
         numbers, models = 0, copies
@@ -160,6 +165,7 @@ class CostModel:
     def book_losses(self, cost: RoundCost, durations: FloatArray, signals: frozenset[Signal]) -> None:
         """Add a Losses query answered by ``len(durations)`` clients."""
         asked = len(durations)
+        cost.asked += asked
         cost.query_bytes_down += asked * self.model_bytes
         cost.query_bytes_up += asked * sum(s.numbers_sent(self.classes) for s in signals) * BYTES_PER_NUMBER
         self._book_query_time(cost, durations)
@@ -184,6 +190,7 @@ class CostModel:
             Vectors of the model's size that go each way per training client.
         """
         everyone = len(evaluation)
+        cost.asked += everyone * (1 + len(training)) + sum(map(len, training))
         cost.query_bytes_down += everyone * self.model_bytes
         cost.query_bytes_up += everyone * BYTES_PER_NUMBER
         self._book_query_time(cost, evaluation)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedcohort.core import rng
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import OtherEngineError
 from fedcohort.core.protocol import Status
@@ -27,11 +28,12 @@ from fedcohort.journal import Savepoint
 from fedcohort.scenario import Federation
 from fedcohort.session.validation import check_signals
 from fedcohort.simulate.config.experiment import RunPlan
-from fedcohort.simulate.engine import Engine
-from fedcohort.simulate.metrics import imbalance
-from fedcohort.simulate.rounds.batch import Batch, client_data
+from fedcohort.simulate.engine import Engine, HeldOut
+from fedcohort.simulate.metrics import Participation, imbalance
+from fedcohort.simulate.rounds.batch import Batch
 from fedcohort.simulate.rounds.costs import holders
 from fedcohort.simulate.rounds.isolate_failure import INFRASTRUCTURE_ERRORS, fail, isolate_failure, own_parts
+from fedcohort.simulate.rounds.judge import Views
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import FederationContext, Run
 from fedcohort.simulate.rounds.server import ServerSamples, server_samples
@@ -41,6 +43,7 @@ from fedcohort.simulate.store.results import ResultsError, RunInfo
 from fedcohort.simulate.store.rows import RowBuffer
 from fedcohort.training.aggregators import Corrections, Mix, WeightedSum
 from fedcohort.training.filters import Need, Replies, checked_decision
+from fedcohort.training.shapley import gtg_shapley
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,23 +88,29 @@ class Group:
         self._allow_other_engine = allow_other_engine
         self._journals = journals
         used = list(dict.fromkeys(keys))
-        contexts = {
-            key: FederationContext.of(federations[key], i, plans[0].task.has_classes) for i, key in enumerate(used)
-        }
         first = plans[0]
+        views = Views(dataset, [federations[key] for key in used])
+        judged = first.task.has_classes and first.task.judged_by.is_accuracy
+        contexts = {
+            key: FederationContext.of(
+                federations[key], i, first.task.has_classes, views.judge(federations[key]) if judged else None
+            )
+            for i, key in enumerate(used)
+        }
         self.engine = Engine(
             dataset.x_train,
             dataset.y_train,
             dataset.x_test,
             dataset.y_test,
             classes=dataset.outputs,
-            federations=[client_data(contexts[key].federation) for key in used],
+            federations=[views.client_data(federations[key]) for key in used],
             model=first.model.name,
             local=first.local,
             device=device,
             workers=workers,
             tf32=first.options.tf32,
             task=first.task,
+            copies=views.copies,
         )
         self._server_labels = {
             context.index: torch.as_tensor(
@@ -168,6 +177,7 @@ class Group:
         arrays = {"models": self.models.cpu().numpy()}
         for run in self.runs:
             if run.has_session:
+                arrays[f"participation/{run.row}"] = run.participation.array()
                 arrays[f"session/{run.row}"] = np.frombuffer(run.session.savepoint().to_bytes(), np.uint8)
             if run.memory is not None:
                 for name, value in run.memory.arrays().items():
@@ -197,6 +207,8 @@ class Group:
                 self._journal(run), Savepoint.from_bytes(checkpoint.arrays[f"session/{run.row}"].tobytes())
             )
             run.restore(facts)
+            if f"participation/{run.row}" in checkpoint.arrays:
+                run.participation = Participation.of(checkpoint.arrays[f"participation/{run.row}"])
             if run.running:
                 self._continue_engine(run)
             self.models[run.row] = torch.as_tensor(checkpoint.arrays["models"][run.row])
@@ -268,7 +280,7 @@ class Group:
         chosen = [turn for turn in found if turn is not None]
         training = [turn for turn in chosen if len(turn.arrived)]
         trained = iter(self._train(training) if training else ())
-        averaged = [next(trained) if len(turn.arrived) else Averaged.unchanged(turn) for turn in chosen]
+        averaged = [next(trained) if len(turn.arrived) else Averaged.without_models(turn) for turn in chosen]
         evaluated = self._evaluate([turn for turn in averaged if turn.run.running])
         share = (time.perf_counter() - began) / max(len(evaluated), 1)
         for turn in evaluated:
@@ -278,7 +290,10 @@ class Group:
         masks: dict[tuple[int, int, Any], BoolArray] = {}
         turns = []
         for run in runs:
-            available = None
+            available = run.wait()
+            if run.begins == np.inf:
+                run.end("stopped", f"nobody is on after {run.clock:.0f} s")
+                continue
             if not run.always:
                 plan = run.plan
                 key = (run.context.index, plan.seed, plan.scenario.availability)
@@ -321,6 +336,8 @@ class Group:
         for arrival, found in zip(arrived, signals, strict=True):
             if Signal.SERVER_LOSS in arrival.run.needed:
                 found[Signal.SERVER_LOSS] = np.full(len(arrival.clients), self._server_loss(arrival.run))
+            if Signal.SHAPLEY_VALUE in arrival.run.needed:
+                found[Signal.SHAPLEY_VALUE] = self._shapley_values(arrival, params[arrival.jobs])
         new, shares = self._average(arrived, params, trained.steps, signals)
         for arrival in arrived:
             run = arrival.run
@@ -338,7 +355,7 @@ class Group:
                 isolate_failure(run, run.aggregator_label, learn)
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
-            _averaged(arrival, kept, weights, found)
+            _in_cohort_order(arrival, kept, weights, found)
             for arrival, (kept, weights), found in zip(arrived, shares, signals, strict=True)
         ]
 
@@ -361,7 +378,7 @@ class Group:
             verdict = None  # of a run that failed while it trained
             if run.running:
                 judge = f"the filter {run.plan.filter.name!r}"
-                verdict = isolate_failure(run, judge, partial(self._kept, turn, params, logits.get(i)))
+                verdict = isolate_failure(run, judge, partial(self._apply_filter, turn, params, logits.get(i)))
             kept = np.zeros(len(turn.clients), np.bool_) if verdict is None else verdict
             weights = np.zeros(len(kept))
             shares.append((kept, weights))
@@ -383,9 +400,9 @@ class Group:
                     weights[kept] = combined.weights
                     special[i] = combined.model
                 mixes.append(Mix(weights, 1.0 if combined is None else 0.0))
-        return self._mixed(turns, params, mixes, special), shares
+        return self._mix(turns, params, mixes, special), shares
 
-    def _mixed(
+    def _mix(
         self, turns: Sequence[Arrived], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
     ) -> torch.Tensor:
         old = self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)]
@@ -411,10 +428,38 @@ class Group:
 
     def _server_loss(self, run: Run) -> float:
         """Loss of a run's global model, as clients received it, on the server's validation set."""
+        return float(self._server_losses(run, self.models[run.row][None])[0])
+
+    def _server_losses(self, run: Run, models: torch.Tensor) -> FloatArray:
+        """(s,) losses of ``models`` (s, P) on the server's validation set."""
         positions = run.federation.server_validation.astype(np.int64)
-        (logits,) = self.engine.logits(self.models[run.row][None], positions)
         labels = self._server_labels[run.context.index]
-        return float(torch.nn.functional.cross_entropy(logits.double(), labels))
+        logits = self.engine.logits(models, positions).double()
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.repeat(len(models)), reduction="none")
+        return np.asarray(losses.view(len(models), -1).mean(dim=1).cpu().numpy())
+
+    def _shapley_values(self, turn: Arrived, models: torch.Tensor) -> FloatArray:
+        """(m,) Shapley values of the arrived ``models`` (m, P); 0 for those that are not sound.
+
+        A coalition is worth minus the server's loss of its members' average by size, or of the old global model.
+        """
+        run = turn.run
+        sound = np.flatnonzero(turn.sound)
+        old, own = self.models[run.row], models[torch.as_tensor(sound, device=models.device)]
+        sizes = run.context.share[turn.clients[sound]]
+        sizes = sizes if sizes.sum() > 0 else np.ones(len(sound))
+
+        def worth(coalitions: BoolArray) -> FloatArray:
+            weights = coalitions * np.maximum(sizes, np.finfo(np.float64).tiny)
+            total = weights.sum(axis=1, keepdims=True)
+            shares = torch.as_tensor(weights / np.where(total > 0, total, 1.0)).to(own)
+            averages = shares @ own + torch.as_tensor(total[:, 0] == 0).to(own)[:, None] * old
+            return -self._server_losses(run, averages)
+
+        values = np.zeros(len(turn.clients))
+        generator = rng.stream(run.plan.seed, "shapley", run.round)
+        values[sound] = gtg_shapley(worth, len(sound), generator)
+        return np.where(np.isfinite(values), values, 0.0)
 
     def _logits(self, turns: Sequence[Arrived], params: torch.Tensor) -> dict[int, torch.Tensor]:
         """Logits on the server's validation set where a run's filter wants them; one batch per federation."""
@@ -429,14 +474,19 @@ class Group:
             found |= zip(places, torch.split(logits, [len(turns[i].clients) for i in places]), strict=True)
         return found
 
-    def _kept(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
+    def _apply_filter(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
         """(m,) which of the arrived models enter the average."""
         run = turn.run
         good = turn.sound
         if run.filter is None:
             return good
         labels = None if logits is None else self._server_labels[run.context.index]
-        replies = Replies(good, updates=lambda: params[turn.jobs] - self.models[run.row], logits=logits, labels=labels)
+        replies = Replies(
+            good,
+            updates=lambda: params[turn.jobs] - self.batch.received(run, turn.clients),
+            logits=logits,
+            labels=labels,
+        )
         verdict = checked_decision(run.filter, replies)
         if verdict.notes:
             run.session.note("filter", {"round": run.round, **verdict.notes})
@@ -448,13 +498,34 @@ class Group:
         """Ask the early-stop rules, and test the models of which it is time to know how good they are."""
         stops = [_stop(turn) for turn in turns]
         due = [i for i, turn in enumerate(turns) if stops[i] is not None or _is_due(turn.run)]
-        tests: dict[int, Test] = {}
-        if due:
-            rows = torch.as_tensor([turns[i].run.row for i in due], device=self.models.device)
-            losses, metrics = self.engine.evaluate(self.models[rows])
-            numbers = zip(np.asarray(losses).tolist(), np.asarray(metrics).tolist(), strict=True)
-            tests = {i: Test(loss, metric) for i, (loss, metric) in zip(due, numbers, strict=True)}
+        tests = self._tests({i: turns[i].run for i in due})
         return [Evaluated(turn, stops[i], tests.get(i)) for i, turn in enumerate(turns)]
+
+    def _tests(self, runs: Mapping[int, Run]) -> dict[int, Test]:
+        """Test the models of some runs, all that take the same test in one batch."""
+        plain = [i for i, run in runs.items() if run.context.judge is None]
+        tests: dict[int, Test] = {}
+        if plain:
+            losses, metrics = self.engine.evaluate(self._models_of([runs[i] for i in plain]))
+            numbers = zip(np.asarray(losses).tolist(), np.asarray(metrics).tolist(), strict=True)
+            tests = {i: Test(loss, metric, None) for i, (loss, metric) in zip(plain, numbers, strict=True)}
+        taking: dict[HeldOut, list[int]] = {}
+        for i, run in runs.items():
+            for test in () if run.context.judge is None else run.context.judge.tests:
+                taking.setdefault(test, []).append(i)
+        found: dict[tuple[int, HeldOut], tuple[float, FloatArray]] = {}
+        for test, some in taking.items():
+            losses, right = self.engine.evaluate_cells(self._models_of([runs[i] for i in some]), test)
+            found |= {(i, test): (float(loss), row) for i, loss, row in zip(some, losses, right, strict=True)}
+        for i, run in runs.items():
+            judge = run.context.judge
+            if judge is not None:
+                verdict = judge.verdict(*zip(*(found[i, test] for test in judge.tests), strict=True))
+                tests[i] = Test(*verdict)
+        return tests
+
+    def _models_of(self, runs: Sequence[Run]) -> torch.Tensor:
+        return self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)]
 
     def _finish(self, turn: Evaluated, wall: float, on_round: OnRound | None) -> None:
         """Report to the session, write the rows, see whether the run is over."""
@@ -465,11 +536,12 @@ class Group:
             isolate_failure(run, run.selector_label, partial(chosen.round.finish, averaged.kept, averaged.metrics))
             if not run.running:
                 return
-        sound = turn.test if turn.test is not None and np.isfinite(turn.test).all() else None
+        sound = turn.test if turn.test is not None and np.isfinite(turn.test[:2]).all() else None
         judged_by = run.plan.task.judged_by
         if sound is not None:
             run.session.record(cohort.round, {judged_by.name: sound.metric, "loss": sound.loss})
         run.clock += cost.seconds
+        run.participation.add(run.round, cohort.clients)
         counts = run.context.true_counts
         qcid = imbalance(counts[cohort.clients].sum(0)) if len(cohort) and counts is not None else None
         row = {
@@ -488,10 +560,12 @@ class Group:
             "client_seconds": cost.client_seconds,
             "query_client_seconds": cost.query_client_seconds,
             "query_seconds": cost.query_seconds,
+            "asked": cost.asked,
             "available": len(run.federation) if chosen.available is None else int(chosen.available.sum()),
             "wall_seconds": wall,
             "durations": durations,
             "weights": averaged.weight,
+            **_fairness(run, sound),
         }
         self._rows.add(row)
         _conclude(turn, diverged=turn.test is not None and sound is None)
@@ -526,8 +600,20 @@ def _choose(turn: Answered) -> Chosen:
         durations, status = np.zeros(count), np.zeros(count, np.int8)
     else:
         work = run.costs.round_work(cohort.clients, cohort.work, run.needed, run.aggregator.needs_gradients)
-        events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
+        if run.devices is None:
+            events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
+        else:
+            copies = run.aggregator.model_copies
+            events = plan.scenario.timed_events(
+                cohort.clients,
+                seed=plan.seed,
+                ticket=cohort.ticket,
+                time=run.begins + cost.seconds,
+                samples=run.costs.samples(cohort.clients, work),
+                transfer=copies * run.costs.model_bytes + run.costs.upload(run.needed, copies),
+            )
         durations, status = events.durations, events.status
+    cost.seconds += run.begins - run.clock  # nobody was on before
     seconds = round_.settle(durations, status)
     if count:
         run.costs.book_round(
@@ -543,7 +629,26 @@ def _choose(turn: Answered) -> Chosen:
     return Chosen(run, round_, available, cost, np.flatnonzero(round_.status == Status.OK))
 
 
-def _averaged(turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]) -> Averaged:
+def _fairness(run: Run, test: Test | None) -> dict[str, Any]:
+    """Return the columns that say who pays for the average; null between evaluations."""
+    found = None if test is None else test.fairness
+    return {
+        "groups": [] if found is None else found.groups,
+        "worst_group": None if found is None or not len(found.groups) else _known(float(np.nanmin(found.groups))),
+        "worst_tenth": None if found is None else _known(found.worst_tenth),
+        "client_spread": None if found is None else _known(found.spread),
+        "jain": None if test is None else _known(run.participation.jain),
+        "longest_absence": None if test is None else run.participation.longest_absence(run.round + 1),
+    }
+
+
+def _known(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _in_cohort_order(
+    turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]
+) -> Averaged:
     """Put what is known of the arrived models (m,) in its place in the cohort (k,)."""
     chosen = turn.chosen
     count, arrived = chosen.cohort.size, chosen.arrived

@@ -135,7 +135,7 @@ def prepare(
     for plan, identity in zip(experiment.plans, identities, strict=True):
         data_key = _data_key(plan.data)
         if data_key not in datasets:
-            datasets[data_key] = _loaded(plan)
+            datasets[data_key] = _load(plan)
         dataset = datasets[data_key]
         if (data_key, plan.model.name) not in built:
             _check_task(plan, dataset)
@@ -177,7 +177,7 @@ def _samples(plan: RunPlan, federation: Federation) -> int:
     return plan.local.steps_for(largest, largest) * min(plan.local.batch_size, largest)
 
 
-def _loaded(plan: RunPlan) -> Dataset:
+def _load(plan: RunPlan) -> Dataset:
     data = plan.data
     try:
         return data.source.load(data.folder, data.download)
@@ -192,7 +192,7 @@ def _loaded(plan: RunPlan) -> Dataset:
 def _federation_identity(plan: RunPlan) -> str:
     """Runs of one identity have the same federation: latency, availability and failures do not change who owns what."""
     scenario = plan.scenario.to_dict()
-    owns = {key: scenario.get(key) for key in ("partition", "noise", "validation", "server_validation")}
+    owns = {key: scenario.get(key) for key in ("partition", "noise", "shift", "validation", "server_validation")}
     return _identity([_data_key(plan.data), owns, plan.seed])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core import rng as streams
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.protocol import SELECTORS, Selector
@@ -20,16 +20,29 @@ from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, SIGNALS, TABLE
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.round import Policy
 from fedcohort.journal import Savepoint
-from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency
+from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency, Roster
+from fedcohort.scenario.shift import RELABEL
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import RunPlan, values_of
 from fedcohort.simulate.label_sharing import LabelKnowledge, LabelSharing
+from fedcohort.simulate.metrics import Participation
 from fedcohort.simulate.rounds.costs import CostModel
+from fedcohort.simulate.rounds.judge import Judge
 from fedcohort.simulate.rounds.server import ServerSamples
 from fedcohort.simulate.store.checkpoint import has_rounds_left
 from fedcohort.simulate.store.results import RunInfo, parse_engines
 from fedcohort.simulate.tasks import Task
-from fedcohort.training.aggregators import Aggregator, Combined, Corrections, Members, Memory, Mix, WeightedSum, fitting
+from fedcohort.training.aggregators import (
+    Aggregator,
+    Combined,
+    Corrections,
+    Members,
+    Memory,
+    Mix,
+    OwnModels,
+    WeightedSum,
+    fitting,
+)
 from fedcohort.training.early_stop import EarlyStop, LossTrend
 from fedcohort.training.filters import KeepAll, Need
 
@@ -38,7 +51,7 @@ def host_signals(federation: Federation, task: Task) -> frozenset[Signal]:
     """What the simulator can supply about a federation: all, if clients hold out data and samples have classes."""
     supplied = REPORT_SIGNALS | QUERY_SIGNALS
     if not len(federation.server_validation) or not task.has_classes:
-        supplied -= {Signal.SERVER_LOSS}
+        supplied -= {Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}
     if not task.has_classes:
         supplied = frozenset(s for s in supplied if not _of_classes(s))
     return supplied if federation.validation.any() else frozenset(s for s in supplied if not s.held_out)
@@ -62,7 +75,8 @@ def check_fits(plan: RunPlan) -> None:
     scenario = plan.scenario
     parts = {
         f"The partition {scenario.partition.name!r} divides by class": scenario.partition.by_class,
-        "Label noise changes classes": scenario.noise.level > 0,
+        "Label noise changes classes": scenario.noise.changes,
+        "The view 'relabel' changes classes": RELABEL in scenario.shift.views,
         "The availability 'class-biased' depends on classes": isinstance(scenario.availability, ClassBiased),
         f"The filter {plan.filter.name!r} judges predicted classes": Need.LOGITS in plan.filter.needs,
         f"The aggregator {plan.aggregator.name!r} learns from predicted classes": plan.aggregator.needs_server,
@@ -75,7 +89,7 @@ def check_fits(plan: RunPlan) -> None:
                 hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
             )
     supplied = (REPORT_SIGNALS | QUERY_SIGNALS) - frozenset(s for s in SIGNALS if _of_classes(s)) | {Signal.SIZES}
-    for signal in sorted(adapted(plan, supplied).requires):
+    for signal in sorted(adapt_selector(plan, supplied).requires):
         if _of_classes(signal):
             raise SignalError(
                 f"The selector {plan.selector.name!r} of run {plan.id!r} requires the signal '{signal}' "
@@ -84,11 +98,11 @@ def check_fits(plan: RunPlan) -> None:
             )
 
 
-def adapted(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
+def adapt_selector(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
     """Return a run's selector as it works with the signals there are."""
     name = SELECTORS.reference(type(plan.selector)) or plan.selector.name
     with user_code_errors(f"The selector {name!r} cannot adapt to the signals there are", name):
-        found: object = plan.selector.adapted(supplied)
+        found: object = plan.selector.adapt(supplied)
     if not isinstance(found, Selector):
         raise InputError(f"The selector {name!r} must adapt to a selector, itself or another. Got {short_repr(found)}.")
     return found
@@ -96,7 +110,7 @@ def adapted(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
 
 def check_plan(plan: RunPlan, federation: Federation) -> None:
     """Refuse a run that could not be made, before anything heavy starts."""
-    adapted(plan, TABLE_SIGNALS | host_signals(federation, plan.task))
+    adapt_selector(plan, TABLE_SIGNALS | host_signals(federation, plan.task))
     size = plan.options.size
     if size is not None and size > len(federation):
         raise InputError(
@@ -148,15 +162,18 @@ class FederationContext:
     index: int  # among the engine's federations
     share: FloatArray  # (N,) p_k
     true_counts: FloatArray | None  # (N, B) true labels of the training samples; None where there are no classes
+    judge: Judge | None = None  # None where only the whole test set counts
     _told: dict[tuple[LabelSharing, int], LabelKnowledge] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, federation: Federation, index: int, has_classes: bool = True) -> FederationContext:
+    def of(
+        cls, federation: Federation, index: int, has_classes: bool = True, judge: Judge | None = None
+    ) -> FederationContext:
         """Work out what is shared."""
         sizes = federation.train_sizes
         share = np.asarray(sizes / max(int(sizes.sum()), 1), np.float64)
         counts = federation.label_counts(part="train", true=True).astype(np.float64) if has_classes else None
-        return cls(federation, index, share, counts)
+        return cls(federation, index, share, counts, judge)
 
     def label_facts(self, labels: LabelSharing, seed: int) -> LabelKnowledge:
         """What the clients tell about their labels, as they see them; runs that share it share its making."""
@@ -190,17 +207,23 @@ class Run:
         self.reason = ""
         self.round = 0
         self.clock = 0.0  # simulated seconds
+        self.participation = Participation(len(federation))
         self.engines: tuple[tuple[int, str], ...] = ()  # which kind of engine trained from which round on
         options, local = plan.options, plan.local
         # A simulated round always counts: with models of nobody, the global model stays as it is.
-        self.policy = Policy(size=options.size, deadline=plan.scenario.deadline, min_replies=0)
+        self.policy = Policy(size=options.size, spares=options.spares, deadline=plan.scenario.deadline, min_replies=0)
         self.rounds = options.rounds
         self.eval_every = options.eval_every
         self.aggregator: Aggregator = plan.aggregator
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.always = isinstance(plan.scenario.availability, Always)
-        self.instant = isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure
-        self.selector = adapted(plan, self.table.signals | self.signals)
+        self.devices = plan.scenario.devices
+        self.roster: Roster | None = None  # who is on, with devices that are not always on
+        self.begins = 0.0  # when this round begins: with devices, as soon as somebody is on
+        self.instant = (
+            isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure and self.devices is None
+        )
+        self.selector = adapt_selector(plan, self.table.signals | self.signals)
         sizes = federation.train_sizes
         largest = int(sizes.max(initial=0))
         distinct, place = np.unique(sizes, return_inverse=True)
@@ -279,6 +302,27 @@ class Run:
             journal, self.selector, shadows=shadows, rules=self.plan.rules, commit="manual", at=at
         )
 
+    def wait(self) -> BoolArray | None:
+        """Go on to the moment at which somebody is on, and return who is (N,); None is everybody.
+
+        The moment is infinite if nobody ever is again.
+        """
+        self.begins = self.clock
+        if self.devices is None or self.devices.always_on:
+            return None
+        if self.roster is None:
+            self.roster = Roster(self.devices, len(self.federation), seed=self.plan.seed, time=self.clock)
+        self.begins = self.roster.wait(self.clock)
+        return self.roster.on
+
+    def seconds(self, clients: IntArray, work: FloatArray | float, transfer: float) -> FloatArray:
+        """(k,) simulated seconds that some work and some bytes take these clients in this round."""
+        if self.instant:
+            return np.zeros(len(clients))
+        if self.devices is not None:
+            return self.devices.durations(clients, self.costs.samples(clients, work), transfer, seed=self.plan.seed)
+        return self.plan.scenario.seconds(self.federation, clients, seed=self.plan.seed, round=self.round, work=work)
+
     def combine(self, old: Any, models: Any, members: Members, *, trial: bool = False) -> Combined:
         """Return the next global model; a trial leaves no trace in the aggregator's memory."""
         memory = copy.deepcopy(self.memory) if trial and not self.aggregator.corrects else self.memory
@@ -294,14 +338,13 @@ class Run:
         """(k, P) what is added to every local gradient of ``clients``; ``like`` is a model, (P,)."""
         if not isinstance(self.memory, Corrections):
             raise InputError(f"Its memory must be Corrections, because it says 'corrects'. Got {self.memory!r}.")
-        found = self.memory.corrections(clients)
-        wanted = (len(clients), len(like))
-        if type(found) is not type(like) or tuple(found.shape) != wanted:
-            raise InputError(
-                f"Its corrections must be a {type(like).__name__} of shape {wanted}. Got {type(found).__name__} of "
-                f"shape {np.shape(found)}."
-            )
-        return found
+        return _vectors("corrections", self.memory.corrections(clients), clients, like)
+
+    def starts(self, clients: IntArray, like: Any) -> Any:
+        """(k, P) the models that ``clients`` train from; ``like`` is a model, (P,)."""
+        if not isinstance(self.memory, OwnModels):
+            raise InputError(f"Its memory must be OwnModels, because it says 'own_models'. Got {self.memory!r}.")
+        return _vectors("starts", self.memory.starts(clients), clients, like)
 
     def rate_sums(self, steps: IntArray, clients: IntArray) -> FloatArray:
         """(k,) sum of the learning rates over the local steps that each of ``clients`` makes in this round."""
@@ -361,6 +404,17 @@ class Run:
             self.watch = LossTrend(
                 nan if training is None else training, nan if validation is None else validation, streak
             )
+
+
+def _vectors(what: str, found: Any, clients: IntArray, like: Any) -> Any:
+    """Return one vector like ``like`` for each client, if that is what an aggregator's memory gave."""
+    wanted = (len(clients), len(like))
+    if type(found) is not type(like) or tuple(found.shape) != wanted:
+        raise InputError(
+            f"Its {what} must be a {type(like).__name__} of shape {wanted}. Got {type(found).__name__} of "
+            f"shape {np.shape(found)}."
+        )
+    return found
 
 
 def _or_none(value: float) -> float | None:

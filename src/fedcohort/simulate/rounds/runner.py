@@ -39,7 +39,7 @@ from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.facts import FederationFacts
 from fedcohort.simulate.store.live import LiveFeed
 from fedcohort.simulate.store.results import LIVE, ResultsError, RunInfo, parse_engines, read_meta, read_runs
-from fedcohort.simulate.store.writer import ExperimentWriter, check_unchanged, locked, write_atomically
+from fedcohort.simulate.store.writer import ExperimentWriter, check_unchanged, lock_folder, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Simulation:
         self._done_before = 0
         self._status_due = 0.0
         self._infos: dict[str, RunInfo] = {}
-        before = _known(out) if resume else {}
+        before = _read_runs(out) if resume else {}
         begun = checkpoints.all_newest(out / "checkpoint") if resume else {}
         saved = {name: facts for point in begun.values() for name, facts in point.facts["runs"].items()}
         with memory_errors():
@@ -124,7 +124,7 @@ class Simulation:
                 known.setdefault(group_key(plan), {})[engines[-1][1]] = plan.id
         for number, places in self.prepared.groups.items():
             alike = known.get(group_key(self.experiment.plans[places[0]]), {})
-            if alike and not self.ended(number):
+            if alike and not self.has_ended(number):
                 kind = self.prepared.engine_kind(number, self.device)
                 if kind not in alike:
                     before, run = next(iter(alike.items()))
@@ -229,7 +229,7 @@ class Simulation:
             )
         if self._resume:
             for number, places in self.prepared.groups.items():
-                ended = self.ended(number)
+                ended = self.has_ended(number)
                 for name in (self.experiment.plans[i].id for i in places):
                     state, reason = (saved[name]["state"], saved[name]["reason"]) if ended else ("running", "")
                     done = saved[name]["round"] if name in saved else 0
@@ -260,6 +260,8 @@ class Simulation:
                     sizes=federation.train_sizes.astype(np.float64),
                     noise_rate=federation.noise_rate,
                     names=federation.client_names,
+                    groups=None if federation.groups is None else federation.groups.of,
+                    group_names=() if federation.groups is None else federation.groups.names,
                 ),
             )
         writer.runs(list(self._infos.values()))
@@ -325,7 +327,7 @@ class Simulation:
 
     def run(self) -> str:
         """Make all rounds; return "finished", or "interrupted" after :meth:`stop`."""
-        with locked(self.out), memory_errors():
+        with lock_folder(self.out), memory_errors():
             return self._run()
 
     def _run(self) -> str:
@@ -368,16 +370,16 @@ class Simulation:
         if self.experiment.options.engine == "ray":
             return drive(self)
         if self.prepared.processes > 1 and LocalDriver(self, self.prepared.processes, self._asked).drive():
-            ended = all(self.ended(number) for number in self.prepared.groups)
+            ended = all(self.has_ended(number) for number in self.prepared.groups)
             return "finished" if ended else "interrupted"
         for number in self.prepared.groups:
-            if self.ended(number):
+            if self.has_ended(number):
                 continue
             if self._one_group(number) == "interrupted":
                 return "interrupted"
         return "finished"
 
-    def ended(self, number: int) -> bool:
+    def has_ended(self, number: int) -> bool:
         """Whether all runs of a group have ended and are on disk; runs.json may be ahead of the last checkpoint."""
         rounds = {plan.id: plan.options.rounds for plan in self.experiment.plans}
         return checkpoints.has_ended(self.out / "checkpoint", number, rounds)
@@ -414,13 +416,13 @@ class Simulation:
 
     def begin(self, number: int, group: Group) -> None:
         """Start a group, or continue it from its checkpoint."""
-        group.begin(self.saved(number))
+        group.begin(self.last_checkpoint(number))
         for info in group.infos():
             self._infos[info.id] = info
         self._done_before = sum(info.rounds_done for info in self._infos.values())
         self._started = time.time()
 
-    def saved(self, number: int) -> bytes | None:
+    def last_checkpoint(self, number: int) -> bytes | None:
         """Return the group's last checkpoint, and drop the rows after it; without any, remove what an attempt left."""
         path = checkpoints.newest(self.out / "checkpoint", number)
         if path is not None:
@@ -478,7 +480,7 @@ class Simulation:
             listener.on_round(info, row)
 
 
-def _known(out: Path) -> dict[str, RunInfo]:
+def _read_runs(out: Path) -> dict[str, RunInfo]:
     """Return what runs.json says of an experiment to be continued; it is written anew where it is lost."""
     try:
         return {info.id: info for info in read_runs(out)}

@@ -18,10 +18,10 @@ _OF_COMPARISONS = ("baseline", "reference", "patience", "targets")
 
 
 @contextmanager
-def played(
+def play_run(
     table: Mapping[str, Any],
     selectors: Mapping[str, Any],
-    planned: Callable[[RunPlan, Federation], RunPlan],
+    adjust_plan: Callable[[RunPlan, Federation], RunPlan],
     *,
     device: str | None,
     on_start: Callable[[int], None] | None,
@@ -35,8 +35,8 @@ def played(
         A configuration; its data, scenario, model, local training, cohort and first seed are used.
     selectors : mapping
         The section of that name, with one entry.
-    planned : function
-        Returns the plan that is played, given the one the configuration says and the federation.
+    adjust_plan : function
+        Returns the plan to play, given the one the configuration says and the federation.
     device : str or None
     on_start : callable or None
         Called with the number of rounds before the first.
@@ -52,7 +52,7 @@ def played(
         config["run"]["eval_every"] = 10**9
     prepared = prepare(Experiment.from_dict(config), device)
     (plan,) = prepared.experiment.plans
-    plan = planned(plan, prepared.federations[prepared.federation_keys[0]])
+    plan = adjust_plan(plan, prepared.federations[prepared.federation_keys[0]])
     prepared = replace(prepared, experiment=replace(prepared.experiment, plans=(plan,)))
     group = prepared.group(0, journals=None, device=device or plan.options.device, workers=plan.options.workers)
     try:

@@ -16,6 +16,7 @@ from fedcohort.core.protocol import Answer, Cohort, Query
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.round import Round
 from fedcohort.simulate.rounds.costs import RoundCost
+from fedcohort.simulate.rounds.judge import Fairness
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.training.aggregators import Members
 
@@ -35,13 +36,8 @@ class Asked(NamedTuple):
         return np.flatnonzero(self.available) if clients is None else clients[self.available[clients]]
 
     def seconds(self, clients: IntArray, work: FloatArray | float) -> FloatArray:
-        """(k,) simulated seconds some work takes these clients in this round."""
-        run, plan = self.run, self.run.plan
-        if run.instant:
-            return np.zeros(len(clients))
-        return plan.scenario.latency.durations(
-            run.federation.sizes, clients, seed=plan.seed, round=run.round, work=work
-        )
+        """(k,) simulated seconds some work on the current model takes these clients in this round."""
+        return self.run.seconds(clients, work, self.run.costs.model_bytes)
 
 
 class Answered(NamedTuple):
@@ -126,7 +122,7 @@ class Averaged(NamedTuple):
     metrics: Mapping[Signal, FloatArray]  # (k,) or (k, V) each
 
     @classmethod
-    def unchanged(cls, chosen: Chosen) -> Averaged:
+    def without_models(cls, chosen: Chosen) -> Averaged:
         """Return the end of a round in which no model arrived."""
         count = chosen.cohort.size
         return cls(chosen, np.zeros(count, np.bool_), np.zeros(count), {})
@@ -151,6 +147,7 @@ class Test(NamedTuple):
 
     loss: float
     metric: float  # the task's: accuracy for a classifier
+    fairness: Fairness | None  # of a classifier's groups and clients
 
 
 class Evaluated(NamedTuple):
@@ -190,4 +187,5 @@ def members(
         momentum=run.plan.local.momentum,
         rates=run.rate_sums(steps, clients),
         metrics=metrics,
+        round=run.round,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcohort.core.archives import ArchiveError, array_shapes, read_arrays
-from fedcohort.core.arrays import FloatArray
+from fedcohort.core.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class FederationFacts:
     sizes: FloatArray  # (N,)
     noise_rate: FloatArray  # (N,)
     names: tuple[str, ...] | None
+    groups: IntArray | None = None  # (N,) the group of each client
+    group_names: tuple[str, ...] = ()
 
 
 def read_facts(path: Path) -> FederationFacts:
@@ -33,7 +35,17 @@ def read_facts(path: Path) -> FederationFacts:
         raise ArchiveError("its arrays are not about one number of clients")
     if any(array.dtype.kind not in "iuf" for array in facts):
         raise ArchiveError("its arrays are no numbers")
-    return FederationFacts(counts, true, sizes, noise, names)
+    groups: IntArray | None = None
+    group_names: tuple[str, ...] = ()
+    if "groups" in arrays:
+        groups, group_names = np.asarray(arrays["groups"]), tuple(map(str, arrays["group_names"].tolist()))
+        if groups.shape != sizes.shape or groups.dtype.kind not in "iu" or not _inside(groups, len(group_names)):
+            raise ArchiveError("its groups are not about its clients")
+    return FederationFacts(counts, true, sizes, noise, names, groups, group_names)
+
+
+def _inside(numbers: IntArray, limit: int) -> bool:
+    return not len(numbers) or bool(0 <= numbers.min() <= numbers.max() < limit)
 
 
 def count_clients(path: Path) -> int:

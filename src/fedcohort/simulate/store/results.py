@@ -39,7 +39,7 @@ from fedcohort.core.validate import path as check_path
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.decisions import Decisions
 from fedcohort.journal.live import read_live, read_with_live
-from fedcohort.session.coverage import Coverage, Tally, sentences
+from fedcohort.session.coverage import Coverage, Tally, known_counts, sentences
 from fedcohort.simulate.config.toml import parse_toml
 from fedcohort.simulate.metrics import Curve, Metric
 from fedcohort.simulate.store.facts import FederationFacts, count_clients, read_facts
@@ -142,6 +142,10 @@ def rounds_schema() -> pa.Schema:
     columns += [("available", pa.int32()), ("wall_seconds", pa.float64())]
     # Of each client of the cohort, in the order of the journal's:
     columns += [(name, pa.list_(pa.float32())) for name in ("durations", "weights")]
+    # Where the model was evaluated, what its accuracy hides; groups in the order of federation-KEY.npz:
+    columns += [("groups", pa.list_(pa.float32()))]
+    columns += [(name, pa.float32()) for name in ("worst_group", "worst_tenth", "client_spread", "jain")]
+    columns += [("longest_absence", pa.int32()), ("asked", pa.int64())]
     return pa.schema(columns)
 
 
@@ -449,7 +453,8 @@ class Results:
     def coverage(self, run: RunInfo | str) -> Coverage:
         """Return how many of its federation's clients carried a run."""
         rounds = self.column(run, "round").tolist()
-        return Tally.of(self.client_count(run), zip(rounds, self.cohorts(run), strict=True)).coverage()
+        available = known_counts(self.column(run, "available"))
+        return Tally.of(self.client_count(run), zip(rounds, self.cohorts(run), available, strict=True)).coverage()
 
     def column(self, run: RunInfo | str, name: str) -> AnyArray:
         """Return one numeric column of ``rounds`` for one run, in the order of rounds; NaN where it is null."""

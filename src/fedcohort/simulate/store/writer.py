@@ -83,7 +83,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes from writing to an experiment's directory; the system lets go when this one dies."""
     try:
         import fcntl  # noqa: F401
@@ -102,7 +102,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def shared(folder: Path) -> Iterator[None]:
+def share_lock(folder: Path) -> Iterator[None]:
     """Mark this process as a worker of the one that holds the lock; it may outlive that one by a round."""
     import fcntl
 
@@ -223,6 +223,8 @@ class ExperimentWriter:
         }
         if facts.names is not None:
             arrays["names"] = np.array(facts.names)
+        if facts.groups is not None:
+            arrays |= {"groups": facts.groups, "group_names": np.array(facts.group_names)}
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **arrays)
         write_atomically(self.path / f"federation-{key}.npz", buffer.getvalue())

@@ -8,15 +8,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcohort.core.errors import FedcohortError
-from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.core.errors import DataError, FedcohortError
 from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt, print_to_stderr
 from fedcohort.simulate.rounds.listener import Deadline
 from fedcohort.simulate.rounds.progress import Progress
-from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.studies.benchmark.page import markdown
-from fedcohort.studies.benchmark.run import QUICK_ROUNDS, every_selector, parse_seeds, read_scores, write_scores
-from fedcohort.studies.benchmark.suite import DATASETS, table
+from fedcohort.studies.benchmark.run import begin, every_selector, parse_seeds, read_scores, resume, write_scores
+from fedcohort.studies.benchmark.scores import Scores
+from fedcohort.studies.benchmark.suite import DATASETS, SUITES
 
 STOPPED = 75  # of sysexits: try again
 
@@ -25,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
     parser = argparse.ArgumentParser(prog="python -m fedcohort.studies.benchmark", description=__doc__)
     parser.add_argument("--data", choices=DATASETS, default="digits")
+    parser.add_argument(
+        "--suite", choices=SUITES, help="all datasets of a kind, each in a folder of its own below --out"
+    )
     parser.add_argument("--selectors", default="", help="names separated by commas; default: all")
     parser.add_argument("--seeds", default="report", help="report, tuning, or a list such as 1,2")
     parser.add_argument("--settings", default="", help="only these settings, separated by commas")
@@ -42,48 +44,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.out is None and not given.merge and given.page is None:
         parser.error("a run needs --out FOLDER, a new folder or one to continue")
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
+    command = " ".join(["fedcohort bench", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         if given.page is not None:
             print(markdown(read_scores(given.page)), end="")
             return 0
         if given.merge:
-            scores = write_scores(*given.merge)
-        else:
-            simulation = _simulation(given, sys.argv[1:] if arguments is None else arguments)
-            simulation.listeners.append(Progress())
-            if until is not None:
-                simulation.listeners.append(Deadline(simulation.stop, until))
-            with finish_round_on_interrupt(simulation, print_to_stderr):
-                state = simulation.run()
-            if state != "finished":
-                print_to_stderr("stopped; run the same command to continue")
-                return STOPPED
-            scores = write_scores(given.out)
+            _print(write_scores(*given.merge))
+            return 0
+        pieces = {name: given.out / name for name in SUITES[given.suite]} if given.suite else {given.data: given.out}
+        missing = []
+        for data, out in pieces.items():
+            try:
+                if not _run(given, data, out, until, command):
+                    print_to_stderr("stopped; run the same command to continue")
+                    return STOPPED
+            except DataError as error:
+                if len(pieces) == 1:
+                    raise
+                missing.append(f"{data}: {error}")  # the others can still be run
+        for text in missing:
+            print(f"error: {text}", file=sys.stderr)
+        return 1 if missing else 0
     except FedcohortError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _run(given: argparse.Namespace, data: str, out: Path, until: float | None, command: str) -> bool:
+    """Run one dataset to its end and print its scores; return whether it got there."""
+    if (out / "meta.json").is_file():
+        simulation = resume(out, device=given.device, processes=given.processes)
+    else:
+        simulation = begin(
+            data,
+            {name: {} for name in [name for name in given.selectors.split(",") if name] or every_selector()},
+            parse_seeds(given.seeds),
+            out,
+            settings=[name for name in given.settings.split(",") if name],
+            quick=given.quick,
+            folder=given.folder,
+            device=given.device,
+            processes=given.processes,
+            command=command,
+        )
+    simulation.listeners.append(Progress())
+    if until is not None:
+        simulation.listeners.append(Deadline(simulation.stop, until))
+    with finish_round_on_interrupt(simulation, print_to_stderr):
+        state = simulation.run()
+    if state != "finished":
+        return False
+    _print(write_scores(out))
+    return True
+
+
+def _print(scores: Scores) -> None:
     for line in scores.lines:
         print(f"{line.label}: {line.sentence}")
-    return 0
-
-
-def _simulation(given: argparse.Namespace, words: Sequence[str]) -> Simulation:
-    if (given.out / "meta.json").is_file():
-        return Simulation.open(given.out, device=given.device, processes=given.processes)
-    chosen = [name for name in given.selectors.split(",") if name] or every_selector()
-    wanted = table(
-        given.data,
-        {name: {} for name in chosen if name != "uniform"},
-        parse_seeds(given.seeds)[: 1 if given.quick else None],
-        settings=[name for name in given.settings.split(",") if name],
-        rounds=QUICK_ROUNDS if given.quick else 0,
-    )
-    if given.folder is not None:
-        wanted["data"]["folder"] = given.folder
-    command = " ".join(["fedcohort bench", *words])
-    return Simulation(
-        Experiment.from_dict(wanted), given.out, device=given.device, processes=given.processes, command=command
-    )
+    if scores.frozen is not None:
+        print(f"{scores.data}: frozen before the first round as {scores.frozen.tag}")
 
 
 if __name__ == "__main__":

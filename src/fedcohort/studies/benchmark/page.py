@@ -11,12 +11,13 @@ from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard import SelectorRanking, Table
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
 from fedcohort.studies.benchmark.scores import Scores, SelectorScore
-from fedcohort.studies.benchmark.suite import VERSION, suite
+from fedcohort.studies.benchmark.suite import suite
 
 UNTIMED = (
     "How much sooner uniform's accuracy is reached is not shown: these scores are of an earlier version, which counted "
     "a run that never arrives with its own end, and keep no times by setting."
 )
+DEFAULT = "balanced"  # the selector that "which one?" is answered with, and whose claims are stated
 _SCALE = 5.0  # points at which a cell has its full colour
 
 
@@ -62,7 +63,7 @@ def robustness(scores: Scores) -> Table:
     most = "never worse by more than"
     head = ("selector", "mean gain", "rank", most, "worst run", "reached", "rounds", "seconds", "bytes")
     title = "Ranks, robustness, and how many times less uniform's accuracy costs"
-    return Table("robustness", title, head, tuple(rows), note="" if _timed(scores) else UNTIMED)
+    return Table("robustness", title, head, tuple(rows), note="" if _has_times(scores) else UNTIMED)
 
 
 def _speed(line: SelectorScore, measure: str, settings: int) -> Cell:
@@ -72,13 +73,51 @@ def _speed(line: SelectorScore, measure: str, settings: int) -> Cell:
     return Cell(f"{speed:.2f}×", f"in {covers}" if covers < settings else "")
 
 
-def _timed(scores: Scores) -> bool:
+def _has_times(scores: Scores) -> bool:
     return not scores.lines or any(line.faster for line in scores.lines)
 
 
+def minorities(scores: Scores) -> Table:
+    """Return by selector and setting what the worst group gains over uniform's worst group, in points."""
+    known = [name for name in scores.settings if any(name in line.minority for line in scores.lines)]
+    rows = []
+    for line in scores.lines:
+        cells = [f"{line.mean_minority:+.1f}", f"{line.worst_minority[1]:+.1f}"] if line.minority else ["–", "–"]
+        cells += [f"{float(line.minority[name].mean()):+.1f}" if name in line.minority else "–" for name in known]
+        rows.append((Cell(line.label), *map(Cell, cells)))
+    note = (
+        "The worst group: clients who see the world alike, who hold mostly the same class, or one owner; the worst "
+        "tenth of clients where there are more than 50 owners."
+    )
+    title = "Gain of the worst group over uniform's worst group, points of accuracy"
+    return Table("minorities", title, ("selector", "mean", "worst", *known), tuple(rows), note=note)
+
+
+def claims(scores: Scores, label: str) -> Table:
+    """Return whether a selector is worse than uniform by more than half a point, setting by setting."""
+    line = next(line for line in scores.lines if line.label == label)
+    rows = []
+    for claim in line.claims:
+        other = (Cell("–"), Cell("–")) if claim.minority is None else (
+            Cell(claim.minority.text), Cell(claim.minority.verdict)
+        )  # fmt: skip
+        rows.append((Cell(claim.setting), Cell(claim.mean.text), Cell(claim.mean.verdict), *other))
+    return Table(
+        "claims",
+        f"Is {label} worse than uniform by more than half a point?",
+        ("setting", "mean", "verdict", "worst group", "verdict "),
+        tuple(rows),
+        note="Points, with the 95% interval over seeds. No worse: all of the interval is above −0.5; worse: below.",
+    )
+
+
 def markdown(scores: Scores) -> str:
-    """Return the matrix and the table of robustness, for a page of documentation."""
-    return f"{to_markdown(matrix(scores))}\n\n{to_markdown(robustness(scores))}\n\n{sentences(scores.to_dict())}\n"
+    """Return the matrix, the worst groups, the table of robustness and the default's claims, for documentation."""
+    tables = [matrix(scores), robustness(scores)]
+    if any(line.minority for line in scores.lines):
+        tables.insert(1, minorities(scores))
+        tables += [claims(scores, DEFAULT) for line in scores.lines if line.label == DEFAULT]
+    return "\n\n".join([*map(to_markdown, tables), sentences(scores.to_dict())]) + "\n"
 
 
 def sentences(submission: Mapping[str, Any]) -> str:
@@ -102,11 +141,13 @@ def page(scores: Scores) -> str:
     return render(
         "benchmark.html",
         scores=scores,
-        suite_version=VERSION,
+        suite_version=scores.version,
         purpose=_PURPOSES[scores.purpose],
         date=time.strftime("%Y-%m-%d"),
-        untimed="" if _timed(scores) else UNTIMED,
+        untimed="" if _has_times(scores) else UNTIMED,
         rows=[_heat_row(line, scores) for line in scores.lines],
+        minorities=[_minority_row(line, scores) for line in scores.lines if line.minority],
+        claims=[claims(scores, line.label) for line in scores.lines if line.label == DEFAULT and line.minority],
         ranking=ranking,
         points=[(label, f"{rank:.1f}", place[label]) for label, rank in zip(ranking.labels, ranking.ranks, strict=True)]
         if ranking
@@ -132,6 +173,19 @@ def _heat_row(line: SelectorScore, scores: Scores) -> dict[str, Any]:
             *(f"{cell.text} {cell.note}".strip() for cell in speeds),
         ],
         "gains": [(f"{gain:+.1f}", _colour(gain)) for gain in gains],
+    }
+
+
+def _minority_row(line: SelectorScore, scores: Scores) -> dict[str, Any]:
+    gains = [float(line.minority[name].mean()) if name in line.minority else math.nan for name in scores.settings]
+    return {
+        "label": line.label,
+        "texts": [
+            f"{line.mean_minority:+.2f}",
+            f"{line.worst_minority[1]:+.1f}",
+            ", ".join(line.at_a_cost) or "nowhere",
+        ],
+        "gains": [("–", "#ffffff") if math.isnan(gain) else (f"{gain:+.1f}", _colour(gain)) for gain in gains],
     }
 
 

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
-from fedcohort.core.protocol import SELECTORS
+from fedcohort.core.protocol import SELECTORS, Selector
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically
+from fedcohort.studies.benchmark.frozen import Frozen, check_same
 from fedcohort.studies.benchmark.page import page
 from fedcohort.studies.benchmark.scores import Scores, score
-from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS
+from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, table
 
 QUICK_ROUNDS = 20
 
 
 def every_selector() -> list[str]:
-    """Return the names of all selectors that choose: not one that always takes everybody, nor one around another."""
-    found = {name: SELECTORS.get(name) for name in SELECTORS.names()}
-    return [name for name, cls in found.items() if getattr(cls, "chooses", True) and not getattr(cls, "around", False)]
+    """Return the names of all selectors that choose: not one that always takes everybody, nor a wrapper."""
+    found = {name: cast(type[Selector[Any]], SELECTORS.get(name)) for name in SELECTORS.names()}
+    return [name for name, cls in found.items() if cls.selects and not cls.is_wrapper]
 
 
 def parse_seeds(text: str) -> list[int]:
     """Return the seeds that a word or a list stands for.
 
     >>> parse_seeds("report"), parse_seeds("1,2")
-    ([100, 101, 102, 103, 104], [1, 2])
+    ([300, 301, 302, 303, 304], [1, 2])
     """
     if text in ("report", "tuning"):
         return list(REPORT_SEEDS if text == "report" else TUNING_SEEDS)
@@ -35,6 +40,61 @@ def parse_seeds(text: str) -> list[int]:
         return [int(item) for item in text.split(",")]
     except ValueError:
         raise InputError(f"Seeds must be 'report', 'tuning', or a list such as 1,2. Got {text!r}.") from None
+
+
+def begin(
+    data: str,
+    selectors: Mapping[str, Any],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    settings: Sequence[str] = (),
+    quick: bool = False,
+    folder: str | None = None,
+    device: str | None = None,
+    processes: int | None = None,
+    command: str = "",
+) -> Simulation:
+    """Prepare a benchmark in a new folder, and write down what is going to be run.
+
+    Parameters
+    ----------
+    data : str
+        As :func:`~fedcohort.studies.benchmark.suite.table` takes it.
+    selectors : mapping of str to table
+        Entries of ``[selectors]`` by label.
+    seeds : sequence of int
+    out : Path
+    settings : sequence of str
+        Only these.
+    quick : bool
+        One seed and few rounds, to see that everything runs.
+    folder : str, optional
+        Where the datasets are.
+    device, processes, command
+        As :class:`~fedcohort.simulate.rounds.runner.Simulation` takes them.
+    """
+    wanted = table(
+        data,
+        {name: entry for name, entry in selectors.items() if name != "uniform"},
+        list(seeds)[: 1 if quick else None],
+        settings=settings,
+        rounds=QUICK_ROUNDS if quick else 0,
+    )
+    if folder is not None:
+        wanted["data"]["folder"] = folder
+    simulation = Simulation(Experiment.from_dict(wanted), out, device=device, processes=processes, command=command)
+    Frozen.of(simulation.experiment).write(out)
+    return simulation
+
+
+def resume(out: Path, *, device: str | None = None, processes: int | None = None) -> Simulation:
+    """Continue a benchmark; one whose selectors have changed since it began is refused."""
+    simulation = Simulation.open(out, device=device, processes=processes)
+    known = Frozen.read(out)
+    if known is not None:
+        check_same(known, Frozen.of(simulation.experiment), out)
+    return simulation
 
 
 def write_scores(*folders: Path) -> Scores:

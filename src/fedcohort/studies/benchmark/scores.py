@@ -24,12 +24,48 @@ from fedcohort.simulate.leaderboard import (
 from fedcohort.simulate.leaderboard.numbers import LOST
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.store.results import Results
+from fedcohort.studies.benchmark.frozen import Frozen, together
 from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION, kinds, rounds_of, suite
 
 # What a submission calls each speed.
 _SPEEDS = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
 _Kinds = tuple[tuple[str, ...], ...]
-_CLEAR = 0.5  # points from which a gain or a loss is worth a word
+_CLEAR = 0.5  # points from which a gain or a loss is worth a word; the sentences call it half a point
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds, and half of its 95% interval (NaN with one seed)."""
+
+    mean: float
+    half: float
+
+    @classmethod
+    def of(cls, values: FloatArray) -> Interval:
+        """Return that of some values."""
+        return cls(float(values.mean()), half_interval(values))
+
+    @property
+    def text(self) -> str:
+        """In points, with its interval where there is one."""
+        return f"{self.mean:+.1f}" + ("" if math.isnan(self.half) else f" ± {self.half:.1f}")
+
+    @property
+    def verdict(self) -> str:
+        """What the seeds say of half a point below uniform: "no worse", "worse", or "open" where both are possible."""
+        half = 0.0 if math.isnan(self.half) else self.half
+        if self.mean - half >= -_CLEAR:
+            return "no worse"
+        return "worse" if self.mean + half < -_CLEAR else "open"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Never worse than uniform by more than half a point? One setting's answer, for the mean and the worst group."""
+
+    setting: str
+    mean: Interval
+    minority: Interval | None
 
 
 @dataclass(frozen=True)
@@ -48,6 +84,9 @@ class SelectorScore:
         client. Empty for scores of an earlier version, which counted runs that never arrive with their own end.
     reached : mapping of setting to float
         Share of its seeds that reach the target within the common horizon of rounds.
+    minority : mapping of setting to (seeds,) array
+        Points of the worst group's accuracy above that of uniform's worst group; of the worst tenth of clients where
+        there are too many owners to be groups. Empty for scores of the first version.
     kinds : tuple of tuple of str
         Settings that count as one for the mean gain; see :func:`~fedcohort.studies.benchmark.suite.kinds`.
     """
@@ -57,12 +96,53 @@ class SelectorScore:
     faster: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     reached: Mapping[str, float] = field(default_factory=dict)
     kinds: tuple[tuple[str, ...], ...] = ()
+    minority: Mapping[str, FloatArray] = field(default_factory=dict)
+
+    @property
+    def worst_minority(self) -> tuple[str, float]:
+        """The setting whose worst group loses most against uniform's, and by how much; NaN where it is not known."""
+        if not self.minority:
+            return "", math.nan
+        setting = min(self.minority, key=lambda name: float(self.minority[name].mean()))
+        return setting, float(self.minority[setting].mean())
+
+    @property
+    def mean_minority(self) -> float:
+        """Mean over the kinds of settings of what the worst group gains, in points; NaN where it is not known."""
+        found = [
+            np.mean([self.minority[n].mean() for n in kind if n in self.minority])
+            for kind in self._kinds
+            if any(n in self.minority for n in kind)
+        ]
+        return float(np.mean(found)) if found else math.nan
+
+    @property
+    def at_a_cost(self) -> tuple[str, ...]:
+        """Settings in which it gains on average by losing half a point or more in the worst group."""
+        return tuple(
+            name
+            for name, lost in self.minority.items()
+            if float(lost.mean()) <= -_CLEAR and float(self.gain[name].mean()) > 0
+        )
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """How it compares with uniform in every setting, for the mean and for the worst group."""
+        return tuple(
+            Claim(name, Interval.of(values), Interval.of(self.minority[name]) if name in self.minority else None)
+            for name, values in self.gain.items()
+        )
+
+    @property
+    def _kinds(self) -> _Kinds:
+        return self.kinds or tuple((name,) for name in self.gain)
 
     @property
     def _by_seed(self) -> FloatArray:
         """(seeds,) mean gain over the kinds of settings."""
-        kinds = self.kinds or tuple((name,) for name in self.gain)
-        return np.asarray(np.mean([np.mean([self.gain[name] for name in kind], axis=0) for kind in kinds], axis=0))
+        return np.asarray(
+            np.mean([np.mean([self.gain[name] for name in kind], axis=0) for kind in self._kinds], axis=0)
+        )
 
     @property
     def mean(self) -> float:
@@ -116,14 +196,31 @@ class SelectorScore:
         bad = sorted((name for name in gains if gains[name] <= -_CLEAR), key=gains.__getitem__)
         start = f"{self.mean:+.1f} points on average"
         paid = self.speed("bytes")
-        if not math.isnan(paid):
-            start += f", uniform's accuracy for {1 / paid:.2g} times its bytes"
-            if self.arrived < 1:
-                start += f" (reached by {self.arrived:.0%} of the runs)"
-        helps = f"gains {_CLEAR:g} points or more in {names(good, 4)}" if good else "gains half a point nowhere"
+        if self.arrived < 1:  # what the others would have taken is not known
+            start += f"; {self.arrived:.0%} of its runs reach uniform's accuracy"
+        elif not math.isnan(paid):
+            start += f"; reaches uniform's accuracy with {_compared(1 / paid)} bytes"
+        worst = f"(worst {self.worst[1]:+.1f} in {self.worst[0]})"
+        cost = f"; at a minority's cost in {names(self.at_a_cost, 4)}" if self.at_a_cost else ""
+        if not good and not bad:
+            return f"{start}; never gains or loses half a point {worst}{cost}."
+        helps = f"gains half a point or more in {names(good, 4)}" if good else "never gains half a point"
         if not bad:
-            return f"{start}; {helps}, and loses as much nowhere (worst {self.worst[1]:+.1f} in {self.worst[0]})."
-        return f"{start}; {helps}, but loses in {names(bad, 4)} (worst {self.worst[1]:+.1f} in {self.worst[0]})."
+            return f"{start}; {helps}, and never loses half a point {worst}{cost}."
+        return f"{start}; {helps}, but loses in {names(bad, 4)} {worst}{cost}."
+
+
+def _compared(ratio: float) -> str:
+    """Return an amount as compared with uniform's.
+
+    >>> _compared(0.61), _compared(1.2), _compared(3.4), _compared(1.001)
+    ('39% fewer', '20% more', '3.4 times the', 'as many')
+    """
+    if round(100 * ratio) == 100:
+        return "as many"
+    if ratio >= 2:
+        return f"{ratio:.2g} times the"
+    return f"{1 - ratio:.0%} fewer" if ratio < 1 else f"{ratio - 1:.0%} more"
 
 
 @dataclass(frozen=True)
@@ -140,6 +237,10 @@ class Scores:
         Best mean gain first; ``uniform`` is not among them.
     complete : bool
         Whether every run has finished.
+    frozen : Frozen or None
+        What was run, as it was written down before the first round.
+    version : int
+        Of the suite.
     """
 
     data: str
@@ -148,6 +249,9 @@ class Scores:
     settings: tuple[str, ...]
     lines: tuple[SelectorScore, ...]
     complete: bool
+    frozen: Frozen | None = None
+    version: int = VERSION
+    said: str = ""  # the purpose that scores of an earlier version state
 
     @staticmethod
     def from_dict(submission: Mapping[str, Any]) -> Scores:
@@ -164,6 +268,7 @@ class Scores:
                 {measure: numbers(values) for measure, values in entry.get("faster", {}).items()},
                 numbers(entry.get("reached", {})),
                 grouped,
+                {name: np.array(values, np.float64) for name, values in entry.get("worst_group_gains", {}).items()},
             )
             for entry in submission["selectors"]
         ]
@@ -174,11 +279,18 @@ class Scores:
             settings=tuple(submission["settings"]),
             lines=tuple(lines),
             complete=submission["complete"],
+            frozen=None
+            if submission.get("frozen") is None
+            else Frozen(int(submission["frozen"]["suite"]), dict(submission["frozen"]["selectors"])),
+            version=submission["benchmark"],
+            said=submission["purpose"],
         )
 
     @property
     def purpose(self) -> str:
         """What the result is good for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
+        if self.version != VERSION:
+            return self.said
         if self.rounds != rounds_of(self.data) or set(self.settings) != {setting.name for setting in suite(self.data)}:
             return "trial"
         if set(self.seeds) <= set(REPORT_SEEDS):
@@ -226,13 +338,14 @@ class Scores:
         """Return plain values: the submission."""
         ranks = self.ranks
         return {
-            "benchmark": VERSION,
+            "benchmark": self.version,
             "fedcohort": fedcohort.__version__,
             "data": self.data,
             "seeds": list(self.seeds),
             "rounds": self.rounds,
             "purpose": self.purpose,
             "complete": self.complete,
+            "frozen": None if self.frozen is None else self.frozen.to_dict(),
             "settings": list(self.settings),
             "critical_difference": None if self.ranking is None else self.ranking.difference,
             "uniform_rank": _plain(ranks["uniform"][0]) if ranks else None,
@@ -254,6 +367,16 @@ class Scores:
                     },
                     "reached": dict(line.reached),
                     "gains": {name: values.tolist() for name, values in line.gain.items()},
+                    "worst_group_gains": {name: values.tolist() for name, values in line.minority.items()},
+                    "not_worse_than_uniform": {
+                        claim.setting: {
+                            "mean": [claim.mean.mean, _plain(claim.mean.half), claim.mean.verdict],
+                            "worst_group": None
+                            if claim.minority is None
+                            else [claim.minority.mean, _plain(claim.minority.half), claim.minority.verdict],
+                        }
+                        for claim in line.claims
+                    },
                     "use": line.sentence,
                 }
                 for line in self.lines
@@ -263,6 +386,7 @@ class Scores:
 
 def score(*results: Results) -> Scores:
     """Score experiments of :func:`fedcohort.studies.benchmark.suite.table`: one, or several with different settings."""
+    frozen = together([part.path for part in results])
     boards = [board for part in results for board in leaderboards(part)]
     if len({board.setting for board in boards}) < len(boards):
         raise InputError("Results that are scored together must have different settings.")
@@ -283,6 +407,8 @@ def score(*results: Results) -> Scores:
         settings=tuple(board.setting for board in boards),
         lines=tuple(sorted(lines, key=lambda line: -line.mean)),
         complete=all(board.finished for board in boards),
+        frozen=frozen,
+        version=VERSION if frozen is None else frozen.suite,
     )
 
 
@@ -290,6 +416,7 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], group
     gain: dict[str, FloatArray] = {}
     faster: dict[str, dict[str, float]] = {measure: {} for measure in _SPEEDS}
     reached: dict[str, float] = {}
+    minority: dict[str, FloatArray] = {}
     for board in boards:
         row = _row(board, label)
         ours, theirs = _by_seed(row), _by_seed(board.base)
@@ -304,7 +431,10 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], group
         limit = horizon(board, "rounds")
         times = [_cost_to_target(seed, "rounds")[0] for seed in row.seeds]
         reached[board.setting] = float(np.mean([time is not None and time <= limit for time in times]))
-    return SelectorScore(label, gain, faster, reached, grouped)
+        lost = [_worst_group(ours[seed]) - _worst_group(theirs[seed]) for seed in seeds]
+        if np.isfinite(lost).all():
+            minority[board.setting] = 100 * np.array(lost)
+    return SelectorScore(label, gain, faster, reached, grouped, minority)
 
 
 def horizon(board: Leaderboard, measure: str) -> float:
@@ -350,6 +480,17 @@ def _by_seed(row: LeaderRow) -> dict[int, SeedRow]:
 
 def _final_accuracy(seed: SeedRow) -> float:
     return 0.0 if math.isnan(seed.terminal) else seed.terminal
+
+
+def _worst_group(seed: SeedRow) -> float:
+    """Return how accurate a run is for its worst group, or for the worst tenth of clients where groups are single ones.
+
+    A run that diverged or failed is 0% accurate for everybody; NaN where it is not known.
+    """
+    if seed.state in LOST:
+        return 0.0
+    value = seed.fair.get("worst_group", math.nan)
+    return seed.fair.get("worst_tenth", math.nan) if math.isnan(value) else value
 
 
 def half_interval(values: FloatArray) -> float:

@@ -24,15 +24,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="show all names")
     parser.add_argument("--quick", action="store_true", help="digits, one seed, few rounds: does everything run?")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="where records, pages and runs go")
-    parser.add_argument("--seeds", type=int, help="how many, instead of the paper's")
-    parser.add_argument("--rounds", type=int, help="instead of the paper's")
+    parser.add_argument("--seeds", type=int, help="number of seeds; default: the paper's")
+    parser.add_argument("--rounds", type=int, help="number of rounds; default: the paper's")
     parser.add_argument("--parts", default="", help="only these parts, separated by commas")
-    parser.add_argument("--labels", default="", help="only these methods, and the one that they are compared with")
+    parser.add_argument("--labels", default="", help="only these methods, and the baseline")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--processes", type=int, help="that make the runs side by side")
-    parser.add_argument("--minutes", type=float, help="stop cleanly after so many; the same command goes on")
+    parser.add_argument("--processes", type=int, help="number of processes that run in parallel")
+    parser.add_argument(
+        "--minutes", type=float, help="stop cleanly after this many minutes; the same command continues"
+    )
     parser.add_argument("--folder", help="where the datasets are")
-    parser.add_argument("--page", type=Path, help="print the page about all records in this folder")
+    parser.add_argument("--page", type=Path, help="print a table about all records in this folder")
     given = parser.parse_args(arguments)
     if given.page is not None:
         print(overview(given.page), end="")
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{exhibit.name}: {summary(judge(exhibit, outcome.records[exhibit.study.name]))}")
     print("\n".join(str(path) for path in outcome.files))
     if not outcome.finished:
-        print("stopped; the same command goes on where it stopped", file=sys.stderr)
+        print("stopped; run the same command to continue", file=sys.stderr)
         return STOPPED
     return 0
 

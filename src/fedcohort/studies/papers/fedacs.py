@@ -36,7 +36,7 @@ _LENGTH = "The paper does not say how many rounds it makes; 1,000 reach beyond t
 _NETWORK = (
     "The network is that of the tutorial the paper names. Without augmentation, of which the paper says nothing, it "
     "overfits: after 400 rounds our IID reference ends at 54.8% and was at 58.1% at best, the paper's ends at "
-    "74.0%. So nobody reaches the target of 65%, and a federation that is nearer to IID has nothing to gain."
+    "74.0%. So no method reaches the target of 65%, and a federation that is nearer to IID has nothing to gain."
 )
 _FASHION = "Fashion-MNIST instead of CIFAR-10, an MLP of 64 and 30 units, 200 rounds, target 86%: orderings only."
 

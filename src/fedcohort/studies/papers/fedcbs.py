@@ -24,7 +24,7 @@ _NAMES = {
 _LOCAL = {"batch_size": 50, "epochs_of_largest": 5, "lr": 0.01, "lr_decay": 0.9992, "weight_decay": 5e-4}
 _CUCB = (
     "Fed-cucb estimates labels by the update of the output bias, not by gradients on an auxiliary balanced set, "
-    "which a server does not have here."
+    "which the server does not have here."
 )
 _POOL = "Pow-d asks twice the cohort, 20 clients, as in the paper's Appendix C.2."
 _FEWER = (
@@ -226,9 +226,7 @@ _DRAWN = (
     "below it: the best cohorts of the 36 clients that the text makes available have 1.14. Nor do all 36 have "
     "2.90 there, but 4.2 (with 5:1 6.1, in the paper 6.17)."
 )
-_EARLY = (
-    "A fifth of the planned rounds were made: everybody is far from the published accuracies, and ends were not seen."
-)
+_EARLY = "A fifth of the planned rounds were run: all methods are far from the published accuracies."
 
 EXHIBITS = (
     Exhibit(

@@ -23,19 +23,19 @@ _WEIGHTS = (
 _OPEN = "Batch 50, learning rate 0.01, momentum 0.9, weight decay 5e-4: the paper does not say them."
 _FASHION = "Fashion-MNIST instead of CIFAR-10, an MLP instead of VGG-11, 100 local steps: orderings only."
 _LITTLE = (
-    "There is little to win here: from the IID federation to the others an MLP on Fashion-MNIST loses 4 points, "
+    "There is little to gain here: from the IID federation to the others an MLP on Fashion-MNIST loses 4 points, "
     "VGG-11 on CIFAR-10 in the paper 8 to 25, and all methods lie within 2.5 points of each other where the paper's "
     "lie 12 and 24 apart. Combinatorial averaging helps by 0.1 to 0.9 points wherever it helps; the bandits ask "
     "some clients more often and do not gain by it."
 )
 
 _START = (
-    "Ten rounds of a hundred: VGG-11 is at half of the published accuracies, and who is ahead early need not end "
-    "ahead. The bandits are, by 5 points and more in five of eight figures."
+    "Ten rounds of a hundred: VGG-11 is at half of the published accuracies, and a method that is ahead early need not "
+    "end ahead. The bandits are, by 5 points and more in five of eight figures."
 )
 _RATIOS = (
     "10 to 30 rounds of a hundred, one seed. Both forms of combinatorial averaging are ahead of FedPdp in all three "
-    "non-IID columns, by 1.5 to 8 points, and under IID nobody gains: the methods lie within 1.5 points, 10 to 14 "
+    "non-IID columns, by 1.5 to 8 points, and under IID none gains: the methods lie within 1.5 points, 10 to 14 "
     "below the published ends. Which form is ahead changes with the sampling ratio, in the paper as here."
 )
 
@@ -52,14 +52,14 @@ def _base(data: str, settings: list[dict[str, Any]], selectors: Mapping[str, Any
     }
 
 
-def _filtered(score: str, **more: Any) -> dict[str, Any]:
+def _with_filter(score: str, **more: Any) -> dict[str, Any]:
     return {"filter": {"name": "fedca", "score": score}, **more}
 
 
 _CA: dict[str, Any] = {
     "fedpdp": {"name": "uniform"},
-    "fedpdp-dirac": _filtered("accuracy", name="uniform"),
-    "fedpdp-loss": _filtered("loss", name="uniform"),
+    "fedpdp-dirac": _with_filter("accuracy", name="uniform"),
+    "fedpdp-loss": _with_filter("loss", name="uniform"),
 }
 _NAMES = {
     "fedavg": "FedAvg",
@@ -78,13 +78,13 @@ _PROX = {"aggregator": {"name": "fedprox"}, "name": "size-weighted"}
 _EVERY: dict[str, Any] = {
     "fedavg": {"name": "uniform", "aggregator": {"name": "fedavg-with-absent"}},
     "fedprox": _PROX,
-    "fedprox-dirac": _filtered("accuracy", **_PROX),
-    "fedprox-loss": _filtered("loss", **_PROX),
+    "fedprox-dirac": _with_filter("accuracy", **_PROX),
+    "fedprox-loss": _with_filter("loss", **_PROX),
     **_CA,
-    "ucb-dirac": _filtered("accuracy", name="fedcm-ucb"),
-    "ucb-loss": _filtered("loss", name="fedcm-ucb"),
-    "ts-dirac": _filtered("accuracy", name="fedcm-ts"),
-    "ts-loss": _filtered("loss", name="fedcm-ts"),
+    "ucb-dirac": _with_filter("accuracy", name="fedcm-ucb"),
+    "ucb-loss": _with_filter("loss", name="fedcm-ucb"),
+    "ts-dirac": _with_filter("accuracy", name="fedcm-ts"),
+    "ts-loss": _with_filter("loss", name="fedcm-ts"),
 }
 
 

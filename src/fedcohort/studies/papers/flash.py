@@ -33,25 +33,25 @@ OURS = {
 ROWS = {**SELECTORS, **OURS}
 AGGREGATORS = ("fedavg", "fedprox", "fedbio", "feddf", "fednova", "scaffold", "rhfl")
 _OPEN = (
-    "The paper does not say its models, local training, cohort and number of clients: 100 clients, 10 a round, 20 "
-    "steps of batch 50, learning rate 0.05, and 200 rounds where it does not say them are our choice."
+    "The paper does not state its models, local training, cohort and number of clients. 100 clients, 10 a round, 20 "
+    "steps of batch 50, learning rate 0.05, and 200 rounds where none are given are our choice."
 )
 _LOSS = (
-    "Everybody trains with FLASH's robust loss, so that rows differ in selection alone; what the paper's other "
-    "selectors' clients minimise is not said."
+    "All clients train with FLASH's robust loss, so that rows differ in selection alone; the paper does not say what "
+    "the clients of its other selectors minimise."
 )
 _BOTH_LOSSES = (
-    "What the paper's other selectors' clients minimise is not said. Everybody trains with FLASH's robust loss, "
-    "so that rows differ in selection alone; and once more with cross-entropy, as those selectors' own papers do,"
-    " so that FLASH as a whole is compared with them too (in the tables with FedAvg alone)."
+    "The paper does not say what the clients of its other selectors minimise. All train with FLASH's robust loss, so "
+    "that rows differ in selection alone, and once more with cross-entropy, as those selectors' own papers do, so "
+    "that FLASH as a whole is compared with them too (in the tables with FedAvg alone)."
 )
 _AVERAGE = (
     "The column FedAvg is the mean by size: FedAvg as FedCM's Table 1 writes it keeps the old model's share of "
-    "everybody who did not train, and is a slower optimiser, not another average."
+    "all clients that did not train, and is a slower optimiser, not another average."
 )
 _WORK = (
-    "PyramidFL is ahead of all in 60 rounds; its fast clients do up to eleven times the local work of a round, "
-    "which no other selector's do."
+    "PyramidFL is ahead of all others after 60 rounds; its fast clients do up to eleven times the local work of a "
+    "round, and no other selector's do."
 )
 _DIGITS = (
     "Digits instead of FEMNIST and CIFAR-10, 50 clients, 10 a round, 60 rounds of 10 steps of batch 16: minutes on two "
@@ -59,8 +59,8 @@ _DIGITS = (
 )
 _PLATEAU = (
     "With the robust loss LeNet stays at chance for the first 20 to 40 rounds on FEMNIST (seed 0; for 4 with "
-    "cross-entropy): the pseudo-labels of a network that knows nothing are one class. So sixty rounds show who "
-    "leaves that plateau first. FedDF's fifty steps towards teachers that know nothing lead back to it, and so "
+    "cross-entropy): the pseudo-labels of a network that knows nothing are one class. So sixty rounds show which "
+    "method leaves that plateau first. FedDF's fifty steps towards teachers that know nothing lead back to it, and so "
     "does RHFL's one: after 40 rounds under noise they have 0.6% and 9%, with a rate of 1e-4 in place of 1e-3 48%"
     " and 52%, the mean by size 52%."
 )
@@ -71,24 +71,24 @@ _BY_ITS_LOSS = (
     "random selection by 0.3 points with FLASH's loss (5 of 9 settings) and by 0.7 with cross-entropy (9 of 9)."
 )
 _LATE = (
-    "The robust loss costs about two points here, whoever selects. Its pseudo-labels, with weight 1, hold a network "
+    "The robust loss costs about two points here with every selector. Its pseudo-labels, with weight 1, hold a network "
     "that knows nothing where it is: LeNet leaves chance behind after 80 rounds (seed 0, 45% noise), with weight 0.5 "
     "after 45, without them after 5, with cross-entropy after 10 (reproduce/flash)."
 )
 _OVERFITTING = (
-    "Everybody learns the wrong labels in the paper's 1,000 rounds, cross-entropy soonest: with 45% noise FedCor "
+    "All methods learn the wrong labels in the paper's 1,000 rounds, with cross-entropy first: with 45% noise FedCor "
     "falls from 46.5% to 25.9%, with the robust loss from 44.3% to 31.6%, flash-advantage from 45.3% to 34.0%; with "
     "30% noise to 36.3%, 38.8% and 40.3%, with 15% to 42.9%, 43.8% and 47.0%. In 200 rounds that has only begun. The "
     "rule of the early stop, as printed, retires clients that do better than predicted: flash-advantage then stops at "
     "18% to 33%."
 )
 _ONE_SEED = (
-    "One seed and 60 rounds, with the start of the robust loss among them: random selection made again lies up to 2.5 "
-    "points off, and orders closer than that say nothing."
+    "One seed and 60 rounds, with the start of the robust loss among them: random selection run again differs by up to "
+    "2.5 points, and smaller differences say nothing."
 )
 _BY_CHOICE = (
     "With cross-entropy for all, the choice of flash-advantage is ahead where noise and skew meet: of random "
-    "selection by 1.1 points on average (8 of 9 settings), of FedCor by 1.9 (9 of 9). Random selection made again "
+    "selection by 1.1 points on average (8 of 9 settings), of FedCor by 1.9 (9 of 9). Random selection run again "
     "with the same seed differs by 0.5 (root of the mean square over 16 settings): runs on a GPU are the same to "
     "rounding only, and training magnifies that."
 )
@@ -210,7 +210,7 @@ def _grid(data: str) -> Study:
     )
 
 
-def _published(
+def _published_figures(
     upper: Mapping[str, Sequence[tuple[float, float]]], lower: Mapping[str, Sequence[tuple[float, float]]]
 ) -> Published:
     return {
@@ -411,7 +411,7 @@ def _exhibits() -> list[Exhibit]:
                 f"Table {number}",
                 "selectors with aggregators",
                 study,
-                (Grid("best", _published(upper, lower)),),
+                (Grid("best", _published_figures(upper, lower)),),
                 (*_ON_AVERAGE, *_WHOLE),
                 {"cifar10": (_WORK, _LATE, _ONE_SEED), "femnist": (_PLATEAU, _ONE_SEED), "digits": (_BY_ITS_LOSS,)}[
                     data

@@ -17,6 +17,7 @@ from fedcohort.studies.papers.verdicts import ClaimVerdict, Ratio, count_verdict
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
 _MOST_CURVES = 8
+_OLDER = {"balanced": "0.2.0"}  # the last version with another rule of the same name
 
 
 def number(value: float, measure: Measure) -> str:
@@ -33,7 +34,10 @@ def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
     for label in labels:
         cells = [Cell(names.get(label, label))]
         for setting, figures in grid.published.items():
-            cells += [_published(figures, label, measure), _ours(record.mean(setting, label, grid.measure), measure)]
+            cells += [
+                _published_cell(figures, label, measure),
+                _ours(record.mean(setting, label, grid.measure), measure),
+            ]
         rows.append(tuple(cells))
     columns = [
         "method",
@@ -48,7 +52,7 @@ def _head(record: StudyRecord, setting: str, measure: str) -> str:
     return f"{setting} ({100 * target:g}%)" if measure == "rounds" and target is not None else setting
 
 
-def _published(figures: Mapping[str, tuple[float, float | None] | None], label: str, measure: Measure) -> Cell:
+def _published_cell(figures: Mapping[str, tuple[float, float | None] | None], label: str, measure: Measure) -> Cell:
     if label not in figures:
         return Cell("")
     figure = figures[label]
@@ -87,15 +91,15 @@ def ratio_table(exhibit: Exhibit, found: Sequence[Ratio]) -> Table:
                 Cell(ratio.margin),
             )
         )
-    head = ("who is better in the paper", "setting", "in", "paper's margin", "ours", "seeds", "order", "margin")
+    head = ("better in the paper", "setting", "measure", "paper's margin", "ours", "seeds", "order", "margin")
     return Table("ratios", "Ratio by ratio", head, tuple(rows))
 
 
 def _margin(value: float, measure: Measure) -> str:
     if math.isnan(value):
-        return "neither arrived"
+        return "neither reached it"
     if math.isinf(value):
-        return "only one arrived"
+        return "only one reached it"
     return f"{1 + value:.2f}×" if measure.ratio else f"{value:+.2f} points"
 
 
@@ -122,7 +126,7 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, found in settings.items():
         made = found["made"]
-        fewer = ["a trial on small data: no result to show"] if made.get("trial") else []
+        fewer = ["a trial on small data, not a result"] if made.get("trial") else []
         if len(found["seeds"]) < study.seeds:
             fewer.append(f"fewer seeds: {len(found['seeds'])} of {study.seeds}")
         if found["rounds"] < found["planned"]:
@@ -132,11 +136,16 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
         text = (
             f"{_seeds(found['seeds'])}, {found['rounds']:,} rounds"
             f"{' (' + '; '.join(fewer) + ')' if fewer else ''}, on {made['device']}, {made['date']}, "
-            f"by `{made['command']}`"
+            f"fedcohort {made['fedcohort']}, by `{made['command']}`"
         )
         groups.setdefault((text,), []).append(name)
     sentences += [f"{', '.join(names)}: {text[0]}." for text, names in groups.items()]
     sentences += _later(study, record)
+    sentences += [
+        f"The rows of {label} are those of version {version}; its rule has changed since."
+        for label, version in _OLDER.items()
+        if any(label in found["labels"] and found["made"]["fedcohort"] == version for found in settings.values())
+    ]
     counted = {grid.measure for grid in exhibit.grids} | {claim.measure for claim in exhibit.claims}
     for name, found in settings.items() if "rounds" in counted else ():
         wanted = study.target(name)
@@ -165,7 +174,7 @@ def _later(study: Study, record: StudyRecord) -> list[str]:
     sentences = []
     for text, (settings, again) in groups.items():
         compared = "".join(
-            f"; {name}, made again beside them, lies {_span(moved)} points of best accuracy from the record"
+            f"; {name}, run again beside them, differs from the record by {_span(moved)} points of best accuracy"
             for name, moved in again.items()
             if moved
         )
@@ -217,7 +226,7 @@ def markdown(exhibit: Exhibit, record: StudyRecord, level: int = 1) -> str:
     head, below = "#" * level, "#" * (level + 1)
     lines = [f"{head} {exhibit.paper}, {exhibit.place}: {exhibit.title}", "", summary(judge(exhibit, record)), ""]
     lines += [f"- {text}" for text in conditions(exhibit, record)]
-    lines += [f"- Different from the paper: {text}" for text in exhibit.study.differences]
+    lines += [f"- Differs from the paper: {text}" for text in exhibit.study.differences]
     lines += [f"- {text}" for text in exhibit.notes]
     for table in tables_of(exhibit, record):
         lines += ["", f"{below} {table.title}", "", to_markdown(table).strip()]
@@ -229,7 +238,7 @@ def html_page(exhibit: Exhibit, record: StudyRecord) -> str:
     title = f"{exhibit.paper}, {exhibit.place}: {exhibit.title}"
     items = [
         *conditions(exhibit, record),
-        *(f"Different from the paper: {text}" for text in exhibit.study.differences),
+        *(f"Differs from the paper: {text}" for text in exhibit.study.differences),
         *exhibit.notes,
     ]
     return render(
@@ -271,15 +280,13 @@ def _curves(
 
 
 def overview(folder: Path) -> str:
-    """Return one page of documentation about all records in a folder: what holds, and every table that was run."""
-    found = {}
+    """Return a table in Markdown about all records in a folder: how many claims of each exhibit hold."""
+    rows = []
     for exhibit in EXHIBITS.values():
         record = StudyRecord.read(folder / f"{exhibit.study.name}.json", exhibit.study)
-        found[exhibit.name] = (exhibit, record)
-    rows = []
-    for exhibit, record in found.values():
         tally = count_verdicts(judge(exhibit, record))
-        state = "not run" if not _seen(exhibit, record) else "" if _whole(exhibit, record) else "in part or with less"
+        state = "" if _whole(exhibit, record) else "fewer seeds or rounds than the paper"
+        state = state if _has_results(exhibit, record) else "not run"
         rows.append(
             (
                 Cell(f"`{exhibit.name}`"),
@@ -291,13 +298,11 @@ def overview(folder: Path) -> str:
                 Cell(state),
             )
         )
-    head = ("name", "what", "holds", "does not hold", "open", "not run", "")
-    index = to_markdown(Table("overview", "All", head, tuple(rows), wrap=frozenset({1}))).strip()
-    pages = [markdown(exhibit, record, 2) for exhibit, record in found.values() if _seen(exhibit, record)]
-    return index + "\n\n" + "\n".join(pages)
+    head = ("name", "what", "holds", "does not hold", "open", "not run", "run with")
+    return to_markdown(Table("overview", "All", head, tuple(rows), wrap=frozenset({1, 6})))
 
 
-def _seen(exhibit: Exhibit, record: StudyRecord) -> bool:
+def _has_results(exhibit: Exhibit, record: StudyRecord) -> bool:
     """Whether there is anything of ours to show."""
     shown = [label for label in exhibit.study.names if label != exhibit.study.baseline]
     return any(label in found["labels"] for found in record.settings.values() for label in shown)

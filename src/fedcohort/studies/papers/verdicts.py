@@ -173,7 +173,7 @@ def count_verdicts(verdicts: Sequence[ClaimVerdict]) -> dict[str, int]:
 def to_dict(exhibit: Exhibit, record: StudyRecord) -> dict[str, Any]:
     """Return the comparison as plain values."""
 
-    def known(value: float) -> float | str | None:
+    def rounded(value: float) -> float | str | None:
         return None if math.isnan(value) else "only one arrived" if math.isinf(value) else round(value, 4)
 
     return {
@@ -188,8 +188,8 @@ def to_dict(exhibit: Exhibit, record: StudyRecord) -> dict[str, Any]:
                 "measure": ratio.measure,
                 "better": str(ratio.better),
                 "worse": str(ratio.worse),
-                "published_margin": known(ratio.published),
-                "our_margin": known(ratio.ours),
+                "published_margin": rounded(ratio.published),
+                "our_margin": rounded(ratio.ours),
                 "wins": ratio.wins,
                 "seeds": ratio.seeds,
                 "order": ratio.state,

@@ -12,6 +12,10 @@
 ``fedavgm``              momentum at the server
 ``fedadam``              Adam at the server
 ``fedyogi``              Yogi at the server
+``fedvarp``              the cohort's updates, corrected by the last updates of everybody who is absent
+``mifa``                 the mean of everybody's last updates
+``fedau``                updates times the mean number of rounds between two times a client takes part
+``fedawe``               updates times the rounds missed, from the model each client got when it last took part
 ``median``               coordinate-wise median
 ``trimmed-mean``         coordinate-wise mean without the extremes
 ``krum``                 the one model with the closest company
@@ -30,14 +34,18 @@ from fedcohort.training.aggregators.base import (
     Members,
     Memory,
     Mix,
+    OwnModels,
     Server,
     WeightedSum,
     fitting,
 )
 from fedcohort.training.aggregators.distillation import FedDf, Rhfl
+from fedcohort.training.aggregators.fedau import FedAu, Intervals
+from fedcohort.training.aggregators.fedawe import EchoedModels, FedAwe
 from fedcohort.training.aggregators.fedbio import Cleaning, FedBio
 from fedcohort.training.aggregators.fednova import FedNova
 from fedcohort.training.aggregators.fedopt import FedAdam, FedAvgM, FedYogi, Moments
+from fedcohort.training.aggregators.last_updates import FedVarp, LastUpdates, Mifa
 from fedcohort.training.aggregators.linear import FedAvg, FedAvgWithAbsent, FedPdp, FedProx, InverseProbability, Mean
 from fedcohort.training.aggregators.robust import Krum, Median, MultiKrum, TrimmedMean
 from fedcohort.training.aggregators.scaffold import ControlVariates, Scaffold
@@ -49,25 +57,33 @@ __all__ = [
     "Combined",
     "ControlVariates",
     "Corrections",
+    "EchoedModels",
     "FedAdam",
+    "FedAu",
     "FedAvg",
     "FedAvgM",
     "FedAvgWithAbsent",
+    "FedAwe",
     "FedBio",
     "FedDf",
     "FedNova",
     "FedPdp",
     "FedProx",
+    "FedVarp",
     "FedYogi",
+    "Intervals",
     "InverseProbability",
     "Krum",
+    "LastUpdates",
     "Mean",
     "Median",
     "Members",
     "Memory",
+    "Mifa",
     "Mix",
     "Moments",
     "MultiKrum",
+    "OwnModels",
     "Rhfl",
     "Scaffold",
     "Server",

@@ -45,6 +45,9 @@ class Members:
     metrics : mapping of Signal to (k,) float array
         What the clients reported of the signals the aggregator :attr:`~Aggregator.requires`; empty for a trial cohort,
         which reports nothing.
+    round : int
+        Which round this is, from 0; rounds without any model count, so that an aggregator can tell how long a client
+        was away.
     """
 
     clients: IntArray
@@ -55,6 +58,7 @@ class Members:
     momentum: float = 0.0
     rates: FloatArray = None  # type: ignore[assignment]  # filled in below
     metrics: Mapping[Signal, FloatArray] = field(default_factory=lambda: MappingProxyType({}))
+    round: int = 0
 
     def __post_init__(self) -> None:
         if self.rates is None:
@@ -73,11 +77,16 @@ class Members:
         return np.full(len(raw), 1.0 / len(raw))
 
     @property
+    def learning_rates(self) -> FloatArray:
+        """(k,) mean learning rate of each client's local steps; 1 where it made none."""
+        return np.divide(self.rates, self.steps, out=np.ones(len(self)), where=self.steps > 0)
+
+    @property
     def by_count(self) -> FloatArray:
         """(k,) multiplicities, summing to 1."""
         return np.asarray(self.multiplicity / self.multiplicity.sum())
 
-    def weighted(self, weighting: str) -> FloatArray:
+    def weights_by(self, weighting: str) -> FloatArray:
         """(k,) :attr:`by_size` or :attr:`by_count`, by the name that aggregators' ``weighting`` has."""
         return self.by_size if weighting == "size" else self.by_count
 
@@ -150,6 +159,14 @@ class Corrections(Memory):
         """
 
 
+class OwnModels(Memory):
+    """A memory of what clients train from, where that is not the global model: of aggregators with ``own_models``."""
+
+    @abstractmethod
+    def starts(self, clients: IntArray) -> Any:
+        """(k, P) the models from which ``clients`` train in the next round."""
+
+
 class Server(ABC):
     """What the server can compute on V samples of its own; a host hands it to aggregators that say ``needs_server``."""
 
@@ -191,6 +208,7 @@ class Aggregator(Parameterized, ABC):
     name: ClassVar[str]
     model_copies: ClassVar[int] = 1  # vectors of the model's size sent each way per client (SCAFFOLD: 2)
     corrects: ClassVar[bool] = False  # whether its memory is Corrections
+    own_models: ClassVar[bool] = False  # whether its memory is OwnModels
     needs_server: ClassVar[bool] = False  # whether it computes on samples of the server's own
 
     @property

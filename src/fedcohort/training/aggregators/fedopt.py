@@ -71,7 +71,7 @@ class FedAvgM(Aggregator):
         self._check(models, members)
         if not isinstance(memory, Moments):
             raise self._foreign(memory)
-        weights = members.weighted(self.weighting)
+        weights = members.weights_by(self.weighting)
         memory.first = self.beta * memory.first + average(weights, models - old)
         return Combined(old + self.global_rate * memory.first, weights)
 
@@ -101,7 +101,7 @@ class _Adaptive(Aggregator):
         self._check(models, members)
         if not isinstance(memory, Moments) or memory.second is None:
             raise self._foreign(memory)
-        weights = members.weighted(self.weighting)
+        weights = members.weights_by(self.weighting)
         update = average(weights, models - old)
         memory.first = self.beta1 * memory.first + (1.0 - self.beta1) * update
         memory.second = self._second(memory.second, update * update)

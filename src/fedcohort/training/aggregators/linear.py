@@ -120,7 +120,7 @@ class FedProx(WeightedSum):
 
     def mix(self, members: Members) -> Mix:
         """Equal weights, or weights by size."""
-        return Mix(members.weighted(self.weighting))
+        return Mix(members.weights_by(self.weighting))
 
 
 @AGGREGATORS.register("fedpdp")

@@ -106,7 +106,7 @@ class _Krum(Aggregator):
 
     liars: float = param(0.2, _LIARS, "share of the kept models that may be liars (f / k)")
 
-    def _kept(self, count: int, liars: int) -> int:
+    def _models_to_average(self, count: int, liars: int) -> int:
         """Return how many of ``count`` models to average."""
         return 1
 
@@ -117,7 +117,7 @@ class _Krum(Aggregator):
             return np.arange(count)
         liars = min(_share(self.liars, count), (count - 3) // 2)
         order = np.argsort(krum_scores(updates, liars), kind="stable")
-        return np.asarray(order[: self._kept(count, liars)], np.int64)
+        return np.asarray(order[: self._models_to_average(count, liars)], np.int64)
 
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
@@ -155,5 +155,5 @@ class MultiKrum(_Krum):
         None, Optional(Interval(int, 1, None)), "how many models are averaged (m), at most all; None: all but the liars"
     )
 
-    def _kept(self, count: int, liars: int) -> int:
+    def _models_to_average(self, count: int, liars: int) -> int:
         return count - liars if self.averaged is None else min(self.averaged, count)

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.params import Interval, OneOf, param
 from fedcohort.training.aggregators.arithmetic import as_like, zeros
 from fedcohort.training.aggregators.base import AGGREGATORS, Corrections, Members, Mix, WeightedSum
+from fedcohort.training.aggregators.client_rows import ClientRows
 
 
 class ControlVariates(Corrections):
@@ -23,25 +22,15 @@ class ControlVariates(Corrections):
     def __init__(self, federation: int, model: Any) -> None:
         self.federation = federation
         self.server = zeros(model)
-        self.rows = zeros(model, 0)  # (capacity, P), grown by doubling
-        self.row_of: dict[int, int] = {}
-
-    def _client_variates(self, clients: IntArray) -> Any:
-        """(k, P) c_i, zero for clients that never took part."""
-        own = zeros(self.server, len(clients))
-        for i, client in enumerate(clients.tolist()):
-            row = self.row_of.get(client)
-            if row is not None:
-                own[i] = self.rows[row]
-        return own
+        self.own = ClientRows(federation, zeros(model))
 
     def corrections(self, clients: IntArray) -> Any:
         """(k, P) c - c_i."""
-        return self.server - self._client_variates(clients)
+        return self.server - self.own.of(clients)
 
     def absorb(self, clients: IntArray, old: Any, models: Any, rates: FloatArray, gradients: Any | None) -> None:
         """Replace c_i of the clients that arrived and move c by their mean change times ``|S| / N``."""
-        own = self._client_variates(clients)
+        own = self.own.of(clients)
         if gradients is not None:
             fresh = gradients  # option I
         else:
@@ -49,24 +38,16 @@ class ControlVariates(Corrections):
             for i, rate in enumerate(rates.tolist()):
                 fresh[i] = own[i] if rate <= 0 else fresh[i] + (old - models[i]) / rate
         self.server = self.server + (fresh - own).sum(0) / self.federation
-        needed = len(self.row_of) + sum(client not in self.row_of for client in clients.tolist())
-        if needed > len(self.rows):
-            grown = zeros(self.server, min(max(2 * len(self.rows), needed), max(self.federation, needed)))
-            grown[: len(self.rows)] = self.rows
-            self.rows = grown
-        for i, client in enumerate(clients.tolist()):
-            self.rows[self.row_of.setdefault(client, len(self.row_of))] = fresh[i]
+        self.own.put(clients, fresh)
 
     def arrays(self) -> dict[str, Any]:
         """Server variate, the clients that have a row, and their rows."""
-        clients = np.fromiter(self.row_of, np.int64, len(self.row_of))
-        return {"server": self.server, "clients": clients, "rows": self.rows[: len(self.row_of)]}
+        return {"server": self.server, **self.own.arrays()}
 
     def restore(self, arrays: Mapping[str, AnyArray]) -> None:
         """Take over saved variates."""
-        self.rows = as_like(arrays["rows"], self.server)
         self.server = as_like(arrays["server"], self.server)
-        self.row_of = {int(client): row for row, client in enumerate(arrays["clients"].tolist())}
+        self.own.restore(arrays)
 
 
 @AGGREGATORS.register("scaffold")

@@ -103,7 +103,7 @@ class Guidance(Parameterized):
     def choose(self, state: OortState, slate: Slate, rng: np.random.Generator) -> Choice:
         """Draw ``slate.size`` of the candidates: exploit, then explore."""
         last = slate.of_candidates(state.last)
-        barred = self._barred(slate.of_candidates(state.picks), slate.size, rng)
+        barred = self._exclusions(slate.of_candidates(state.picks), slate.size, rng)
         explored = last > 0
         known, unseen = np.flatnonzero(explored & ~barred), np.flatnonzero(~explored & ~barred)
         epsilon = max(self.exploration * self.decay**slate.round, self.least_exploration)
@@ -135,7 +135,7 @@ class Guidance(Parameterized):
         }
         return Choice(np.concatenate([best, new]), _spread(utility, known, count), parts, notes)
 
-    def _barred(self, picks: FloatArray, size: int, rng: np.random.Generator) -> BoolArray:
+    def _exclusions(self, picks: FloatArray, size: int, rng: np.random.Generator) -> BoolArray:
         """(c,) who is left out; where too few would remain, those with the fewest picks come back."""
         if self.blacklist is None:
             return np.zeros(len(picks), np.bool_)
@@ -164,7 +164,7 @@ class Guidance(Parameterized):
             factor[slow] = (preferred / seconds[slow]) ** self.penalty
         return statistical, bonus, factor
 
-    def learned(self, state: State, outcome: Outcome, seconds: FloatArray | None) -> State:
+    def learn(self, state: State, outcome: Outcome, seconds: FloatArray | None) -> State:
         """Return the state after a round: feedback, and the pacer.
 
         Parameters

@@ -6,7 +6,9 @@ r"""Oort: guided participant selection.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -55,6 +57,17 @@ class Oort(Guidance, Selector[OortState]):
     array([1])
     """
 
+    picks_by: ClassVar[str] = (
+        "A few places go to clients never tried; the others are drawn by chance among the clients near the best, "
+        "the higher the score the likelier."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "statistical": "size times root mean square of its losses, relative to the others'",
+        "staleness": "bonus for not having been picked lately",
+        "slowness": "deduction for being slower than preferred",
+        "unexplored": "1 if it was never tried",
+    }
+
     pictures = (PACE,)
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> OortState:
@@ -77,4 +90,4 @@ class Oort(Guidance, Selector[OortState]):
 
     def update(self, state: OortState, outcome: Outcome) -> OortState:
         """Learn utilities and durations; relax the preferred duration when utility falls."""
-        return self.learned(state, outcome, outcome[Signal.DURATION] if self.penalty > 0 else None)
+        return self.learn(state, outcome, outcome[Signal.DURATION] if self.penalty > 0 else None)

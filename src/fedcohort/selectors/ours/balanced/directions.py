@@ -15,7 +15,7 @@ from fedcohort.selectors.numerics.class_balance import ClassBalance, Past, group
 _MEMORY = 10  # a direction is the mean of about so many updates
 
 
-def learned(
+def update_directions(
     directions: FloatArray, seen: FloatArray, who: IntArray, updates: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return directions (N, V) and how often each client was seen (N,) after ``updates`` (k, V) of clients ``who``."""

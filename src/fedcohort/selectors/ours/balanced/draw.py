@@ -9,7 +9,7 @@ from fedcohort.selectors.numerics.class_balance import ClassBalance
 from fedcohort.selectors.numerics.sampling import log_choice
 
 
-class Draw:
+class Objective:
     """J of the group that is being built, and of the groups one client away from it.
 
     Parameters
@@ -48,7 +48,7 @@ class Draw:
         """(c,) log QCID of the group with each candidate added; infinite for members."""
         if self.group is None:
             return 0.0
-        value = np.maximum(self.group.extended(self._values), self.floor)
+        value = np.maximum(self.group.qcid_with_each(self._values), self.floor)
         if self.luck > 0:
             np.maximum(value, self.luck * self.group.extended_by_chance(), out=value)
         return np.asarray(np.log(value))

@@ -10,6 +10,7 @@ part as often as the balance of all data together demands, within a bound.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,15 +25,15 @@ from fedcohort.selectors.numerics.class_balance import (
     ClassBalance,
     Past,
     balancing_rates,
-    centred,
+    centre_on_mix,
     chance,
     group_of,
     mix_qcid,
 )
-from fedcohort.selectors.numerics.running import moved
-from fedcohort.selectors.ours.balanced.directions import direction_group, learned
-from fedcohort.selectors.ours.balanced.draw import Draw
-from fedcohort.selectors.ours.balanced.turns import credited, first_and_eligible, leads
+from fedcohort.selectors.numerics.running import update_means
+from fedcohort.selectors.ours.balanced.directions import direction_group, update_directions
+from fedcohort.selectors.ours.balanced.draw import Objective
+from fedcohort.selectors.ours.balanced.turns import cap_debt, first_and_eligible, leads
 
 _STIFFNESS = 0.05  # how hard it is for a client with a rare class to come more often than others, see balancing_rates
 _LEAST_RATE = 0.5  # nobody's rate is below a half, nobody's above two
@@ -112,6 +113,16 @@ class Balanced(Selector[BalanceState]):
     ['0', '2'] 0.0
     """
 
+    picks_by: ClassVar[str] = (
+        "Clients whose turn it is come first; the others are drawn by chance, the better they balance the classes"
+        " the likelier, and then swapped while that improves the balance. The score is of the finished cohort."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "turn": "how far it is behind the others in turns",
+        "balance": "how even the classes of the finished cohort would be with it, a logarithm",
+        "speed": "how fast the finished cohort would be with it, a logarithm",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "labels": {"balance": "labels", "past": 0.0},
         "directions": {"balance": "directions", "slack": 1.0},
@@ -127,7 +138,7 @@ class Balanced(Selector[BalanceState]):
     time: float = param(0.0, Interval(float, 0, None), "weight of a round's duration (tau); 0: time does not count")
     balance: str = param("auto", OneOf(("auto", *_SIGNALS)), "what is balanced; auto: the best that is known")
 
-    def adapted(self, supplied: frozenset[Signal]) -> Balanced:
+    def adapt(self, supplied: frozenset[Signal]) -> Balanced:
         """Balance by the best that the host supplies."""
         if self.balance != "auto":
             return self
@@ -183,11 +194,11 @@ class Balanced(Selector[BalanceState]):
         """Take those who are behind, draw the others, swap."""
         there = np.zeros(len(state.turns), np.bool_)
         there[slate.candidates] = True
-        turns = credited(state.turns, state.rates, there, self.slack)
+        turns = cap_debt(state.turns, state.rates, there, self.slack)
         lead = leads(turns[slate.candidates], state.rates[slate.candidates])
         first, eligible = first_and_eligible(lead, slate.size, self.slack)
         group, floor, luck = self._group(state, slate)
-        draw = Draw(group, self.coverage * lead, eligible, self._seconds(state, slate), floor, luck)
+        draw = Objective(group, self.coverage * lead, eligible, self._seconds(state, slate), floor, luck)
         for position in np.flatnonzero(first).tolist():
             draw.add(position)
         fixed = len(draw.members)
@@ -224,7 +235,7 @@ class Balanced(Selector[BalanceState]):
             sizes = None if isinstance(labels, LabelCounts) else slate.clients.sizes
             if state.natural:
                 sizes = label_rows(labels).sum(axis=1) if sizes is None else sizes
-                labels = centred(labels, sizes)
+                labels = centre_on_mix(labels, sizes)
             return group_of(labels, sizes, None if slate.everyone else slate.candidates, past), 0.0, 1.0
         if self.balance == "nothing" or not (state.seen > 0).any():
             return None, 0.0, 0.0
@@ -257,11 +268,13 @@ class Balanced(Selector[BalanceState]):
             updates = np.asarray(outcome[Signal.UPDATE_SKETCH], np.float64)
             good = outcome.ok & np.isfinite(updates).all(axis=1)
             if good.any():
-                directions, seen = learned(state.directions, state.seen, outcome.clients[good], updates[good])
+                directions, seen = update_directions(state.directions, state.seen, outcome.clients[good], updates[good])
                 state = dataclasses.replace(state, directions=directions, seen=seen)
         if self.time > 0:
             seconds = outcome[Signal.DURATION]
             known: BoolArray = np.isfinite(seconds)
-            mean, timed = moved(state.seconds, state.timed, outcome.clients[known], seconds[known], _MEMORY_SECONDS)
+            mean, timed = update_means(
+                state.seconds, state.timed, outcome.clients[known], seconds[known], _MEMORY_SECONDS
+            )
             state = dataclasses.replace(state, seconds=mean, timed=timed)
         return state

@@ -41,7 +41,7 @@ def first_and_eligible(lead: FloatArray, size: int, slack: float) -> tuple[BoolA
     return lead <= -slack, (lead < slack) | (lead <= last)
 
 
-def credited(turns: FloatArray, rates: FloatArray, there: BoolArray, slack: float) -> FloatArray:
+def cap_debt(turns: FloatArray, rates: FloatArray, there: BoolArray, slack: float) -> FloatArray:
     """Return turns (N,) in which nobody who is away is owed more than ``slack`` turns by those who are there.
 
     Somebody who comes back after a long absence is due at once, but does not fill every cohort for weeks.

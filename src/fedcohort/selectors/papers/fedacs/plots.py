@@ -36,11 +36,11 @@ def _skewness(record: SelectorRun) -> Intervals:
     )
     if record.label_counts is not None:
         share = record.label_counts / np.maximum(record.label_counts.sum(axis=1, keepdims=True), 1)
-        text += "; " + _judged(rank_correlation(middle, ((share - 1 / share.shape[1]) ** 2).sum(axis=1)))
+        text += "; " + _judge(rank_correlation(middle, ((share - 1 / share.shape[1]) ** 2).sum(axis=1)))
     return Intervals(middle, low, high, notes, text + ".")
 
 
-def _judged(correlation: float) -> str:
+def _judge(correlation: float) -> str:
     """Say whether winning goes with low skewness, as it should."""
     if math.isnan(correlation):
         return "but all clients are equally skewed, or all are ranked alike, so there is nothing to agree with"

@@ -6,6 +6,7 @@ r"""FedACS: prefer clients whose data is not skewed, found out by letting their 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -79,6 +80,15 @@ class FedAcs(Selector[FedAcsState]):
     True
     """
 
+    picks_by: ClassVar[str] = (
+        "Clients that win duels get into the pool, score 1, by a draw from what is believed of them; the cohort "
+        "is drawn from the pool by chance."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "estimated win rate": "share of duels it is expected to win: the higher, the less skewed its labels",
+        "draw": "what was drawn from the belief about its win rate",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "update": {"insight": "update"},
         "smallest pool": {"pool_share": 1e-06, "eta": 100.0},
@@ -143,9 +153,9 @@ class FedAcs(Selector[FedAcsState]):
         """Let everybody who delivered duel with everybody else (Algorithm 2)."""
         distance = outcome[self._distance]
         there = outcome.ok & np.isfinite(distance)
-        return self.duelled(state, outcome.clients[there], distance[there])
+        return self.duel(state, outcome.clients[there], distance[there])
 
-    def duelled(self, state: FedAcsState, clients: IntArray, distance: FloatArray) -> FedAcsState:
+    def duel(self, state: FedAcsState, clients: IntArray, distance: FloatArray) -> FedAcsState:
         """Return the state after these clients duelled with these distances (k,)."""
         if len(clients) < 2:
             return state

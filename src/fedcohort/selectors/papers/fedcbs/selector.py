@@ -7,6 +7,7 @@ r"""Fed-CBS: draw cohorts whose grouped data is balanced over the classes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -72,6 +73,15 @@ class FedCBS(Selector[BalancedState]):
     (['0', '2'], 0.0)
     """
 
+    picks_by: ClassVar[str] = (
+        "The cohort is drawn by chance, place by place; a client is the likelier the better it balances the "
+        "classes of those drawn before. The score is of its last chance, a logarithm."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "balance": "how well it balances the classes of those drawn before",
+        "exploration": "bonus for having been picked rarely",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "no exploration": {"exploration": 0.0, "beta": 50.0},
         "high floor": {"floor": 0.5, "exploration": 1000000.0},
@@ -118,7 +128,7 @@ class FedCBS(Selector[BalancedState]):
         pulls[cohort.clients] += 1  # T_n counts selections, whatever becomes of them
         return cohort, BalancedState(pulls)
 
-    def draw(self, group: ClassBalance, size: int, bonus: FloatArray, rng: np.random.Generator) -> Draw:
+    def draw(self, group: ClassBalance, size: int, bonus: FloatArray, rng: np.random.Generator) -> DrawnGroup:
         """Draw ``size`` clients into the empty ``group``, the first with this exploration bonus (c,)."""
         return draw_group(group, size, Weighting(beta=self.beta, floor=self.floor, exploration=bonus), rng)
 
@@ -150,7 +160,7 @@ class Weighting:
 
     def imbalance(self, group: ClassBalance, out: FloatArray) -> FloatArray:
         """Write to ``out`` (c,) the QCID of a group with each candidate, at least that of chance if so wanted."""
-        group.extended(out)
+        group.qcid_with_each(out)
         if self.floor == "chance":
             np.maximum(out, group.extended_by_chance(), out=out)
         return out
@@ -160,13 +170,13 @@ class Weighting:
         """The smallest value a QCID is taken for."""
         return RESOLUTION if self.floor == "chance" else self.floor
 
-    def bounded(self, values: FloatArray) -> FloatArray:
+    def raise_to_floor(self, values: FloatArray) -> FloatArray:
         """Return QCID values with the floor in place of what is 0 or below rounding error."""
         return np.where(values > max(RESOLUTION, self.least), values, self.least)
 
     def balance(self, values: FloatArray, m: int) -> FloatArray:
         """Return -beta_m log QCID(M_m) of every candidate (m from 1); -inf for members."""
-        return np.asarray(-self.beta * m * np.log(self.bounded(values)))
+        return np.asarray(-self.beta * m * np.log(self.raise_to_floor(values)))
 
     def first(self, values: FloatArray) -> FloatArray:
         """Return the logarithms of the first client's weights, which alone contain the exploration."""
@@ -215,7 +225,7 @@ def draw_next(values: FloatArray, m: int, weighting: Weighting, uniform: float) 
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawnGroup:
     """A drawn group and the numbers behind it.
 
     Attributes
@@ -237,7 +247,9 @@ class Draw:
     qcid: float
 
 
-def draw_group(group: ClassBalance, size: int, weighting: Weighting, rng: np.random.Generator, swaps: int = 0) -> Draw:
+def draw_group(
+    group: ClassBalance, size: int, weighting: Weighting, rng: np.random.Generator, swaps: int = 0
+) -> DrawnGroup:
     r"""Draw a group client by client ([Zhang2023]_ Sec. 3.3), then optionally move it towards the wanted distribution.
 
     1. Draw c_1 by its weight with exploration, c_2 ... c_M by :math:`QCID(M_m)^{-\beta_m}`.
@@ -293,4 +305,4 @@ def draw_group(group: ClassBalance, size: int, weighting: Weighting, rng: np.ran
     log_probability = last - (highest + math.log(float(np.exp(last - highest).sum())))
     log_probability[picks] = chance
     explored[picks] = bonus
-    return Draw(picks, log_probability, explored, group.qcid())
+    return DrawnGroup(picks, log_probability, explored, group.qcid())

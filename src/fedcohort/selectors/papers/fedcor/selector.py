@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -105,6 +106,17 @@ class FedCor(Selector[CorrelationState]):
     >>> cohort.notes["phase"], sorted(kinds[cohort.clients].tolist())
     ('process', [0, 1])
     """
+
+    picks_by: ClassVar[str] = (
+        "Each place goes to the client with the largest expected drop of the loss, given those picked before; "
+        "what they take away is in the score."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "own": "expected drop of its own loss",
+        "others": "expected drop of the others' losses, by correlation",
+        "redundancy": "what the clients picked before took away",
+        "annealing": "discount for having been picked lately",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "CIFAR-10": {"warmup": 20, "interval": 50, "discount": 0.99, "annealing": 0.9},
@@ -241,9 +253,9 @@ class FedCor(Selector[CorrelationState]):
                     measured, losses = t, now
         state = dataclasses.replace(state, losses=losses, measured=measured, trained=False)
         fresh = [(taken, change) for taken, change in fresh if not np.isnan(change).all()]
-        return self._fitted(state, t, fresh) if fresh else state
+        return self._fit(state, t, fresh) if fresh else state
 
-    def _fitted(self, state: CorrelationState, t: int, fresh: list[tuple[int, FloatArray]]) -> CorrelationState:
+    def _fit(self, state: CorrelationState, t: int, fresh: list[tuple[int, FloatArray]]) -> CorrelationState:
         """Put new samples into the ring of the last H, fit the embedding to those in use and reset the annealing."""
         changes, taken, count = state.changes.copy(), state.taken.copy(), state.samples
         for when, change in fresh:

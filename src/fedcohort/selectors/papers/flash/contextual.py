@@ -30,6 +30,14 @@ Notes = dict[str, str | float | int]
 class ContextualBandit(Selector[State]):
     """Contexts, reward and first round of FLASH ([Chang2024]_ Sec. 2.3, Algorithm 1); a subclass adds the bandit."""
 
+    picks_by: ClassVar[str] = "The clients with the highest scores are picked, and chance decides between equals."
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "robust-loss": "what the regression expects for its robust loss",
+        "validation-loss": "what the regression expects for its loss on validation data",
+        "duration": "what the regression expects for its duration",
+        "last-reward": "what the regression expects for its last reward",
+    }
+
     readings: ClassVar[Mapping[str, Reading]] = READINGS
 
     reward: str = param("robust-change", OneOf(tuple(READINGS)), "reading of the reward (r_t)")
@@ -64,7 +72,7 @@ class ContextualBandit(Selector[State]):
         return self.readings[self.reward]
 
     @property
-    def _asked(self) -> frozenset[Signal]:
+    def _asked_losses(self) -> frozenset[Signal]:
         """The losses asked of all candidates before a round."""
         if self.contexts != "fresh":
             return frozenset()
@@ -78,7 +86,7 @@ class ContextualBandit(Selector[State]):
         if self._reading.after is not None:
             needed.add(self._reading.after)
         needed |= {LOSS_OF[name] for name in self.context if name in LOSS_OF}
-        if self._asked:
+        if self._asked_losses:
             needed.add(Signal.LOSS_QUERY)
         return frozenset(needed)
 
@@ -91,10 +99,10 @@ class ContextualBandit(Selector[State]):
 
     def query(self, state: State, slate: Slate, rng: np.random.Generator) -> Query | None:
         """With fresh contexts, the losses of all candidates."""
-        return Losses(slate.candidates, self._asked) if self._asked else None
+        return Losses(slate.candidates, self._asked_losses) if self._asked_losses else None
 
     @abstractmethod
-    def scored(
+    def score(
         self, state: State, slate: Slate, context: Mapping[str, FloatArray], notes: Notes, rng: np.random.Generator
     ) -> tuple[FloatArray, dict[str, FloatArray], State]:
         """Return the scores (c,) of contexts, their parts, and the state; add to ``notes``.
@@ -112,11 +120,11 @@ class ContextualBandit(Selector[State]):
         """Return up to ``size`` positions of candidates with scores and last rewards (c,): the top M_t."""
         return top_k(score, min(size, len(score)), rng)
 
-    def informed(self, state: State, candidates: IntArray, answer: Answer | None) -> State:
+    def take_answer(self, state: State, candidates: IntArray, answer: Answer | None) -> State:
         """Take in the losses of the current global model, and the rewards that waited for them."""
         if answer is None:
             return state
-        losses = {s: answer[s] for name, s in LOSS_OF.items() if name in self.context and s in self._asked}
+        losses = {s: answer[s] for name, s in LOSS_OF.items() if name in self.context and s in self._asked_losses}
         if len(state.waiting):
             at = np.minimum(np.searchsorted(candidates, state.waiting), len(candidates) - 1)
             now = np.where(candidates[at] == state.waiting, answer[self._reading.before][at], np.nan)
@@ -135,17 +143,17 @@ class ContextualBandit(Selector[State]):
         self, state: State, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, State]:
         """Score all candidates and choose by the scores."""
-        state = self.informed(state, slate.candidates, answer)
+        state = self.take_answer(state, slate.candidates, answer)
         notes: Notes = {}
         context = columns(state, self.context, None if slate.everyone else slate.candidates)
-        score, parts, state = self.scored(state, slate, context, notes, rng)
-        allowed = self.allowed(state, slate, notes)
+        score, parts, state = self.score(state, slate, context, notes, rng)
+        allowed = self.choosable(state, slate, notes)
         reward = slate.of_candidates(state.reward)
         picks = allowed[self.choose(state, score[allowed], reward[allowed], slate.size, notes, rng)]
         chosen: IntArray = slate.candidates[picks]
         return Cohort(chosen, candidates=slate.candidates, score=score, parts=parts, notes=notes), state
 
-    def allowed(self, state: State, slate: Slate, notes: Notes) -> IntArray:
+    def choosable(self, state: State, slate: Slate, notes: Notes) -> IntArray:
         """Return the positions of the candidates that may be chosen: all of them."""
         return np.arange(len(slate.candidates))
 

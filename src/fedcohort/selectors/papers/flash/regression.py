@@ -15,7 +15,9 @@ from scipy import linalg
 from fedcohort.core.arrays import FloatArray
 
 
-def observed(gram: FloatArray, moment: FloatArray, x: FloatArray, r: FloatArray) -> tuple[FloatArray, FloatArray]:
+def add_observations(
+    gram: FloatArray, moment: FloatArray, x: FloatArray, r: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Return V and b after more observations; O(k d^2), whatever came before.
 
     Parameters

@@ -23,7 +23,7 @@ from fedcohort.core.protocol import Answer, Cohort, Slate, per_client, register
 from fedcohort.selectors.papers.flash.context import ContextState, contexts
 from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
 from fedcohort.selectors.papers.flash.plots import COEFFICIENTS, THETA
-from fedcohort.selectors.papers.flash.regression import confidence_width, observed, posterior_draw, solution
+from fedcohort.selectors.papers.flash.regression import add_observations, confidence_width, posterior_draw, solution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Flash(ContextualBandit[FlashState]):
             moment=np.zeros(d),
         )
 
-    def scored(
+    def score(
         self, state: FlashState, slate: Slate, context: Mapping[str, FloatArray], notes: Notes, rng: np.random.Generator
     ) -> tuple[FloatArray, dict[str, FloatArray], FlashState]:
         """Draw theta and score everybody by it (Algorithm 2)."""
@@ -145,7 +145,7 @@ class Flash(ContextualBandit[FlashState]):
 
     def learn(self, state: FlashState, clients: IntArray, context: FloatArray, rewards: FloatArray) -> FlashState:
         """Enter observations into the regression and the counts of the early stop."""
-        gram, moment = observed(state.gram, state.moment, context, rewards)
+        gram, moment = add_observations(state.gram, state.moment, context, rewards)
         state = dataclasses.replace(state, gram=gram, moment=moment)
         if self.patience is None:
             return state
@@ -162,20 +162,20 @@ class Flash(ContextualBandit[FlashState]):
         """Score all candidates and take the top; with early stop, note what each of them is expected to bring."""
         if self.patience is None:
             return super().select(state, slate, answer, rng)
-        state = self.informed(state, slate.candidates, answer)
-        if self._retired(state).all():
+        state = self.take_answer(state, slate.candidates, answer)
+        if self._is_retired(state).all():
             return Cohort(np.empty(0, np.int64), stop="every client has been retired by the early-stop rule"), state
         cohort, state = super().select(state, slate, None, rng)
         predicted = state.predicted.copy()
         predicted[cohort.clients] = contexts(state, self.context, cohort.clients) @ solution(state.gram, state.moment)
         return cohort, dataclasses.replace(state, predicted=predicted)
 
-    def allowed(self, state: FlashState, slate: Slate, notes: Notes) -> IntArray:
+    def choosable(self, state: FlashState, slate: Slate, notes: Notes) -> IntArray:
         """Return the positions of the candidates that are not retired, or of all where all are."""
-        everybody = super().allowed(state, slate, notes)
+        everybody = super().choosable(state, slate, notes)
         if self.patience is None:
             return everybody
-        retired = self._retired(state)
+        retired = self._is_retired(state)
         notes["retired"] = int(retired.sum())
         out = slate.of_candidates(retired)
         if out.all():
@@ -187,5 +187,5 @@ class Flash(ContextualBandit[FlashState]):
         """Return the fitted weight of each context element."""
         return dict(zip(self.context, solution(state.gram, state.moment).tolist(), strict=True))
 
-    def _retired(self, state: FlashState) -> BoolArray:
+    def _is_retired(self, state: FlashState) -> BoolArray:
         return np.asarray(state.streak >= (self.patience or np.inf))

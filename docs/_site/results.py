@@ -1,0 +1,56 @@
+"""Results as pages: one HTML file for each stored file of scores and for each table of a paper, and a list of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from fedcohort.studies.benchmark.page import page
+from fedcohort.studies.benchmark.run import read_scores
+from fedcohort.studies.papers.catalogue import EXHIBITS
+from fedcohort.studies.papers.page import html_page, overview
+from fedcohort.studies.papers.record import StudyRecord
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "bench" / "results"
+RECORDS = ROOT / "reproduce" / "results"
+
+
+def write_pages(folder: Path) -> None:
+    """Write every HTML page into a folder."""
+    folder.mkdir(parents=True)
+    for path in sorted(BENCHMARKS.glob("benchmark_*.json")):
+        (folder / f"{path.stem.replace('_', '-')}.html").write_text(page(read_scores(path)), encoding="utf-8")
+    for exhibit in EXHIBITS.values():
+        record = StudyRecord.read(RECORDS / f"{exhibit.study.name}.json", exhibit.study)
+        (folder / f"{exhibit.name}.html").write_text(html_page(exhibit, record), encoding="utf-8")
+
+
+def index() -> str:
+    """Return the page that leads to them."""
+    lines = [
+        "# All results",
+        "",
+        "Made from the files in `bench/results` and `reproduce/results` when this site was built.",
+        "",
+        "## The benchmark",
+        "",
+        "| data | selectors | settings | rounds | seeds | measured with |",
+        "|---|--:|--:|--:|---|---|",
+    ]
+    for path in sorted(BENCHMARKS.glob("benchmark_*.json")):
+        scores = read_scores(path)
+        version = json.loads(path.read_text(encoding="utf-8"))["fedcohort"]
+        seeds = ", ".join(map(str, scores.seeds))
+        lines.append(
+            f"| {_link(path.stem.replace('_', '-'), scores.data)} | {len(scores.lines) + 1} | {len(scores.settings)} | "
+            f"{scores.rounds} | {seeds} | fedcohort {version} |"
+        )
+    table = re.sub(r"^\| `([\w-]+)` \|", lambda m: f"| {_link(m[1], m[1])} |", overview(RECORDS), flags=re.M)
+    lines += ["", "## The papers' tables and figures", "", table]
+    return "\n".join(lines)
+
+
+def _link(name: str, text: str) -> str:
+    return f'<a href="../results/{name}.html">{text}</a>'

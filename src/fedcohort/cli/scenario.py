@@ -1,0 +1,153 @@
+"""``fedcohort scenario``: draw a federation in time, read traces, fit a generator to one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedcohort.cli.options import FormatOption, QuietOption
+from fedcohort.cli.output import Format, out, print_json
+from fedcohort.core.errors import InputError
+from fedcohort.core.files import write_file
+from fedcohort.core.terminal import err, say
+
+if TYPE_CHECKING:
+    from fedcohort.scenario import Devices
+
+scenario_app = typer.Typer(help="Draw a federation in time, read traces, fit a generator to one.", no_args_is_help=True)
+
+
+class TraceFormat(StrEnum):
+    """Formats of traces."""
+
+    PLAIN = "plain"
+    FEDSCALE = "fedscale"
+    FLASH = "flash"
+
+
+TraceArgument = Annotated[Path, typer.Argument(help="File of intervals, or the trace in its own format.")]
+SpeedsOption = Annotated[
+    Path | None, typer.Option("--speeds", help="File of speeds; FedScale: client_device_capacity.", dir_okay=False)
+]
+FromOption = Annotated[TraceFormat, typer.Option("--from", help="Format of the trace.")]
+NeedsOption = Annotated[
+    list[str] | None, typer.Option("--needs", help="A state that must hold; may be repeated. Default: all there are.")
+]
+
+
+@scenario_app.callback()
+def _scenario() -> None:
+    """Draw a federation in time, read traces, fit a generator to one."""
+
+
+@scenario_app.command()
+def show(
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file with [scenario.devices], or a trace (.csv or .parquet).", dir_okay=False)
+    ],
+    clients: Annotated[
+        int | None, typer.Option("--clients", min=1, help="Number of clients; default: the partition's, or 100.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the federation.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=400, help="Clients that get a line of their own.")] = 40,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", help="Also draw it to this .svg or .html file.", dir_okay=False),
+    ] = None,
+    quiet: QuietOption = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Draw who is on over a week, how many are available when, and how fast clients are.
+
+    Examples: fedcohort scenario show phones.toml --picture phones.html
+    """
+    from fedcohort.scenario.week import FederationWeek
+
+    if picture is not None and picture.suffix not in (".svg", ".html"):
+        raise InputError(f"A picture is a .svg or a .html file. Got {picture}.")
+    devices, count = _devices(config)
+    week = FederationWeek.of(devices, clients or count, seed=seed, limit=limit)
+    if picture is not None:
+        from fedcohort.report.federation_week import week_page, week_svg
+
+        text = week_svg(week) if picture.suffix == ".svg" else week_page(week, config.stem)
+        write_file(picture.resolve(), text.encode())
+        say(err(quiet or format is Format.JSON), f"wrote {picture}")
+    if format is Format.JSON:
+        quantiles = {name: values.tolist() for name, values in week.quantiles().items()}
+        print_json({"clients": week.clients, "times": week.times, "available": week.available, **quantiles})
+        return
+    out().print(week.text(), markup=False, highlight=False)
+
+
+def _devices(config: Path) -> tuple[Devices, int]:
+    """Return the devices that a file describes, and how many clients they are for."""
+    from fedcohort.scenario import Scenario, TraceDevices, read_trace
+
+    if config.suffix in (".csv", ".parquet"):
+        return TraceDevices(path=str(config), shuffle=False), len(read_trace(config).names)
+    from fedcohort.simulate.config.toml import read_table
+
+    table = read_table(config).get("scenario", {})
+    scenario = Scenario.from_dict({"preset": table} if isinstance(table, str) else table)
+    if scenario.devices is None:
+        raise InputError(
+            f"The scenario of {config} lives in rounds: it has no devices, so there is no week to draw.",
+            hint="add a section [scenario.devices]",
+        )
+    return scenario.devices, int(getattr(scenario.partition, "clients", 100))
+
+
+@scenario_app.command()
+def fit(
+    trace: TraceArgument,
+    speeds: SpeedsOption = None,
+    from_: FromOption = TraceFormat.PLAIN,
+    needs: NeedsOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Fit a generator of a few numbers to a trace and print it as a section of a configuration.
+
+    Examples: fedcohort scenario fit client_behave_trace --from fedscale --speeds client_device_capacity
+    """
+    from fedcohort.scenario import traces
+    from fedcohort.simulate.config.toml import to_toml
+
+    found = traces.fit(traces.FORMATS[from_.value](trace, speeds), needs or None)
+    table: dict[str, Any] = {"name": found.name, "speed": found.speed, "speed_spread": found.speed_spread}
+    table |= {"bandwidth": found.bandwidth, "bandwidth_spread": found.bandwidth_spread}
+    table["states"] = {name: dict(state) for name, state in (found.states or {}).items()}
+    if format is Format.JSON:
+        print_json(table)
+        return
+    out().print(to_toml({"scenario": {"devices": table}}), markup=False, highlight=False)
+
+
+@scenario_app.command()
+def convert(
+    trace: TraceArgument,
+    out_: Annotated[Path, typer.Option("--out", "-o", help="File of intervals, .csv or .parquet.", dir_okay=False)],
+    from_: FromOption,
+    speeds: SpeedsOption = None,
+    out_speeds: Annotated[
+        Path | None, typer.Option("--out-speeds", help="File of speeds, .csv or .parquet.", dir_okay=False)
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Write a published trace in the plain format, which `devices = {name = "trace"}` reads.
+
+    Nothing in a pickle is executed: only dictionaries, lists, texts and numbers are read.
+
+    Examples: fedcohort scenario convert state_traces.json --from flash --out phones.parquet
+    """
+    from fedcohort.scenario import traces
+
+    found = traces.FORMATS[from_.value](trace, speeds)
+    if out_speeds is not None and not found.measured:
+        raise InputError("The trace has no speeds.", hint="leave out --out-speeds, or name the file with --speeds")
+    traces.write_trace(found, out_.resolve(), None if out_speeds is None else out_speeds.resolve())
+    said = f"{len(found.names):,} devices, {len(found.begin):,} intervals over {found.span / 86400:.1f} days"
+    say(err(quiet), f"wrote {out_}: {said}")

@@ -1,0 +1,323 @@
+"""Clients as devices in time: when each is on, how fast it computes, how fast it sends.
+
+Everything is a function of (seed, client, time), found without looking at any earlier time or any other client. A
+million clients are a few vector operations, and a resumed run has nothing to restore.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from scipy.special import ndtri
+
+from fedcohort.core import rng
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.core.errors import ParameterError
+from fedcohort.core.params import Constraint, Interval, Optional, Parameterized, param
+from fedcohort.core.protocol import Status
+from fedcohort.core.registry import Registry
+from fedcohort.scenario.counter_rng import uniforms, uniforms_each
+from fedcohort.scenario.partition import describe_parts
+
+DEVICES: Registry[Devices] = Registry("devices")
+
+HOUR, DAY, WEEK = 3600.0, 86400.0, 604800.0
+TICK = 1e-3  # seconds; rounding may put a change at the very moment, and whoever waits for it must get on
+# Positions in the devices stream; those of states come from their names. Never renumber them.
+_SPEED, _BANDWIDTH, _TIME_ZONE = 0, 1, 2
+_GAP, _PHASE, _LENGTH, _START, _WHETHER = range(5)  # positions below a state
+POSITIVE = Interval(float, 0, None, "neither")
+_SPREAD = Interval(float, 0, None)
+
+
+class Presence(NamedTuple):
+    """Who is on at a moment.
+
+    Attributes
+    ----------
+    on : (k,) bool array
+    until : (k,) float array
+        For how long that is certain, as a moment of the simulated clock. For a client that is on, it is when the
+        session ends; one that is off may be on from then on.
+    """
+
+    on: BoolArray
+    until: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sessions(Parameterized):
+    r"""When a state holds: sessions and gaps of random length, more of them at one time of the day than at another.
+
+    A client's time is cut into cycles of ``session`` seconds and a gap of its own, which begin at a random moment. A
+    cycle has at most one session. Its length is log-normal of mean ``session``, its place in the cycle uniform. It
+    takes place with the probability :math:`1 - d (1 - \cos(2 \pi (h - p) / 24)) / 2`, where h is the local hour at
+    which it would begin, p is ``peak`` and d is ``daily``. Without ``daily``, sessions and gaps have the means
+    ``session`` and ``gap``.
+
+    >>> sessions = Sessions(session=600, gap=1800)
+    >>> on, until = sessions.at(np.arange(10_000), "online", seed=0, time=5_000.0)
+    >>> round(float(on.mean()), 2)
+    0.25
+    """
+
+    session: float = param(HOUR, POSITIVE, "mean length of a session in seconds")
+    gap: float = param(2 * HOUR, POSITIVE, "mean length of a gap in seconds")
+    spread: float = param(0.0, _SPREAD, "standard deviation of the log of session lengths")
+    variety: float = param(0.0, _SPREAD, "standard deviation of the log of the clients' own mean gaps")
+    daily: float = param(0.0, Interval(float, 0, 1), "share of sessions that fall out at the quietest hour (d)")
+    peak: float = param(20.0, Interval(float, 0, 24, "left"), "local hour with the most sessions (p)")
+    zones: int | None = param(1, Optional(Interval(int, 1, 24)), "number of time zones; None spreads them over the day")
+
+    def at(self, clients: IntArray, name: str, *, seed: int, time: float | FloatArray) -> Presence:
+        """Return for whom the state holds.
+
+        Parameters
+        ----------
+        clients : (k,) int array
+        name : str
+            Of the state, which has random numbers of its own.
+        seed : int
+        time : float or (k,) float array
+            Seconds since the beginning; it begins at midnight in the first time zone.
+        """
+        state = zlib.crc32(name.encode())
+        cycle = self.session + self.gap * self._own_gaps(clients, seed, state)
+        begun = uniforms(seed, rng.DEVICES, clients, state, _PHASE) * cycle
+        number = np.floor((time + begun) / cycle).astype(np.int64)
+        zero = number * cycle - begun  # when this cycle began
+        length: FloatArray | float = self.session
+        if self.spread:
+            normal = _normal(uniforms_each(seed, rng.DEVICES, clients, number, state, _LENGTH))
+            length = self.session * np.exp(self.spread * normal - 0.5 * self.spread**2)
+        length = np.minimum(length, cycle)
+        start: FloatArray = zero + uniforms_each(seed, rng.DEVICES, clients, number, state, _START) * (cycle - length)
+        end = start + length
+        takes_place = np.ones(len(clients), np.bool_)
+        if self.daily:
+            chance = self.activity(start / HOUR + self._offsets(clients, seed))
+            takes_place = uniforms_each(seed, rng.DEVICES, clients, number, state, _WHETHER) < chance
+        on = takes_place & (start <= time) & (time < end)
+        later = np.maximum(zero + cycle, time + TICK)
+        until = np.where(on, end, np.where(takes_place & (time < start), start, later))
+        return Presence(on, until)
+
+    def activity(self, hour: FloatArray) -> FloatArray:
+        """Return the probability that a session at this local hour takes place."""
+        chance: FloatArray = 1 - self.daily * (1 - np.cos(2 * np.pi * (hour - self.peak) / 24)) / 2
+        return chance
+
+    def _own_gaps(self, clients: IntArray, seed: int, state: int) -> FloatArray | float:
+        if not self.variety:
+            return 1.0
+        normal = _normal(uniforms(seed, rng.DEVICES, clients, state, _GAP))
+        own: FloatArray = np.exp(self.variety * normal - 0.5 * self.variety**2)
+        return own
+
+    def _offsets(self, clients: IntArray, seed: int) -> FloatArray | float:
+        """Hours by which each client's local time is ahead; the same for all states, so the zone has no state."""
+        if self.zones == 1:
+            return 0.0
+        place = uniforms(seed, rng.DEVICES, clients, _TIME_ZONE)
+        return 24 * (place if self.zones is None else np.floor(place * self.zones) / self.zones)
+
+
+def _normal(uniform: FloatArray) -> FloatArray:
+    """Turn uniform into normal numbers; half a step is added, because the quantile of 0 would be infinite."""
+    normal: FloatArray = ndtri(uniform + 2.0**-54)
+    return normal
+
+
+class Devices(Parameterized):
+    """When clients are on, and their two speeds: time = samples / speed + bytes / bandwidth."""
+
+    name: ClassVar[str]
+
+    def presence(self, clients: IntArray, *, seed: int, time: float) -> Presence:
+        """Return which of ``clients`` are on at ``time``, and for how long that is certain."""
+        raise NotImplementedError(type(self).__name__)
+
+    def speeds(self, clients: IntArray, *, seed: int) -> FloatArray:
+        """Return how many samples each of ``clients`` trains on in a second (k,)."""
+        raise NotImplementedError(type(self).__name__)
+
+    def bandwidths(self, clients: IntArray, *, seed: int) -> FloatArray:
+        """Return how many bytes each of ``clients`` receives or sends in a second (k,)."""
+        raise NotImplementedError(type(self).__name__)
+
+    @property
+    def always_on(self) -> bool:
+        """Whether nobody is ever off."""
+        return False
+
+    def durations(
+        self, clients: IntArray, samples: FloatArray | float, transfer: FloatArray | float, *, seed: int
+    ) -> FloatArray:
+        """Return the seconds that ``samples`` samples and ``transfer`` bytes take each of ``clients`` (k,)."""
+        seconds: FloatArray = samples / self.speeds(clients, seed=seed) + transfer / self.bandwidths(clients, seed=seed)
+        return seconds
+
+    def work(self, clients: IntArray, seconds: FloatArray, *, seed: int, time: float) -> tuple[FloatArray, AnyArray]:
+        """Return how long each works that begins at ``time``, and with what status: it fails when its session ends.
+
+        Parameters
+        ----------
+        clients : (k,) int array
+            Who begins; one that is off fails at once.
+        seconds : (k,) float array
+            How long the work would take.
+        seed : int
+        time : float
+
+        Returns
+        -------
+        seconds : (k,) float64
+        status : (k,) int8 of Status
+        """
+        on, until = self.presence(clients, seed=seed, time=time)
+        left = np.where(on, until - time, 0.0)
+        broken = ~on | (seconds > left)
+        status = np.where(broken, np.int8(Status.FAILED), np.int8(Status.OK))
+        return np.where(broken, left, seconds), status
+
+    def describe(self) -> str:
+        """Return the name and the parameters on one line."""
+        return describe_parts(self.name, self)
+
+
+class _States(Constraint):
+    """A table of states, each the parameters of :class:`Sessions`."""
+
+    def admits(self, value: object) -> bool:
+        """Whether every state is a table of session parameters."""
+        if not isinstance(value, Mapping):
+            return False
+        try:
+            return all(isinstance(name, str) and bool(Sessions(**table)) for name, table in value.items())
+        except (ParameterError, TypeError):
+            return False
+
+    def describe(self) -> str:
+        """Name the allowed values."""
+        return "a table of states such as {online = {session = 3600, gap = 7200}}, each with parameters of Sessions"
+
+    def bad_values(self) -> list[object]:
+        """Return things that are no such table."""
+        return [3, {"online": 3}, {"online": {"session": 0}}, {"online": {"lenght": 3}}]
+
+
+@DEVICES.register("drawn")
+@dataclass(frozen=True, kw_only=True)
+class DrawnDevices(Devices):
+    """Devices of a few numbers: log-normal speeds, and states of which all must hold for a client to be on.
+
+    Without states everybody is always on. A day-night federation has one state, ``online``; a phone that trains only
+    while it charges on a free network has three.
+
+    >>> half = {"session": 600, "gap": 600}
+    >>> devices = DrawnDevices(states={"online": half, "charging": half})
+    >>> round(float(devices.presence(np.arange(10_000), seed=0, time=9_000.0).on.mean()), 2)
+    0.25
+    >>> DrawnDevices(speed=100, bandwidth=1e6).durations(np.arange(2), 600, 4e6, seed=0)
+    array([10., 10.])
+    """
+
+    states: Mapping[str, Mapping[str, Any]] | None = param(
+        None, Optional(_States()), "states that must all hold for a client to be on; None: always on"
+    )
+    speed: float = param(100.0, POSITIVE, "median of the samples that clients train on in a second")
+    speed_spread: float = param(0.0, _SPREAD, "standard deviation of the log of the clients' speeds")
+    bandwidth: float = param(1e6, POSITIVE, "median of the bytes that clients receive or send in a second")
+    bandwidth_spread: float = param(0.0, _SPREAD, "standard deviation of the log of the clients' bandwidths")
+
+    @cached_property
+    def _sessions(self) -> dict[str, Sessions]:
+        return {name: Sessions(**table) for name, table in (self.states or {}).items()}
+
+    @property
+    def always_on(self) -> bool:
+        """Whether there are no states."""
+        return not self.states
+
+    def presence(self, clients: IntArray, *, seed: int, time: float) -> Presence:
+        """Return for whom all states hold."""
+        on, ends, begins = np.ones(len(clients), np.bool_), np.full(len(clients), np.inf), np.zeros(len(clients))
+        for name, sessions in self._sessions.items():
+            holds, until = sessions.at(clients, name, seed=seed, time=time)
+            on &= holds
+            ends = np.where(holds, np.minimum(ends, until), ends)
+            begins = np.where(holds, begins, np.maximum(begins, until))  # nobody is on while one state does not hold
+        return Presence(on, np.where(on, ends, begins))
+
+    def speeds(self, clients: IntArray, *, seed: int) -> FloatArray:
+        """Draw each client's speed by hashing its number."""
+        return _log_normal(self.speed, self.speed_spread, clients, seed, _SPEED)
+
+    def bandwidths(self, clients: IntArray, *, seed: int) -> FloatArray:
+        """Draw each client's bandwidth by hashing its number."""
+        return _log_normal(self.bandwidth, self.bandwidth_spread, clients, seed, _BANDWIDTH)
+
+
+def _log_normal(median: float, spread: float, clients: IntArray, seed: int, position: int) -> FloatArray:
+    if not spread:
+        return np.full(len(clients), float(median))
+    drawn: FloatArray = median * np.exp(spread * _normal(uniforms(seed, rng.DEVICES, clients, position)))
+    return drawn
+
+
+class Roster:
+    """Who is on, kept up to date while the clock goes on: only clients whose state may have changed are looked up.
+
+    Parameters
+    ----------
+    devices : Devices
+    clients : int
+        Number of clients N.
+    seed : int
+    time : float
+        The moment it begins with.
+
+    Attributes
+    ----------
+    on : (N,) bool array
+        Replaced, never changed in place, when somebody comes or goes.
+    next : float
+        The earliest moment at which ``on`` may change.
+
+    Examples
+    --------
+    >>> devices = DrawnDevices(states={"online": {"session": 600, "gap": 1200}})
+    >>> roster = Roster(devices, 1000, seed=3)
+    >>> roster.advance(50_000.0)
+    >>> bool((roster.on == devices.presence(np.arange(1000), seed=3, time=50_000.0).on).all())
+    True
+    """
+
+    def __init__(self, devices: Devices, clients: int, *, seed: int, time: float = 0.0) -> None:
+        self._devices, self._seed = devices, seed
+        self.on, self._until = devices.presence(np.arange(clients), seed=seed, time=time)
+        self.next = float(self._until.min(initial=np.inf))
+
+    def advance(self, time: float) -> None:
+        """Go on to ``time``, which is not before the last one."""
+        if time < self.next:
+            return
+        due = np.flatnonzero(self._until <= time)
+        on, self._until[due] = self._devices.presence(due, seed=self._seed, time=time)
+        if (on != self.on[due]).any():
+            self.on = self.on.copy()
+            self.on[due] = on
+        self.next = float(self._until.min())
+
+    def wait(self, time: float) -> float:
+        """Go on from ``time`` until somebody is on, and return when that is; infinity if nobody ever comes."""
+        self.advance(time)
+        while not self.on.any() and self.next < np.inf:
+            time = self.next
+            self.advance(time)
+        return time if self.on.any() else np.inf

@@ -1,0 +1,66 @@
+"""Groups of clients: those who see the world alike, who hold the same kind of data, or each owner by itself.
+
+An average over all clients hides what a minority loses. A federation therefore names its groups, and every evaluation
+measures each of them on samples of its own kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedcohort.core.arrays import IntArray, freeze
+from fedcohort.core.errors import InputError
+
+Kind = Literal["view", "class", "client"]
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Which group every client is in.
+
+    Attributes
+    ----------
+    kind : "view", "class" or "client"
+        What a group has in common: how its clients see their samples, the class they hold most of, or the owner.
+    of : (N,) int64
+        The group of every client.
+    names : tuple of str
+    views : tuple of str
+        How each group sees its samples, a name of :data:`~fedcohort.scenario.shift.VIEWS`; "plain" is as they are.
+
+    Examples
+    --------
+    >>> Groups.by_class(np.array([2, 0, 2])).names
+    ('mostly class 0', 'mostly class 2')
+    """
+
+    kind: Kind
+    of: IntArray
+    names: tuple[str, ...]
+    views: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.views) != len(self.names) or (len(self.of) and not 0 <= self.of.min() <= self.of.max() < len(self)):
+            raise InputError(
+                f"Groups must have a view each and be numbered 0 .. {len(self.names) - 1}. Got {len(self.views)} views "
+                f"and numbers up to {self.of.max(initial=0)}."
+            )
+        freeze(self.of)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def by_class(cls, main_class: IntArray) -> Groups:
+        """Group clients by the class they hold most of."""
+        present, of = np.unique(main_class, return_inverse=True)
+        names = tuple(f"mostly class {c}" for c in present)
+        return cls("class", of.astype(np.int64), names, ("plain",) * len(names))
+
+    @classmethod
+    def by_client(cls, names: tuple[str, ...]) -> Groups:
+        """Make every client a group of its own."""
+        return cls("client", np.arange(len(names), dtype=np.int64), names, ("plain",) * len(names))

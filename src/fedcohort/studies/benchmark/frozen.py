@@ -1,0 +1,163 @@
+"""The rule for claiming: what was run is frozen before it is run, and results of something else are not put beside it.
+
+A tag is a hash of the suite's version and of each selector's code and parameters. It is written before the first round.
+Whoever changes a selector gets another tag; a folder is continued and pieces are merged only under one tag.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcohort.core.errors import InputError
+from fedcohort.core.files import read_file
+from fedcohort.simulate.config.experiment import Experiment, values_of
+from fedcohort.simulate.store.writer import write_json
+from fedcohort.studies.benchmark.suite import VERSION
+
+FILE = "frozen.json"
+_OURS = "fedcohort.selectors"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What a benchmark ran.
+
+    Attributes
+    ----------
+    suite : int
+        Version of the suite.
+    selectors : mapping of str to str
+        Hash of code and parameters, by label.
+    """
+
+    suite: int
+    selectors: Mapping[str, str]
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Frozen:
+        """Hash what an experiment is going to run."""
+        found = {}
+        for plan in experiment.plans:
+            if plan.label not in found:
+                parameters = json.dumps(values_of(plan.selector), sort_keys=True, default=str)
+                found[plan.label] = code_hash(type(plan.selector), plan.selector.name, parameters)
+        return cls(VERSION, found)
+
+    @classmethod
+    def read(cls, folder: Path) -> Frozen | None:
+        """Return what a folder says it ran; None for one of an earlier version."""
+        try:
+            table = json.loads(read_file(folder / FILE))
+            return cls(int(table["suite"]), {str(k): str(v) for k, v in table["selectors"].items()})
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError(f"{folder / FILE} is damaged ({type(error).__name__}: {error}).") from error
+
+    def write(self, folder: Path) -> None:
+        """Write it, before the first round."""
+        write_json(folder / FILE, self.to_dict())
+
+    @property
+    def tag(self) -> str:
+        """One short name for all of it."""
+        text = json.dumps([self.suite, sorted(self.selectors.items())])
+        return f"v{self.suite}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"tag": self.tag, "suite": self.suite, "selectors": dict(self.selectors)}
+
+
+def check_same(known: Frozen, now: Frozen, where: Path) -> None:
+    """Refuse to put results of other selectors, or of another suite, beside what ``where`` holds."""
+    if known.suite != now.suite:
+        raise InputError(
+            f"{where} is of version {known.suite} of the benchmark, not {now.suite}: its results cannot be put beside "
+            "these.",
+            hint="run it again in another folder",
+        )
+    changed = sorted(label for label, sum_ in now.selectors.items() if known.selectors.get(label, sum_) != sum_)
+    if changed:
+        raise InputError(
+            f"{where} (tag {known.tag}) was run with other code or parameters of {', '.join(changed)} than these (tag "
+            f"{now.tag}): a selector was changed after its report seeds were run.",
+            hint="run all of it again in another folder; if the default was changed, with another version and other "
+            "seeds of the suite",
+        )
+
+
+def together(folders: Sequence[Path]) -> Frozen | None:
+    """Return the tag that all folders share; None where none has one."""
+    found = {folder: Frozen.read(folder) for folder in folders}
+    frozen = [one for one in found.values() if one is not None]
+    if not frozen:
+        return None
+    for folder, one in found.items():
+        if one is None:
+            raise InputError(
+                f"{folder} has no {FILE}: what it ran was not frozen, and it cannot be put together with results of "
+                f"the tag {frozen[0].tag}.",
+                hint="run it again with this version",
+            )
+        check_same(frozen[0], one, folder)
+    labels = {label: sum_ for one in frozen for label, sum_ in one.selectors.items()}
+    return Frozen(frozen[0].suite, labels)
+
+
+def code_hash(cls: type, *more: str) -> str:
+    """Return the SHA-256 of the files that a class and what it imports of our selectors are written in."""
+    known = hashlib.sha256("\0".join(more).encode())
+    for content in sorted(_sources(cls)):
+        known.update(hashlib.sha256(content).digest())
+    return known.hexdigest()
+
+
+def _sources(cls: type) -> list[bytes]:
+    paths = {
+        Path(inspect.getfile(base)) for base in cls.__mro__ if not base.__module__.startswith(("builtins", "typing"))
+    }
+    todo = [path for path in paths if path.is_file() and not _is_shared(path)]
+    seen: dict[Path, bytes] = {}
+    while todo:
+        path = todo.pop()
+        if path not in seen:
+            seen[path] = read_file(path)
+            todo += [found for found in _imports(seen[path]) if found not in seen]
+    return list(seen.values())
+
+
+def _is_shared(path: Path) -> bool:
+    """Whether a file is of the library around selectors, which the version of fedcohort names."""
+    root = Path(importlib.util.find_spec("fedcohort").origin or "").parent  # type: ignore[union-attr]
+    standard = Path(inspect.getfile(ast)).parent
+    ours = root / "selectors"
+    return (root in path.parents and ours not in path.parents) or (path.parent == standard)
+
+
+def _imports(content: bytes) -> list[Path]:
+    """Return the files of ``fedcohort.selectors`` that a source imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    found = []
+    for name in names:
+        if name.startswith(f"{_OURS}."):
+            try:
+                spec = importlib.util.find_spec(name)
+            except ModuleNotFoundError:  # something in a module, and no module
+                continue
+            if spec is not None and spec.origin is not None:
+                found.append(Path(spec.origin))
+    return found

@@ -1,0 +1,118 @@
+r"""FedAU: averaging with weights that make up for how rarely a client takes part.
+
+.. [Wang2024] S. Wang, M. Ji, "A Lightweight Method for Tackling Unknown Participation Statistics in Federated
+   Averaging", ICLR 2024 (arXiv 2306.03401), Algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.params import Interval, OneOf, Optional, param
+from fedcohort.training.aggregators.arithmetic import average
+from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
+
+
+class Intervals(Memory):
+    """How many rounds lie between the times each client takes part: three numbers per client.
+
+    Attributes
+    ----------
+    count : (N,) float array
+        M_n, the finished intervals.
+    mean : (N,) float array
+        omega_n, their mean length; 1 before there is one.
+    start : (N,) int array
+        The round in which the running interval began.
+    """
+
+    def __init__(self, federation: int) -> None:
+        self.count = np.zeros(federation)
+        self.mean = np.ones(federation)
+        self.start = np.zeros(federation, np.int64)
+
+    def _finish(self, clients: IntArray, number: FloatArray, length: FloatArray) -> None:
+        """Count ``number`` (k,) more intervals of ``length`` (k,) each."""
+        total = self.count[clients] * self.mean[clients] + number * length
+        self.count[clients] += number
+        self.mean[clients] = np.where(number > 0, total / np.maximum(self.count[clients], 1.0), self.mean[clients])
+
+    def weights(self, clients: IntArray, round: int, cutoff: int | None) -> FloatArray:
+        """(k,) omega_n of clients that take part in ``round``, from what came before it; then count the round.
+
+        A running interval counts whenever it reaches ``cutoff`` rounds, and begins anew. Nothing is done for clients
+        that are away: how often that has happened is found when they come back.
+        """
+        if cutoff is not None:
+            reached = np.maximum(round - self.start[clients], 0) // cutoff
+            self._finish(clients, reached.astype(np.float64), np.full(len(clients), float(cutoff)))
+            self.start[clients] += reached * cutoff
+        weights = self.mean[clients]
+        self._finish(clients, np.ones(len(clients)), np.maximum(round + 1.0 - self.start[clients], 1.0))
+        self.start[clients] = round + 1
+        return weights
+
+    def arrays(self) -> dict[str, Any]:
+        """All three."""
+        return {"count": self.count, "mean": self.mean, "start": self.start}
+
+    def restore(self, arrays: Mapping[str, AnyArray]) -> None:
+        """Take over saved intervals."""
+        self.count, self.mean, self.start = (np.array(arrays[name]) for name in ("count", "mean", "start"))
+
+
+@AGGREGATORS.register("fedau")
+@dataclass(frozen=True, kw_only=True)
+class FedAu(Aggregator):
+    r"""FedAU: weights are the mean interval between a client's rounds ([Wang2024]_, Algorithms 1 and 2).
+
+    .. math:: w \leftarrow w + \eta \frac{1}{N} \sum_{n \in S} \omega_n (w_n - w), \qquad
+              \omega_n = \frac{1}{M_n} \sum_{m=1}^{M_n} s_n^m,
+
+    where the :math:`s_n^m` are the lengths in rounds of the :math:`M_n` intervals of client n that had ended before
+    this round, the last round of an interval being the one in which the client took part. An absence of K rounds
+    counts as an interval of K and the next one begins. :math:`\omega_n` is 1 before the first interval has ended.
+
+    A client that takes part in a share :math:`\pi_n` of the rounds has intervals of :math:`1 / \pi_n` rounds on
+    average, so that nobody counts for more by being there more often, whatever the reason: availability, failures,
+    the filter, or the selector. Three numbers per client are remembered. Taking part means that the model was kept.
+
+    Symbols: K = ``cutoff``, eta = ``global_rate``. The cutoff bounds the weight of clients that are rarely there:
+    it trades variance for bias. Deviations: ``weighting="size"`` weighs clients by their samples, in place of 1 / N.
+    How often a selector counts a client is left out, because the intervals already make up for it.
+
+    >>> rule, old = FedAu(cutoff=None), np.zeros(1)
+    >>> memory = rule.memory(2, old)
+    >>> def step(round):
+    ...     alone = Members(np.array([0]), np.full(1, 0.5), np.ones(1), 2, np.ones(1), round=round)
+    ...     return float(rule.combine(old, np.ones((1, 1)), alone, memory).model[0])
+    >>> step(2), step(3), step(8)  # weights 1, then the mean of the interval 3, then of 3 and 1; each over N = 2
+    (0.5, 1.5, 1.0)
+    """
+
+    cutoff: int | None = param(
+        50, Optional(Interval(int, 1, 10**9)), "rounds after which an absence counts as an interval (K); None: never"
+    )
+    global_rate: float = param(1.0, Interval(float, 0, None, "neither"), "global step size (eta)")
+    weighting: str = param("count", OneOf(("count", "size")), "clients count equally (the paper) or by their samples")
+
+    def memory(self, federation: int, model: Any) -> Intervals:
+        """Return no intervals."""
+        return Intervals(federation)
+
+    def combine(
+        self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
+    ) -> Combined:
+        """Move by the updates, each times how rarely its client takes part."""
+        self._check(models, members)
+        if not isinstance(memory, Intervals):
+            raise self._foreign(memory)
+        shares = members.share if self.weighting == "size" else np.full(len(members), 1.0 / members.federation)
+        rarity = memory.weights(members.clients, members.round, self.cutoff)
+        weights = self.global_rate * rarity * shares
+        return Combined(old + average(weights, models - old), weights)

@@ -1,0 +1,148 @@
+r"""Averages that remember every client's last update: FedVARP and MIFA.
+
+.. [Jhunjhunwala2022] D. Jhunjhunwala, P. Sharma, A. Nagarkatti, G. Joshi, "FedVARP: Tackling the Variance Due to
+   Partial Client Participation in Federated Learning", UAI 2022, Algorithm 1.
+.. [Gu2021] X. Gu, K. Huang, J. Zhang, L. Huang, "Fast Federated Learning in the Presence of Arbitrary Device
+   Unavailability", NeurIPS 2021, Algorithm 1.
+
+Symbols: w the global model, S the kept cohort of this round, N all clients, :math:`y_i` the last update of client i
+(MIFA's :math:`-G^i`), zero before its first one. An update is :math:`(w_i - w) / \eta`, with the learning rate
+:math:`\eta` of its round, so that what is remembered keeps its meaning when the rate decays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedcohort.core.arrays import AnyArray, FloatArray
+from fedcohort.core.params import Interval, OneOf, param
+from fedcohort.training.aggregators.arithmetic import as_like, average, zeros
+from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
+from fedcohort.training.aggregators.client_rows import ClientRows
+
+_WEIGHTING = OneOf(("count", "size"))
+
+
+class LastUpdates(Memory):
+    """The last update y_i of every client that took part, and their mean over all N clients."""
+
+    def __init__(self, federation: int, model: Any) -> None:
+        self.mean = zeros(model)
+        self.own = ClientRows(federation, zeros(model))
+
+    def change(self, old: Any, models: Any, members: Members) -> Any:
+        """(k, P) the members' new updates minus their last ones."""
+        fresh = models - old
+        for i, rate in enumerate(members.learning_rates.tolist()):
+            fresh[i] = fresh[i] / rate
+        return fresh - self.own.of(members.clients)
+
+    def absorb(self, change: Any, members: Members, shares: FloatArray) -> None:
+        """Remember the new updates; ``shares`` (k,) is what each member counts for in the mean over all clients."""
+        self.mean = self.mean + average(shares, change)
+        self.own.put(members.clients, self.own.of(members.clients) + change)
+
+    def arrays(self) -> dict[str, Any]:
+        """The mean, the clients that took part, and their updates."""
+        return {"mean": self.mean, **self.own.arrays()}
+
+    def restore(self, arrays: Mapping[str, AnyArray]) -> None:
+        """Take over saved updates."""
+        self.mean = as_like(arrays["mean"], self.mean)
+        self.own.restore(arrays)
+
+
+def _shares(members: Members, weighting: str) -> FloatArray:
+    """(k,) what each member is of all clients: 1 / N, or its part of all samples."""
+    return members.share if weighting == "size" else np.full(len(members), 1.0 / members.federation)
+
+
+@AGGREGATORS.register("fedvarp")
+@dataclass(frozen=True, kw_only=True)
+class FedVarp(Aggregator):
+    r"""FedVARP: absent clients take part with their last updates ([Jhunjhunwala2022]_, Algorithm 1).
+
+    .. math:: v = \frac{1}{N} \sum_{j=1}^{N} y_j + \frac{1}{|S|} \sum_{i \in S} (\Delta_i - y_i), \qquad
+              w \leftarrow w + \eta_s \eta v, \qquad y_i \leftarrow \Delta_i \text{ for } i \in S,
+
+    with the new updates :math:`\Delta_i`. If clients are drawn uniformly, v is an unbiased estimate of the update of
+    all clients, and its variance vanishes as updates settle; the first rounds equal FedAvg's. The server remembers one
+    vector for each client that took part; clients do and send nothing more.
+
+    Deviations: the paper divides updates by the number of local steps as well, which all its clients share; here each
+    update keeps the number of its steps. ``weighting="size"`` weighs clients by their samples, in both means.
+
+    >>> rule, old = FedVarp(), np.zeros(1)
+    >>> memory = rule.memory(4, old)
+    >>> pair = Members(np.array([0, 1]), np.full(2, 0.25), np.ones(2), 4, np.ones(2))
+    >>> rule.combine(old, np.array([[2.0], [4.0]]), pair, memory).model  # (2 + 4) / 2, as in FedAvg
+    array([3.])
+    >>> rule.combine(old, np.array([[2.0], [4.0]]), pair, memory).model  # the same updates again: (2 + 4) / 4
+    array([1.5])
+    """
+
+    global_rate: float = param(1.0, Interval(float, 0, None, "neither"), "global step size (eta_s)")
+    weighting: str = param("count", _WEIGHTING, "clients count equally (the paper) or by their samples")
+
+    def memory(self, federation: int, model: Any) -> LastUpdates:
+        """Return updates of zero."""
+        return LastUpdates(federation, model)
+
+    def combine(
+        self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
+    ) -> Combined:
+        """Move by the mean of all last updates, corrected by what the cohort's have changed."""
+        self._check(models, members)
+        if not isinstance(memory, LastUpdates):
+            raise self._foreign(memory)
+        weights = members.weights_by(self.weighting)
+        rate = self.global_rate * float(weights @ members.learning_rates)
+        change = memory.change(old, models, members)
+        direction = memory.mean + average(weights, change)
+        memory.absorb(change, members, _shares(members, self.weighting))
+        return Combined(old + rate * direction, self.global_rate * weights)
+
+
+@AGGREGATORS.register("mifa")
+@dataclass(frozen=True, kw_only=True)
+class Mifa(Aggregator):
+    r"""MIFA: the mean of the last updates of all clients ([Gu2021]_, Algorithm 1).
+
+    .. math:: y_i \leftarrow \Delta_i \text{ for } i \in S, \qquad w \leftarrow w + \eta \frac{1}{N} \sum_{j=1}^{N} y_j.
+
+    Unlike FedVARP's step it assumes nothing about who takes part: a client that is away for long is not forgotten, and
+    one that is always there counts no more than others. In return, an old update counts as much as a new one.
+
+    Deviations: in the paper's analysis all clients take part in the first round. Where they do not, a client counts as
+    zero until it does, so that the first steps are short. ``weighting="size"`` weighs clients by their samples.
+
+    >>> rule, old = Mifa(), np.zeros(1)
+    >>> memory = rule.memory(4, old)
+    >>> first, second = (Members(np.array([i]), np.full(1, 0.25), np.ones(1), 4, np.ones(1)) for i in range(2))
+    >>> rule.combine(old, np.array([[2.0]]), first, memory).model  # 2 / 4
+    array([0.5])
+    >>> rule.combine(old, np.array([[4.0]]), second, memory).model  # (2 + 4) / 4: the absent client's is remembered
+    array([1.5])
+    """
+
+    weighting: str = param("count", _WEIGHTING, "clients count equally (the paper) or by their samples")
+
+    def memory(self, federation: int, model: Any) -> LastUpdates:
+        """Return updates of zero."""
+        return LastUpdates(federation, model)
+
+    def combine(
+        self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
+    ) -> Combined:
+        """Move by the mean of all last updates, the cohort's new ones among them."""
+        self._check(models, members)
+        if not isinstance(memory, LastUpdates):
+            raise self._foreign(memory)
+        rate = float(members.weights_by(self.weighting) @ members.learning_rates)
+        shares = _shares(members, self.weighting)
+        memory.absorb(memory.change(old, models, members), members, shares)
+        return Combined(old + rate * memory.mean, shares)
