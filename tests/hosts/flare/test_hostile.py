@@ -15,8 +15,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedcohort.core.protocol import Status
-from fedcohort.hosts.flare import Answers, CohortController
-from fedcohort.hosts.flower.incidents import failures
+from fedcohort.hosts.flare import Answers, CohortController, failures
 from fedcohort.hosts.wire import RECORD
 
 from .federation import Federation, Pull
