@@ -26,11 +26,11 @@ def test_the_job_runs_and_continues_as_it_is(tmp_path: Path) -> None:
     journal = tmp_path / "journal.sqlite"
     for rounds in ("2", "4"):
         done = subprocess.run(
-            [sys.executable, "job.py", "--rounds", rounds, "--journal", str(journal), "--workspace", str(tmp_path)],
+            [sys.executable, "job.py", "--rounds", rounds, "--journal", str(journal)],
             cwd=folder,
             capture_output=True,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "NVFLARE_SIMULATOR_WORKSPACE_ROOT": str(tmp_path / "workspace")},
             check=False,
         )
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
