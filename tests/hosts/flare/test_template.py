@@ -36,5 +36,5 @@ def test_the_job_runs_and_continues_as_it_is(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     run_experiment(folder / "experiment.toml", tmp_path / "out")
     assert chosen(journal, 4) == chosen(tmp_path / "out" / "journal" / "power-of-choice-s1.sqlite", 4)
-    done = subprocess.run([sys.executable, "job.py", "--export", "fl_job"], cwd=folder, check=True)
+    subprocess.run([sys.executable, "job.py", "--write", "fl_job"], cwd=folder, check=True)
     assert (folder / "fl_job" / "my-job" / "meta.json").is_file()
