@@ -15,7 +15,7 @@ from fedcohort.core.protocol import SELECTORS
 from fedcohort.core.signals import Signal
 from fedcohort.simulate.config.experiment import Experiment
 
-AT_THE_SERVER = frozenset({Signal.KEPT, Signal.SERVER_LOSS})
+AT_THE_SERVER = frozenset({Signal.KEPT, Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE})
 
 
 def test_it_writes_a_complete_job(tmp_path: Path) -> None:
