@@ -420,8 +420,8 @@ def picks(setting: Setting) -> Figure | None:
     others = f", and {equal} other{'s' if equal > 1 else ''} as often" if equal else ""
     sentence = (
         "A horizontal streak is a client picked again and again. "
-        f"The longest: {group.label} picked client {setting.client_name(client)} "
-        f"(seed {group.runs[0].seed}) in {percent(share, 0)} of the rounds{again}{others}."
+        f"Most often picked: client {setting.client_name(client)} by {group.label} "
+        f"(seed {group.runs[0].seed}), in {percent(share, 0)} of the rounds{again}{others}."
     )
     return Figure(
         "picks",
