@@ -17,7 +17,7 @@ _MENDED = [
     # The corner of a table is no heading of anything.
     (r'<th class="head([^"]*)"><p></p></th>', r'<td class="head\1"></td>'),
     # The page of search results has no heading.
-    (r'<div id="search-results"></div>', '<h1>Search</h1><div id="search-results"></div>'),
+    (r'(?<!</h1>)<div id="search-results"></div>', '<h1>Search</h1><div id="search-results"></div>'),
 ]
 
 
