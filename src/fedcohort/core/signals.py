@@ -82,13 +82,14 @@ class VectorOf:
     ----------
     vector : "update" or "gradient"
         The client's model less the received one; or the full-batch gradient of its mean loss at the received model.
-    take : "norm", "distance", "weighted-distance", "output-bias" or "sketch"
+    take : "norm", "distance", "weighted-distance", "output-bias", "output-norm" or "sketch"
         L2 norm; L2 distance to the mean vector of the cohort, in which every client counts once or as often as it has
-        samples; the entries that belong to the output layer's bias; a random projection.
+        samples; the entries that belong to the output layer's bias; the L2 norm of the output layer's entries; a random
+        projection.
     """
 
     vector: Literal["update", "gradient"]
-    take: Literal["norm", "distance", "weighted-distance", "output-bias", "sketch"]
+    take: Literal["norm", "distance", "weighted-distance", "output-bias", "output-norm", "sketch"]
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ class Signal(str):
     UPDATE_DISTANCE: ClassVar[Signal]
     WEIGHTED_UPDATE_DISTANCE: ClassVar[Signal]
     OUTPUT_BIAS_UPDATE: ClassVar[Signal]
+    OUTPUT_UPDATE_NORM: ClassVar[Signal]
     UPDATE_SKETCH: ClassVar[Signal]
     GRADIENT_NORM: ClassVar[Signal]
     GRADIENT_DISTANCE: ClassVar[Signal]
@@ -393,6 +395,12 @@ Signal.OUTPUT_BIAS_UPDATE = Signal(
     by=Party.SERVER,
     how=VectorOf("update", "output-bias"),
     width="classes",
+)
+Signal.OUTPUT_UPDATE_NORM = Signal(
+    "output-update-norm",
+    meaning="L2 norm of the client's update of the output layer, weights and bias",
+    by=Party.SERVER,
+    how=VectorOf("update", "output-norm"),
 )
 Signal.UPDATE_SKETCH = Signal(
     "update-sketch",

@@ -26,10 +26,10 @@ from fedcohort.core.errors import FedcohortError, InputError, ParameterError
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import shorten
-from fedcohort.core.vectors import needs_output_bias
+from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.checkpoint import CheckpointFiles
 from fedcohort.hosts.flare.host import Aborted, FlareHost, Letter
-from fedcohort.hosts.flare.replies import arrays_of, bias_of
+from fedcohort.hosts.flare.replies import arrays_of, output_of
 from fedcohort.hosts.flare.sites import Sites
 from fedcohort.hosts.flare.wire import TICKET
 from fedcohort.hosts.live import play
@@ -202,8 +202,8 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
 
     def _play(self, host: FlareHost) -> None:
         first = arrays_of(self.load_model().params)
-        if needs_output_bias(self._chosen.requires):
-            bias_of(first)
+        if needs_output_layer(self._chosen.requires):
+            output_of(first)
         if self._journal is not None and not is_blank(self._journal):
             host.session = self._reopened(self._journal, host)
         if host.session is None or not self._finished(host.session):

@@ -13,13 +13,13 @@ from flwr.serverapp.strategy import Result
 from fedcohort.core.errors import InputError, ParameterError, SignalError
 from fedcohort.core.protocol import Selector
 from fedcohort.core.signals import SIGNALS, Signal
-from fedcohort.core.vectors import needs_output_bias
+from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.evaluation import has_evaluation
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.population import facts_in, rules_in
-from fedcohort.hosts.flower.replies import bias_of
+from fedcohort.hosts.flower.replies import output_of
 from fedcohort.hosts.live import play
 from fedcohort.hosts.round import join_names
 from fedcohort.journal import is_blank
@@ -93,12 +93,12 @@ class LiveRun:
         """Refuse a model that cannot supply what the selector requires, before anybody trains."""
         required, wished = self.settings.selector.requires, self.host.wished
         try:
-            if needs_output_bias(required | wished):
-                bias_of(arrays)
+            if needs_output_layer(required | wished):
+                output_of(arrays)
         except SignalError:
-            if needs_output_bias(required):
+            if needs_output_layer(required):
                 raise
-            self.host.wished = frozenset(s for s in wished if not needs_output_bias({s}))
+            self.host.wished = frozenset(s for s in wished if not needs_output_layer({s}))
 
     def _check_rules(self) -> None:
         """Refuse rules that the clients there are cannot keep, before they are on record; warn of what may come."""

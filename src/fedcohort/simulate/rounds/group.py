@@ -22,7 +22,7 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import OtherEngineError
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
-from fedcohort.core.vectors import needs_output_bias, output_bias
+from fedcohort.core.vectors import needs_output_layer, output_layer
 from fedcohort.hosts.round import Round
 from fedcohort.journal import Savepoint
 from fedcohort.scenario import Federation
@@ -127,8 +127,8 @@ class Group:
         fresh = {seed: self.engine.init(seed) for seed in dict.fromkeys(plan.seed for plan in plans)}
         models = torch.stack([fresh[plan.seed] for plan in plans])
         needed = frozenset[Signal]().union(*(run.needed for run in self.runs))
-        bias = output_bias(self.engine.shapes, dataset.classes) if needs_output_bias(needed) else None
-        self.batch = Batch(self.engine, models, first.aggregator.prox, bias)
+        output = output_layer(self.engine.shapes, dataset.classes) if needs_output_layer(needed) else None
+        self.batch = Batch(self.engine, models, first.aggregator.prox, output)
         self._servers: dict[tuple[int, str | None], ServerSamples] = {}
         for run in self.runs:
             begin = partial(run.aggregator.memory, len(run.federation), self.models[run.row])
