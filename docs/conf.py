@@ -24,7 +24,14 @@ author = "The fedcohort authors"
 copyright = "The fedcohort authors"
 version = release = fedcohort.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "_site.mathml", "myst_parser", "sphinx_copybutton"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "_site.mathml",
+    "_site.accessible",
+    "myst_parser",
+    "sphinx_copybutton",
+]
 html_math_renderer = "mathml"
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_site", "_results"]

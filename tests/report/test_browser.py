@@ -84,6 +84,39 @@ def test_hover_legend_and_zoom(page, report_url):
     assert page.errors() == []
 
 
+def test_lines_are_filtered_grouped_and_smoothed_in_every_chart(page, report_url):
+    opened(page, report_url)
+    page.js(
+        """window.labels = () => FC.charts.find(c => c.spec.file === 'accuracy').current.series.map(s => s.label)"""
+    )
+    page.js("""window.turn = (shape, value) => {
+      const field = document.querySelector(`[data-figure='0-accuracy'] [data-shape=${shape}]`);
+      if (field.type === 'checkbox') field.checked = value; else field.value = value;
+      field.dispatchEvent(new Event('input'));
+    }""")
+    every = page.js("return drawn('accuracy')")
+    assert len(every) > 2
+    page.js("turn('filter', 'FEDCBS, uni')")
+    kept = page.js("return drawn('accuracy')")
+    assert kept and kept == [label for label in every if "fedcbs" in label or "uni" in label] and kept != every
+    assert page.js("return drawn('loss')") == kept  # the same in every chart
+    page.js("turn('filter', '')")
+    assert page.js("return FC.smoothed([1, 3, null, 5], 2)") == [1, 2, None, 5]
+    assert page.js("FC.lines.smooth = 5; FC.redraw(); return drawn('accuracy')") == every
+    merged = page.js("return FC.merged('a', [{x: [0, 1, 2], y: [1, 2, 3]}, {x: [0, 1], y: [3, 4]}])")
+    assert merged["label"] == "a (mean of 2)" and merged["x"] == [0, 1] and merged["y"] == [2, 3]
+    assert merged["lo"] == [1, 2] and merged["hi"] == [3, 4]
+    assert page.errors() == []
+
+
+def test_parts_of_scores_say_what_they_are(page, report_url):
+    opened(page, report_url)
+    titles = page.js("return [...document.querySelectorAll('.why abbr')].map(a => a.title)")
+    assert titles and all(len(title) > 10 for title in titles)
+    said = page.js("return document.querySelector('.why [data-role=table] p').textContent")
+    assert "chance" in said or "picked" in said
+
+
 def test_explanations_can_be_browsed(page, report_url):
     opened(page, report_url)
     options = page.js("return [...document.querySelectorAll('.why select option')].map(o => o.textContent)")

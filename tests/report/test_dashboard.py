@@ -269,6 +269,29 @@ def test_a_new_round_is_shown_within_two_seconds(page, running):
         page.driver.get("about:blank")
 
 
+def test_a_second_experiment_is_drawn_beside_the_first(page, running, toy, violations):
+    other = toy.start_experiment(
+        running.path.parent / "before", [toy.Choice(name) for name in CHOICES], seeds=1, rounds=9, clients=12, size=3
+    )
+    other.play(9)
+    labels = "FC.charts.find(c => c.spec.name === 'accuracy').current.series.map(s => s.label)"
+    with Server(running.path.parent) as served:
+        page.driver.get(f"{served.url}/#going")
+        page.wait("document.querySelectorAll('.chart[data-state=drawn]').length === 4")
+        page.wait("document.getElementById('other') !== null")
+        own = page.js(f"return {labels}")
+        page.js("const s = document.getElementById('other'); s.value = 'before'; s.dispatchEvent(new Event('change'));")
+        page.wait(f"{labels}.length === {2 * len(own)}")
+        assert page.js(f"return {labels}") == [*own, *(f"{label} (before)" for label in own)]
+        running.play(1)
+        time.sleep(2.5)  # it stays while the first goes on
+        assert len(page.js(f"return {labels}")) == 2 * len(own)
+        assert page.errors() == [] and violations(page) == []
+        page.js("const s = document.getElementById('other'); s.value = ''; s.dispatchEvent(new Event('change'));")
+        page.wait(f"{labels}.length === {len(own)}")
+        page.driver.get("about:blank")
+
+
 def test_the_page_says_who_is_offline_and_that_the_server_is_gone(page, session, violations):
     """Names of clients are text, whatever they hold; the lock going is news, although nothing is written."""
     path = session.journal.path

@@ -117,7 +117,7 @@ def test_copies_end_with_the_journal_and_begin_after_it(tmp_path):
     copies.publish([])
     session.commit()
     assert seen() == ([0, 1, 2], [3, 3, 3])  # in both, shown once
-    copies.forget()
+    copies.forget(copies.mark())
     play(1)
     copies.publish([])
     assert seen() == ([0, 1, 2, 3], [3, 3, 3, 3])
@@ -128,3 +128,40 @@ def test_copies_end_with_the_journal_and_begin_after_it(tmp_path):
 
 def table_of(n):
     return ClientTable(sizes=[10.0] * n, labels=LabelCounts([[5.0, 5.0]] * n))
+
+
+def test_rounds_of_every_process_are_shown_long_before_they_are_handed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedcohort.simulate.processes.local._HAND_OVER_SECONDS", 1000.0)
+    table = {
+        **TABLE,
+        "seeds": [0],
+        "selectors": {"uniform": {}, "fedcbs": {}},
+        "settings": [{"name": "one"}, {"name": "two", "local": {"batch_size": 4}}],
+        "run": {**TABLE["run"], "rounds": 200, "checkpoint_seconds": 1000.0},
+    }
+    out = tmp_path / "out"
+    simulation = Simulation(Experiment.from_dict(table), out, device="cpu", processes=2)
+    assert len(simulation.prepared.groups) == 2
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(simulation.run()))
+    item = ExperimentItem(out, "out")
+    thread.start()
+    seen, explained = set(), 0
+    while thread.is_alive():
+        time.sleep(0.1)
+        if not (out / "meta.json").exists():
+            continue
+        item.poll()
+        early = not list((out / "rounds").glob("*.parquet"))
+        for name, round_ in shown(item) if early else ():
+            seen.add(name)
+            if round_ % 50 == 7 and explained < 10:
+                explained += 1
+                cohort = [member["client"] for member in item.cohort(name, round_)]
+                picked = item.why(name, round_, None)["picked"]
+                assert cohort and sorted(str(row["client"]) for row in picked) == sorted(cohort)
+    thread.join()
+    assert ended == ["finished"]
+    assert len(seen) == 4 and explained, "nothing was seen before the end"
+    item.poll()
+    assert len(shown(item)) == 4 * 200 and not list(out.glob("live*"))

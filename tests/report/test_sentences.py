@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from fedcohort.core.plots import SelectorRun
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.report import figures
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting, boards
+from fedcohort.report.sweep import sweep
 from fedcohort.simulate.leaderboard import Options, SettingOptions
 from fedcohort.simulate.store.results import FederationFacts
 
@@ -118,7 +121,7 @@ def test_balance():
 def test_picks_say_how_often_and_against_what():
     always = run("ours", [0.5] * 4, seed=7, picks=[[2, 0], [2, 1], [2, 3], [2, 0]])
     text = figures.picks(setting(always)).sentence
-    assert "ours picked client 2 (seed 7) in 100% of the rounds (2.00 times as often as the average client)" in text
+    assert "client 2 by ours (seed 7), in 100% of the rounds (2.00 times as often as the average client)" in text
     evenly = run("uniform", [0.5] * 4, picks=[[0], [1], [2], [3]])
     text = figures.picks(setting(evenly)).sentence
     assert "times as often" not in text and "25% of the rounds, and 3 others as often" in text
@@ -261,6 +264,46 @@ def test_coefficients_say_which_way(sign, word):
     assert running.startswith("After 30 rounds, with ours (seed 3)")
     nothing = [(0, {"theta loss": 0.0})]
     assert "nothing has been learned" in shown("flash", {}, notes=nothing)
+
+
+# -- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def swept(ends, key="rate", **more):
+    """The figure of a sweep: by value, where each seed ends; and uniform, which always ends at 50%."""
+    runs = [run("uniform", [0.5], seed=s) for s in range(len(next(iter(ends.values()))))]
+    for value, seeds in ends.items():
+        for seed, end in enumerate(seeds):
+            made = run(f"ours {key}={value}", [end if end is not None else 0.9], seed=seed)
+            state = "finished" if end is not None else "diverged"
+            runs.append(dataclasses.replace(made, selector="ours", params={key: value, **more}, state=state))
+    made = setting(*runs)
+    groups = tuple(dataclasses.replace(g, selector=g.runs[0].selector) for g in made.groups)
+    made = dataclasses.replace(made, groups=groups)
+    return sweep(made, boards([made], Options())[0])
+
+
+def test_the_best_of_a_sweep_is_shown_on_seeds_that_did_not_choose_it():
+    found = swept({1: [0.9, 0.9, 0.3, 0.3], 2: [0.6, 0.6, 0.8, 0.8]})
+    assert found.sentence == (
+        "With ours, rate 1 is best on seeds 0 and 1 (90.0%). On seeds 2 and 3, which did not choose it, it ends at "
+        "30.0% and uniform at 50.0%."
+    )
+    (view,) = found.spec["views"]
+    assert view["series"][0]["x"] == [1.0, 2.0] and view["series"][0]["y"] == [0.6, 0.7]
+    assert "rate 2 is best on seed 0 (60.0%)" in swept({1: [0.3, 0.9], 2: [0.6, 0.1]}).sentence
+
+
+def test_a_value_that_lost_a_run_is_never_best_and_one_seed_shows_nothing():
+    assert "With ours, rate 2 is best" in swept({1: [0.99, None], 2: [0.6, 0.6]}).sentence
+    assert swept({1: [None], 2: [None]}).sentence == "With ours, every value of rate lost a run."
+    assert "with one seed there is no other to show it on" in swept({1: [0.6], 2: [0.7]}).sentence
+    assert swept({1: [0.6, 0.6]}) is None and swept({"a": [0.6], "b": [0.7]}) is None  # nothing to draw against
+
+
+def test_values_over_several_magnitudes_are_drawn_by_their_logarithm():
+    (view,) = swept({0.01: [0.6], 0.1: [0.7], 1: [0.6]}).spec["views"]
+    assert view["x"]["label"] == "log10 of rate" and view["series"][0]["x"] == [-2.0, -1.0, 0.0]
 
 
 # -- the federation -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fedcohort.core.errors import JournalError
 from fedcohort.journal.codec import unpack
 from fedcohort.journal.database import Database
 from fedcohort.journal.integrity import COPY
-from fedcohort.journal.live import attach_live
+from fedcohort.journal.live import attach_live, live_of
 from fedcohort.journal.opening import open_declared
 from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.schema import ERRORS, SCHEMA_VERSION, TABLES
@@ -30,11 +30,11 @@ class Decisions:
     Parameters
     ----------
     journal : the run's journal
-    live : the file of the rounds that the journal does not have yet, see :mod:`fedcohort.journal.live`
+    folder : where the files of rounds are that the journal does not have yet, see :mod:`fedcohort.journal.live`
     """
 
-    def __init__(self, journal: Path, live: Path) -> None:
-        self._journal, self._live = journal, live
+    def __init__(self, journal: Path, folder: Path) -> None:
+        self._journal, self._folder = journal, folder
         self._cohorts: dict[int, IntArray] = {}
         self._replies: dict[int, ReplyBlock] = {}
         self._round_of: dict[int, int] = {}  # by ticket
@@ -100,9 +100,10 @@ class Decisions:
     def _open(self) -> Iterator[tuple[Database, int]]:
         database, version = open_declared(self._journal)
         try:
-            if self._live.is_file() and version == SCHEMA_VERSION:
+            live = live_of(self._folder, self._journal.stem) if version == SCHEMA_VERSION else None
+            if live is not None:
                 with contextlib.suppress(*ERRORS):  # removed meanwhile: then the journal has everything
-                    attach_live(database, self._live, self._journal.stem)
+                    attach_live(database, live, self._journal.stem)
             yield database, version
         except (ValueError, LookupError, TypeError) as error:
             if isinstance(error, JournalError):

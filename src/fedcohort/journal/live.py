@@ -57,18 +57,38 @@ class LiveRounds:
         self._db.executemany("INSERT INTO rounds VALUES (?)", [(row,) for row in rows])
         self._db.execute("COMMIT")
 
-    def forget(self) -> None:
-        """Drop everything: it is durable where it belongs."""
+    def mark(self) -> dict[str, int]:
+        """Return what there is now, for :meth:`forget`."""
+        return {
+            table: int(self._db.execute(f"SELECT COALESCE(MAX(rowid), 0) FROM {table}").fetchone()[0])
+            for table in (*_COLUMNS, "rounds")
+        }
+
+    def forget(self, upto: Mapping[str, int]) -> None:
+        """Drop what there was at a :meth:`mark`: it is durable where it belongs."""
         self._db.execute("BEGIN")
-        for table in (*_COLUMNS, "rounds"):
-            self._db.execute(f"DELETE FROM {table}")
+        for table, last in upto.items():
+            self._db.execute(f"DELETE FROM {table} WHERE rowid <= ?", (last,))
         self._db.execute("COMMIT")
-        self._copied.clear()
 
     def close(self) -> None:
         """Remove the file."""
         self._db.close()
         remove_live(self._path)
+
+
+def live_files(folder: Path) -> list[Path]:
+    """Return the files of live rounds in an experiment's directory: one for each process that runs rounds."""
+    return sorted(folder.glob("live*.sqlite"))
+
+
+def live_of(folder: Path, run: str) -> Path | None:
+    """Return the file that has live rounds of a run; None where the journal has all of them."""
+    for path in live_files(folder):
+        with contextlib.suppress(*ERRORS), contextlib.closing(sqlite3.connect(_address(path), uri=True)) as connection:
+            if connection.execute("SELECT 1 FROM cohorts WHERE run = ? LIMIT 1", (run,)).fetchone():
+                return path
+    return None
 
 
 def remove_live(path: Path) -> None:

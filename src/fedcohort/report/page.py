@@ -17,6 +17,7 @@ from fedcohort.report.figures import Figure, general_figures
 from fedcohort.report.insights import selector_figures
 from fedcohort.report.render import card, render
 from fedcohort.report.setup import setup_card
+from fedcohort.report.sweep import sweep
 from fedcohort.report.tables import participation_table
 from fedcohort.report.why import report_explanations
 from fedcohort.simulate.leaderboard import Leaderboard, Table, leaderboard_table
@@ -87,7 +88,8 @@ def assemble(
             special, unread = selector_figures(setting)
             explanations, unexplained = report_explanations(setting, rounds)
             warnings += unread + unexplained
-            figures = (*general_figures(setting, board, every), *special)
+            first, *others = [*general_figures(setting, board, every), *special] or [None]
+            figures = tuple(figure for figure in (first, sweep(setting, board), *others) if figure is not None)
         sections.append(Section(setting, board, tables, figures, explanations))
     heading = title or ", ".join(dict.fromkeys(path.resolve().name for path in bundle.paths))
     return Report(bundle, tuple(sections), tuple(dict.fromkeys(warnings)), heading)

@@ -115,6 +115,8 @@ class Comparison:
         fitted = []
         own_data = any(value is not None for value in (self.data, self.label, self.client))
         if self.config is None and self.scenario is None and own_data:
+            if self.targets is None and _section(table, "data") != _section(base, "data"):
+                table["run"] = {key: value for key, value in table["run"].items() if key != "targets"}  # the demo's own
             asked = any(key.startswith("scenario.partition") for key in self.overrides)
             same = _section(table, "scenario").get("partition") == base["scenario"]["partition"]
             fitted = fit_to_data(table, partition=same and not asked, selectors=self.selectors is None)

@@ -1,7 +1,44 @@
-// One chart on a page: view tabs, legend, tooltip, zoom, downloads, redraw on resize and on a change of theme.
+// One chart on a page: view tabs, legend, filter, groups, smoothing, tooltip, zoom, downloads, redraw on resize and on a change of theme.
 "use strict";
 FC.charts = [];
 FC.made = 0;
+// What all charts of a page share: words that a line's name must hold, whether lines of one selector are one, and over how
+// many points lines are smoothed.
+FC.lines = { filter: "", group: false, smooth: 1 };
+
+// The first word of a line's name: the selector, without the values of a sweep or the name of an experiment.
+FC.groupOf = (label) => label.split(" ")[0];
+
+// A view as the page's controls ask for it: only lines that match, one for each selector, smoothed.
+FC.shaped = (view) => {
+  if (!view.series) return view;
+  const { filter, group, smooth } = FC.lines;
+  const words = filter.toLowerCase().split(",").map((w) => w.trim()).filter(Boolean);
+  let series = words.length ? view.series.filter((s) => words.some((w) => s.label.toLowerCase().includes(w))) : view.series;
+  if (group) {
+    const groups = new Map();
+    for (const s of series) groups.set(FC.groupOf(s.label), [...(groups.get(FC.groupOf(s.label)) || []), s]);
+    series = [...groups].map(([label, members]) => (members.length === 1 ? members[0] : FC.merged(label, members)));
+  }
+  if (smooth > 1) series = series.map((s) => ({ ...s, y: FC.smoothed(s.y, smooth), ...(s.lo ? { lo: FC.smoothed(s.lo, smooth), hi: FC.smoothed(s.hi, smooth) } : {}) }));
+  return { ...view, series };
+};
+
+// The mean of several lines at the points of the first, as far as all of them go; its band is their range.
+FC.merged = (label, members) => {
+  const end = Math.min(...members.map((s) => s.x[s.x.length - 1]));
+  const x = members[0].x.filter((v) => v <= end);
+  const at = (s, v) => { let i = FC.nearest(s.x, v); if (s.x[i] > v && i > 0) i--; return s.y[i]; };
+  const columns = x.map((v) => members.map((s) => at(s, v)).filter((y) => y !== null));
+  const each = (f) => columns.map((c) => (c.length ? f(c) : null));
+  return { ...members[0], label: `${label} (mean of ${members.length})`, x, y: each((c) => c.reduce((a, b) => a + b, 0) / c.length), lo: each((c) => Math.min(...c)), hi: each((c) => Math.max(...c)) };
+};
+
+// The trailing mean over `window` points, shorter at the beginning.
+FC.smoothed = (values, window) => values.map((v, i) => {
+  const known = values.slice(Math.max(0, i - window + 1), i + 1).filter((y) => y !== null);
+  return v === null || !known.length ? null : known.reduce((a, b) => a + b, 0) / known.length;
+});
 
 FC.Chart = class {
   constructor(host, spec) {
@@ -11,9 +48,10 @@ FC.Chart = class {
     this.view = 0;
     this.hidden = new Set();
     this.zoom = null;
-    host.innerHTML = '<div class="controls"><div class="tabs"></div><div class="legend"></div></div><div class="plot" tabindex="0" role="group"></div>';
+    host.innerHTML = '<div class="controls"><div class="tabs"></div><div class="legend"></div><div class="shaping"></div></div><div class="plot" tabindex="0" role="group"></div>';
     this.tabs = host.querySelector(".tabs");
     this.legend = host.querySelector(".legend");
+    this.shaping = host.querySelector(".shaping");
     this.plot = host.querySelector(".plot");
     this.tip = document.createElement("div");
     this.tip.className = "tip";
@@ -25,7 +63,24 @@ FC.Chart = class {
     new ResizeObserver(() => { if (Math.abs(this.plot.clientWidth - (this.width || 0)) > 1) this.render(); }).observe(this.plot);
   }
 
-  get current() { return this.spec.views[Math.min(this.view, this.spec.views.length - 1)]; }
+  get current() { return FC.shaped(this.spec.views[Math.min(this.view, this.spec.views.length - 1)]); }
+
+  // Controls for many or long lines, the same in every chart of the page.
+  shapers() {
+    const view = this.spec.views[Math.min(this.view, this.spec.views.length - 1)];
+    if (this.shaping.contains(document.activeElement)) return;
+    const many = view.series && view.series.length > 2, long = view.series && view.series.some((s) => s.x.length > 20);
+    const repeated = many && new Set(view.series.map((s) => FC.groupOf(s.label))).size < view.series.length;
+    this.shaping.innerHTML = (many ? `<label>Only <input type="search" data-shape="filter" placeholder="names, with commas" value="${FC.escape(FC.lines.filter)}"></label>` : "")
+      + (repeated ? `<label><input type="checkbox" data-shape="group"${FC.lines.group ? " checked" : ""}> one line per selector</label>` : "")
+      + (long ? `<label>Smooth <select data-shape="smooth">${[1, 5, 15, 50].map((n) => `<option value="${n}"${n === FC.lines.smooth ? " selected" : ""}>${n === 1 ? "off" : `${n} points`}</option>`).join("")}</select></label>` : "");
+    this.shaping.querySelectorAll("[data-shape]").forEach((field) => {
+      field.oninput = () => {
+        FC.lines[field.dataset.shape] = field.type === "checkbox" ? field.checked : field.dataset.shape === "smooth" ? +field.value : field.value;
+        FC.charts.forEach((c) => { c.controls(); c.render(); });
+      };
+    });
+  }
 
   update(spec) {
     const entries = (s) => JSON.stringify([s.views.map((v) => v.name), FC.kinds[s.kind].entries(s, s.views[0])]);
@@ -47,6 +102,7 @@ FC.Chart = class {
       this.tabs.innerHTML = spec.views.length < 2 ? "" : spec.views.map((v, i) => `<button role="tab" aria-selected="${i === this.view}">${FC.escape(v.name)}</button>`).join("");
       if (spec.views.length > 1) FC.tabs(this.tabs, `${spec.title}: shown`, (i) => this.show(i));
     }
+    this.shapers();
     const entries = FC.kinds[spec.kind].entries(spec, this.current);
     this.legend.innerHTML = entries.length < 2 ? "" : entries.map((e) => {
       const swatch = e.part === undefined ? FC.swatch(`var(--s${e.color})`, e.dash) : `<span class="swatch" style="background:var(--ink);opacity:${[0.8, 0.35, 0.2][e.part]}"></span>`;

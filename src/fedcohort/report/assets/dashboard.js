@@ -4,6 +4,7 @@
   const $ = (id) => document.getElementById(id);
   const STATES = { running: "good", finished: "done", interrupted: "warn", killed: "bad", failed: "bad", unreadable: "bad", diverged: "bad", stopped: "done", waiting: "warn" };
   let source = null, chosen = decodeURIComponent(location.hash.slice(1)), detail = null, setting = 0, charts = new Map(), shape = "", run = null, round = null;
+  let experiments = [], beside = "", other = null, asked = 0; // a second experiment whose lines are drawn beside
 
   const pill = (state) => `<span class="pill ${STATES[state] || ""}">${FC.escape(state === "killed" ? "stopped (killed)" : state)}</span>`;
   const duration = (s) => (s === null || s === undefined || !Number.isFinite(s) ? "" : s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
@@ -20,7 +21,7 @@
     source.onopen = () => { $("link").textContent = "live"; $("link").className = "pill good"; };
     source.onerror = () => { $("link").textContent = "no connection, trying again"; $("link").className = "pill bad"; };
     source.addEventListener("overview", (e) => overview(JSON.parse(e.data)));
-    source.addEventListener("detail", (e) => { detail = JSON.parse(e.data); show(); });
+    source.addEventListener("detail", (e) => { detail = JSON.parse(e.data); show(); fetchBeside(); });
   }
 
   function choose(id) {
@@ -50,7 +51,35 @@
     }
     put($("items"), data.items.map((d) => `<button type="button" data-key="${FC.escape(d.id)}" data-id="${FC.escape(d.id)}" aria-current="${d.id === chosen}"><b>${FC.escape(d.id)}</b>${pill(d.state)}<span class="track"><i style="width:${share(d)}%"></i></span><span class="note">${FC.escape(progress(d))}</span></button>`).join(""));
     $("items").querySelectorAll("button").forEach((b) => { b.onclick = () => choose(b.dataset.id); });
+    experiments = data.items.filter((d) => d.kind === "experiment").map((d) => d.id);
     if (!data.items.some((d) => d.id === chosen)) choose(data.items[0].id);
+    besides();
+  }
+
+  // Which experiment to draw beside this one.
+  function besides() {
+    const others = experiments.includes(chosen) ? experiments.filter((id) => id !== chosen) : [];
+    if (!others.includes(beside)) { beside = ""; other = null; }
+    if (!$("beside") || $("beside").contains(document.activeElement)) return;
+    put($("beside"), others.length ? `<label>Draw beside it <select id="other"><option value="">nothing</option>${others.map((id) => `<option value="${FC.escape(id)}"${id === beside ? " selected" : ""}>${FC.escape(id)}</option>`).join("")}</select></label>` : "");
+    if ($("other")) $("other").onchange = (e) => { beside = e.target.value; other = null; asked = 0; show(); fetchBeside(); };
+  }
+
+  async function fetchBeside() {
+    if (!beside || Date.now() - asked < 2000) return;
+    asked = Date.now();
+    const wanted = beside, answer = await fetch(`/api/detail?item=${encodeURIComponent(wanted)}`);
+    if (!answer.ok || wanted !== beside) return;
+    other = await answer.json();
+    show();
+  }
+
+  // A figure of lines with those of the other experiment, whose names are followed by its own.
+  function overlaid(f, section) {
+    const theirs = other && f.kind === "lines" && (other.sections.find((s) => s.name === section.name) || other.sections[0])?.figures.find((g) => g.name === f.name);
+    if (!theirs) return f;
+    const named = (s) => ({ ...s, label: `${s.label} (${other.id})`, dash: (s.dash || 0) + 1 });
+    return { ...f, views: f.views.map((v) => ({ ...v, series: [...v.series, ...(theirs.views.find((w) => w.name === v.name)?.series || []).map(named)] })) };
   }
 
   // The frame is rebuilt only when its parts change; otherwise numbers and charts are updated in place.
@@ -63,7 +92,7 @@
       FC.charts = FC.charts.filter((c) => ![...charts.values()].includes(c));
       charts = new Map();
       const cards = figures.map((f) => `<figure class="card"><figcaption><h2>${FC.escape(f.title)}</h2><p data-sentence="${f.name}"></p></figcaption><div class="downloads"><button type="button" data-csv="${f.name}" aria-label="Save ${FC.escape(f.title)} as CSV">CSV</button></div><div class="chart" data-figure="${f.name}"></div></figure>`);
-      $("detail").innerHTML = `<section class="card" id="head"></section><section class="card" id="away" hidden></section><div id="settings" class="settings"></div>${cards[0] || ""}`
+      $("detail").innerHTML = `<section class="card" id="head"></section><div class="controls" id="beside"></div><section class="card" id="away" hidden></section><div id="settings" class="settings"></div>${cards[0] || ""}`
         + (section && section.board ? '<section class="card"><h2>Leaderboard</h2><div id="board"></div></section>' : "")
         + `<section class="card"><h2 id="cohort-title">Current cohort</h2><div class="controls"><label>Round <input id="round" class="round" type="number" min="0" step="1" placeholder="latest"></label><button type="button" id="before">Previous</button><button type="button" id="after">Next</button><button type="button" id="latest">Latest</button></div><div id="cohort"></div><div id="why" aria-live="polite"></div><div id="stragglers"></div></section>`
         + `<section class="card"><h2>Runs</h2><div id="runs"></div></section>`
@@ -85,7 +114,9 @@
     if (section && section.board) put($("board"), section.board);
     runs(section ? section.name : null);
     for (const b of detail.blocks || []) put($("detail").querySelector(`[data-block="${b.name}"]`), b.html);
-    for (const f of figures) {
+    besides();
+    for (const plain of figures) {
+      const f = overlaid(plain, section);
       $("detail").querySelector(`[data-sentence="${f.name}"]`).textContent = f.sentence;
       const host = $("detail").querySelector(`[data-figure="${f.name}"]`);
       if (charts.has(f.name)) charts.get(f.name).update(f); else charts.set(f.name, new FC.Chart(host, f));

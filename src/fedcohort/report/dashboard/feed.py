@@ -13,12 +13,13 @@ from fedcohort.report import palette
 from fedcohort.report.dashboard.attendance import Attendance, status_name
 from fedcohort.report.data import Setting, boards, is_orphaned, runs_of, setting_of
 from fedcohort.report.figures import Figure, accuracy, balance, participation, picks
+from fedcohort.report.sweep import sweep
 from fedcohort.report.why import as_json, explain
 from fedcohort.simulate.leaderboard import Options, leaderboard_table, setting_name
 from fedcohort.simulate.leaderboard.formats import to_html
-from fedcohort.simulate.store.results import LIVE, Results, RunInfo, load
+from fedcohort.simulate.store.results import Results, RunInfo, load
 
-_FILES = ("status.json", "runs.json", "meta.json", "rounds", LIVE, f"{LIVE}-wal")  # in which something new is seen
+_FILES = ("status.json", "runs.json", "meta.json", "rounds")  # in which something new is seen, and live files
 
 
 class ExperimentItem:
@@ -35,7 +36,8 @@ class ExperimentItem:
 
     def poll(self) -> None:
         """Read what changed since the last time."""
-        stamps = [_stamp(self.path / name) for name in _FILES]
+        live = sorted(self.path.glob("live*.sqlite*"))
+        stamps = [_stamp(path) for path in (*(self.path / name for name in _FILES), *live)]
         if stamps != self._stamps:
             self._stamps = stamps
             self.version += 1
@@ -108,7 +110,8 @@ class ExperimentItem:
         settings = self._settings(results, warnings)
         for setting, board in zip(settings, boards(settings, Options.of(results.config)), strict=True):
             warnings += [f"{setting.name}, {text}" for text in setting.warnings()]
-            figures = [accuracy(setting, board), balance(setting), picks(setting), participation(setting)]
+            drawn = (accuracy(setting, board), sweep(setting, board), balance(setting), picks(setting))
+            figures = [*drawn, participation(setting)]
             sections.append(
                 {
                     "name": setting.name,

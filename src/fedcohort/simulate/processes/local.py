@@ -26,7 +26,7 @@ from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.modules import usable_cores
 from fedcohort.simulate.processes.cuda_sharing import shared_device
-from fedcohort.simulate.processes.worker import STOP, WorkerSetup
+from fedcohort.simulate.processes.worker import KEPT, STOP, WorkerSetup
 
 if TYPE_CHECKING:
     from fedcohort.simulate.rounds.runner import Simulation
@@ -87,6 +87,11 @@ class Worker:
         self.group = group
         with self._ignore_disconnect():
             self.connection.send((group, saved))
+
+    def confirm(self) -> None:
+        """Say that what it handed over is on disk."""
+        with self._ignore_disconnect():
+            self.connection.send(KEPT)
 
     def stop(self) -> None:
         """Ask it to hand over after the current round and exit."""
@@ -190,6 +195,7 @@ class LocalDriver:
                 assert worker.group is not None
                 log.debug("group %d is at round %d", worker.group, value.round)
                 self.simulation.take_over(worker.group, value)
+                worker.confirm()
                 if value.done:
                     worker.group = None
                     self._assign_next(worker)

@@ -11,6 +11,7 @@ import pickle
 import sys
 import time
 import traceback
+from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,13 +19,15 @@ from typing import Any
 
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import read_started
-from fedcohort.simulate.processes.handover import hand_over
+from fedcohort.simulate.processes.handover import HandOver, hand_over
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.prepare import Prepared
 from fedcohort.simulate.store.checkpoint import pause_after
+from fedcohort.simulate.store.live import LiveFeed
 from fedcohort.simulate.store.writer import share_lock
 
 STOP = "stop"
+KEPT = "kept"  # what was handed over is on disk
 _DISCONNECTED = (EOFError, BrokenPipeError, ConnectionResetError)  # raised when the other end of a connection is gone
 
 
@@ -57,28 +60,59 @@ class Stopped(Exception):
     """The driver asked the worker to stop."""
 
 
-def _run_group(connection: Connection, work: WorkerSetup, group: Group) -> None:
+class Inbox:
+    """The driver's messages while a group runs: to stop, and that what was handed over is on disk.
+
+    Until it is, the rounds stay in the file for dashboards.
+    """
+
+    def __init__(self, connection: Connection, feed: LiveFeed) -> None:
+        self._connection, self._feed = connection, feed
+        self._marks: deque[dict[str, int]] = deque()  # what the file had at each hand-over that is not confirmed
+        self.stop = False
+
+    def hand_over(self, result: HandOver) -> None:
+        """Send what was made."""
+        self._marks.append(self._feed.mark())
+        self._connection.send(("made", result))
+
+    def read(self) -> None:
+        """Take the messages that are there; raises if the driver has gone."""
+        while self._connection.poll():
+            self._take(self._connection.recv())
+
+    def wait(self) -> None:
+        """Wait until everything handed over is confirmed."""
+        while self._marks:
+            self._take(self._connection.recv())
+
+    def _take(self, message: Any) -> None:
+        if message == STOP:
+            self.stop = True
+        elif message == KEPT:
+            self._feed.forget(self._marks.popleft())
+
+
+def _run_group(connection: Connection, work: WorkerSetup, group: Group, number: int) -> None:
     """Run a group's rounds until it is done or the driver asks to stop."""
-    due = time.monotonic() + work.seconds
-    stopping = False
-    while not stopping:
-        if not group.done:
-            group.step()
-        stopping = group.done or _stop_requested(connection)
-        if stopping or time.monotonic() >= due:
-            began = time.monotonic()
-            result = hand_over(group)
-            connection.send(("made", result))
-            ended = time.monotonic()
-            due = ended + pause_after(ended - began, work.seconds)
+    journals = {run.plan.id: run.session.journal for run in group.runs if run.has_session}
+    with LiveFeed(work.out, journals, number) as feed:
+        inbox = Inbox(connection, feed)
+        due = time.monotonic() + work.seconds
+        stopping = False
+        while not stopping:
+            if not group.done:
+                group.step(lambda info, row: feed.add(row))
+            inbox.read()
+            stopping = group.done or inbox.stop
+            if stopping or time.monotonic() >= due:
+                began = time.monotonic()
+                inbox.hand_over(hand_over(group))
+                ended = time.monotonic()
+                due = ended + pause_after(ended - began, work.seconds)
+        inbox.wait()
     if not group.done:
         raise Stopped
-
-
-def _stop_requested(connection: Connection) -> bool:
-    if not connection.poll():
-        return False
-    return bool(connection.recv() == STOP)  # raises if the driver has gone
 
 
 def serve(connection: Connection) -> None:
@@ -100,7 +134,7 @@ def serve(connection: Connection) -> None:
                 group = prepared.group(number, journals=work.out / "journal", device=work.device, workers=work.threads)
                 try:
                     group.begin(saved)
-                    _run_group(connection, work, group)
+                    _run_group(connection, work, group, number)
                 finally:
                     group.close()
             except Stopped:

@@ -20,7 +20,7 @@ import fedcohort
 from fedcohort.core.errors import FedcohortError, InputError, SignalError
 from fedcohort.core.validate import instance
 from fedcohort.core.validate import path as check_path
-from fedcohort.journal.live import remove_live
+from fedcohort.journal.live import live_files, remove_live
 from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment, values_of
@@ -38,7 +38,7 @@ from fedcohort.simulate.rounds.prepare import group_key, prepare
 from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.facts import FederationFacts
 from fedcohort.simulate.store.live import LiveFeed
-from fedcohort.simulate.store.results import LIVE, ResultsError, RunInfo, parse_engines, read_meta, read_runs
+from fedcohort.simulate.store.results import ResultsError, RunInfo, parse_engines, read_meta, read_runs
 from fedcohort.simulate.store.writer import ExperimentWriter, check_unchanged, lock_folder, write_atomically
 
 log = logging.getLogger(__name__)
@@ -332,7 +332,8 @@ class Simulation:
 
     def _run(self) -> str:
         self.writer.tidy()
-        remove_live(self.out / LIVE)  # of a process that died
+        for path in live_files(self.out):  # of processes that died
+            remove_live(path)
         for number in self.prepared.groups:  # one that had ended would keep an older one for good
             checkpoints.prune(self.out / "checkpoint", number)
         self._write_facts(self.writer)

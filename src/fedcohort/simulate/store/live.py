@@ -31,10 +31,11 @@ class LiveFeed:
     ----------
     out : the experiment's directory
     journals : by run id; their newest rounds are not durable yet
+    group : number of the lock-step group in a process of its own, which has a file of its own
     """
 
-    def __init__(self, out: Path, journals: Mapping[str, Journal]) -> None:
-        self._path = out / LIVE
+    def __init__(self, out: Path, journals: Mapping[str, Journal], group: int | None = None) -> None:
+        self._path = out / (LIVE if group is None else f"live-{group}.sqlite")
         self._names = rounds_schema().names
         self._rows: list[str] = []
         self._flush_due = 0.0
@@ -64,8 +65,17 @@ class LiveFeed:
     def clear(self) -> None:
         """Drop everything: the experiment's directory has it now."""
         self._rows.clear()
+        self.forget(self.mark())
+
+    def mark(self) -> dict[str, int]:
+        """Return what has been written so far, for :meth:`forget`."""
         with self._errors():
-            self._rounds.forget()
+            return self._rounds.mark()
+
+    def forget(self, upto: Mapping[str, int]) -> None:
+        """Drop what had been written at a :meth:`mark`: the experiment's directory has it now."""
+        with self._errors():
+            self._rounds.forget(upto)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

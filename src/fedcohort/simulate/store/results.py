@@ -6,7 +6,7 @@
     federation-KEY.npz         the clients: label counts, sizes and noise of each distinct federation
     journal/RUN.sqlite         what each run decided: cohorts, replies, scores, the selector's state
     rounds/part-*.parquet      what each round measured: accuracy, loss, costs, clock, and each client's time and weight
-    checkpoint/, live.sqlite   where to resume, and while it runs the rounds since then, for the dashboard
+    checkpoint/, live*.sqlite  where to resume, and while it runs the rounds since then, for the dashboard
 
 Nothing is kept twice. Who was in a cohort is in the journal alone; :class:`Results` puts it together with what was
 measured. Files appear whole or not at all: each is written beside its place and moved there. Reading needs no torch.
@@ -38,7 +38,7 @@ from fedcohort.core.text import escape_html
 from fedcohort.core.validate import path as check_path
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.decisions import Decisions
-from fedcohort.journal.live import read_live, read_with_live
+from fedcohort.journal.live import live_files, live_of, read_live, read_with_live
 from fedcohort.session.coverage import Coverage, Tally, known_counts, sentences
 from fedcohort.simulate.config.toml import parse_toml
 from fedcohort.simulate.metrics import Curve, Metric
@@ -296,7 +296,8 @@ class Results:
     @cached_property
     def rounds(self) -> pa.Table:
         """What was measured: one row per run and round, as far as it has come."""
-        live = read_live(self.path / LIVE)  # first, because a checkpoint moves rounds from there to the parts
+        # First, because a checkpoint moves rounds from there to the parts.
+        live = [row for path in live_files(self.path) for row in read_live(path)]
         for attempt in range(3):  # a compaction may remove a part between listing and reading
             try:
                 return _with_live(self._read_parts(), live)
@@ -330,7 +331,7 @@ class Results:
         """Return the cohorts of a run and the outcome of every client in them, from its journal."""
         name = run if isinstance(run, str) else run.id
         if name not in self._decisions:
-            self._decisions[name] = Decisions(self.journal(name), self.path / LIVE)
+            self._decisions[name] = Decisions(self.journal(name), self.path)
         return self._decisions[name]
 
     def cohorts(self, run: RunInfo | str) -> list[IntArray]:
@@ -595,8 +596,8 @@ def read_runs(folder: Path) -> list[RunInfo]:
 def open_journal(path: str | Path) -> Journal:
     """Open a journal for reading; that of a run of an experiment with the rounds since its last checkpoint."""
     file = Path(path)
-    live = file.parent.parent / LIVE
-    return read_with_live(file, live, file.stem) if file.parent.name == "journal" else read_journal(file)
+    live = live_of(file.parent.parent, file.stem) if file.parent.name == "journal" else None
+    return read_journal(file) if live is None else read_with_live(file, live, file.stem)
 
 
 def load(path: str | Path, before: Results | None = None) -> Results:

@@ -1,0 +1,133 @@
+"""A sweep as a picture: where a selector ends against a parameter, the best value found on some seeds, shown on others.
+
+The best of several values flatters itself if it is judged by the seeds it was chosen by. So the first half of the seeds
+chooses, and the other half shows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedcohort.report.data import SelectorRuns, Setting
+from fedcohort.report.figures import Figure, json_numbers, so_far
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow
+from fedcohort.simulate.leaderboard.words import names
+
+_LOGARITHMIC = 50  # times from the smallest to the largest value
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One selector's parameter.
+
+    Attributes
+    ----------
+    selector, parameter : str
+    lines : mapping of a name for the other swept parameters' values to (value, label) pairs, ascending
+    """
+
+    selector: str
+    parameter: str
+    lines: Mapping[str, Sequence[tuple[float, str]]]
+
+
+def find_sweeps(groups: Sequence[SelectorRuns]) -> list[Sweep]:
+    """Return every parameter with several numbers as values among the runs of one selector."""
+    found = []
+    for selector in dict.fromkeys(group.selector for group in groups):
+        params = {group.label: group.runs[0].params for group in groups if group.selector == selector}
+        varied = [
+            key
+            for key in dict.fromkeys(key for values in params.values() for key in values)
+            if len({json.dumps(values.get(key), sort_keys=True, default=str) for values in params.values()}) > 1
+        ]
+        for key in varied:
+            lines: dict[str, list[tuple[float, str]]] = {}
+            for label, values in params.items():
+                value = values.get(key)
+                if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                    rest = ", ".join(f"{other}={values.get(other)}" for other in varied if other != key)
+                    lines.setdefault(rest or selector, []).append((float(value), label))
+            lines = {rest: sorted(points) for rest, points in lines.items() if len({v for v, _ in points}) > 1}
+            if lines:
+                found.append(Sweep(selector, key, lines))
+    return found
+
+
+def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
+    """Where selectors end against the values of the parameters that were swept; None where nothing was."""
+    rows = {row.label: row for row in board.rows}
+    views, sentences = [], []
+    for found in find_sweeps(setting.groups):
+        values = np.array([value for points in found.lines.values() for value, _ in points])
+        log = bool(values.min() > 0 and values.max() / values.min() > _LOGARITHMIC)
+        series = []
+        for number, (rest, points) in enumerate(found.lines.items()):
+            means, stds = (
+                np.array([getattr(rows[label].terminal, which) for _, label in points]) for which in ("mean", "std")
+            )
+            shown = board.metric.natural(means)
+            x = np.array([math.log10(value) if log else value for value, _ in points])
+            band = {"lo": json_numbers(shown - stds), "hi": json_numbers(shown + stds)}
+            one = {"label": rest, "color": 1 + number % 8, "dash": number // 8 % 3}
+            several = max(rows[label].runs for _, label in points) > 1
+            series.append({**one, "x": json_numbers(x), "y": json_numbers(shown), **(band if several else {})})
+        x_label = f"log10 of {found.parameter}" if log else found.parameter
+        views.append({"name": f"{found.selector} {found.parameter}", "x": {"label": x_label}, "series": series})
+        sentences.append(_sentence(found, rows, board))
+    if not views:
+        return None
+    metric = board.metric
+    y: dict[str, Any] = {"label": f"terminal {metric.name}", **({"format": "percent"} if metric.share else {})}
+    base = board.base.terminal.mean
+    marks = [] if math.isnan(base) else [{"y": float(metric.natural(base)), "label": board.baseline}]
+    return Figure(
+        "sweep",
+        "Sweep: score against parameter",
+        so_far(setting) + " ".join(sentences),
+        {"kind": "lines", "views": views, "y": y, "marks": marks},
+    )
+
+
+def _sentence(found: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> str:
+    """Say which value is best on the first half of the seeds, and where it ends on the others."""
+    metric = board.metric
+    labels = {label: (value, rest) for rest, points in found.lines.items() for value, label in points}
+    whole = [label for label in labels if not rows[label].lost]
+    if not whole:
+        return f"With {found.selector}, every value of {found.parameter} lost a run."
+    common = set.intersection(*({seed.seed for seed in rows[label].seeds} for label in whole))
+    seeds = sorted(common)
+    tuning, others = seeds[: max(1, len(seeds) // 2)], seeds[max(1, len(seeds) // 2) :]
+    ends = {label: {seed.seed: seed.terminal for seed in rows[label].seeds} for label in (*whole, board.baseline)}
+    known = [label for label in whole if not any(math.isnan(ends[label][seed]) for seed in seeds)]
+    if not known or not seeds:
+        return f"With {found.selector}, no value of {found.parameter} has a result in every seed yet."
+    best = max(known, key=lambda label: _mean(ends[label], tuning))
+    value, rest = labels[best]
+    setting = f"With {found.selector}, {found.parameter} {value:g}" + (f" ({rest})" if len(found.lines) > 1 else "")
+    chosen = metric.value(_mean(ends[best], tuning))
+    if not others:
+        return f"{setting} ends best, at {chosen}; with one seed there is no other to show it on."
+    shown = metric.value(_mean(ends[best], others))
+    text = (
+        f"{setting} is best on {_seeds(tuning)} ({chosen}). On {_seeds(others)}, which did not choose it, it ends at "
+        f"{shown}"
+    )
+    if best == board.baseline or any(seed not in ends[board.baseline] for seed in others):
+        return f"{text}."
+    return f"{text} and {board.baseline} at {metric.value(_mean(ends[board.baseline], others))}."
+
+
+def _mean(ends: Mapping[int, float], seeds: Sequence[int]) -> float:
+    return float(np.mean([ends[seed] for seed in seeds]))
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {names([str(seed) for seed in seeds])}"
