@@ -128,7 +128,7 @@ class Database:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection, for whoever may use it now."""
+        """The connection, for the process that opened it."""
         if self._unusable is not None:
             problem, hint = self._unusable
             raise JournalError(f"The journal {self.name} {problem}.", hint=hint)

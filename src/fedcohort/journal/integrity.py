@@ -86,7 +86,7 @@ def _row_problems(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def missing(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> str | None:
-    """Return what speaks for it that a journal's newest commits are gone, in words, or None.
+    """Return in words why a journal's newest commits seem to be gone, or None.
 
     Parameters
     ----------

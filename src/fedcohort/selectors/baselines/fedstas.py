@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -73,6 +74,15 @@ class FedStas(Selector[RecentVectors]):
     >>> int((cohort.clients < 4).sum()), cohort.weights[cohort.clients < 4]  # it counts for all four
     (1, array([4.]))
     """
+
+    picks_by: ClassVar[str] = (
+        "Clients are divided into strata of like updates; each stratum has its places, which are drawn by chance."
+        " The score is that chance."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "norm": "length of its last update",
+        "stratum": "number of its stratum; those not heard of yet have one of their own",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "one stratum": {"strata": 1, "data_share": 1.0},
