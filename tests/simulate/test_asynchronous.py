@@ -162,6 +162,18 @@ def test_it_continues_after_any_model(tmp_path, run):
     whole.close()
 
 
+def test_questions_are_paid_for():
+    made, _ = start(selectors={"uniform": {}, "power-of-choice": {"d": 4}})
+    rows = finish(made)
+    assert {row["asked"] for row in rows if row["run"] == "uniform-s1"} == {0}
+    asking = [row for row in rows if row["run"] == "power-of-choice-s1"]
+    begun = sum(len(row["durations"]) for row in asking)
+    asked = sum(row["asked"] for row in asking)
+    assert begun < asked <= 4 * begun  # fewer than four may be on and free
+    assert sum(row["query_bytes_down"] for row in asking) == asked * 4 * made.engine.n_params
+    made.close()
+
+
 def test_models_at_fixed_times():
     made, _ = start(asynchronous(None, period=40.0))
     clocks = [row["clock"] for row in finish(made)]

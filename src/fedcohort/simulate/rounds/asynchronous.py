@@ -26,16 +26,16 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Answer, Cohort, Query, Status
 from fedcohort.core.signals import Signal
+from fedcohort.core.vectors import OutputLayer
 from fedcohort.hosts.flow import Flow, FlowPolicy
 from fedcohort.hosts.round import Round
 from fedcohort.scenario import Always, Roster
 from fedcohort.session.validation import check_one_at_a_time
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Jobs, TrainingResult
-from fedcohort.simulate.metrics import imbalance
 from fedcohort.simulate.rounds.batch import Batch
 from fedcohort.simulate.rounds.costs import RoundCost
-from fedcohort.simulate.rounds.group import Group, OnRound, fairness_columns, is_due
+from fedcohort.simulate.rounds.group import Group, OnRound, is_due, measurements, sound_test
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import Run
@@ -131,8 +131,7 @@ class Flight:
         self.answered: dict[int, Job] = {}  # by ticket, what the next model is made of
         self.queue: list[tuple[float, int]] = []  # when each answers, and its ticket
         self.cost = RoundCost()
-        self.begun: list[int] = []  # who began with the newest model
-        self.durations: list[float] = []  # how long they work
+        self.durations: list[float] = []  # of those that began with the newest model
         self.since = run.clock
 
     def add(self, job: Job) -> None:
@@ -163,8 +162,8 @@ class Flight:
 class FlowBatch(Batch):
     """A batch in which every client has its own model to begin with."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, engine: Any, models: torch.Tensor, prox: float, output: OutputLayer | None = None) -> None:
+        super().__init__(engine, models, prox, output)
         self._starts: dict[tuple[int, int], torch.Tensor] = {}  # by row of the run, and client
 
     def received(self, run: Run, clients: IntArray) -> torch.Tensor:
@@ -348,8 +347,7 @@ class AsynchronousGroup(Group):
         if cohort.round not in flight.models:
             flight.models[cohort.round] = self.models[run.row].clone()
         flight.cost.bytes_down += copies * costs.model_bytes
-        flight.begun += clients.tolist()
-        flight.durations += events.durations.tolist()
+        flight.durations.append(float(events.durations[0]))
 
     def _answer_query(
         self, run: Run, flight: Flight, available: BoolArray, query: Query | None
@@ -408,39 +406,20 @@ class AsynchronousGroup(Group):
         flight = self._flight(run)
         used = flight.flow.advance(run.clock)
         version = run.session.round - 1
-        judged_by = run.plan.task.judged_by
-        sound = test if test is not None and np.isfinite(test[:2]).all() else None
-        if sound is not None:
-            run.session.record(version, {judged_by.name: sound.metric, "loss": sound.loss})
-        run.participation.add(run.round, np.array(flight.begun, np.int64))
-        counts, cost = run.context.true_counts, flight.cost
+        sound = sound_test(test)
+        self._record_test(run, version, sound)
         clients = np.array([one.client for one in used], np.int64)
+        run.participation.add(run.round, clients)
         row = {
-            "run": run.plan.id,
-            "round": run.round,
-            "accuracy": None if sound is None or not judged_by.is_accuracy else sound.metric,
-            "metric": None if sound is None or judged_by.is_accuracy else sound.metric,
-            "loss": None if sound is None else sound.loss,
-            "qcid": None if counts is None else imbalance(counts[clients].sum(0)),
+            **measurements(run, sound, flight.cost, clients),
             "seconds": run.clock - flight.since,
-            "clock": run.clock,
-            "bytes_down": cost.bytes_down,
-            "bytes_up": cost.bytes_up,
-            "query_bytes_down": cost.query_bytes_down,
-            "query_bytes_up": cost.query_bytes_up,
-            "client_seconds": cost.client_seconds,
-            "query_client_seconds": cost.query_client_seconds,
-            "query_seconds": cost.query_seconds,
-            "asked": cost.asked,
             "available": len(run.federation) if flight.roster is None else int(flight.roster.on.sum()),
             "wall_seconds": wall,
             "durations": np.array(flight.durations),
             "weights": np.full(len(flight.durations), np.nan),  # known when they answer
-            **fairness_columns(run, sound),
         }
         self._rows.add(row)
-        flight.cost, flight.since, flight.answered = RoundCost(), run.clock, {}
-        flight.begun, flight.durations = [], []
+        flight.cost, flight.durations, flight.since, flight.answered = RoundCost(), [], run.clock, {}
         needed = {job.cohort.round for job in flight.untrained}
         flight.models = {version: model for version, model in flight.models.items() if version in needed}
         if test is not None and sound is None:
