@@ -7,6 +7,7 @@ change from round to round, as a battery does. A table of one's own comes from a
 from __future__ import annotations
 
 import csv
+import io
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from fedcohort.core import rng
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import ParameterError, ScenarioError
+from fedcohort.core.files import read_file
 from fedcohort.core.params import Constraint, Interval
 from fedcohort.scenario.counter_rng import uniforms
 
@@ -83,8 +85,7 @@ def read_attributes(table: Any) -> Any:
         return table
     path = Path(str(table[_FILE]))
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
+        rows = list(csv.DictReader(io.StringIO(read_file(path).decode(), newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ScenarioError(f"The attributes in {path} cannot be read: {error}.") from error
     if not rows or any(None in row or None in row.values() for row in rows):
