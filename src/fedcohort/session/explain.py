@@ -247,6 +247,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         elif index not in candidates.tolist():
             why = journal.exclusions(cohort.ticket).get(index, "not available, already training, or gone")
             reason = f"Client {name} was not a candidate in round {round_}: {why}."
+            rule = ""  # how the selector picks had no part in it
         elif own:
             below = f" The lowest score picked was {threshold:.6g}" if threshold is not None else ""
             if threshold is not None:
