@@ -32,7 +32,7 @@ def _inline(self: Any, node: nodes.math) -> None:
 
 def _block(self: Any, node: nodes.math_block) -> None:
     # Wide formulas scroll in a box of their own, by keyboard too.
-    self.body.append('<div class="math" tabindex="0" role="region" aria-label="formula">')
+    self.body.append('<div class="math" tabindex="0" role="group" aria-label="formula">')
     self.body.append(mathml(node.astext(), block=True) + "</div>\n")
     raise nodes.SkipNode
 

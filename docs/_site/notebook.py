@@ -48,7 +48,7 @@ def _shown(output: Any) -> list[str]:
         if "<progress" in data["text/html"]:  # of no interest once it is over
             return []
         # A scrolling box keeps wide tables off the page's edge.
-        box = '<div class="output" tabindex="0" role="region" aria-label="output">'
+        box = '<div class="output" tabindex="0" role="group" aria-label="output">'
         return ["```{raw} html", f"{box}{_tidy(data['text/html'])}</div>", "```", ""]
     text = output.get("text") or data.get("text/plain", "")
     return ["```text", re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip(), "```", ""] if text.strip() else []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from fedcohort.core.text import escape_html
@@ -28,7 +29,7 @@ def current(path: Path) -> Scores:
     scores = read_scores(path)
     changed = CHANGED.get(json.loads(path.read_text(encoding="utf-8"))["fedcohort"], set())
     lines = tuple(line for line in scores.lines if line.label not in changed)
-    return Scores(scores.data, scores.seeds, scores.rounds, scores.settings, lines, scores.complete)
+    return replace(scores, lines=lines)
 
 
 def draw(folder: Path) -> str:

@@ -50,7 +50,8 @@ def test_kinds_follow_from_the_objects() -> None:
         Signal.ROBUST_LOSS,
         Signal.PSEUDO_LOSS,
     } == LOSS_SIGNALS
-    assert {Signal.KEPT, Signal.DURATION, Signal.SERVER_LOSS, *vectors_of(SIGNALS, "update")} == UNAIDED_SIGNALS
+    known_anyway = {Signal.KEPT, Signal.DURATION, Signal.STALENESS, Signal.SERVER_LOSS}
+    assert known_anyway | set(vectors_of(SIGNALS, "update")) == UNAIDED_SIGNALS
     after = losses_of(SIGNALS, "own")
     assert {same_of_received(s).value + "-after" for s in after} == {s.value for s in after}
     assert {s for s in SIGNALS if s.held_out} == {Signal.VALIDATION_LOSS}
@@ -63,7 +64,7 @@ def test_costs_follow_from_how_it_is_computed() -> None:
     assert Signal.GRADIENT_NORM.passes == Signal.GRADIENT_DISTANCE.passes == {GRADIENT_PASS}
     assert (Pass("own", "train").weight, GRADIENT_PASS.weight) == (1.0, 3.0)
     sent = {s: (s.numbers_sent(10), s.models_sent) for s in REPORT_SIGNALS}
-    assert {s for s, cost in sent.items() if cost == (0, 0)} == UNAIDED_SIGNALS
+    assert {s for s, cost in sent.items() if cost == (0, 0)} == UNAIDED_SIGNALS | {Signal.SHAPLEY_VALUE}
     assert sent[Signal.GRADIENT_NORM] == (1, 0) and sent[Signal.GRADIENT_DISTANCE] == (0, 1)
 
 

@@ -11,25 +11,29 @@ import torch
 
 from fedcohort.core.errors import SignalError
 from fedcohort.core.signals import SIGNALS, Signal, VectorOf, vectors_of
-from fedcohort.core.vectors import needs_output_bias, output_bias, vector_signal
+from fedcohort.core.vectors import OutputLayer, needs_output_layer, output_layer, vector_signal
 
 ROWS = np.random.default_rng(0).normal(size=(5, 70_000))  # more than two chunks of a sketch
 SOUND = np.array([True, True, False, True, True])
 
 
-@pytest.mark.parametrize("take", ["norm", "distance", "weighted-distance", "output-bias", "sketch"])
+@pytest.mark.parametrize("take", ["norm", "distance", "weighted-distance", "output-bias", "output-norm", "sketch"])
 def test_arrays_and_tensors_give_the_same(take: str) -> None:
     how = VectorOf("update", take)  # type: ignore[arg-type]
-    samples = np.array([1.0, 5.0, 100.0, 0.0, 2.0])
-    ours = vector_signal(how, ROWS, SOUND, slice(7, 10), samples)
-    theirs = vector_signal(how, torch.as_tensor(ROWS), SOUND, slice(7, 10), samples)
+    samples, layer = np.array([1.0, 5.0, 100.0, 0.0, 2.0]), OutputLayer(slice(7, 10), slice(4, 10))
+    ours = vector_signal(how, ROWS, SOUND, layer, samples)
+    theirs = vector_signal(how, torch.as_tensor(ROWS), SOUND, layer, samples)
     assert isinstance(theirs, torch.Tensor)
     np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-10, atol=1e-10)
-    single = vector_signal(how, torch.as_tensor(ROWS, dtype=torch.float32), SOUND, slice(7, 10), samples)
+    single = vector_signal(how, torch.as_tensor(ROWS, dtype=torch.float32), SOUND, layer, samples)
     np.testing.assert_allclose(ours, single.numpy(), rtol=1e-3, atol=1e-3)
 
 
 def test_by_hand() -> None:
+    layer = OutputLayer(slice(1, 2), slice(0, 2))
+    three = np.array([[7.0, 3.0, 4.0]])
+    how, last = VectorOf("update", "output-norm"), OutputLayer(slice(2, 3), slice(1, 3))
+    np.testing.assert_allclose(vector_signal(how, three, np.ones(1, bool), last), [5.0])
     rows = np.array([[3.0, 4.0], [0.0, 0.0], [9.0, 9.0]])
     sound = np.array([True, True, False])
     np.testing.assert_allclose(vector_signal(VectorOf("update", "norm"), rows, sound, None), [5, 0, np.sqrt(162)])
@@ -37,9 +41,7 @@ def test_by_hand() -> None:
     distances = vector_signal(VectorOf("gradient", "distance"), rows, sound, None)
     np.testing.assert_allclose(distances, [2.5, 2.5, np.hypot(7.5, 7)])
     assert np.isnan(vector_signal(VectorOf("gradient", "distance"), rows, np.zeros(3, bool), None)).all()
-    np.testing.assert_array_equal(
-        vector_signal(VectorOf("update", "output-bias"), rows, sound, slice(1, 2)), rows[:, 1:]
-    )
+    np.testing.assert_array_equal(vector_signal(VectorOf("update", "output-bias"), rows, sound, layer), rows[:, 1:])
 
 
 def test_the_weighted_mean_by_hand() -> None:
@@ -92,10 +94,13 @@ def test_a_sketch_is_the_same_in_every_process() -> None:
 
 def test_where_the_output_bias_stands() -> None:
     shapes = {"a.weight": (5, 4), "a.bias": (5,), "norm.weight": (5,), "b.weight": (3, 5), "b.bias": (3,), "mean": (5,)}
-    assert output_bias(shapes, classes=3) == output_bias(shapes) == slice(45, 48)
-    assert output_bias({"kernel": (4, 3), "bias": (3,)}) == slice(12, 15)  # as keras and flax lay it out
+    assert output_layer(shapes, classes=3).bias == output_layer(shapes).bias == slice(45, 48)
+    assert output_layer({"kernel": (4, 3), "bias": (3,)}) == (
+        slice(12, 15),
+        slice(0, 15),
+    )  # keras, flax
     with pytest.raises(SignalError, match=r"'output-bias-update' .* b\.bias \(3,\), mean \(5,\).*\(7,\)"):
-        output_bias(shapes, classes=7)
+        output_layer(shapes, classes=7)
     with pytest.raises(SignalError, match="that is the bias of a dense layer"):
-        output_bias({"weight": (3, 4), "scale": (2,)})
-    assert needs_output_bias(frozenset(SIGNALS)) and not needs_output_bias(frozenset(vectors_of(SIGNALS, "gradient")))
+        output_layer({"weight": (3, 4), "scale": (2,)})
+    assert needs_output_layer(frozenset(SIGNALS)) and not needs_output_layer(frozenset(vectors_of(SIGNALS, "gradient")))

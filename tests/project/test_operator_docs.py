@@ -1,4 +1,4 @@
-"""The operators' page, followed line by line: every command it shows runs as it is written, in its order."""
+"""The operators' pages, followed line by line: every command they show runs as it is written, in its order."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from fedcohort.selectors import PowerOfChoice
 from fedcohort.session import Session
 from fedcohort.session.rules import Rules
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operators.md").read_text(encoding="utf-8")
-COMMANDS = [line.split("  #")[0].strip() for line in re.findall(r"^    \$ (fedcohort .*)$", PAGE, re.MULTILINE)]
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("rules.md", "operators.md"))
+COMMANDS = [line.split("  #")[0].strip() for line in re.findall(r"^    \$ (fedcohort .*)$", PAGES, re.MULTILINE)]
 NAMES = [f"clinic-{letter}" for letter in "abcdefgh"]
 
 
@@ -43,7 +44,7 @@ def run_of_an_operator(path: Path) -> None:
             session.record(round_, {"accuracy": 0.05 * round_})
 
 
-def test_the_page_shows_commands_to_follow() -> None:
+def test_the_pages_show_commands_to_follow() -> None:
     assert len(COMMANDS) >= 12 and any("rules verify" in c for c in COMMANDS)
 
 

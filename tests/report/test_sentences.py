@@ -121,7 +121,7 @@ def test_balance():
 def test_picks_say_how_often_and_against_what():
     always = run("ours", [0.5] * 4, seed=7, picks=[[2, 0], [2, 1], [2, 3], [2, 0]])
     text = figures.picks(setting(always)).sentence
-    assert "ours picked client 2 (seed 7) in 100% of the rounds (2.00 times as often as the average client)" in text
+    assert "client 2 by ours (seed 7), in 100% of the rounds (2.00 times as often as the average client)" in text
     evenly = run("uniform", [0.5] * 4, picks=[[0], [1], [2], [3]])
     text = figures.picks(setting(evenly)).sentence
     assert "times as often" not in text and "25% of the rounds, and 3 others as often" in text

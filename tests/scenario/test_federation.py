@@ -58,13 +58,9 @@ def test_arrays_are_read_only():
             getattr(federation, name)[0] = 0
 
 
-def test_names_and_client_table():
+def test_clients_without_names_are_named_by_their_numbers():
     federation = Scenario(partition=Iid(clients=2), validation=0.5).build(LABELS, seed=3)
     assert federation.names == ("0", "1")
-    table = federation.client_table()
-    assert table.n == 2
-    assert table.sizes.tolist() == federation.train_sizes.tolist()
-    assert table.labels.counts.tolist() == federation.label_counts().tolist()
 
 
 def test_describe_names_everything():

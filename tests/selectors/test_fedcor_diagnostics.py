@@ -40,18 +40,6 @@ def test_stationarity_compares_neighbours():
     assert 0 <= found[1] < 1
 
 
-def test_embedding_similarity_is_that_of_their_covariances():
-    rng = np.random.default_rng(3)
-    x, z = rng.normal(size=(20, 4)), rng.normal(size=(20, 3))
-    a, b = x @ x.T, z @ z.T
-    assert diagnostics.embedding_similarity(x, z) == pytest.approx(
-        np.sum(a * b) / np.linalg.norm(a) / np.linalg.norm(b)
-    )
-    rotation = np.linalg.qr(rng.normal(size=(4, 4)))[0]
-    assert diagnostics.embedding_similarity(x, x @ rotation) == pytest.approx(1.0)
-    assert diagnostics.embedding_similarity(x, np.zeros((20, 2))) == 0.0
-
-
 def test_components_are_the_principal_ones():
     changes = gaussian(4, 300, 30, 3)
     report = diagnostics.normality(changes, components=10)

@@ -54,6 +54,7 @@ def test_every_signal_equals_its_definition(plain_client):
         Signal.OUTPUT_BIAS_UPDATE: torch.stack(
             [clients[0].output_bias(w) - clients[0].output_bias(old) for w in after]
         ),
+        Signal.OUTPUT_UPDATE_NORM: updates[:, -(64 * 4 + 4) :].norm(dim=1),
         Signal.UPDATE_SKETCH: vector_signal(Signal.UPDATE_SKETCH.how, updates.numpy(), np.ones(3, bool), None),
         Signal.GRADIENT_NORM: gradients.norm(dim=1),
         Signal.GRADIENT_DISTANCE: (gradients - gradients.mean(0)).norm(dim=1),

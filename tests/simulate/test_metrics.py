@@ -23,7 +23,6 @@ def test_rounds_that_were_not_evaluated_do_not_count():
     assert curve.rounds_to(0.5) == 2
     assert curve.best == 0.5
     assert curve.last == 0.5
-    assert curve.best_round == 2
 
 
 def test_terminal_accuracy_is_the_mean_of_the_last_fifty_rounds():

@@ -30,7 +30,7 @@ from fedcohort.core.validate import instance, mapping, text, whole_number
 from fedcohort.journal import Journal, ReplyBlock, read_journal
 from fedcohort.journal.chain import PARTS, START, VERSION, Link, next_link, start_payload, with_news
 from fedcohort.journal.codec import unpack_many
-from fedcohort.journal.events import ABANDONED, CHANGED, FAILURES, FORGOTTEN, PRUNED, RECOVERED, SELECTOR
+from fedcohort.journal.events import ABANDONED, CHANGED, FAILURES, FORGOTTEN, NEW_MODEL, PRUNED, RECOVERED, SELECTOR
 from fedcohort.journal.signing import is_signed
 from fedcohort.journal.tables import table_of
 from fedcohort.session.rules import Rules
@@ -358,6 +358,8 @@ class _Audit(Replay):
                     self.change_rules(body)
                 case _ if kind == SELECTOR:
                     self.change_selector(body)
+                case _ if kind == NEW_MODEL:
+                    self.advance(body)
                 case "attributes":
                     self.playing.set_attributes(body["clients"])
         except JournalError as error:

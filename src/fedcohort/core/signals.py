@@ -82,13 +82,14 @@ class VectorOf:
     ----------
     vector : "update" or "gradient"
         The client's model less the received one; or the full-batch gradient of its mean loss at the received model.
-    take : "norm", "distance", "weighted-distance", "output-bias" or "sketch"
+    take : "norm", "distance", "weighted-distance", "output-bias", "output-norm" or "sketch"
         L2 norm; L2 distance to the mean vector of the cohort, in which every client counts once or as often as it has
-        samples; the entries that belong to the output layer's bias; a random projection.
+        samples; the entries that belong to the output layer's bias; the L2 norm of the output layer's entries; a random
+        projection.
     """
 
     vector: Literal["update", "gradient"]
-    take: Literal["norm", "distance", "weighted-distance", "output-bias", "sketch"]
+    take: Literal["norm", "distance", "weighted-distance", "output-bias", "output-norm", "sketch"]
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,7 @@ class Signal(str):
     LABEL_PRODUCTS: ClassVar[Signal]
     KEPT: ClassVar[Signal]
     DURATION: ClassVar[Signal]
+    STALENESS: ClassVar[Signal]
     SERVER_LOSS: ClassVar[Signal]
     SHAPLEY_VALUE: ClassVar[Signal]
     LOSS: ClassVar[Signal]
@@ -186,6 +188,7 @@ class Signal(str):
     UPDATE_DISTANCE: ClassVar[Signal]
     WEIGHTED_UPDATE_DISTANCE: ClassVar[Signal]
     OUTPUT_BIAS_UPDATE: ClassVar[Signal]
+    OUTPUT_UPDATE_NORM: ClassVar[Signal]
     UPDATE_SKETCH: ClassVar[Signal]
     GRADIENT_NORM: ClassVar[Signal]
     GRADIENT_DISTANCE: ClassVar[Signal]
@@ -319,6 +322,12 @@ Signal.KEPT = Signal(
     supplied_by="set RoundReport.kept",
 )
 Signal.DURATION = Signal("duration", meaning="seconds from sending the model to receiving the update", by=Party.HOST)
+Signal.STALENESS = Signal(
+    "staleness",
+    meaning="how many global models came while the client was at work; 0 where cohorts follow each other in rounds",
+    by=Party.HOST,
+    supplied_by="nothing: the session knows it",
+)
 Signal.SERVER_LOSS = Signal(
     "server-loss",
     meaning="loss of the received global model on the server's own samples, the same for every client of a round",
@@ -393,6 +402,12 @@ Signal.OUTPUT_BIAS_UPDATE = Signal(
     by=Party.SERVER,
     how=VectorOf("update", "output-bias"),
     width="classes",
+)
+Signal.OUTPUT_UPDATE_NORM = Signal(
+    "output-update-norm",
+    meaning="L2 norm of the client's update of the output layer, weights and bias",
+    by=Party.SERVER,
+    how=VectorOf("update", "output-norm"),
 )
 Signal.UPDATE_SKETCH = Signal(
     "update-sketch",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,15 @@ _SKETCH_SEED = 20_260_101
 _CHUNK = 1 << 15  # parameters projected at once; their signs are 2 MiB
 
 
+class OutputLayer(NamedTuple):
+    """Where a model's output layer is in a flat vector of its arrays."""
+
+    bias: slice
+    whole: slice  # weights and bias
+
+
 def vector_signal(
-    how: VectorOf, rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None = None
+    how: VectorOf, rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None = None
 ) -> Any:
     """Return the values of a signal, computed from one vector per client.
 
@@ -33,8 +40,8 @@ def vector_signal(
         One vector per client.
     sound : (m,) bool array
         Which clients' vectors count in the cohort's mean.
-    bias : slice or None
-        Where the output layer's bias is, from :func:`output_bias`; used only by signals made of it.
+    output : OutputLayer or None
+        Where the output layer is, from :func:`output_layer`; used only by signals made of it.
     samples : (m,) float array or None
         How many samples each client has; used only by signals that weight by them.
 
@@ -42,14 +49,15 @@ def vector_signal(
     -------
     (m,) or (m, V) array or tensor
     """
-    return _TAKE[how.take](rows, sound, bias, samples)
+    return _TAKE[how.take](rows, sound, output, samples)
 
 
-def output_bias(shapes: Mapping[str, Sequence[int]], classes: int | None = None) -> slice:
-    """Return where the output layer's bias is in a flat vector of a model's arrays.
+def output_layer(shapes: Mapping[str, Sequence[int]], classes: int | None = None) -> OutputLayer:
+    """Return where the output layer is in a flat vector of a model's arrays.
 
-    It is the last array of shape (classes,). If the number of classes is unknown, it is the last one-dimensional array
-    that directly follows a matrix with as many rows or columns, as the bias of a dense layer follows its weights.
+    Its bias is the last array of shape (classes,). If the number of classes is unknown, it is the last one-dimensional
+    array that directly follows a matrix with as many rows or columns, as the bias of a dense layer follows its weights.
+    Such a matrix directly before the bias is the layer's weights.
 
     Parameters
     ----------
@@ -60,8 +68,8 @@ def output_bias(shapes: Mapping[str, Sequence[int]], classes: int | None = None)
 
     Examples
     --------
-    >>> output_bias({"0.weight": (5, 4), "0.bias": (5,), "2.weight": (3, 5), "2.bias": (3,)}, classes=3)
-    slice(40, 43, None)
+    >>> output_layer({"0.weight": (5, 4), "0.bias": (5,), "2.weight": (3, 5), "2.bias": (3,)}, classes=3)
+    OutputLayer(bias=slice(40, 43, None), whole=slice(25, 43, None))
     """
     found = None
     start = 0
@@ -70,10 +78,11 @@ def output_bias(shapes: Mapping[str, Sequence[int]], classes: int | None = None)
         size = math.prod(shape)
         follows = len(before) == 2 and size in before
         if len(shape) == 1 and (size == classes if classes is not None else follows):
-            found = slice(start, start + size)
+            weights = math.prod(before) if follows else 0
+            found = OutputLayer(slice(start, start + size), slice(start - weights, start + size))
         start, before = start + size, shape
     if found is None:
-        signal = next(s for s in SIGNALS if needs_output_bias({s}))
+        signal = next(s for s in SIGNALS if needs_output_layer({s}))
         wanted = f"of shape ({classes},)" if classes is not None else "that is the bias of a dense layer"
         raise SignalError(
             f"The signal '{signal}' ({signal.meaning}) needs a model whose output layer has a bias. Among the arrays "
@@ -83,39 +92,44 @@ def output_bias(shapes: Mapping[str, Sequence[int]], classes: int | None = None)
     return found
 
 
-def needs_output_bias(signals: Set[Signal]) -> bool:
-    """Whether one of ``signals`` is made of the output layer's bias."""
-    return any(isinstance(s.how, VectorOf) and s.how.take == "output-bias" for s in signals)
+def needs_output_layer(signals: Set[Signal]) -> bool:
+    """Whether one of ``signals`` is made of the output layer, which must have a bias to be found."""
+    return any(isinstance(s.how, VectorOf) and s.how.take in ("output-bias", "output-norm") for s in signals)
 
 
-def _norm(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
+def _norm(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
     return np.linalg.norm(rows, axis=1) if isinstance(rows, np.ndarray) else rows.norm(dim=1)
 
 
-def _distance(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
+def _distance(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
     if not sound.any():
-        return _norm(rows, sound, bias, samples) * math.nan
+        return _norm(rows, sound, output, samples) * math.nan
     counted = rows if sound.all() else rows[sound]
-    return _norm(rows - counted.mean(axis=0), sound, bias, samples)
+    return _norm(rows - counted.mean(axis=0), sound, output, samples)
 
 
-def _weighted_distance(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
+def _weighted_distance(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
     assert samples is not None
     weights = samples[sound]
     if weights.sum() <= 0:  # nobody is sound, or nobody has a sample
-        return _distance(rows, sound, bias, samples)
+        return _distance(rows, sound, output, samples)
     weights = weights / weights.sum()
     counted = rows if sound.all() else rows[sound]
     mean = (weights.astype(rows.dtype) if isinstance(rows, np.ndarray) else rows.new_tensor(weights)) @ counted
-    return _norm(rows - mean, sound, bias, samples)
+    return _norm(rows - mean, sound, output, samples)
 
 
-def _output_bias(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
-    assert bias is not None
-    return rows[:, bias]
+def _output_bias(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
+    assert output is not None
+    return rows[:, output.bias]
 
 
-def _sketch(rows: Any, sound: BoolArray, bias: slice | None, samples: FloatArray | None) -> Any:
+def _output_norm(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
+    assert output is not None
+    return _norm(rows[:, output.whole], sound, output, samples)
+
+
+def _sketch(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
     """Project to SKETCH_WIDTH numbers: x -> S x / sqrt(width) with random signs S, the same in every process.
 
     By Johnson and Lindenstrauss, squared lengths and distances are kept up to a factor with mean 1 and deviation of at
@@ -137,10 +151,11 @@ def _signs(chunk: int) -> AnyArray:
     return freeze(1 - 2 * bits.astype(np.int8))
 
 
-_TAKE: Mapping[str, Callable[[Any, BoolArray, slice | None, FloatArray | None], Any]] = {
+_TAKE: Mapping[str, Callable[[Any, BoolArray, OutputLayer | None, FloatArray | None], Any]] = {
     "norm": _norm,
     "distance": _distance,
     "weighted-distance": _weighted_distance,
     "output-bias": _output_bias,
+    "output-norm": _output_norm,
     "sketch": _sketch,
 }

@@ -19,6 +19,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts import orders
+from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.round import RETRIED, Attempts, Policy, Reply, Round, Shortage
 from fedcohort.journal.events import CORRECTED, FAILURES
 from fedcohort.session.resume import participations
@@ -145,7 +146,7 @@ class Host(ABC):
         """Called when somebody has answered after ``round_`` was closed."""
 
 
-def play(host: Host, session: Session, policy: Policy, rounds: int) -> str | None:
+def play(host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None = None) -> str | None:
     """Play rounds until the session has ``rounds``; return why the selector ended the run earlier, or None.
 
     A cohort that was cut off by the end of an earlier run is trained again first. A session that commits by hand is
@@ -158,14 +159,17 @@ def play(host: Host, session: Session, policy: Policy, rounds: int) -> str | Non
     policy : Policy
     rounds : int
         Of the session in all, those already on record included.
+    leases : Leases, optional
+        Shared with other runs of the federation: a client that works for one of them is no candidate here.
     """
-    return _Player(host, session, policy, rounds).play()
+    return _Player(host, session, policy, rounds, leases).play()
 
 
 class _Player:
     """One call of :func:`play`."""
 
-    def __init__(self, host: Host, session: Session, policy: Policy, rounds: int) -> None:
+    def __init__(self, host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None) -> None:
+        self.leases = leases
         self.host = host
         self.session = session
         self.policy = policy
@@ -198,7 +202,7 @@ class _Player:
             why = self._unusable(cohort) or attempts.reason_to_give_up(cohort)
             if not why:
                 self._wait()
-                why = self._unusable(cohort)  # somebody may have left meanwhile
+                why = self._unusable(cohort) or self._lease(cohort)  # somebody may have left meanwhile
             if not why:
                 host.on_round(cohort.round, again=True)
                 session.note(RETRIED, {"ticket": cohort.ticket})
@@ -218,13 +222,24 @@ class _Player:
         return self.attempts.unusable(cohort, names, self.policy.size_for(len(self.online)))
 
     def _choose_round(self) -> Round:
-        available = self._wait()
-        round_ = Round(self.session, self.policy, len(self.online))
-        query = round_.open(available)
-        cohort = round_.choose(None if query is None else self.host.answer(query, available))
-        self.session.commit()
-        self.host.on_chosen(cohort, len(available))
-        return round_
+        while True:
+            available = self._wait()
+            round_ = Round(self.session, self.policy, len(self.online))
+            query = round_.open(available)
+            cohort = round_.choose(None if query is None else self.host.answer(query, available))
+            self.session.commit()
+            why = self._lease(cohort)
+            if not why:
+                self.host.on_chosen(cohort, len(available))
+                return round_
+            self.host.on_unfinished(cohort, why)
+            self.session.abandon(cohort.ticket, why)
+            self.session.commit()
+
+    def _lease(self, cohort: Cohort) -> str:
+        """Lease a cohort; return who of it works for another run, or an empty text."""
+        taken = {} if self.leases is None else self.leases.take(cohort.names)
+        return "; ".join(f"{name} works for {run}" for name, run in taken.items())
 
     def _wait(self) -> IntArray:
         """Return who can be asked, as soon as there are enough."""
@@ -249,14 +264,22 @@ class _Player:
     def _look(self) -> IntArray:
         """See who is online and what an operator has ordered; return who is busy."""
         found = self.host.online()
-        self.online = self._indices(found.clients)
+        self.online = self._free(found.clients)
         taken = orders.take(self.session, self._check_feasible)
         for order in taken:
             self.host.on_rules(order)
         if taken:
             found = self.host.online()
-            self.online = self._indices(found.clients)
+            self.online = self._free(found.clients)
         return self._indices(found.busy)
+
+    def _free(self, clients: Sequence[str] | IntArray) -> IntArray:
+        """Return those of the clients that work for no other run."""
+        found = self._indices(clients)
+        elsewhere = {} if self.leases is None else self.leases.elsewhere()
+        table = self.session.table
+        taken = [table.index(name) for name in elsewhere if name in table]
+        return found[~np.isin(found, taken)] if taken else found
 
     def _indices(self, clients: Sequence[str] | IntArray) -> IntArray:
         # An array is passed on as it is: the session recognises one that it was given before.
@@ -274,6 +297,8 @@ class _Player:
     def _train(self, round_: Round) -> None:
         host, session, cohort = self.host, self.session, round_.cohort
         self._gather(round_)
+        if self.leases is not None:  # who is still at work stays leased
+            self.leases.release(name for name, at in zip(cohort.names, round_.seconds, strict=True) if at < math.inf)
         made = host.combine(round_)
         round_.refuse(made.refused)
         if round_.reasons:
@@ -317,6 +342,8 @@ class _Player:
     def _take_late(self, replies: Iterable[Reply]) -> None:
         """Put replies on record that came after their round was closed."""
         for reply in replies:
+            if self.leases is not None:
+                self.leases.release([reply.client])
             if reply.status not in (Status.OK, Status.INVALID):
                 continue  # it is free again, and brought nothing
             if (reply.ticket, reply.client) not in self.written_off:

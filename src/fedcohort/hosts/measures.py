@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.signals import METRIC_SIGNALS, Signal, VectorOf, vectors_of
-from fedcohort.core.vectors import vector_signal
+from fedcohort.core.vectors import OutputLayer, needs_output_layer, vector_signal
 from fedcohort.hosts.wire import Value
 
 MEASURED = frozenset(vectors_of(METRIC_SIGNALS, "update"))
@@ -31,8 +31,8 @@ class Measures:
         Returns (r, P): each client's model less the one sent; zeros for replies that are not sound.
     gradients : sequence of r (d,) arrays or None
         What each client reported of its full-batch gradient.
-    bias : callable
-        Returns where the bias of the output layer stands in an update.
+    output : callable
+        Returns where the output layer stands in an update.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Measures:
         *,
         updates: Callable[[], FloatArray],
         gradients: Sequence[FloatArray | None],
-        bias: Callable[[], slice],
+        output: Callable[[], OutputLayer],
     ) -> None:
         self.ok = ok
         self.all_ok = bool(ok.all())
@@ -51,7 +51,7 @@ class Measures:
         self._samples = samples
         self._make_updates = updates
         self._sent_gradients = gradients
-        self._bias = bias
+        self._output = output
 
     @cached_property
     def updates(self) -> FloatArray:
@@ -74,8 +74,8 @@ class Measures:
         """(r,) one signal over the replies, or (r, V) where it is a vector; NaN where a reply is not sound."""
         if isinstance(signal.how, VectorOf):
             rows = self.updates if signal.how.vector == "update" else self._gradients
-            bias = self._bias() if signal.how.take == "output-bias" else None
-            values = np.asarray(vector_signal(signal.how, rows, self.ok, bias, self._samples), np.float64)
+            output = self._output() if needs_output_layer({signal}) else None
+            values = np.asarray(vector_signal(signal.how, rows, self.ok, output, self._samples), np.float64)
         else:
             found = [
                 given.get(signal) if ok else None for given, ok in zip(self._values, self.ok.tolist(), strict=True)

@@ -29,6 +29,7 @@ _LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53
 _ATTRIBUTE, _MOST_ATTRIBUTES = "attribute:", 100
 _COUNT = f"a whole number from 0 to {_LARGEST_COUNT}"
 _TEXT = f"printable text of at most {_LONGEST_NAME} characters"
+_FEW = 0.2  # a share of clients that does not decide how many classes there are
 Attribute = str | float | int | bool
 _LARGEST = 1e30  # up to here every selector is tested to keep its state finite
 
@@ -107,7 +108,8 @@ class Description:
     def from_record(cls, record: Mapping[str, object]) -> Description:
         """Read a record written by :meth:`to_record`; a malformed one raises ValueError."""
         if record.get("version") != VERSION:
-            raise ValueError(f"the client speaks version {record.get('version')!r} of the protocol, not {VERSION}")
+            version = _brief(record.get("version"))
+            raise ValueError(f"the client speaks version {version} of the protocol, not {VERSION}")
         name, size, counts = record.get("name"), record.get("size"), record.get("label-counts")
         signals, sealed = record.get("signals"), record.get("sealed-labels")
         if not isinstance(name, str) or not isinstance(signals, list):
@@ -130,14 +132,27 @@ class Description:
             label_counts=None if counts is None else tuple(counts),
             sealed_labels=sealed,
             # Facts of the table are known by what was sent of them, not by a claim to have them.
-            signals=frozenset(known[s] for s in signals if s in known) - TABLE_SIGNALS,
+            signals=frozenset(known[s] for s in signals if isinstance(s, str) and s in known) - TABLE_SIGNALS,
             attributes=_attributes(record),
         )
 
 
+def most_classes(named: Iterable[int]) -> int | None:
+    """Return how many classes there are, by how many each client names: no single client decides it.
+
+    As many as at least two clients, and more than a fifth of all, name; a client that names fewer holds none of the
+    others. None where nobody names any.
+
+    >>> most_classes([10, 10, 10, 10_000])
+    10
+    """
+    ordered = sorted(named, reverse=True)
+    return ordered[min(max(1, int(_FEW * len(ordered))), len(ordered) - 1)] if ordered else None
+
+
 def _attributes(record: Mapping[str, object]) -> dict[str, Attribute]:
     """Return the attributes of a description; a number that is NaN is not known."""
-    names = [key for key in record if key.startswith(_ATTRIBUTE)]
+    names = [key for key in record if isinstance(key, str) and key.startswith(_ATTRIBUTE)]
     if len(names) > _MOST_ATTRIBUTES:
         raise ValueError(f"there may be at most {_MOST_ATTRIBUTES} attributes. Got {len(names)} attributes")
     found: dict[str, Attribute] = {}

@@ -21,4 +21,5 @@ REJOINED = "rejoin"  # clients that left are members again
 SELECTOR = "selector"  # another selector goes on in the place of the first
 SETTINGS = "settings"  # what a live run was started with
 SHADOW = "shadow"  # a shadow selector began to watch, or watches no longer
+NEW_MODEL = "new-model"  # an asynchronous session has a new global model
 TRIED = "try"  # a pending cohort is trained again

@@ -51,11 +51,18 @@ _FACTS = ("sizes", "label_counts", "label_factor", "label_gram")
 
 def tables(journal: Journal) -> dict[str, dict[str, list[Any]]]:
     """Return a journal as tables of columns: picks, replies, metrics and events."""
+    numbers = [(round_, key, value) for round_, row in journal.metrics().items() for key, value in row.items()]
+    metrics = {key: [line[i] for line in numbers] for i, key in enumerate(("round", "metric", "value"))}
+    lines = journal.database.fetch("SELECT at, kind, body FROM events ORDER BY id")
+    events = {key: [line[i] for line in lines] for i, key in enumerate(("at", "kind", "body"))}
+    return {"picks": _picks(journal), "replies": _replies(journal), "metrics": metrics, "events": events}
+
+
+def _picks(journal: Journal) -> dict[str, list[Any]]:
+    """Return a row for each place of each cohort."""
     table, _ = journal.table()
     picks: dict[str, list[Any]] = {key: [] for key in ("round", "ticket", "place", "client", "weight", "work")}
-    rounds = {}
     for row in journal.cohorts():
-        rounds[row.ticket] = row.round
         for place, client in enumerate(row.clients.tolist()):
             values = (
                 row.round, row.ticket, place, table.name(client),
@@ -64,9 +71,16 @@ def tables(journal: Journal) -> dict[str, dict[str, list[Any]]]:
             )  # fmt: skip
             for key, value in zip(picks, values, strict=True):
                 picks[key].append(value)
+    return picks
+
+
+def _replies(journal: Journal) -> dict[str, list[Any]]:
+    """Return a row for each reply, with a column for each metric that is one number."""
+    table, _ = journal.table()
+    rounds = {row.ticket: row.round for row in journal.cohorts()}
     found = journal.replies()
     names = sorted({name for reply in found for name in reply.metrics if np.ndim(reply.metrics[name]) == 0})
-    replies: dict[str, list[Any]] = {
+    return {
         "round": [rounds[r.ticket] for r in found],
         "ticket": [r.ticket for r in found],
         "client": [table.name(r.client) for r in found],
@@ -76,11 +90,6 @@ def tables(journal: Journal) -> dict[str, dict[str, list[Any]]]:
         "at": [r.at for r in found],
         **{name: [r.metrics.get(name) for r in found] for name in names},
     }
-    numbers = [(round_, key, value) for round_, row in journal.metrics().items() for key, value in row.items()]
-    metrics = {key: [line[i] for line in numbers] for i, key in enumerate(("round", "metric", "value"))}
-    happened = journal.database.fetch("SELECT at, kind, body FROM events ORDER BY id")
-    events = {key: [line[i] for line in happened] for i, key in enumerate(("at", "kind", "body"))}
-    return {"picks": picks, "replies": replies, "metrics": metrics, "events": events}
 
 
 def export(journal: Journal, folder: str | Path) -> list[Path]:

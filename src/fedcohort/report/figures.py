@@ -196,55 +196,64 @@ def so_far(setting: Setting) -> str:
 
 
 def _accuracy_sentence(board: Leaderboard) -> str:
-    metric = board.metric
-    target = metric.level(board.target)
     known = [row for row in board.rows if not math.isnan(row.terminal.mean)]
     if not known:
-        return f"No selector has a terminal {metric.name}{'' if board.finished else ' yet'}."
-    whole = [row for row in known if not row.lost] or known
+        return f"No selector has a terminal {board.metric.name}{'' if board.finished else ' yet'}."
     before = "" if board.finished else f"So far ({board.progress.words}): "
-    place = "highest" if metric.higher else "lowest, which is best"
-    best = whole[0]
-    value = metric.value(best.terminal.mean)
-    top = [row.label for row in whole if metric.value(row.terminal.mean) == value]
-    at_the_top = (
-        f"{('ends' if len(top) == 1 else 'end') if board.finished else ('is' if len(top) == 1 else 'are')} {place}"
-    )
-    if len(known) == 1:
-        text = f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
-    elif {metric.value(row.terminal.mean) for row in known} == {value}:
-        text = f"all {'end at' if board.finished else 'are at'} {value}"
-    else:
-        of_all = any(row.terminal.mean > best.terminal.mean for row in known)
-        text = f"{names(top)} {at_the_top}{' of those that lost no run' if of_all else ''}, at {value}"
-        if board.baseline not in top and not math.isnan(board.base.terminal.mean):
-            text += f" against {metric.value(board.base.terminal.mean)} for {board.baseline}"
-    opened = text.replace("all ", "All ", 1) if text.startswith("all ") else text
-    reached = [row for row in board.rows if row.main.rounds.count == row.runs]
+    ends = _ends(board, known)
+    opened = ends.replace("all ", "All ", 1) if ends.startswith("all ") else ends
     if math.isnan(board.target):
         return f"{before}{opened}."
+    reached = [row for row in board.rows if row.main.rounds.count == row.runs]
     if not reached:
         some = any(row.main.rounds.count for row in board.rows)
-        nobody = f"none {'reaches' if board.finished else 'has reached'} {target}"
+        nobody = f"none {'reaches' if board.finished else 'has reached'} {board.metric.level(board.target)}"
         return f"{before}{opened}; {nobody}{' in every seed' if some else ''}."
+    return f"{before}{_quickest(board, reached)}; {ends}."
+
+
+def _ends(board: Leaderboard, known: Sequence[LeaderRow]) -> str:
+    """Return which selectors end best, among those with a terminal score."""
+    metric = board.metric
+    whole = [row for row in known if not row.lost] or known
+    best = whole[0]
+    value = metric.value(best.terminal.mean)
+    if len(known) == 1:
+        return f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
+    if {metric.value(row.terminal.mean) for row in known} == {value}:
+        return f"all {'end at' if board.finished else 'are at'} {value}"
+    top = [row.label for row in whole if metric.value(row.terminal.mean) == value]
+    one, several = ("ends", "end") if board.finished else ("is", "are")
+    place = "highest" if metric.higher else "lowest, which is best"
+    of_all = any(row.terminal.mean > best.terminal.mean for row in known)
+    among = " of those that lost no run" if of_all else ""
+    text = f"{names(top)} {one if len(top) == 1 else several} {place}{among}, at {value}"
+    if board.baseline not in top and not math.isnan(board.base.terminal.mean):
+        text += f" against {metric.value(board.base.terminal.mean)} for {board.baseline}"
+    return text
+
+
+def _quickest(board: Leaderboard, reached: Sequence[LeaderRow]) -> str:
+    """Return which selectors are first at the target, among those that reach it in every seed."""
     quickest = min(row.main.rounds.mean for row in reached)
     first = [row for row in reached if row.main.rounds.mean == quickest]
-    who = f"{names([row.label for row in first])} {'is' if len(first) == 1 else 'are'} first at {target}"
+    verb = "is" if len(first) == 1 else "are"
+    leaders = f"{names([row.label for row in first])} {verb} first at {board.metric.level(board.target)}"
     after = f"after {quantity(quickest, 'round')}"
     won, seeds = _firsts(board, first[0])
     if all(row.runs == 1 for row in board.rows):
-        quick = f"{who}, {after}"
+        text = f"{leaders}, {after}"
     elif len(first) == 1 and won == seeds:
-        quick = f"{who} in every seed, {after} on average"
+        text = f"{leaders} in every seed, {after} on average"
     else:
         some = any(0 < row.main.rounds.count < row.runs for row in board.rows)
-        quick = f"{who} on average{' of those that reach it in every seed' if some else ''}, {after}"
+        text = f"{leaders} on average{' of those that reach it in every seed' if some else ''}, {after}"
         if len(first) == 1:
-            quick += f" (first in {won} of {quantity(seeds, 'seed')})"
+            text += f" (first in {won} of {quantity(seeds, 'seed')})"
     gain = first[0].main.speed_up
     if len(first) == 1 and not first[0].baseline and gain > 1:
-        quick += f", {times(gain)} times as fast as {board.baseline}"
-    return f"{before}{quick}; {text}."
+        text += f", {times(gain)} times as fast as {board.baseline}"
+    return text
 
 
 def _firsts(board: Leaderboard, row: LeaderRow) -> tuple[int, int]:
@@ -411,8 +420,8 @@ def picks(setting: Setting) -> Figure | None:
     others = f", and {equal} other{'s' if equal > 1 else ''} as often" if equal else ""
     sentence = (
         "A horizontal streak is a client picked again and again. "
-        f"The longest: {group.label} picked client {setting.client_name(client)} "
-        f"(seed {group.runs[0].seed}) in {percent(share, 0)} of the rounds{again}{others}."
+        f"Most often picked: client {setting.client_name(client)} by {group.label} "
+        f"(seed {group.runs[0].seed}), in {percent(share, 0)} of the rounds{again}{others}."
     )
     return Figure(
         "picks",

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, freeze
-from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import InputError
 from fedcohort.scenario.groups import Groups
 
@@ -242,12 +241,6 @@ class Federation:
             held_out = self.is_validation()
             cells = cells[held_out if part == "validation" else ~held_out]
         return np.bincount(cells, minlength=len(self) * self.classes).reshape(len(self), self.classes)
-
-    def client_table(self) -> ClientTable:
-        """Return what a session knows about the clients: names, training samples, label counts as they see them."""
-        return ClientTable(
-            names=self.client_names, sizes=self.train_sizes, labels=LabelCounts(self.label_counts()), n=len(self)
-        )
 
     def describe(self) -> str:
         """Return a few lines of text: how many, how large, how skewed, how noisy."""

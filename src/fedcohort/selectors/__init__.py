@@ -8,6 +8,7 @@ from fedcohort.selectors.baselines.divfl import DivFL
 from fedcohort.selectors.baselines.e3cs import E3CS
 from fedcohort.selectors.baselines.fed_cucb import FedCucb
 from fedcohort.selectors.baselines.fedcs import FedCS
+from fedcohort.selectors.baselines.fedrank import FedRank
 from fedcohort.selectors.baselines.fedstas import FedStas
 from fedcohort.selectors.baselines.feel import Feel
 from fedcohort.selectors.baselines.gradnorm import GradNorm
@@ -21,6 +22,7 @@ from fedcohort.selectors.baselines.rbcs_f import RbcsF
 from fedcohort.selectors.baselines.refl import Refl
 from fedcohort.selectors.baselines.restless_bandit import RestlessBandit
 from fedcohort.selectors.baselines.size_weighted import SizeWeighted
+from fedcohort.selectors.baselines.terraform import Terraform
 from fedcohort.selectors.baselines.tifl import TiFL
 from fedcohort.selectors.baselines.uniform import All, Uniform
 from fedcohort.selectors.ours.advantage import FlashAdvantage, NeuralBanditAdvantage, RestlessBanditAdvantage
@@ -59,6 +61,7 @@ __all__ = [
     "FedCmUcb",
     "FedCor",
     "FedCucb",
+    "FedRank",
     "FedStas",
     "Feel",
     "Flash",
@@ -76,6 +79,7 @@ __all__ = [
     "RestlessBandit",
     "RestlessBanditAdvantage",
     "SizeWeighted",
+    "Terraform",
     "TiFL",
     "Uniform",
 ]

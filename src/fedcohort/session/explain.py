@@ -207,11 +207,13 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     rows = journal.cohorts(round_=round_) if 0 <= round_ <= last else []
     if not rows:
         raise InputError(f"There is no round {round_}; the journal holds rounds 0 to {last}.")
-    cohort = rows[-1]
     table, active = journal.table()
     index = None
     if client is not None:
         index = table.index(client) if isinstance(client, str) else table.index(table.name(client))
+    cohort = rows[-1]
+    if index is not None and journal.meta().get("asynchronous"):  # many cohorts of one: that of the client, if any
+        cohort = next((row for row in reversed(rows) if index in row.clients.tolist()), cohort)
     rule, meanings = about_selector(journal.meta().get("selector"))
     scores = journal.scores(cohort.ticket)
     picked, arrays, _ = scores.pop("", (cohort.clients, {}, None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -290,26 +290,32 @@ class Referee:
             least = claims if isinstance(claims, Mapping) else dict.fromkeys(groups, int(claims))
             need = {value: min(least[value], len(members)) for value, members in groups.items()}
             for value, members in groups.items():
-                for client in members:
-                    have = sum(values[c] == value for c in picked)
-                    if have >= need[value]:
+                for client in (c for c in members if c not in picked):
+                    if _count(values, picked, value) >= need[value]:
                         break
-                    if client in picked:
-                        continue
                     if len(picked) >= size:
-                        counts = {v: sum(values[c] == v for c in picked) for v in need}
-                        spare = [c for c in picked if c not in fixed and c not in added and
-                                 (values[c] is None or counts[values[c]] > need[values[c]])]  # fmt: skip
+                        # What was picked for another quota, or must be there, is not given up again.
+                        spare = _spare(values, need, picked, fixed.union(added))
                         if not spare:
                             break
                         picked = [c for c in picked if c != max(spare, key=place.__getitem__)]
                     picked = [*picked, client]
                     added.append(client)
             for value, count in least.items():
-                have = sum(values[c] == value for c in picked)
+                have = _count(values, picked, value)
                 if have < count:
                     unmet.append(f"{name} {value}: {have} of {count}")
         return picked, added, unmet
+
+
+def _count(values: Sequence[Any], picked: Sequence[int], value: object) -> int:
+    return sum(values[client] == value for client in picked)
+
+
+def _spare(values: Sequence[Any], need: Mapping[Any, int], picked: Sequence[int], fixed: set[int]) -> list[int]:
+    """Return the picked clients that may give up their place: of no value, or of one that has more than enough."""
+    counts = {value: _count(values, picked, value) for value in need}
+    return [c for c in picked if c not in fixed and (values[c] is None or counts[values[c]] > need[values[c]])]
 
 
 def _knows(table: ClientTable, name: str) -> bool:

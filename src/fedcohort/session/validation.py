@@ -196,7 +196,7 @@ def check_signals(
     """
     for signal in sorted(selector.requires):
         supplied = signal in clients.signals if signal.known is Known.TABLE else signals is None or signal in signals
-        if not supplied:
+        if not supplied and signal is not Signal.STALENESS:  # which the session knows
             kind = "client table" if signal.known is Known.TABLE else "host"
             raise SignalError(
                 f"The {label} {selector_name(selector)} requires the signal '{signal}' ({signal.meaning}), "
@@ -205,10 +205,35 @@ def check_signals(
             )
 
 
+def check_one_at_a_time(asynchronous: bool, selector: Selector[Any]) -> None:
+    """Refuse a selector for an asynchronous session that cannot choose one client while others are at work."""
+    if asynchronous and not selector.one_at_a_time:
+        able = ", ".join(name for name in SELECTORS.names() if getattr(SELECTORS.get(name), "one_at_a_time", False))
+        raise InputError(
+            f"The selector {selector_name(selector)} cannot choose one client at a time, which an asynchronous session "
+            "needs.",
+            hint=f"selectors that can: {able}",
+        )
+
+
 def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
     """Refuse a cohort that breaks the protocol."""
-    picked = cohort.clients
     name = selector_name(selector)
+    _check_picks(name, cohort, slate)
+    _check_amounts(name, cohort)
+    if cohort.stop is not None and not isinstance(cohort.stop, str):
+        raise SelectorError(f"The selector {name} must say in words why it stops. Got {short_repr(cohort.stop)}.")
+    for part, values in {"score": cohort.score, **cohort.parts}.items():
+        if values is not None and (cohort.candidates is None or len(values) != len(cohort.candidates)):
+            raise SelectorError(
+                f"The selector {name} must give '{part}' for each of the cohort's candidates.",
+                hint="name the candidates: Cohort(..., candidates=slate.candidates, score=...)",
+            )
+
+
+def _check_picks(name: str, cohort: Cohort, slate: Slate) -> None:
+    """Each pick is a candidate, none is there twice, and there are no more than were asked for."""
+    picked = cohort.clients
     if picked.ndim != 1:
         raise SelectorError(f"The selector {name} must return a list of clients. Got shape {picked.shape}.")
     if len(picked) > slate.size:
@@ -224,6 +249,11 @@ def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
         raise SelectorError(
             f"The selector {name} picked nobody out of {len(slate.candidates)} and gave no stop reason."
         )
+
+
+def _check_amounts(name: str, cohort: Cohort) -> None:
+    """Weights and work are finite numbers of at least 0, one for each pick."""
+    picked = cohort.clients
     for field in ("weights", "work"):
         values = getattr(cohort, field)
         if values is not None and (values.shape != picked.shape or not np.isfinite(values).all() or (values < 0).any()):
@@ -234,15 +264,6 @@ def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
         raise SelectorError(
             f"The selector {name} must ask for at most {MOST_WORK:,} times the usual work. Got {cohort.work.max():g}."
         )
-    if cohort.stop is not None and not isinstance(cohort.stop, str):
-        raise SelectorError(f"The selector {name} must say in words why it stops. Got {short_repr(cohort.stop)}.")
-    lengths = {"score": cohort.score, **cohort.parts}
-    for part, values in lengths.items():
-        if values is not None and (cohort.candidates is None or len(values) != len(cohort.candidates)):
-            raise SelectorError(
-                f"The selector {name} must give '{part}' for each of the cohort's candidates.",
-                hint="name the candidates: Cohort(..., candidates=slate.candidates, score=...)",
-            )
 
 
 def check_query(selector: Selector[Any], query: object, n: int) -> None:
@@ -407,9 +428,8 @@ def _check_reported(
 def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBlock]) -> FloatArray:
     """Return a metric as a new array, (count,) or (count, V) where the signal is a vector.
 
-    A vector of one number per class is as long as it was in ``earlier`` reports of the round, else as most rows of
-    this one are. A row of another length than the rest becomes NaN, like anything else a client gets wrong; NaN alone
-    stands for a whole row.
+    A row of another length than the rest becomes NaN, like anything else a client gets wrong; NaN alone stands for a
+    whole row.
     """
     if signal.width is None:
         column = _numbers(signal, values)
@@ -426,22 +446,29 @@ def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBloc
             f"The metric '{signal}' must have one row of numbers per reported client, {count}. "
             f"Got shapes {[row.shape for row in rows]}."
         )
-    widths = Counter(len(row) for row in rows if np.isfinite(row).all())  # of those that could be sound
-    known = next((block.metrics[signal.value] for block in earlier if signal.value in block.metrics), None)
-    width = widths.most_common(1)[0][0] if widths else 1
-    if known is not None:
-        width = known.shape[1]
-    elif signal.width != "classes":
-        width = signal.width
-    if widths and width not in widths:
-        raise InputError(
-            f"The metric '{signal}' must have rows of {width} numbers. Got rows of {', '.join(map(str, widths))}."
-        )
+    width = _row_width(signal, rows, earlier)
     column = np.full((count, width), np.nan)
     for at, row in zip(column, rows, strict=True):
         if len(row) == width:
             at[:] = row
     return column
+
+
+def _row_width(signal: Signal, rows: Sequence[FloatArray], earlier: Sequence[ReplyBlock]) -> int:
+    """Return how long a vector is: as in ``earlier`` reports of the round, as the signal says, or as most are."""
+    widths = Counter(len(row) for row in rows if np.isfinite(row).all())  # of those that could be sound
+    known = next((block.metrics[signal.value] for block in earlier if signal.value in block.metrics), None)
+    if known is not None:
+        width = int(known.shape[1])
+    elif isinstance(signal.width, int):
+        width = signal.width
+    else:
+        width = widths.most_common(1)[0][0] if widths else 1
+    if widths and width not in widths:
+        raise InputError(
+            f"The metric '{signal}' must have rows of {width} numbers. Got rows of {', '.join(map(str, widths))}."
+        )
+    return width
 
 
 def _numbers(signal: Signal, values: Any) -> FloatArray:

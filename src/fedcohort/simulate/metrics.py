@@ -127,11 +127,6 @@ class Curve:
         return float(self.accuracy.max()) if len(self.accuracy) else float("nan")
 
     @property
-    def best_round(self) -> int | None:
-        """Rounds of training after which the best accuracy was first reached."""
-        return int(self.rounds[int(self.accuracy.argmax())]) + 1 if len(self.accuracy) else None
-
-    @property
     def last(self) -> float:
         """Accuracy at the last evaluation; NaN for an empty curve."""
         return float(self.accuracy[-1]) if len(self.accuracy) else float("nan")

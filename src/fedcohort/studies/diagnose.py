@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray, freeze
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, param
@@ -54,7 +54,7 @@ class UniformTrials(Selector[TrialState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> TrialState:
         """No looks yet."""
-        return TrialState(freeze(np.empty((0, self.samples, clients.n))))
+        return TrialState(np.empty((0, self.samples, clients.n)))
 
     def query(self, state: TrialState, slate: Slate, rng: np.random.Generator) -> Query | None:
         """Ask for trials of uniform cohorts in the rounds of a look."""
@@ -67,7 +67,7 @@ class UniformTrials(Selector[TrialState]):
     ) -> tuple[Cohort, TrialState]:
         """Draw a uniform cohort and keep what the trials showed."""
         if answer is not None:
-            state = TrialState(freeze(np.concatenate([state.changes, answer[Signal.LOSS_CHANGE][None]])))
+            state = TrialState(np.concatenate([state.changes, answer[Signal.LOSS_CHANGE][None]]))
         return Cohort(clients=_uniform(slate, rng)), state
 
     def update(self, state: TrialState, outcome: Outcome) -> TrialState:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.vectors import output_bias
+from fedcohort.core.vectors import output_layer
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
 
@@ -61,7 +61,7 @@ def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exp
         (run,) = group.runs
         everyone = np.arange(len(federation))
         trained = group.batch.train([run], [everyone], np.full(len(everyone), plan.seed, np.int64), None)
-        bias = output_bias(group.engine.shapes, federation.classes)
+        bias = output_layer(group.engine.shapes, federation.classes).bias
         updates = (trained.params[:, bias] - group.models[run.row, bias]).cpu().numpy().astype(np.float64)
     finally:
         group.close()

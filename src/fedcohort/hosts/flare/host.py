@@ -22,6 +22,8 @@ from fedcohort.hosts.flare.replies import (
     Checker,
     for_aggregation,
     measures_of,
+    odd_metrics,
+    record_of,
     weighted_average,
 )
 from fedcohort.hosts.flare.sites import Sites
@@ -165,9 +167,7 @@ class FlareHost(Host):
 
     def _describe(self, arrival: Arrival) -> None:
         arrival.letter.closed = arrival.letter.answered.issuperset(arrival.letter.targets)
-        record = None if arrival.result is None else arrival.result.meta.get(RECORD)
-        record = record if isinstance(record, Mapping) else None
-        problem = self.sites.describe(arrival.site, record, arrival.problem)
+        problem = self.sites.describe(arrival.site, record_of(arrival.result), arrival.problem)
         if problem:
             self.controller.warning(f"{arrival.site} takes no part: {problem}")
 
@@ -188,7 +188,8 @@ class FlareHost(Host):
             now, there = self.now(), len(self.sites.fit())
             if there >= self.policy.wait_for:
                 enough_since = enough_since or now
-                if not self.sites.unknown() or now - enough_since > _SETTLE:
+                # A silent site keeps the others waiting for a while, and never ends the run.
+                if not self.sites.unknown() or now - enough_since > _SETTLE or now - begun > self.policy.patience:
                     return
             if now - begun > self.policy.patience:
                 absent = "; ".join(self.sites.absent())
@@ -277,12 +278,11 @@ class FlareHost(Host):
         self._open = None
         self._close(letter)
         checked: list[Checked] = [reply.content for reply in round_.in_order()]
-        sizes = {name: description.size for name, description in self.sites.described.items()}
-        weights, lowered = bounded_weights(
-            {reply.name: reply.weight for reply in checked if reply.status is Status.OK},
-            sizes,
-            self.controller.max_share,
-        )
+        weights, lowered = self._bounded([reply for reply in checked if reply.status is Status.OK])
+        corrections = {name: [text] for name, text in lowered.items()}
+        for reply in checked:
+            if reply.result is not None and (odd := odd_metrics(reply.result.metrics)):
+                corrections.setdefault(reply.name, []).extend(odd)
         if round_.cohort.weights is not None:
             share = dict(zip(round_.cohort.names, round_.cohort.weights.tolist(), strict=True))
             weights = {name: weight * share[name] for name, weight in weights.items()}
@@ -302,8 +302,13 @@ class FlareHost(Host):
             self._columns(measures, checked),
             error=error,
             refused=refused,
-            corrections={name: [text] for name, text in lowered.items()},
+            corrections=corrections,
         )
+
+    def _bounded(self, replies: Sequence[Checked]) -> tuple[dict[str, float], dict[str, str]]:
+        """Return what sound replies weigh, by site, and for each that was lowered why."""
+        sizes = {name: description.size for name, description in self.sites.described.items()}
+        return bounded_weights({reply.name: reply.weight for reply in replies}, sizes, self.controller.max_share)
 
     def _kept(self, measures: Measures) -> BoolArray:
         """Return which of the replies the filter keeps."""
@@ -395,8 +400,7 @@ class FlareHost(Host):
                 why = "no answer" if arrival is None else arrival.problem
                 self.controller.warning(f"{name} gave no losses: {why}")
                 continue
-            record = arrival.result.meta.get(RECORD)
-            numbers = read_report(record if isinstance(record, Mapping) else None)
+            numbers = read_report(record_of(arrival.result))
             for signal in signals:
                 values[signal][i] = numbers.get(signal, np.nan)
         return values
@@ -421,7 +425,8 @@ class FlareHost(Host):
             if not models:
                 self.controller.warning(f"a trial of {', '.join(names)} brought no model")
                 continue
-            after = self._losses(weighted_average(models), everyone, ask)[query.measured]
+            weights = self._bounded(models)[0]
+            after = self._losses(weighted_average(models, weights), everyone, ask)[query.measured]
             changes[row, available] = after - before
         return Answer(query, {query.answered_with: changes})
 

@@ -18,8 +18,8 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import METRIC_SIGNALS, Signal
-from fedcohort.core.text import shorten
-from fedcohort.core.vectors import output_bias
+from fedcohort.core.text import short_repr, shorten
+from fedcohort.core.vectors import OutputLayer, output_layer
 from fedcohort.hosts.measures import MEASURED, Measures
 from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, plain, read_gradient, read_report
 
@@ -27,6 +27,8 @@ Model = Mapping[str, AnyArray]
 WEIGHT = FLMetaKey.NUM_STEPS_CURRENT_ROUND
 _LARGEST = 1e150  # the square of a larger double overflows, and with it every distance between models
 _LARGEST_WEIGHT = float(1 << 53)
+_LARGEST_METRIC = 1e30  # beyond it sums overflow
+_NAMED = 3  # metrics of one site that are named
 
 
 class Checked(NamedTuple):
@@ -64,6 +66,13 @@ def arrays_of(params: Mapping[str, Any]) -> dict[str, AnyArray]:
     return {key: plain(value) for key, value in params.items()}
 
 
+def record_of(result: FLModel | None) -> Mapping[str, Any] | None:
+    """Return what a site sent for fedcohort beside its model, or None."""
+    meta = None if result is None else result.meta
+    record = meta.get(RECORD) if isinstance(meta, Mapping) else None
+    return record if isinstance(record, Mapping) else None
+
+
 class Checker:
     """The checks of one round.
 
@@ -85,8 +94,7 @@ class Checker:
     def check(self, name: str, result: FLModel, seconds: float) -> Checked:
         """Return a site's result as it may enter an average, or why it may not."""
         meta = result.meta if isinstance(result.meta, Mapping) else {}
-        record = meta.get(RECORD)
-        record = record if isinstance(record, Mapping) else None
+        record = record_of(result)
         values = {**read_report(record), Signal.DURATION: seconds}
         gradient = read_gradient(record) if self._gradient else None
         params: dict[str, AnyArray] = {}
@@ -147,9 +155,9 @@ def flat(model: Model) -> FloatArray:
     return np.concatenate(floats) if floats else np.empty(0)
 
 
-def bias_of(model: Model) -> slice:
-    """Return where the output layer's bias stands in :func:`flat`; an error for a model without one."""
-    return output_bias({key: array.shape for key, array in model.items() if array.dtype.kind == "f"})
+def output_of(model: Model) -> OutputLayer:
+    """Return where the output layer stands in :func:`flat`; an error for a model whose output layer has no bias."""
+    return output_layer({key: array.shape for key, array in model.items() if array.dtype.kind == "f"})
 
 
 def measures_of(sent: Model, replies: Sequence[Checked]) -> Measures:
@@ -166,7 +174,7 @@ def measures_of(sent: Model, replies: Sequence[Checked]) -> Measures:
         np.array([r.weight if r.status is Status.OK else 0.0 for r in replies], np.float64),
         updates=updates,
         gradients=[r.gradient for r in replies],
-        bias=lambda: bias_of(sent),
+        output=lambda: output_of(sent),
     )
 
 
@@ -188,9 +196,9 @@ def for_aggregation(replies: Sequence[Checked], sent: Model, weights: Mapping[st
                 meta={**before.meta, WEIGHT: weights[reply.name], "client_name": reply.name},
             )
         )
-    if any(model.metrics is None for model in found):
-        for model in found:
-            model.metrics = None
+    if any(model.metrics for model in found):
+        for model in found:  # FLARE averages no metrics at all when one site has none
+            model.metrics = model.metrics or {}
     return found
 
 
@@ -198,16 +206,32 @@ def _numbers(metrics: object) -> dict[str, float] | None:
     """Return the metrics that can be averaged: finite numbers."""
     if not isinstance(metrics, Mapping):
         return None
-    found = {str(key): float(value) for key, value in metrics.items() if isinstance(value, (int, float, np.number))}
-    return {key: value for key, value in found.items() if math.isfinite(value) and abs(value) < 1e30}
+    return {str(key): float(value) for key, value in metrics.items() if _is_metric(value)}
 
 
-def weighted_average(replies: Sequence[Checked]) -> dict[str, AnyArray]:
+def odd_metrics(metrics: object) -> list[str]:
+    """Return in words what a site sent as metrics and cannot be averaged."""
+    if metrics is None:
+        return []
+    if not isinstance(metrics, Mapping):
+        return [f"its metrics are {short_repr(metrics, 40)} and are left out"]
+    odd = [key for key, value in metrics.items() if not _is_metric(value)]
+    found = [
+        f"its metric {short_repr(key, 80)} is {short_repr(metrics[key], 40)} and is left out" for key in odd[:_NAMED]
+    ]
+    return found + ([f"and {len(odd) - _NAMED} more of this kind"] if len(odd) > _NAMED else [])
+
+
+def _is_metric(value: object) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and bool(-_LARGEST_METRIC < value < _LARGEST_METRIC)
+
+
+def weighted_average(replies: Sequence[Checked], weights: Mapping[str, float]) -> dict[str, AnyArray]:
     """Return the mean of models by weight, for trials."""
-    total = math.fsum(reply.weight for reply in replies)
-    return {
-        key: np.asarray(sum(reply.params[key].astype(np.float64) * (reply.weight / total) for reply in replies)).astype(
-            replies[0].params[key].dtype
-        )
-        for key in replies[0].params
-    }
+    total = math.fsum(weights.values())
+    shares = {r.name: weights[r.name] / total if total > 0 else 1 / len(replies) for r in replies}
+    found = {}
+    for key, like in replies[0].params.items():
+        parts = [reply.params[key].astype(np.float64) * shares[reply.name] for reply in replies]
+        found[key] = np.asarray(sum(parts)).astype(like.dtype)
+    return found

@@ -9,7 +9,7 @@ from fedcohort.core.errors import FedcohortError
 from fedcohort.core.signals import TABLE_SIGNALS, UNAIDED_SIGNALS, Signal
 from fedcohort.core.text import natural, shorten
 from fedcohort.hosts.round import join_names
-from fedcohort.hosts.wire import Description
+from fedcohort.hosts.wire import Description, most_classes
 from fedcohort.session.session import Session
 
 _LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
@@ -23,7 +23,7 @@ class Sites:
     required : set of Signal
         What the selector must be able to know about a site.
     classes : int, optional
-        How many classes there are. Default: as many as most sites name.
+        How many classes there are. Default: as many as at least two sites, and more than a fifth of all, name.
     """
 
     def __init__(self, required: frozenset[Signal], classes: int | None = None) -> None:
@@ -47,8 +47,6 @@ class Sites:
             counts = description.label_counts
             if lacking:
                 raise ValueError(f"it cannot tell {', '.join(repr(s.value) for s in lacking)}")
-            if counts is not None and self.classes is not None and len(counts) > self.classes:
-                raise ValueError(f"it names {len(counts)} classes; there are {self.classes}")
             if counts is not None and description.size is not None and sum(counts) > description.size:
                 raise ValueError(f"it counts {sum(counts)} samples in classes, but {description.size} in all")
         except ValueError as error:
@@ -59,14 +57,31 @@ class Sites:
 
     def fit(self) -> list[str]:
         """Return who is connected and can take part, in natural order of the names."""
-        return sorted((name for name in self.connected if name in self.described), key=natural)
+        most = self._most_classes()
+        there = (name for name in self.connected if name in self.described and not self._flaw(name, most))
+        return sorted(there, key=natural)
+
+    def _most_classes(self) -> int | None:
+        if self.classes is not None:
+            return self.classes
+        counts = (self.described[name].label_counts for name in self.connected if name in self.described)
+        return most_classes(len(found) for found in counts if found is not None)
+
+    def _flaw(self, name: str, most: int | None) -> str:
+        """Return why what a site says about its labels cannot be right where there are so many classes."""
+        counts = self.described[name].label_counts
+        if not self.required & _LABELS or counts is None or most is None or len(counts) <= most:
+            return ""
+        return f"it names {len(counts)} classes; there are {most}"
 
     def absent(self) -> list[str]:
         """Return in words who is connected and cannot take part, and why."""
         found: dict[str, list[str]] = {}
+        most = self._most_classes()
         for name in self.connected:
-            if name in self.unfit:
-                found.setdefault(self.unfit[name], []).append(name)
+            why = self.unfit.get(name) or (self._flaw(name, most) if name in self.described else "")
+            if why:
+                found.setdefault(why, []).append(name)
         silent = self.unknown()
         if silent:
             found["have not said what they hold"] = silent
@@ -88,10 +103,8 @@ class Sites:
         if self.required & _LABELS:
             counts = [description.label_counts or () for description in facts]
             if self.classes is None:
-                widths = [len(c) for c in counts]
-                self.classes = max(widths, key=lambda width: (widths.count(width), width), default=0)
-            width = self.classes
-            labels = LabelCounts([[*c[:width], *[0] * (width - len(c))] for c in counts])
+                self.classes = max(map(len, counts), default=0)
+            labels = LabelCounts([[*c, *[0] * (self.classes - len(c))] for c in counts])
         sizes = [description.size or 0 for description in facts] if Signal.SIZES in self.required else None
         return ClientTable(names=names, sizes=sizes, labels=labels)
 

@@ -44,43 +44,54 @@ def common_metrics(
             every.setdefault(name, {})[client] = value
     every.pop(key, None)
     found = {client: {key: record[key]} for client, record in records.items()}
-    said: dict[str, list[str]] = {}
-
-    def leave_out(client: str, text: str) -> None:
-        said.setdefault(client, []).append(text)
-
+    remarks: dict[str, list[str]] = {}
     for name, sent in every.items():
-        called = short_repr(name, 80)
-        usable = {client: value for client, value in sent.items() if _form(value) is not None}
-        for client in [client for client in sent if client not in usable]:
-            leave_out(client, f"its metric {called} is {short_repr(sent[client], 40)} and is left out")
-        if 2 * len(sent) < len(records):
-            for client in usable:
-                leave_out(client, f"its metric {called} is left out: most replies have none")
-            continue
-        if not usable:
-            continue
-        forms = Counter(_form(value) for value in usable.values())
-        usual = max(forms, key=lambda form: (forms[form], -(form or 0)))
-        good = {client: value for client, value in usable.items() if _form(value) == usual}
-        mean = None
-        for client in records:
-            if client in good:
-                found[client][name] = good[client]
-                continue
-            mean = _mean(good, records, key) if mean is None else mean
-            found[client][name] = mean
-            if client in usable:
-                leave_out(client, f"its metric {called} is left out: it is {_form_name(_form(usable[client]))}, "
-                         f"those of others are {_form_name(usual)}")  # fmt: skip
-            elif client not in sent:
-                leave_out(client, f"it sent no metric {called}; the average is that of the others")
-    if not said:
+        values, texts = _one_metric(short_repr(name, 80), sent, records, key)
+        for client, value in values.items():
+            found[client][name] = value
+        for client, text in texts.items():
+            remarks.setdefault(client, []).append(text)
+    if not remarks:
         return dict(records), {}
-    for texts in said.values():
-        if len(texts) > _NAMED:
-            texts[_NAMED:] = [f"and {len(texts) - _NAMED} more of this kind"]
-    return {client: MetricRecord(values) for client, values in found.items()}, said
+    for lines in remarks.values():
+        if len(lines) > _NAMED:
+            lines[_NAMED:] = [f"and {len(lines) - _NAMED} more of this kind"]
+    return {client: MetricRecord(values) for client, values in found.items()}, remarks
+
+
+def _one_metric(
+    name: str, sent: Mapping[str, _Value], records: Mapping[str, MetricRecord], key: str
+) -> tuple[dict[str, _Value], dict[str, str]]:
+    """Return one metric's value for every client (for none, if it is left out), and what is different about whose."""
+    usable = {client: value for client, value in sent.items() if _form(value) is not None}
+    texts = {
+        client: f"its metric {name} is {short_repr(sent[client], 40)} and is left out"
+        for client in sent
+        if client not in usable
+    }
+    if 2 * len(sent) < len(records):
+        rare = f"its metric {name} is left out: most replies have none"
+        return {}, texts | dict.fromkeys(usable, rare)
+    if not usable:
+        return {}, texts
+    forms = Counter(_form(value) for value in usable.values())
+    usual = max(forms, key=lambda form: (forms[form], -(form or 0)))
+    values = {client: value for client, value in usable.items() if _form(value) == usual}
+    if len(values) < len(records):
+        # Strategies average what every reply has; the mean of the others leaves their average as it is.
+        mean = _mean(values, records, key)
+        for client in records:
+            if client in values:
+                continue
+            values[client] = mean
+            if client in usable:
+                texts[client] = (
+                    f"its metric {name} is left out: it is {_form_name(_form(usable[client]))}, those of others are "
+                    f"{_form_name(usual)}"
+                )
+            elif client not in sent:
+                texts[client] = f"it sent no metric {name}; the average is that of the others"
+    return values, texts
 
 
 def _form(value: object) -> int | None:

@@ -23,7 +23,7 @@ from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange
 from fedcohort.hosts.flower.roster import Card, Roster
 from fedcohort.hosts.flower.wire import LOSSES, ask_record
 from fedcohort.hosts.round import FederationTimeoutError, join_names
-from fedcohort.hosts.wire import RECORD, Description, read_report
+from fedcohort.hosts.wire import RECORD, Description, most_classes, read_report
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import REGISTERED
 from fedcohort.privacy.label_decoders import ClientRefusedError, LabelDecoder
@@ -37,7 +37,6 @@ _SETTLE = 15.0  # seconds given to nodes that have not said who they are, once e
 _LOOK_EVERY = 0.25
 _ARRAYS = "arrays"
 _LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
-_FEW = 0.2  # a share of clients that does not decide how many classes there are
 
 
 _Version = tuple[int, int]
@@ -176,14 +175,12 @@ class Population:
     def most_classes(self) -> int | None:
         """Return how many classes a client may name; None where nobody names any.
 
-        The operator's number, or that of the journal. Before there is one: as many as at least two clients, and more
-        than a fifth of all, name; who names fewer holds none of the others.
+        The operator's number, or that of the journal; before there is one, what clients agree on.
         """
         if self.classes is not None:
             return self.classes
         described = (card.description.label_counts for card in self._admitted_cards.values())
-        named = sorted((len(counts) for counts in described if counts is not None), reverse=True)
-        return named[min(max(1, int(_FEW * len(named))), len(named) - 1)] if named else None
+        return most_classes(len(counts) for counts in described if counts is not None)
 
     def adopt(self, table: ClientTable) -> None:
         """Hold clients from now on to the number of classes that a session's table has."""

@@ -20,7 +20,7 @@ from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import METRIC_SIGNALS, Signal
-from fedcohort.core.vectors import output_bias
+from fedcohort.core.vectors import OutputLayer, output_layer
 from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.npy import BFLOAT16, Layout, convert, is_float, numbers, to_array, unreadable
@@ -79,10 +79,10 @@ def flat(arrays: ArrayRecord) -> FloatArray:
     return np.concatenate(floats) if floats else np.empty(0)
 
 
-def bias_of(arrays: ArrayRecord) -> slice:
-    """Return where the output layer's bias stands in :func:`flat`; an error for a model without one."""
+def output_of(arrays: ArrayRecord) -> OutputLayer:
+    """Return where the output layer stands in :func:`flat`; an error for a model whose output layer has no bias."""
     shapes = {key: array.numpy() for key, array in arrays.items()}
-    return output_bias({key: array.shape for key, array in shapes.items() if is_float(array.dtype)})
+    return output_layer({key: array.shape for key, array in shapes.items() if is_float(array.dtype)})
 
 
 def is_finite(values: AnyArray) -> bool:
@@ -327,7 +327,7 @@ def measures_of(model: ArrayRecord, replies: Sequence[Checked], samples: FloatAr
         samples,
         updates=updates,
         gradients=[r.gradient for r in replies],
-        bias=lambda: bias_of(model),
+        output=lambda: output_of(model),
     )
 
 

@@ -134,22 +134,34 @@ class Roster:
         found = self._grid.get_node_ids()
         ids = found if isinstance(found, set) else set(found)
         if ids != self._seen:
-            # Only newcomers are worth the longer question, which brings the names they were registered under.
-            self._registered = {
-                int(n.node_id): normal_form(n.name) if n.HasField("name") else "" for n in self._grid.get_nodes()
-            }
-            self._seen = set(self._registered)
-            names = set(self._registered.values())
-            for node in [n for n, c in self._cards.items() if n not in self._registered or
-                         (not c.registered and c.name in names)]:  # fmt: skip
-                if node in self._cards:
-                    self._forget(node)
+            self._look_up_names()
         elif len(self._cards) == len(ids) and not self._outbox.waiting and not self._is_due():
-            return
+            return  # nobody came or went, and nobody owes an answer
         now = self._clock()
         for message_id, (asked_node, sent) in list(self._outbox.waiting.items()):
             if int(asked_node) not in self._registered or now - sent > _UNANSWERED_AFTER:
                 del self._outbox.waiting[message_id]
+        self._ask_newcomers(now)
+        for reply in self._outbox.pull():
+            self._read(int(reply.name), reply)
+
+    def _look_up_names(self) -> None:
+        """Ask the grid for the names its nodes were registered under; only newcomers are worth this longer question."""
+        self._registered = {
+            int(n.node_id): normal_form(n.name) if n.HasField("name") else "" for n in self._grid.get_nodes()
+        }
+        self._seen = set(self._registered)
+        names = set(self._registered.values())
+        gone = [
+            node
+            for node, card in self._cards.items()
+            if node not in self._registered or (not card.registered and card.name in names)
+        ]
+        for node in gone:
+            if node in self._cards:  # forgetting one may have taken another along
+                self._forget(node)
+
+    def _ask_newcomers(self, now: float) -> None:
         asked = {int(node) for node in self._outbox.owing()}
         newcomers = [
             node
@@ -163,8 +175,6 @@ class Roster:
         self._outbox.send(
             {str(n): Message(question, dst_node_id=n, message_type=DESCRIBE, ttl=_UNANSWERED_AFTER) for n in newcomers}
         )
-        for reply in self._outbox.pull():
-            self._read(int(reply.name), reply)
 
     def _is_due(self) -> bool:
         return self.describe_every is not None and self._clock() >= self._due

@@ -13,13 +13,14 @@ from flwr.serverapp.strategy import Result
 from fedcohort.core.errors import InputError, ParameterError, SignalError
 from fedcohort.core.protocol import Selector
 from fedcohort.core.signals import SIGNALS, Signal
-from fedcohort.core.vectors import needs_output_bias
+from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.evaluation import has_evaluation
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.population import facts_in, rules_in
-from fedcohort.hosts.flower.replies import bias_of
+from fedcohort.hosts.flower.replies import output_of
+from fedcohort.hosts.leases import leases_of
 from fedcohort.hosts.live import play
 from fedcohort.hosts.round import join_names
 from fedcohort.journal import is_blank
@@ -80,7 +81,8 @@ class LiveRun:
         self.population.remember(session)
         notes.record_start(session, settings, host.levels, self.population.supplied_signals(), num_rounds)
         self._resume(session, initial_arrays)
-        stop = play(host, session, host.policy, num_rounds)
+        leases = None if settings.leases is None else leases_of(settings.leases, journal, host.policy.deadline)
+        stop = play(host, session, host.policy, num_rounds, leases)
         if stop is not None:
             say("stopped", "the selector declares the run finished: %s", stop, reason=stop)
         notes.record_end(session, settings.clock() - begun)
@@ -93,12 +95,12 @@ class LiveRun:
         """Refuse a model that cannot supply what the selector requires, before anybody trains."""
         required, wished = self.settings.selector.requires, self.host.wished
         try:
-            if needs_output_bias(required | wished):
-                bias_of(arrays)
+            if needs_output_layer(required | wished):
+                output_of(arrays)
         except SignalError:
-            if needs_output_bias(required):
+            if needs_output_layer(required):
                 raise
-            self.host.wished = frozenset(s for s in wished if not needs_output_bias({s}))
+            self.host.wished = frozenset(s for s in wished if not needs_output_layer({s}))
 
     def _check_rules(self) -> None:
         """Refuse rules that the clients there are cannot keep, before they are on record; warn of what may come."""

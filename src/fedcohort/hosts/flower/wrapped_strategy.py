@@ -25,9 +25,9 @@ from fedcohort.core.errors import FedcohortError, ParameterError
 
 log = logging.getLogger("flwr.fedcohort")
 Phase = Literal["train", "evaluate"]
-_SAMPLING = ("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
+SAMPLING = ("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
 # What a strategy sets anew in every configure_train; saving it would only double the checkpoint.
-_TRANSIENT = frozenset({"current_arrays", "current_bst", "registered_nodes", "_pending_events", *_SAMPLING})
+_TRANSIENT = frozenset({"current_arrays", "current_bst", "registered_nodes", "_pending_events", *SAMPLING})
 
 
 class InnerStrategyError(FedcohortError, RuntimeError):
@@ -170,7 +170,7 @@ def taking_all(strategy: Strategy, count: int) -> Iterator[None]:
     saved: list[tuple[Strategy, str, Any]] = []
     try:
         for level in levels(strategy):
-            for name in _SAMPLING:
+            for name in SAMPLING:
                 if not hasattr(level, name):
                     continue
                 value = getattr(level, name)

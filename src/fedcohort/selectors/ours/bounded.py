@@ -446,7 +446,7 @@ def _join_state(theirs: Any, own: _Own) -> Any:
     values = {f.name: getattr(theirs, f.name) for f in dataclasses.fields(cls)}
     values |= {_WORDS: own.words, _SERVER: own.server}
     if own.places is not None:
-        values[_PLACES] = freeze(own.places)
+        values[_PLACES] = own.places
     return _state_class(cls, own.places is not None)(**values)
 
 

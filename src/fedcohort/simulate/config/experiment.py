@@ -60,7 +60,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -360,12 +360,7 @@ def _build(table: Mapping[str, Any]) -> Experiment:
     if not Text().admits(name):
         raise ConfigError(f"'name' must be a text that is not empty. Got {name!r}.")
     seeds = _seeds(table.get("seeds", [0]))
-    selectors = table.get("selectors") or {"uniform": {}}
-    if not isinstance(selectors, Mapping):
-        raise ConfigError(
-            f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {short_repr(selectors)}."
-        )
-    selectors = expand_sweep(selectors, table.get("sweep", {}))
+    selectors = _selectors(table)
     settings = table.get("settings", [])
     if not isinstance(settings, list) or not all(isinstance(item, Mapping) for item in settings):
         raise ConfigError(f"'settings' must be tables, [[settings]]. Got {short_repr(settings)}.")
@@ -379,6 +374,37 @@ def _build(table: Mapping[str, Any]) -> Experiment:
         key: value for key, value in table.items() if key not in ("name", "seeds", "selectors", "sweep", "settings")
     }
     options: RunOptions = _section("run", base.get("run", {}))
+    plans = _with_shadows(_plans(base, seeds, selectors, settings))
+    _check_ids(plans)
+    _check_targets(options.targets, _task(base.get("task", {})))
+    titles = list(dict.fromkeys(plan.setting_name for plan in plans if plan.setting_name))
+    _check_known("baseline", options.baseline, "label of a selector", list(selectors))
+    _check_known("reference", options.reference, "name of a setting", titles)
+    complete = _fill_in(base, name, seeds, selectors, settings)
+    try:
+        to_toml(complete).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"A configuration is text in UTF-8. Got {error.object[error.start : error.end]!r}.") from None
+    notes = _notes(complete, selectors, plans)
+    if any(_uses_named_clients(merge_tables(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
+        notes = ("the data name their clients, and these are the federation's (the partition 'natural')", *notes)
+    return Experiment(name, complete, tuple(plans), options, notes)
+
+
+def _selectors(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tables of the selectors by label, those of a sweep one by one."""
+    selectors = table.get("selectors") or {"uniform": {}}
+    if not isinstance(selectors, Mapping):
+        raise ConfigError(
+            f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {short_repr(selectors)}."
+        )
+    return expand_sweep(selectors, table.get("sweep", {}))
+
+
+def _plans(
+    base: Mapping[str, Any], seeds: list[int], selectors: Mapping[str, Any], settings: list[Any]
+) -> list[RunPlan]:
+    """Return the runs: each setting with each selector and each seed."""
     plans: list[RunPlan] = []
     for number, setting in enumerate(settings or [{}]):
         change = dict(setting)
@@ -391,7 +417,10 @@ def _build(table: Mapping[str, Any]) -> Experiment:
             plans += _runs_of(
                 changed, label, _table(f"[selectors.{label}]", raw), seeds=seeds, title=title, setting=_flatten(change)
             )
-    plans = _with_shadows(plans)
+    return plans
+
+
+def _check_ids(plans: Sequence[RunPlan]) -> None:
     ids: set[str] = set()
     for plan in plans:
         if plan.id in ids:
@@ -399,30 +428,15 @@ def _build(table: Mapping[str, Any]) -> Experiment:
                 f"Two runs would both be called {plan.id!r}.", hint="give settings and selectors other names"
             )
         ids.add(plan.id)
-    _check_targets(options.targets, _task(base.get("task", {})))
-    known_labels = list(selectors)
-    if options.baseline is not None and options.baseline not in known_labels:
-        near = nearest(options.baseline, known_labels)
+
+
+def _check_known(option: str, value: str | None, kind: str, known: list[str]) -> None:
+    if value is not None and value not in known:
+        near = nearest(value, known)
         raise ConfigError(
-            f"The baseline {options.baseline!r} is no label of a selector. Known: {', '.join(known_labels)}.",
+            f"The {option} {value!r} is no {kind}. Known: {', '.join(known) or 'none'}.",
             hint=f"did you mean {near!r}?" if near else None,
         )
-    titles = list(dict.fromkeys(plan.setting_name for plan in plans if plan.setting_name))
-    if options.reference is not None and options.reference not in titles:
-        near = nearest(options.reference, titles)
-        raise ConfigError(
-            f"The reference {options.reference!r} is no name of a setting. Known: {', '.join(titles) or 'none'}.",
-            hint=f"did you mean {near!r}?" if near else None,
-        )
-    complete = _fill_in(base, name, seeds, selectors, settings)
-    try:
-        to_toml(complete).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"A configuration is text in UTF-8. Got {error.object[error.start : error.end]!r}.") from None
-    notes = _notes(complete, selectors, plans)
-    if any(_uses_named_clients(merge_tables(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
-        notes = ("the data name their clients, and these are the federation's (the partition 'natural')", *notes)
-    return Experiment(name, complete, tuple(plans), options, notes)
 
 
 def _check_targets(targets: Sequence[float], task: Task) -> None:
@@ -619,19 +633,22 @@ def _fill_in(
     for section in _NAMED:
         if section not in named or base.get(section):
             complete[section] = _describe(section, base.get(section, {}))
-    complete["selectors"] = {}
-    for label, raw in selectors.items():
-        entry = _table(label, raw)
-        own = {key: _with_absolute_name(key, entry.pop(key)) for key in _PER_SELECTOR if key in entry}
-        wanted = entry.pop("name", label)
-        selector = SELECTORS.create(wanted, **entry)
-        wanted = SELECTORS.reference(type(selector)) or wanted  # works from any folder
-        for section, default in _parts_of(selector).items():
-            if section not in named and section not in own:
-                own[section] = _describe(section, default)
-        complete["selectors"][label] = {"name": wanted, **values_of(selector), **own}
+    complete["selectors"] = {label: _complete_selector(label, raw, named) for label, raw in selectors.items()}
     if settings:
         complete["settings"] = [
             {key: _with_absolute_name(key, part) for key, part in setting.items()} for setting in settings
         ]
     return complete
+
+
+def _complete_selector(label: str, raw: Any, named: Container[str]) -> dict[str, Any]:
+    """Return a selector's table with every parameter, and the parts it brings for sections that nothing has named."""
+    entry = _table(label, raw)
+    own = {key: _with_absolute_name(key, entry.pop(key)) for key in _PER_SELECTOR if key in entry}
+    wanted = entry.pop("name", label)
+    selector = SELECTORS.create(wanted, **entry)
+    wanted = SELECTORS.reference(type(selector)) or wanted  # works from any folder
+    for section, default in _parts_of(selector).items():
+        if section not in named and section not in own:
+            own[section] = _describe(section, default)
+    return {"name": wanted, **values_of(selector), **own}

@@ -288,16 +288,7 @@ def _dataset_from_tables(
     """Return the dataset in a table for training and perhaps one for testing."""
     first, tested = tables[0], len(tables) > 1
     features = features or tuple(n for n in first.names if n not in (label, client))
-    for column in (label, *((client,) if client is not None else ()), *features):
-        for table in tables if column != client else tables[:1]:
-            table.require_column(column)
-    for column in features:
-        if column in (label, client):
-            raise InputError(
-                f"The column {column!r} of {first.title} cannot be a feature, because it is the label or the client."
-            )
-    if not features:
-        raise DataError(f"{first.title} has no column to learn from except {label!r}.")
+    _check_columns(tables, label, client, features)
     x = [np.stack([table.numbers(column) for column in features], axis=1) for table in tables]
     remark: tuple[str, ...] = ()
     names = None
@@ -319,12 +310,33 @@ def _dataset_from_tables(
         class_names=names,
         writers=None if client is None else first.owners(client),
     )
-    if standardise:
-        mean, deviation = dataset.x_train.mean(axis=0, dtype=np.float64), dataset.x_train.std(axis=0, dtype=np.float64)
-        scale = 1 / np.where(deviation > 0, deviation, 1)
-        x_train, x_test = (((part - mean) * scale).astype(np.float32) for part in (dataset.x_train, dataset.x_test))
-        dataset = dataclasses.replace(dataset, x_train=x_train, x_test=x_test)
+    dataset = _standardise(dataset) if standardise else dataset
     return dataclasses.replace(dataset, remarks=(*remark, *dataset.remarks))
+
+
+def _check_columns(tables: list[_TableFile], label: str, client: str | None, features: tuple[str, ...]) -> None:
+    """Each table has the columns to be read; the clients' only the one for training, because tests are the server's."""
+    first = tables[0]
+    for table in tables:
+        for column in (label, *features):
+            table.require_column(column)
+    if client is not None:
+        first.require_column(client)
+    for column in features:
+        if column in (label, client):
+            raise InputError(
+                f"The column {column!r} of {first.title} cannot be a feature, because it is the label or the client."
+            )
+    if not features:
+        raise DataError(f"{first.title} has no column to learn from except {label!r}.")
+
+
+def _standardise(dataset: Dataset) -> Dataset:
+    """Scale each feature to mean 0 and deviation 1, by what the training samples show."""
+    mean, deviation = dataset.x_train.mean(axis=0, dtype=np.float64), dataset.x_train.std(axis=0, dtype=np.float64)
+    scale = 1 / np.where(deviation > 0, deviation, 1)  # a constant feature stays constant
+    x_train, x_test = (((part - mean) * scale).astype(np.float32) for part in (dataset.x_train, dataset.x_test))
+    return dataclasses.replace(dataset, x_train=x_train, x_test=x_test)
 
 
 def _number_labels(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -86,46 +87,73 @@ def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
     if not isinstance(flat.module, nn.Sequential):
         return None
     slots = {slot.name: slot for slot in flat.slots}
-    layers: list[Layer] = []
-    shape = sample
+    chain = _Chain(sample)
     for name, layer in flat.module.named_modules(remove_duplicate=False):
-        last = layers[-1] if layers else None
         if not name or "." in name:
             continue  # the module itself, and what is inside its layers
         if next(layer.parameters(), None) is not None and f"{name}.weight" not in slots:
             return None  # a layer with weights appears twice
-        if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-            if layers and len(shape) == 3:
-                layers.append(Flatten((shape[0], shape[1], shape[2])))
-            shape = (math.prod(shape),)
-        elif type(layer) is nn.ReLU and isinstance(last, Convolution):
-            layers[-1] = replace(last, relu=True)
-        elif type(layer) is nn.ReLU and layers:
-            layers.append(Relu())
-        elif type(layer) is nn.Linear and layer.bias is not None and len(shape) == 1:
-            layers.append(Dense(slots[f"{name}.weight"], slots[f"{name}.bias"]))
-            shape = (layer.out_features,)
-        elif type(layer) is nn.Conv2d and _plain_convolution(layer) and len(shape) == 3:
-            kernel = (layer.kernel_size[0], layer.kernel_size[1])
-            padding = (int(layer.padding[0]), int(layer.padding[1]))
-            weight, bias = slots[f"{name}.weight"], slots[f"{name}.bias"]
-            layers.append(Convolution(weight, bias, kernel, padding, (shape[0], shape[1], shape[2])))
-            sides = zip(shape[1:], padding, kernel, strict=True)
-            shape = (layer.out_channels, *(side + 2 * pad - window + 1 for side, pad, window in sides))
-        elif isinstance(layer, _NORMS) and layers and _plain_norm(layer, len(shape)):
-            weight, bias, mean, variance = (
-                slots[f"{name}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
-            )
-            layers.append(Norm(weight, bias, mean, variance, layer.eps, float(layer.momentum or 0)))
-        elif type(layer) is nn.MaxPool2d and layers and len(shape) == 3 and (window := _plain_pool(layer)) is not None:
-            if isinstance(last, Convolution) and last.pool == (1, 1):
-                layers[-1] = replace(last, pool=window)
-            else:
-                layers.append(MaxPool(window))
-            shape = (shape[0], shape[1] // window[0], shape[2] // window[1])
-        else:
+        own = {key.removeprefix(f"{name}."): slot for key, slot in slots.items() if key.startswith(f"{name}.")}
+        if not chain.append(layer, own):
             return None
-    return layers if layers and isinstance(layers[-1], Dense) else None
+    return chain.layers if chain.layers and isinstance(chain.layers[-1], Dense) else None
+
+
+class _Chain:
+    """The layers read so far, and the shape of what the last of them puts out."""
+
+    def __init__(self, sample: tuple[int, ...]) -> None:
+        self.layers: list[Layer] = []
+        self.shape = sample
+
+    def append(self, layer: nn.Module, slots: Mapping[str, Slot]) -> bool:
+        """Add a layer with its weights by name; return False for one that is not known, or not in this place."""
+        image = len(self.shape) == 3
+        if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+            self._flatten()
+        elif type(layer) is nn.ReLU and self.layers:
+            self._relu()
+        elif type(layer) is nn.Linear and layer.bias is not None and len(self.shape) == 1:
+            self.layers.append(Dense(slots["weight"], slots["bias"]))
+            self.shape = (layer.out_features,)
+        elif type(layer) is nn.Conv2d and _plain_convolution(layer) and image:
+            self._convolution(layer, slots)
+        elif isinstance(layer, _NORMS) and self.layers and _plain_norm(layer, len(self.shape)):
+            weight, bias, mean, variance = (slots[part] for part in ("weight", "bias", "running_mean", "running_var"))
+            self.layers.append(Norm(weight, bias, mean, variance, layer.eps, float(layer.momentum or 0)))
+        elif type(layer) is nn.MaxPool2d and self.layers and image and (window := _plain_pool(layer)) is not None:
+            self._pool(window)
+        else:
+            return False
+        return True
+
+    def _flatten(self) -> None:
+        if self.layers and len(self.shape) == 3:
+            self.layers.append(Flatten((self.shape[0], self.shape[1], self.shape[2])))
+        self.shape = (math.prod(self.shape),)
+
+    def _relu(self) -> None:
+        last = self.layers[-1]
+        if isinstance(last, Convolution):  # done in the same pass over the image
+            self.layers[-1] = replace(last, relu=True)
+        else:
+            self.layers.append(Relu())
+
+    def _convolution(self, layer: nn.Conv2d, slots: Mapping[str, Slot]) -> None:
+        channels, height, width = self.shape
+        kernel = (layer.kernel_size[0], layer.kernel_size[1])
+        padding = (int(layer.padding[0]), int(layer.padding[1]))
+        self.layers.append(Convolution(slots["weight"], slots["bias"], kernel, padding, (channels, height, width)))
+        sides = zip((height, width), padding, kernel, strict=True)
+        self.shape = (layer.out_channels, *(side + 2 * pad - window + 1 for side, pad, window in sides))
+
+    def _pool(self, window: tuple[int, int]) -> None:
+        last = self.layers[-1]
+        if isinstance(last, Convolution) and last.pool == (1, 1):  # pooled while its rows are still in the cache
+            self.layers[-1] = replace(last, pool=window)
+        else:
+            self.layers.append(MaxPool(window))
+        self.shape = (self.shape[0], self.shape[1] // window[0], self.shape[2] // window[1])
 
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)

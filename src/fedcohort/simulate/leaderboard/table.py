@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,47 +38,15 @@ def leaderboard_table(
     explain : bool
         Whether the note says how everything is computed, or only what qualifies these numbers.
     """
-    rows, last = board.rows, len(board.targets) - 1
-    most = max(row.runs for row in rows)
-    columns: list[tuple[str, int, list[Cell]]] = []  # heading, how soon a narrow place gives it up, cells
-
-    def add(heading: str, rank: int, cells: Sequence[Cell]) -> None:
-        columns.append((heading, rank, list(cells)))
-
-    add("Selector", 0, [_label(row, most, (drawn or {}).get(row.label)) for row in rows])
-    for i, target in enumerate(board.targets):
-        cells = [_rounds(row, row.to_target[i].rounds) for row in rows]
-        means = [_complete(row, row.to_target[i].rounds) for row in rows]
-        add(f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, _mark(cells, means, min))
-    add("Speed-up", 4, [Cell(_number_or_dash(row.main.speed_up, "{:.2f}×")) for row in rows])
-    whole = [not row.lost for row in rows]
-    add("Best", 6, _scores([row.best for row in rows], whole, board.metric))
-    if any(row.early_stop != row.best for row in rows):
-        add("Where it stopped", 10, _scores([row.early_stop for row in rows], whole, board.metric))
-    add("Terminal", 1, _scores([row.terminal for row in rows], whole, board.metric))
-    gain = "Gain over" if board.metric.higher else "Difference to"
-    add(f"{gain} {board.baseline}", 2, [_difference(row, board.metric) for row in rows])
-    for name, heading, rank in _GROUP_COLUMNS:
-        if any(row.fair(name).count for row in rows):
-            add(heading, rank, _scores([row.fair(name) for row in rows], whole, board.metric))
-    if board.reference is not None:
-        made_good = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
-        add(f"Made good of the loss against {board.reference}", 9, made_good)
-    add("p", 5, [_p_value(row) for row in rows])
-    if any(row.main.seconds.mean > 0 for row in rows):  # without latencies every time is 0 and says nothing
-        means = [_complete(row, row.main.seconds) for row in rows]
-        add(f"Time to {board.metric.level(board.target)}", 12, _mark([_time(row) for row in rows], means, min))
-    if any(row.qcid.count for row in rows):
-        cells = [Cell(number(row.qcid.mean) if row.qcid.count else "–") for row in rows]
-        add("Mean QCID", 7, _mark(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min))
-    if any(row.megabytes.count for row in rows):
-        add("MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows])
-    if any(row.query_share > 0 for row in rows):
-        add("Query bytes", 13, [Cell(_number_or_dash(row.query_share, "{:.0%}")) for row in rows])
-        add("Questions", 16, [Cell(_number_or_dash(row.fair("asked").mean, "{:,.0f}")) for row in rows])
-    for name, heading, rank, form in _TURN_COLUMNS:
-        if any(row.fair(name).count for row in rows):
-            add(heading, rank, [Cell(_number_or_dash(row.fair(name).mean, form)) for row in rows])
+    most = max(row.runs for row in board.rows)
+    labels = [_label(row, most, (drawn or {}).get(row.label)) for row in board.rows]
+    columns = [
+        ("Selector", 0, labels),
+        *_target_columns(board),
+        *_score_columns(board),
+        *_cost_columns(board),
+        *_turn_columns(board),
+    ]
     order = sorted(range(len(columns)), key=lambda i: columns[i][1])
     return Table(
         name="leaderboard",
@@ -88,6 +56,62 @@ def leaderboard_table(
         note=note(board) if explain else brief_note(board),
         keep=tuple(order),
     )
+
+
+_Column = tuple[str, int, list[Cell]]
+"""Heading, how soon a narrow screen drops the column (0: never), and a cell for each selector."""
+
+
+def _target_columns(board: Leaderboard) -> Iterator[_Column]:
+    """Yield how soon each target was reached."""
+    rows, last = board.rows, len(board.targets) - 1
+    for i, target in enumerate(board.targets):
+        cells = [_rounds(row, row.to_target[i].rounds) for row in rows]
+        means = [_complete(row, row.to_target[i].rounds) for row in rows]
+        yield f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, _mark(cells, means, min)
+    yield "Speed-up", 4, [Cell(_number_or_dash(row.main.speed_up, "{:.2f}×")) for row in rows]
+
+
+def _score_columns(board: Leaderboard) -> Iterator[_Column]:
+    """Yield how good the models are, and how they compare with the baseline's."""
+    rows, metric = board.rows, board.metric
+    whole = [not row.lost for row in rows]
+    yield "Best", 6, _scores([row.best for row in rows], whole, metric)
+    if any(row.early_stop != row.best for row in rows):
+        yield "Where it stopped", 10, _scores([row.early_stop for row in rows], whole, metric)
+    yield "Terminal", 1, _scores([row.terminal for row in rows], whole, metric)
+    gain = "Gain over" if metric.higher else "Difference to"
+    yield f"{gain} {board.baseline}", 2, [_difference(row, metric) for row in rows]
+    for name, heading, rank in _GROUP_COLUMNS:
+        if any(row.fair(name).count for row in rows):
+            yield heading, rank, _scores([row.fair(name) for row in rows], whole, metric)
+    if board.reference is not None:
+        made_good = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
+        yield f"Made good of the loss against {board.reference}", 9, made_good
+    yield "p", 5, [_p_value(row) for row in rows]
+
+
+def _cost_columns(board: Leaderboard) -> Iterator[_Column]:
+    """Yield what the runs cost: time, balance and bytes, each only where a run says something about it."""
+    rows = board.rows
+    if any(row.main.seconds.mean > 0 for row in rows):  # without latencies every time is 0 and says nothing
+        means = [_complete(row, row.main.seconds) for row in rows]
+        yield f"Time to {board.metric.level(board.target)}", 12, _mark([_time(row) for row in rows], means, min)
+    if any(row.qcid.count for row in rows):
+        cells = [Cell(number(row.qcid.mean) if row.qcid.count else "–") for row in rows]
+        yield "Mean QCID", 7, _mark(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min)
+    if any(row.megabytes.count for row in rows):
+        yield "MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows]
+    if any(row.query_share > 0 for row in rows):
+        yield "Query bytes", 13, [Cell(_number_or_dash(row.query_share, "{:.0%}")) for row in rows]
+        yield "Questions", 16, [Cell(_number_or_dash(row.fair("asked").mean, "{:,.0f}")) for row in rows]
+
+
+def _turn_columns(board: Leaderboard) -> Iterator[_Column]:
+    """Yield how evenly the clients took part."""
+    for name, heading, rank, form in _TURN_COLUMNS:
+        if any(row.fair(name).count for row in board.rows):
+            yield heading, rank, [Cell(_number_or_dash(row.fair(name).mean, form)) for row in board.rows]
 
 
 def note(board: Leaderboard) -> str:

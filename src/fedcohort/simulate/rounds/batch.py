@@ -10,7 +10,7 @@ import torch
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.signals import LossMeasure, Signal, VectorOf
-from fedcohort.core.vectors import vector_signal
+from fedcohort.core.vectors import OutputLayer, vector_signal
 from fedcohort.simulate.engine import Engine, Jobs, TrainingResult
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
@@ -26,15 +26,15 @@ class Batch:
     models : (R, P) tensor on the engine's device
     prox : float
         Weight of the proximal term that all runs share.
-    output_bias : slice or None
-        Where the output layer's bias stands in a model; None where no run needs to know.
+    output : OutputLayer or None
+        Where the output layer stands in a model; None where no run needs to know.
     """
 
-    def __init__(self, engine: Engine, models: torch.Tensor, prox: float, output_bias: slice | None = None) -> None:
+    def __init__(self, engine: Engine, models: torch.Tensor, prox: float, output: OutputLayer | None = None) -> None:
         self.engine = engine
         self.models = models
         self._prox = prox
-        self._output_bias = output_bias
+        self._output = output
 
     def measure(
         self,
@@ -198,9 +198,7 @@ class Batch:
         for i, rows, signals in zip(places, vectors, wanted, strict=True):
             turn = turns[i]
             samples = turn.run.federation.train_sizes[turn.clients].astype(np.float64)
-            parts += [
-                (i, s, vector_signal(how, rows, turn.sound, self._output_bias, samples)) for s, how in signals.items()
-            ]
+            parts += [(i, s, vector_signal(how, rows, turn.sound, self._output, samples)) for s, how in signals.items()]
         if not parts:
             return
         values = torch.cat([part.reshape(-1) for _, _, part in parts]).cpu().numpy().astype(np.float64)

@@ -150,7 +150,7 @@ class Views:
             tuple(test.counts for test in tests),
             shares,
             clients.reshape(len(federation), -1),
-            rows.reshape(len(rows), -1),
+            rows.reshape(len(rows), len(views) * classes),  # there may be no rows to infer a width from
             mix.sum(1) == 0,
         )
 

@@ -16,7 +16,16 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import user_code_errors
-from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, SIGNALS, TABLE_SIGNALS, Signal, losses_of, vectors_of
+from fedcohort.core.signals import (
+    QUERY_SIGNALS,
+    REPORT_SIGNALS,
+    SIGNALS,
+    TABLE_SIGNALS,
+    Signal,
+    VectorOf,
+    losses_of,
+    vectors_of,
+)
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.round import Policy
 from fedcohort.journal import Savepoint
@@ -47,14 +56,27 @@ from fedcohort.training.early_stop import EarlyStop, LossTrend
 from fedcohort.training.filters import KeepAll, Need
 
 
-def host_signals(federation: Federation, task: Task) -> frozenset[Signal]:
-    """What the simulator can supply about a federation: all, if clients hold out data and samples have classes."""
+def host_signals(federation: Federation, task: Task, asynchronous: bool = False) -> frozenset[Signal]:
+    """What the simulator can supply about a federation: all, if clients hold out data and samples have classes.
+
+    In an asynchronous run there are no cohorts to compare a client with, and no filter.
+    """
     supplied = REPORT_SIGNALS | QUERY_SIGNALS
+    if asynchronous:
+        supplied -= _OF_ROUNDS
     if not len(federation.server_validation) or not task.has_classes:
         supplied -= {Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}
     if not task.has_classes:
         supplied = frozenset(s for s in supplied if not _of_classes(s))
     return supplied if federation.validation.any() else frozenset(s for s in supplied if not s.held_out)
+
+
+_OF_ROUNDS = frozenset(
+    signal
+    for signal in SIGNALS
+    if signal in (Signal.KEPT, Signal.SERVER_LOSS, Signal.TRIAL_QUERY)
+    or (isinstance(signal.how, VectorOf) and signal.how.take.endswith("distance"))
+)
 
 
 def _of_classes(signal: Signal) -> bool:
@@ -110,7 +132,7 @@ def adapt_selector(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
 
 def check_plan(plan: RunPlan, federation: Federation) -> None:
     """Refuse a run that could not be made, before anything heavy starts."""
-    adapt_selector(plan, TABLE_SIGNALS | host_signals(federation, plan.task))
+    adapt_selector(plan, TABLE_SIGNALS | host_signals(federation, plan.task, plan.options.mode == "async"))
     size = plan.options.size
     if size is not None and size > len(federation):
         raise InputError(
@@ -269,7 +291,7 @@ class Run:
     @property
     def signals(self) -> frozenset[Signal]:
         """What the simulator supplies in reports and answers."""
-        return host_signals(self.federation, self.plan.task)
+        return host_signals(self.federation, self.plan.task, self.plan.options.mode == "async")
 
     def start_session(self, journal: Path | None) -> None:
         """Start the run's session."""
@@ -282,6 +304,7 @@ class Run:
             shadows=self.plan.shadows,
             rules=self.plan.rules,
             commit="manual",
+            asynchronous=self.plan.options.mode == "async",
         )
         self.update_attributes()
 

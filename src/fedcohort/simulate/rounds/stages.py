@@ -164,6 +164,7 @@ def members(
     steps: IntArray,
     multiplicity: FloatArray | None,
     metrics: Mapping[Signal, FloatArray],
+    staleness: FloatArray | None = None,
 ) -> Members:
     """Describe models to a run's aggregator.
 
@@ -177,6 +178,8 @@ def members(
         How often each counts; None is once.
     metrics : mapping of Signal to (j,) array
         What each reported, of what the aggregator requires.
+    staleness : (j,) float array or None
+        How many global models came while each was at work; None is none.
     """
     return Members(
         clients=clients,
@@ -188,4 +191,5 @@ def members(
         rates=run.rate_sums(steps, clients),
         metrics=metrics,
         round=run.round,
+        staleness=np.zeros(len(clients)) if staleness is None else staleness,
     )

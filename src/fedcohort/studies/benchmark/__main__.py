@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 from fedcohort.core.errors import DataError, FedcohortError
 from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt, print_to_stderr
 from fedcohort.simulate.rounds.listener import Deadline
-from fedcohort.simulate.rounds.progress import Progress
 from fedcohort.studies.benchmark.page import markdown
 from fedcohort.studies.benchmark.run import begin, every_selector, parse_seeds, read_scores, resume, write_scores
 from fedcohort.studies.benchmark.scores import Scores
@@ -88,7 +88,10 @@ def _run(given: argparse.Namespace, data: str, out: Path, until: float | None, c
             processes=given.processes,
             command=command,
         )
-    simulation.listeners.append(Progress())
+    with contextlib.suppress(ImportError):  # it is drawn with rich, which the simulator does not need
+        from fedcohort.simulate.rounds.progress import Progress
+
+        simulation.listeners.append(Progress())
     if until is not None:
         simulation.listeners.append(Deadline(simulation.stop, until))
     with finish_round_on_interrupt(simulation, print_to_stderr):

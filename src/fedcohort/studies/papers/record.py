@@ -16,6 +16,7 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.files import read_file
 from fedcohort.simulate.leaderboard import leaderboards
+from fedcohort.simulate.leaderboard.numbers import LeaderRow
 from fedcohort.simulate.metrics import Curve
 from fedcohort.simulate.store.results import Results, RunInfo
 from fedcohort.simulate.store.writer import write_atomically
@@ -124,6 +125,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
         "trial": quick,
     }
     record = StudyRecord(study.name)
+    order = list(study.names)
     runs: dict[tuple[str, str], list[RunInfo]] = {}
     for run in results.runs:
         runs.setdefault((str(run.setting.get("name", "")), run.label), []).append(run)
@@ -135,27 +137,10 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
             run.id in results.curves and len(results.curves[run.id].rounds) for run in members
         ):
             continue  # some run has no result yet
-        labels = {}
         ends = [seed.terminal for row in board.rows if row.label == study.baseline for seed in row.seeds]
-        for row in sorted(
-            board.rows, key=lambda row: list(study.names).index(row.label) if row.label in study.names else 99
-        ):
-            members = sorted(runs[board.setting, row.label], key=lambda run: run.seed)
-            curves = [results.curves[run.id] for run in members]
-            end = float(np.mean(ends)) if ends else math.nan
-            labels[row.label] = {
-                "rounds": [seed.rounds_to[-1] for seed in row.seeds],
-                "seconds": [_number(seed.seconds_to[-1]) for seed in row.seeds],
-                "best": [_number(seed.early_stop) for seed in row.seeds],
-                "terminal": [_number(seed.terminal) for seed in row.seeds],
-                "final": [_number(float(curve.accuracy[-1])) for curve in curves],
-                "qcid": [_number(seed.qcid) for seed in row.seeds],
-                "megabytes": [_number(seed.megabytes + seed.query_megabytes) for seed in row.seeds],
-                "catch-up": [curve.rounds_to(end) if math.isfinite(end) else None for curve in curves],
-                "unevenness": [_number(unevenness(results, run)) for run in members],
-                **_extras(results, study, members),
-                "curve": _mean_curve(curves),
-            }
+        end = float(np.mean(ends)) if ends else math.nan
+        rows = sorted(board.rows, key=lambda row: order.index(row.label) if row.label in order else len(order))
+        labels = {row.label: _numbers(results, study, row, runs[board.setting, row.label], end) for row in rows}
         record.settings[board.setting] = {
             "seeds": [seed.seed for seed in board.rows[0].seeds],
             # For interrupted runs, the rounds that all of them have finished; some may be meant to stop earlier.
@@ -169,6 +154,25 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
             "labels": labels,
         }
     return record
+
+
+def _numbers(results: Results, study: Study, row: LeaderRow, members: list[RunInfo], end: float) -> dict[str, Any]:
+    """Return what a record keeps of one method: a value for each seed. ``end`` is where the baseline ends."""
+    members = sorted(members, key=lambda run: run.seed)
+    curves = [results.curves[run.id] for run in members]
+    return {
+        "rounds": [seed.rounds_to[-1] for seed in row.seeds],
+        "seconds": [_number(seed.seconds_to[-1]) for seed in row.seeds],
+        "best": [_number(seed.early_stop) for seed in row.seeds],
+        "terminal": [_number(seed.terminal) for seed in row.seeds],
+        "final": [_number(float(curve.accuracy[-1])) for curve in curves],
+        "qcid": [_number(seed.qcid) for seed in row.seeds],
+        "megabytes": [_number(seed.megabytes + seed.query_megabytes) for seed in row.seeds],
+        "catch-up": [curve.rounds_to(end) if math.isfinite(end) else None for curve in curves],
+        "unevenness": [_number(unevenness(results, run)) for run in members],
+        **_extras(results, study, members),
+        "curve": _mean_curve(curves),
+    }
 
 
 def unevenness(results: Results, run: RunInfo) -> float:

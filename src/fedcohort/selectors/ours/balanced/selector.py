@@ -90,6 +90,9 @@ class Balanced(Selector[BalanceState]):
     Where rates mend less than half of the imbalance of all data together (everybody writes more digits than letters),
     the federation is taken as it is: rates are 1, and QCID is the distance to the mix of all data.
 
+    Where clients are chosen one by one, in an asynchronous session, those at work stand in the place of the rounds
+    before, and m counts on from them.
+
     Labels may come as counts, also noisy ones, a factor or a Gram matrix. Where nobody tells them, the directions of
     updates are balanced instead; with nothing at all, cohorts are taken in turns. ``time`` adds
     :math:`\tau \log \max_{n \in M} d_n`, d_n the expected seconds of client n: slow clients then come together, as
@@ -113,6 +116,7 @@ class Balanced(Selector[BalanceState]):
     ['0', '2'] 0.0
     """
 
+    one_at_a_time = True
     picks_by: ClassVar[str] = (
         "Clients whose turn it is come first; the others are drawn by chance, the better they balance the classes"
         " the likelier, and then swapped while that improves the balance. The score is of the finished cohort."
@@ -198,7 +202,8 @@ class Balanced(Selector[BalanceState]):
         lead = leads(turns[slate.candidates], state.rates[slate.candidates])
         first, eligible = first_and_eligible(lead, slate.size, self.slack)
         group, floor, luck = self._group(state, slate)
-        draw = Objective(group, self.coverage * lead, eligible, self._seconds(state, slate), floor, luck)
+        before = 0 if slate.busy is None else len(slate.busy)
+        draw = Objective(group, self.coverage * lead, eligible, self._seconds(state, slate), floor, luck, before)
         for position in np.flatnonzero(first).tolist():
             draw.add(position)
         fixed = len(draw.members)
@@ -209,10 +214,12 @@ class Balanced(Selector[BalanceState]):
                 for position in rng.permutation(draw.members[fixed:]).tolist():
                     draw.swap(position)
         clients = slate.candidates[draw.members]
-        turns, recent = turns.copy(), self.past * state.recent
+        turns, recent = turns.copy(), state.recent
         turns[clients] += 1 / state.rates[clients]
-        recent[recent < _FORGOTTEN] = 0.0
-        recent[clients] += 1
+        if slate.busy is None:
+            recent = self.past * recent
+            recent[recent < _FORGOTTEN] = 0.0
+            recent[clients] += 1
         parts = draw.parts()
         cohort = Cohort(
             clients=clients,
@@ -230,6 +237,8 @@ class Balanced(Selector[BalanceState]):
         """
         who = np.flatnonzero(state.recent) if self.past > 0 else np.zeros(0, np.int64)
         past = Past(who, self.past * state.recent[who])
+        if slate.busy is not None:
+            past = Past(slate.busy, np.ones(len(slate.busy)))
         if self.balance == "labels":
             labels = slate.clients.labels
             sizes = None if isinstance(labels, LabelCounts) else slate.clients.sizes

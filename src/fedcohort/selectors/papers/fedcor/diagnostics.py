@@ -125,13 +125,6 @@ def covariance_similarity(first: FloatArray, second: FloatArray) -> float:
     return _cosine(a, b)
 
 
-def embedding_similarity(first: FloatArray, second: FloatArray) -> float:
-    """Return the cosine of the covariances X X' and Z Z' of two embeddings, (N, d1) and (N, d2)."""
-    if first.ndim != 2 or second.ndim != 2 or len(first) != len(second):
-        raise InputError(f"Both embeddings must be about the same clients. Got {first.shape} and {second.shape}.")
-    return _cosine(first.T, second.T)
-
-
 def _cosine(a: FloatArray, b: FloatArray) -> float:
     """Return the cosine of A'A and B'B, whose inner product is the squared norm of A B'."""
     own = float(np.linalg.norm(a @ a.T) * np.linalg.norm(b @ b.T))

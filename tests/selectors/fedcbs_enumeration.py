@@ -7,17 +7,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import LabelInfo
-from fedcohort.core.errors import InputError
 from fedcohort.selectors.numerics.class_balance import chance, group_of, qcid
 from fedcohort.selectors.papers.fedcbs.selector import Weighting
-
-_MOST_ORDERED = 2_000_000
 
 
 def ordered_probabilities(
@@ -25,7 +21,7 @@ def ordered_probabilities(
 ) -> tuple[IntArray, FloatArray]:
     """Return every ordered pick of ``size`` clients, (P, M), and its exact probability under the sequential draw, (P,).
 
-    For small federations: P = N! / (N - M)! must not exceed two million.
+    For small federations only: P = N! / (N - M)!.
 
     Examples
     --------
@@ -39,12 +35,6 @@ def ordered_probabilities(
     0.074
     """
     group = group_of(labels, sizes)
-    count = math.perm(group.n, size)
-    if not 1 <= size <= group.n or count > _MOST_ORDERED:
-        raise InputError(
-            f"Ordered picks can be enumerated for 1 to {group.n} clients and at most {_MOST_ORDERED} picks. "
-            f"Got size={size}, which has {count}."
-        )
     picks: list[tuple[int, ...]] = []
     chances: list[float] = []
 
@@ -72,13 +62,7 @@ def target_probabilities(
 ) -> tuple[IntArray, FloatArray]:
     r"""Return every group of ``size`` clients, (P, M) ascending, and :math:`P(M) \propto QCID(M)^{-\beta_M}`, (P,)."""
     everybody = group_of(labels, sizes)
-    n = everybody.n
-    if not 1 <= size <= n or math.comb(n, size) > _MOST_ORDERED:
-        raise InputError(
-            f"Groups can be enumerated for 1 to {n} clients and at most {_MOST_ORDERED} groups. "
-            f"Got size={size}, which has {math.comb(n, size)}."
-        )
-    groups = np.array(list(itertools.combinations(range(n), size)), dtype=np.int64)
+    groups = np.array(list(itertools.combinations(range(everybody.n), size)), dtype=np.int64)
     values = np.array([qcid(labels, group, sizes) for group in groups])
     if weighting.floor == "chance":
         values = np.maximum(values, chance(everybody.sizes[groups].sum(axis=1), labels.classes))

@@ -1,0 +1,39 @@
+"""What the theme leaves out for keyboards and screen readers, added to every page when the site is built."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+_MENDED = [
+    # Captions of the navigation are headings without a level; two asides have no names to tell them apart.
+    (r'<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
+    (r'<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="All pages">'),
+    (r'<aside class="toc-drawer( no-toc)?">', r'<aside class="toc-drawer\1" aria-label="On this page">'),
+    # What scrolls sideways must be reachable by keyboard.
+    (r"<pre>", '<pre tabindex="0">'),
+    (r'<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'),
+    # The corner of a table is no heading of anything.
+    (r'<th class="head([^"]*)"><p></p></th>', r'<td class="head\1"></td>'),
+]
+
+
+def mend(app: Any, exception: Exception | None) -> None:
+    """Rewrite the pages; those of results are made elsewhere and stay as they are."""
+    if exception is not None or app.builder.format != "html":
+        return
+    folder = Path(app.outdir)
+    for path in folder.rglob("*.html"):
+        if path.relative_to(folder).parts[0] != "results":
+            text = mended = path.read_text(encoding="utf-8")
+            for old, new in _MENDED:
+                mended = re.sub(old, new, mended)
+            if mended != text:
+                path.write_text(mended, encoding="utf-8")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Connect the above."""
+    app.connect("build-finished", mend)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
