@@ -73,7 +73,7 @@ class Terraform(Selector[TerraformState]):
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "magnitude": "length of its last update",
-        "hard": "1 if it belongs to the hard half of the last cohort",
+        "hard": "1 if it belongs to the hard part of the last cohort",
     }
 
     checked_params: ClassVar[ParamSets] = {"down to one": {"threshold": 1}}
