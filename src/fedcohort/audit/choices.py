@@ -82,7 +82,7 @@ class AuditResult:
 
     @property
     def confirmed(self) -> bool:
-        """Whether nothing speaks against the journal; there may be remarks."""
+        """Whether the audit found nothing wrong; there may be remarks."""
         return self.problem is None
 
     @property
@@ -120,7 +120,7 @@ def verify(
         Commitments that somebody kept while the session ran, alone or as the server sent them; each must be a link of
         the chain.
     public : str, optional
-        The public key of whoever must have signed the journal, in hexadecimal.
+        The public key that must have signed the journal, in hexadecimal.
     """
     if selector is not None:
         instance(selector, Selector, "'selector'")  # type: ignore[type-abstract]

@@ -43,7 +43,7 @@ class Party(Enum):
 
     CLIENT = "the client, on its own data"
     SERVER = "the server, from what clients send it anyway or send it for this"
-    HOST = "whoever runs the rounds"
+    HOST = "the host"
 
 
 @dataclass(frozen=True)

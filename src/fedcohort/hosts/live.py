@@ -26,7 +26,7 @@ from fedcohort.session.resume import participations
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 
-_LOOK_EVERY = 0.25  # seconds between two looks at who is online, while a round cannot begin
+_LOOK_EVERY = 0.25  # seconds between two looks at the clients online, while a round cannot begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +47,14 @@ class Online:
 
 @dataclass(frozen=True, eq=False)
 class Aggregation:
-    """What a host made of the replies to a round; r are those who answered, in the order of the cohort.
+    """What a host made of the replies to a round; r clients answered, in the order of the cohort.
 
     Attributes
     ----------
     kept : (r,) bool array
         Whose model is in the average, or would be if there were one.
     metrics : mapping of Signal to (r,) or (r, V) array
-        What the session is told beside the statuses.
+        What the session learns beside the statuses.
     error : str
         Why there is no new global model; empty when there is one.
     refused : mapping of str to str
@@ -83,7 +83,7 @@ class Host(ABC):
 
     @abstractmethod
     def online(self) -> Online:
-        """Return who can be reached now."""
+        """Return the clients that can be reached now."""
 
     @abstractmethod
     def send(self, cohort: Cohort) -> Mapping[str, str]:
@@ -115,7 +115,7 @@ class Host(ABC):
         return None
 
     def absent(self) -> Sequence[str]:
-        """Return in words who is connected and cannot take part, and why."""
+        """Return in words which clients are connected and cannot take part, and why."""
         return ()
 
     def on_round(self, number: int, again: bool) -> None:
@@ -176,7 +176,7 @@ class _Player:
         self.rounds = rounds
         self.attempts = Attempts.of(session, policy)
         self.online: IntArray = np.empty(0, np.int64)
-        self.written_off: set[tuple[int, str]] = set()  # by ticket, who was reported as failed without an answer
+        self.written_off: set[tuple[int, str]] = set()  # by ticket, the clients reported as failed without an answer
 
     def play(self) -> str | None:
         while True:
@@ -242,7 +242,7 @@ class _Player:
         return "; ".join(f"{name} works for {run}" for name, run in taken.items())
 
     def _wait(self) -> IntArray:
-        """Return who can be asked, as soon as there are enough."""
+        """Wait until enough clients can be asked, and return them."""
         host, session = self.host, self.session
         begun = until = host.now()
         while True:
@@ -251,7 +251,7 @@ class _Player:
             found = self.attempts.candidates(self.online, busy)
             now = host.now()
             if isinstance(found, Shortage) and now > begun + self.policy.patience:
-                # Better to ask somebody who is slow than nobody.
+                # A slow client is better than none.
                 found = self.attempts.candidates(self.online, busy[:0]) if len(busy) else found
                 if isinstance(found, Shortage):
                     raise found.error(session.round, self.policy.patience, host.absent())
@@ -262,13 +262,13 @@ class _Player:
             until = now + _LOOK_EVERY
 
     def _look(self) -> IntArray:
-        """See who is online and what an operator has ordered; return who is busy."""
+        """See which clients are online and what an operator has ordered; return those that are busy."""
         found = self.host.online()
         self.online = self._free(found.clients)
         taken = orders.take(self.session, self._check_feasible)
         for order in taken:
             self.host.on_rules(order)
-        if taken:
+        if taken:  # an order may block clients or let them in again
             found = self.host.online()
             self.online = self._free(found.clients)
         return self._indices(found.busy)
@@ -313,6 +313,8 @@ class _Player:
             host.on_abandoned(round_, made)
             self.attempts.fail(round_, int(made.kept.sum()))
             return
+        # The model is stored first and named in the round's own transaction: after a crash the round is either wholly
+        # there or is trained again.
         round_.finish(made.kept, made.metrics, state=host.store(round_, made))
         session.commit()
         self.attempts.succeed()

@@ -1,7 +1,7 @@
 """The events a journal holds beside its cohorts and replies; :mod:`fedcohort.journal.fields` says what is in each."""
 
 ABANDONED = "abandoned"  # a cohort whose round was not counted
-ATTRIBUTES = "attributes"  # what clients said about themselves, in an audited journal
+ATTRIBUTES = "attributes"  # clients' attributes, in an audited journal
 CHANGED = "rules"  # rules that hold from a round on
 CORRECTED = "corrections"  # replies that were changed before they entered an average
 ENDED = "ended"  # a run came to its end, or broke off with an error

@@ -88,9 +88,8 @@ def assemble(
             special, unread = selector_figures(setting)
             explanations, unexplained = report_explanations(setting, rounds)
             warnings += unread + unexplained
-            drawn = [*general_figures(setting, board, every), *special]
-            swept = sweep(setting, board)
-            figures = (*drawn[:1], *([] if swept is None else [swept]), *drawn[1:])
+            found, swept = general_figures(setting, board, every), sweep(setting, board)
+            figures = (*found[:1], *([] if swept is None else [swept]), *found[1:], *special)
         sections.append(Section(setting, board, tables, figures, explanations))
     heading = title or ", ".join(dict.fromkeys(path.resolve().name for path in bundle.paths))
     return Report(bundle, tuple(sections), tuple(dict.fromkeys(warnings)), heading)

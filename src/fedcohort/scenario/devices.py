@@ -28,7 +28,7 @@ DEVICES: Registry[Devices] = Registry("devices")
 
 HOUR, DAY, WEEK = 3600.0, 86400.0, 604800.0
 _AHEAD = 1024  # changes that a roster finds at once, at least
-TICK = 1e-3  # seconds; rounding may put a change at the very moment, and whoever waits for it must get on
+TICK = 1e-3  # seconds; rounding may put a change at the very moment of waiting for it, and time must go on
 # Positions in the devices stream; those of states come from their names. Never renumber them.
 _SPEED, _BANDWIDTH, _TIME_ZONE = 0, 1, 2
 _GAP, _PHASE, _LENGTH, _START, _WHETHER = range(5)  # positions below a state

@@ -65,8 +65,8 @@ def min_clients(strategy: Strategy) -> int:
 def private_cohort_size(strategy: Strategy) -> int | None:
     """Return for how many clients a strategy's differential privacy makes its noise; None without such a wrapper.
 
-    All of Flower's wrappers divide the noise by ``num_sampled_clients``, whoever then takes part. With fewer clients
-    in the average the noise is too small for what each of them adds.
+    All of Flower's wrappers divide the noise by ``num_sampled_clients``, however many take part. With fewer clients in
+    the average the noise is too small for what each of them adds.
     """
     sizes = {int(level.num_sampled_clients) for level in levels(strategy) if hasattr(level, "num_sampled_clients")}
     if len(sizes) > 1:

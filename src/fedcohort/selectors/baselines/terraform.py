@@ -68,14 +68,12 @@ class Terraform(Selector[TerraformState]):
     """
 
     picks_by: ClassVar[str] = (
-        "Hard clients, those with large updates, train again while there are enough of them; otherwise the cohort"
-        " is drawn by chance."
+        "Hard clients, whose output layer changed most, train again until few are left; then only chance decides."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "magnitude": "length of its last update",
-        "hard": "1 if it belongs to the hard part of the last cohort",
+        "magnitude": "how much its last training changed the output layer",
+        "hard": "1 if it is among the hard clients",
     }
-
     checked_params: ClassVar[ParamSets] = {"down to one": {"threshold": 1}}
 
     threshold: int = param(2, Interval(int, 1, None), "fewest hard clients that train again (eta)")

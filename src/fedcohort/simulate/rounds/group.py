@@ -313,7 +313,7 @@ class Group:
     # -- training ----------------------------------------------------------------------------------------------
 
     def _train(self, turns: Sequence[Chosen]) -> list[Averaged]:
-        """Train everyone who will answer, gather signals, filter, average."""
+        """Train the clients that will answer, gather signals, filter, average."""
         runs = [turn.run for turn in turns]
         clients = [turn.clients for turn in turns]
         lengths = [len(part) for part in clients]
@@ -370,7 +370,7 @@ class Group:
         steps: IntArray,
         signals: Sequence[Mapping[Signal, FloatArray]],
     ) -> tuple[torch.Tensor, list[tuple[BoolArray, FloatArray]]]:
-        """Return the next global models (E, P), and for each turn who is kept and with what weight, (m,) each."""
+        """Return the next global models (E, P), and for each turn the kept models and their weights, (m,) each."""
         logits = self._logits(turns, params)
         mixes: list[Mix] = []
         shares: list[tuple[BoolArray, FloatArray]] = []
@@ -577,7 +577,7 @@ def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
 
 
 def _choose(turn: Answered) -> Chosen:
-    """Get the cohort, and find out who will answer in time."""
+    """Get the cohort, and find out which clients will answer in time."""
     (run, round_, available, _), cost = turn.asked, turn.cost
     plan = run.plan
     if run.round == 0:

@@ -85,10 +85,10 @@ def _of_classes(signal: Signal) -> bool:
 
 def check_fits(plan: RunPlan) -> None:
     """Refuse a run whose parts need classes that its task has not, or a loss that its task does not have."""
-    task, said = plan.task, f"the task {plan.task.name!r} of run {plan.id!r}"
+    task, where = plan.task, f"the task {plan.task.name!r} of run {plan.id!r}"
     if plan.local.loss == "robust" and not task.fast:
         raise InputError(
-            f"The robust loss is made of cross-entropies of a classifier; {said} has the loss {task.loss!r} and the "
+            f"The robust loss is made of cross-entropies of a classifier; {where} has the loss {task.loss!r} and the "
             f"metric {task.metric!r}.",
             hint="leave out local.loss, or task.loss and task.metric",
         )
@@ -107,7 +107,7 @@ def check_fits(plan: RunPlan) -> None:
     for what, needed in parts.items():
         if needed:
             raise InputError(
-                f"{what}, and {said} predicts {task.predicts}.",
+                f"{what}, and {where} predicts {task.predicts}.",
                 hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
             )
     supplied = (REPORT_SIGNALS | QUERY_SIGNALS) - frozenset(s for s in SIGNALS if _of_classes(s)) | {Signal.SIZES}
@@ -185,7 +185,7 @@ class FederationContext:
     share: FloatArray  # (N,) p_k
     true_counts: FloatArray | None  # (N, B) true labels of the training samples; None where there are no classes
     judge: Judge | None = None  # None where only the whole test set counts
-    _told: dict[tuple[LabelSharing, int], LabelKnowledge] = field(default_factory=dict)
+    _label_facts: dict[tuple[LabelSharing, int], LabelKnowledge] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -202,16 +202,16 @@ class FederationContext:
         if self.true_counts is None:
             return LabelKnowledge(None)
         key = (labels, seed)
-        if key not in self._told:
+        if key not in self._label_facts:
             counts = self.federation.label_counts(part="train").astype(np.int64)
-            self._told[key] = labels.share(counts, streams.stream(seed, streams.LABELS))
-        return self._told[key]
+            self._label_facts[key] = labels.share(counts, streams.stream(seed, streams.LABELS))
+        return self._label_facts[key]
 
     def table(self, labels: LabelSharing, seed: int) -> ClientTable:
-        """What selectors may know of the federation: sizes, own names, and labels in the form they are told in."""
+        """What selectors may know of the federation: sizes, own names, and labels in the form they are shared in."""
         federation = self.federation
-        told = self.label_facts(labels, seed)
-        return ClientTable(names=federation.client_names, sizes=federation.train_sizes, labels=told.labels)
+        facts = self.label_facts(labels, seed)
+        return ClientTable(names=federation.client_names, sizes=federation.train_sizes, labels=facts.labels)
 
 
 class Run:
@@ -313,9 +313,11 @@ class Run:
         if self.plan.rules is None:
             return
         names = self.session.table.names
-        said = self.plan.scenario.client_attributes(names, seed=self.plan.seed, round=self.round, changing=changing)
-        if said:
-            self.session.set_attributes(said)
+        attributes = self.plan.scenario.client_attributes(
+            names, seed=self.plan.seed, round=self.round, changing=changing
+        )
+        if attributes:
+            self.session.set_attributes(attributes)
 
     def resume_session(self, journal: Path | None, at: Savepoint) -> None:
         """Continue the run's session where it stood at a checkpoint; shadows that had failed by then stay out."""

@@ -104,19 +104,17 @@ class FedRank(Selector[RankState]):
     """
 
     picks_by: ClassVar[str] = (
-        "The clients that the network scores highest are picked, and a few places are drawn by chance. The parts "
-        "are what the network sees, and do not add up to the score."
+        "A small network scores the clients and the highest scores are picked; a few places are filled by chance."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "size": "its size, as the network sees it",
-        "loss": "its last loss, as the network sees it",
-        "duration": "how long it took, as the network sees it",
-        "age": "rounds since it was last heard of, as the network sees it",
-        "picks": "how often it was picked, as the network sees it",
-        "unheard": "1 if it was never heard of",
-        "begin": "how early the round is, 1 at the start",
+        "size": "its place among the candidates by number of samples",
+        "loss": "its place by last loss",
+        "duration": "its place by last duration",
+        "age": "its place by rounds since its last report",
+        "picks": "its place by how often it was picked",
+        "unheard": "1 if it has not reported yet",
+        "begin": "how early the round is, the same for all",
     }
-
     checked_params: ClassVar[ParamSets] = {"always random": {"exploration": 1.0}}
 
     exploration: float = param(0.1, Interval(float, 0, 1), "share of each cohort that is drawn at random")

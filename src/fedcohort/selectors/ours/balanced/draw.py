@@ -78,7 +78,7 @@ class Objective:
         self.add(log_choice(weights, rng.random())[0])
 
     def swap(self, position: int) -> None:
-        """Give a member's place to whoever makes J smallest, which may be itself."""
+        """Give a member's place to the client that makes J smallest, which may be the member itself."""
         self.members.remove(position)
         if self.group is not None:
             self.group.remove(position)

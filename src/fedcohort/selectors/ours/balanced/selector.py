@@ -75,7 +75,7 @@ class Balanced(Selector[BalanceState]):
         J(M) = \log \max(QCID(M + H), \epsilon) + \frac{\gamma}{|M|} \sum_{n \in M} e_n,
         \qquad H_t = \lambda (H_{t-1} + M_{t-1})
 
-    1. Whoever is ``slack`` turns behind the mean comes first; whoever is as many ahead does not come.
+    1. Clients ``slack`` turns behind the mean come first; clients as many turns ahead are left out.
     2. Client m = 1, 2, ... is drawn with log-weight :math:`-m J` of the group it would complete, with
        :math:`\gamma e_n` of the new client in place of the mean ([Zhang2023]_ has these exponents).
     3. Twice, every member that did not come by rule 1 gives its place to the candidate that makes J smallest.
@@ -195,7 +195,7 @@ class Balanced(Selector[BalanceState]):
     def select(
         self, state: BalanceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, BalanceState]:
-        """Take those who are behind, draw the others, swap."""
+        """Take the clients that are behind, draw the others, swap."""
         there = np.zeros(len(state.turns), np.bool_)
         there[slate.candidates] = True
         turns = cap_debt(state.turns, state.rates, there, self.slack)
@@ -252,7 +252,7 @@ class Balanced(Selector[BalanceState]):
         return group, _FLOOR_DIRECTIONS, 0.0
 
     def _seconds(self, state: BalanceState, slate: Slate) -> FloatArray | None:
-        """(c,) tau log d_n, the median for those who were never timed; None where time does not count."""
+        """(c,) tau log d_n, the median for clients never timed; None where time does not count."""
         if self.time == 0 or not state.seconds.any():
             return None
         known = state.timed > 0
