@@ -84,7 +84,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         A file at the server that several runs of one federation share: a site that works for one of them is no
         candidate in another.
     audit : bool
-        Whether the journal is chained by digests, for ``fedcohort audit``.
+        Whether the journal is chained by digests, for ``fedcohort journal audit``.
     aggregator_id : str, optional
         The component that aggregates: one with ``accept_model``, ``aggregate_model`` and ``reset_stats``. Default:
         FLARE's weighted average.
