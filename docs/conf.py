@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -15,6 +16,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 from _site import commands, notebook, results
+from sphinx.ext.autodoc.mock import mock
 
 import fedcohort
 from fedcohort.core.params import parameters
@@ -48,6 +50,8 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 autodoc_member_order = "groupwise"  # classes and functions first, constants last
 autodoc_typehints = "signature"
+# nvflare is in none of the extras that the documentation is built with.
+autodoc_mock_imports = [] if importlib.util.find_spec("nvflare") else ["nvflare"]
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 nitpicky = False
@@ -118,7 +122,8 @@ SURFACE = {
 def _public_modules(package: str) -> list[str]:
     """Return the public modules of a package: itself, those that hold what users import, then the others by name."""
     root = importlib.import_module(package)
-    found = [module.name for module in pkgutil.walk_packages(root.__path__, f"{package}.")]
+    with mock(autodoc_mock_imports):
+        found = [module.name for module in pkgutil.walk_packages(root.__path__, f"{package}.")]
     found = [name for name in found if not any(part.startswith("_") for part in name.split("."))]
     used = {getattr(getattr(fedcohort, name), "__module__", "") for name in fedcohort.__all__}
     return [package, *sorted(found, key=lambda name: name not in used)]

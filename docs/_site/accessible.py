@@ -16,6 +16,8 @@ _MENDED = [
     (r'<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'),
     # The corner of a table is no heading of anything.
     (r'<th class="head([^"]*)"><p></p></th>', r'<td class="head\1"></td>'),
+    # The page of search results has no heading.
+    (r'(?<!</h1>)<div id="search-results"></div>', '<h1>Search</h1><div id="search-results"></div>'),
 ]
 
 

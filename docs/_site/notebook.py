@@ -54,5 +54,17 @@ def _shown(output: Any) -> list[str]:
     return ["```text", re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip(), "```", ""] if text.strip() else []
 
 
+# What is right inside a notebook, and what it has to be inside a page.
+_FITTED = [
+    (r"\n\s*\n", "\n"),
+    (r"(</?)h4>", r"\1h3>"),
+    (r'role="region"', 'role="group"'),
+    (r"<pre style", '<pre tabindex="0" style'),
+    (r"<th></th>", "<td></td>"),
+]
+
+
 def _tidy(html: str) -> str:
-    return re.sub(r"\n\s*\n", "\n", html)
+    for old, new in _FITTED:
+        html = re.sub(old, new, html)
+    return html

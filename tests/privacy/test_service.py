@@ -143,7 +143,7 @@ def test_tls_or_this_machine(federation: Any) -> None:
         RemoteKeyHolder("http://example.org:80", "t")
     with pytest.raises(KeyHolderError, match="https://host:port"):
         RemoteKeyHolder("example.org", "t")
-    with pytest.raises(KeyHolderError, match="cannot be asked"):
+    with pytest.raises(KeyHolderError, match="cannot be reached"):
         RemoteKeyHolder("http://127.0.0.1:9", "t", patience=2).admit({})
 
 

@@ -144,7 +144,19 @@ def test_a_selector_that_picks_the_best_never_needs_the_excuse():
 
 
 def test_reading_a_journal_asks_no_selector_that_it_names(tmp_path):
-    assert about_selector({"name": f"{tmp_path}/evil.py:Evil", "params": {}}) == ("", {})
-    assert about_selector(None) == ("", {}) and about_selector({"name": 7})[0] == ""
+    evil = {"name": None, "class": "evil:Evil", "reference": f"{tmp_path}/evil.py:Evil", "params": {}}
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    assert about_selector(evil) == ("", {})
+    assert about_selector(None) == ("", {}) and about_selector({"name": 7}) == ("", {})
     both, meanings = about_selector({"name": "bounded", "params": {"of": "oort"}})
     assert "had their share" in both and "never tried" in both and {"doubted", "staleness"} <= set(meanings)
+
+
+def test_a_selector_of_ones_own_speaks_for_itself(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom fedcohort.selectors import Uniform\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Mine(Uniform):\n    picks_by = 'By the moon.'\n"
+    )
+    session = Session(f"{tmp_path}/mine.py:Mine", clients=5)
+    session.ask(2)
+    assert str(session.explain(0, 1)).endswith("By the moon.")

@@ -9,7 +9,7 @@ import pytest
 
 from fedcohort import ClientTable, Cohort, Selector, Session, Signal, Status, create
 from fedcohort.core.errors import InputError, TicketError
-from fedcohort.core.protocol import RoundRequest
+from fedcohort.core.protocol import RoundRequest, Slate
 from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.session.members import Membership
 from fedcohort.session.pending import PendingCohorts
@@ -57,7 +57,7 @@ def test_members_are_replaced_not_changed():
     assert indices.tolist() == [1] and members.active.all() and after.active.tolist() == [True, False, True, True]
     more = after.join(ClientTable(names=["eva"], sizes=[5]))
     assert more.table.names[-1] == "eva" and more.active.tolist() == [True, False, True, True, True]
-    assert more.candidates(RoundRequest(2), [np.array([0])]).tolist() == [2, 3, 4]
+    assert more.candidates(RoundRequest(2), np.array([0])).tolist() == [2, 3, 4]
 
 
 def test_members_refuse_a_name_twice_and_facts_about_others():
@@ -111,7 +111,7 @@ def test_a_selector_with_state_learns_into_another_one():
 
 def test_a_shadow_that_fails_is_named_and_left_out():
     shadows = Shadows({"good": running("uniform", "good"), "bad": running(Raises(), "bad")})
-    picks = shadows.choose(Turn(1), 2, EVERYBODY, None)
+    picks = shadows.choose(Turn(1), Slate(0, 2, EVERYBODY, TABLE), None)
     assert len(picks["good"].picked) == 2 and not picks["good"].failed
     assert picks["bad"].failed and picks["bad"].note == "failed: select"
     assert set(shadows.after(picks).running) == {"good"}
@@ -126,7 +126,7 @@ def test_a_shadow_without_its_signals_is_blind_until_it_learns_again():
     shadows = Shadows({"oort": running("oort", "oort")})
     blind, failed = shadows.learn(Cohort([0]), replies([0]))
     assert "loss-rms" in blind.blind["oort"] and not failed
-    assert blind.choose(Turn(1), 1, EVERYBODY, None)["oort"].note == blind.blind["oort"]
+    assert blind.choose(Turn(1), Slate(0, 1, EVERYBODY, TABLE), None)["oort"].note == blind.blind["oort"]
     seeing, _ = blind.learn(Cohort([0]), replies([0], loss_rms=[1.0], duration=[1.0]))
     assert not seeing.blind
 
@@ -167,7 +167,7 @@ def test_pending_cohorts_name_who_is_missing():
     with pytest.raises(TicketError, match=r"Ticket 5 is not pending. Pending: 2\."):
         pending.get(5)
     pending.remove(2)
-    assert pending.find(2) is None and pending.training == []
+    assert pending.find(2) is None and pending.training.tolist() == []
 
 
 # -- the record -------------------------------------------------------------------------------------------------------

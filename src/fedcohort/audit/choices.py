@@ -30,7 +30,7 @@ from fedcohort.core.validate import instance, mapping, text, whole_number
 from fedcohort.journal import Journal, ReplyBlock, read_journal
 from fedcohort.journal.chain import PARTS, START, VERSION, Link, next_link, start_payload, with_news
 from fedcohort.journal.codec import unpack_many
-from fedcohort.journal.events import ABANDONED, CHANGED, FAILURES, FORGOTTEN, PRUNED, RECOVERED, SELECTOR
+from fedcohort.journal.events import ABANDONED, CHANGED, FAILURES, FORGOTTEN, NEW_MODEL, PRUNED, RECOVERED, SELECTOR
 from fedcohort.journal.signing import is_signed
 from fedcohort.journal.tables import table_of
 from fedcohort.session.rules import Rules
@@ -82,7 +82,7 @@ class AuditResult:
 
     @property
     def confirmed(self) -> bool:
-        """Whether nothing speaks against the journal; there may be remarks."""
+        """Whether the audit found nothing wrong; there may be remarks."""
         return self.problem is None
 
     @property
@@ -120,7 +120,7 @@ def verify(
         Commitments that somebody kept while the session ran, alone or as the server sent them; each must be a link of
         the chain.
     public : str, optional
-        The public key of whoever must have signed the journal, in hexadecimal.
+        The public key that must have signed the journal, in hexadecimal.
     """
     if selector is not None:
         instance(selector, Selector, "'selector'")  # type: ignore[type-abstract]
@@ -358,6 +358,8 @@ class _Audit(Replay):
                     self.change_rules(body)
                 case _ if kind == SELECTOR:
                     self.change_selector(body)
+                case _ if kind == NEW_MODEL:
+                    self.advance(body)
                 case "attributes":
                     self.playing.set_attributes(body["clients"])
         except JournalError as error:

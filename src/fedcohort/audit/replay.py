@@ -23,7 +23,7 @@ from fedcohort.core.selector_spec import rebuild_selector
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyBlock
 from fedcohort.journal.codec import state_fields
-from fedcohort.journal.events import ABANDONED, CHANGED, FACTS, FORGOTTEN, JOINED, SELECTOR
+from fedcohort.journal.events import ABANDONED, CHANGED, FACTS, FORGOTTEN, JOINED, NEW_MODEL, SELECTOR
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 
@@ -64,6 +64,7 @@ class Replay:
             table,
             seed=int(self.meta["seed"]),
             signals=None if signals is None else [Signal.by_name(s) for s in signals],
+            asynchronous=bool(self.meta.get("asynchronous")),
         )
 
     def grow(self, table: ClientTable) -> None:
@@ -129,6 +130,13 @@ class Replay:
         except FedcohortError as error:
             round_ = self.cohorts[ticket].round
             raise DoesNotFollow(f"Round {round_}: the reports on record are refused: {error.message}") from error
+
+    def advance(self, body: Mapping[str, Any]) -> None:
+        """Let there be a new model."""
+        try:
+            self.playing.advance(body["tickets"])
+        except FedcohortError as error:
+            raise DoesNotFollow(f"Model {body['round'] + 1}: {error.message}") from error
 
     def change_rules(self, body: Mapping[str, Any]) -> None:
         """Let the rules of an event hold from here on."""
@@ -247,6 +255,8 @@ def _steps(journal: Journal, replay: Replay) -> Iterator[tuple[tuple[float, int]
         yield (row.asked_at, 1), lambda row=row: replay.choose(row.ticket, None)  # type: ignore[misc]
         if row.told_at is not None and len(row.clients):
             yield (row.told_at, 0), lambda row=row: _tell(journal, replay, row, given_up)  # type: ignore[misc]
+    for at, body in journal.timed_events(NEW_MODEL):
+        yield (at, 0), lambda body=body: replay.advance(body)  # type: ignore[misc]
 
 
 def _tell(journal: Journal, replay: Replay, row: CohortRow, given_up: Mapping[int, str]) -> None:

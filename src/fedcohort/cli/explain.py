@@ -145,7 +145,7 @@ def _explain_client(journal: Path, client: str, format: Format) -> None:
 
 
 def score_table(why: Why) -> Table:
-    """Return the picked and those who were nearly picked, with their scores, for a terminal."""
+    """Return the picked clients and the next best, with their scores, for a terminal."""
     scored = any(row.score is not None for row in (*why.picked, *why.nearly))
     result = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     result.add_column("client")

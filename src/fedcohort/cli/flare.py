@@ -70,7 +70,7 @@ def job_files(name: str, selector: str) -> dict[str, str]:
             hint="write the job with another one, and put module:Class into experiment.toml and beside job.py",
         )
     chosen = create(selector)
-    if chosen.requires & {Signal.KEPT, Signal.SERVER_LOSS}:
+    if chosen.requires & {Signal.KEPT, Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}:
         raise InputError(
             f"The selector {selector!r} judges models on data at the server, which a FLARE job does not have.",
             hint="choose another selector, or use Flower: fedcohort flower new",

@@ -70,19 +70,23 @@ class Slate:
     Attributes
     ----------
     round : int
-        Counted from 0.
+        Counted from 0. It is the selector's clock: the number of global models before this choice. In an asynchronous
+        session many choices have the same.
     size : int
         How many clients to pick: at least 1, at most ``len(candidates)``.
     candidates : (c,) int array
         Who may be picked, ascending dense indices.
     clients : ClientTable
         The federation; only declared signals can be read.
+    busy : (b,) int array or None
+        In an asynchronous session, who is at work while one more is chosen; None where cohorts come in rounds.
     """
 
     round: int
     size: int
     candidates: IntArray
     clients: ClientTable
+    busy: IntArray | None = None
 
     @property
     def n(self) -> int:
@@ -343,6 +347,9 @@ class Selector(Parameterized, ABC, Generic[State]):
     part_meanings: ClassVar[Mapping[str, str]] = _EMPTY  # by name, what a part of its score is
     is_wrapper: ClassVar[bool] = False  # True for one that only changes what another is shown
     selects: ClassVar[bool] = True  # False for one that always takes everybody
+    # Whether it can choose one client while others are at work, and learn from one client's report: for asynchronous
+    # sessions. Its clock is then the number of models, slate.round; who is at work is slate.busy.
+    one_at_a_time: ClassVar[bool] = False
     pictures: ClassVar[tuple[Picture, ...]] = ()  # what a report draws of what it learned
     # Parameters that older versions did not have, with the values under which it chooses as it did then.
     added: ClassVar[Mapping[str, object]] = _EMPTY

@@ -43,7 +43,7 @@ class Party(Enum):
 
     CLIENT = "the client, on its own data"
     SERVER = "the server, from what clients send it anyway or send it for this"
-    HOST = "whoever runs the rounds"
+    HOST = "the host"
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,7 @@ class Signal(str):
     LABEL_PRODUCTS: ClassVar[Signal]
     KEPT: ClassVar[Signal]
     DURATION: ClassVar[Signal]
+    STALENESS: ClassVar[Signal]
     SERVER_LOSS: ClassVar[Signal]
     SHAPLEY_VALUE: ClassVar[Signal]
     LOSS: ClassVar[Signal]
@@ -321,6 +322,12 @@ Signal.KEPT = Signal(
     supplied_by="set RoundReport.kept",
 )
 Signal.DURATION = Signal("duration", meaning="seconds from sending the model to receiving the update", by=Party.HOST)
+Signal.STALENESS = Signal(
+    "staleness",
+    meaning="how many global models came while the client was at work; 0 where cohorts follow each other in rounds",
+    by=Party.HOST,
+    supplied_by="nothing: the session knows it",
+)
 Signal.SERVER_LOSS = Signal(
     "server-loss",
     meaning="loss of the received global model on the server's own samples, the same for every client of a round",

@@ -30,7 +30,7 @@ class Facts:
     label_counts : sequence of int, optional
         Samples per class; the server sees them in the clear.
     sealed_labels : bytes, optional
-        Label counts in an encrypted form instead; the server passes them on to whoever can open them
+        Label counts in an encrypted form instead; the server passes them on to the key holder
         (``CohortStrategy(labels=...)``).
     attributes : mapping of str to str, float, int or bool
         Anything else an operator's rules go by: ``{"battery": 80, "region": "north"}``.

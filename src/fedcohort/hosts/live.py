@@ -19,13 +19,14 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts import orders
+from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.round import RETRIED, Attempts, Policy, Reply, Round, Shortage
 from fedcohort.journal.events import CORRECTED, FAILURES
 from fedcohort.session.resume import participations
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 
-_LOOK_EVERY = 0.25  # seconds between two looks at who is online, while a round cannot begin
+_LOOK_EVERY = 0.25  # seconds between two looks at the clients online, while a round cannot begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +47,14 @@ class Online:
 
 @dataclass(frozen=True, eq=False)
 class Aggregation:
-    """What a host made of the replies to a round; r are those who answered, in the order of the cohort.
+    """What a host made of the replies to a round; r clients answered, in the order of the cohort.
 
     Attributes
     ----------
     kept : (r,) bool array
         Whose model is in the average, or would be if there were one.
     metrics : mapping of Signal to (r,) or (r, V) array
-        What the session is told beside the statuses.
+        What the session learns beside the statuses.
     error : str
         Why there is no new global model; empty when there is one.
     refused : mapping of str to str
@@ -82,7 +83,7 @@ class Host(ABC):
 
     @abstractmethod
     def online(self) -> Online:
-        """Return who can be reached now."""
+        """Return the clients that can be reached now."""
 
     @abstractmethod
     def send(self, cohort: Cohort) -> Mapping[str, str]:
@@ -114,7 +115,7 @@ class Host(ABC):
         return None
 
     def absent(self) -> Sequence[str]:
-        """Return in words who is connected and cannot take part, and why."""
+        """Return in words which clients are connected and cannot take part, and why."""
         return ()
 
     def on_round(self, number: int, again: bool) -> None:
@@ -145,7 +146,7 @@ class Host(ABC):
         """Called when somebody has answered after ``round_`` was closed."""
 
 
-def play(host: Host, session: Session, policy: Policy, rounds: int) -> str | None:
+def play(host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None = None) -> str | None:
     """Play rounds until the session has ``rounds``; return why the selector ended the run earlier, or None.
 
     A cohort that was cut off by the end of an earlier run is trained again first. A session that commits by hand is
@@ -158,21 +159,24 @@ def play(host: Host, session: Session, policy: Policy, rounds: int) -> str | Non
     policy : Policy
     rounds : int
         Of the session in all, those already on record included.
+    leases : Leases, optional
+        Shared with other runs of the federation: a client that works for one of them is no candidate here.
     """
-    return _Player(host, session, policy, rounds).play()
+    return _Player(host, session, policy, rounds, leases).play()
 
 
 class _Player:
     """One call of :func:`play`."""
 
-    def __init__(self, host: Host, session: Session, policy: Policy, rounds: int) -> None:
+    def __init__(self, host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None) -> None:
+        self.leases = leases
         self.host = host
         self.session = session
         self.policy = policy
         self.rounds = rounds
         self.attempts = Attempts.of(session, policy)
         self.online: IntArray = np.empty(0, np.int64)
-        self.written_off: set[tuple[int, str]] = set()  # by ticket, who was reported as failed without an answer
+        self.written_off: set[tuple[int, str]] = set()  # by ticket, the clients reported as failed without an answer
 
     def play(self) -> str | None:
         while True:
@@ -198,7 +202,7 @@ class _Player:
             why = self._unusable(cohort) or attempts.reason_to_give_up(cohort)
             if not why:
                 self._wait()
-                why = self._unusable(cohort)  # somebody may have left meanwhile
+                why = self._unusable(cohort) or self._lease(cohort)  # somebody may have left meanwhile
             if not why:
                 host.on_round(cohort.round, again=True)
                 session.note(RETRIED, {"ticket": cohort.ticket})
@@ -218,16 +222,27 @@ class _Player:
         return self.attempts.unusable(cohort, names, self.policy.size_for(len(self.online)))
 
     def _choose_round(self) -> Round:
-        available = self._wait()
-        round_ = Round(self.session, self.policy, len(self.online))
-        query = round_.open(available)
-        cohort = round_.choose(None if query is None else self.host.answer(query, available))
-        self.session.commit()
-        self.host.on_chosen(cohort, len(available))
-        return round_
+        while True:
+            available = self._wait()
+            round_ = Round(self.session, self.policy, len(self.online))
+            query = round_.open(available)
+            cohort = round_.choose(None if query is None else self.host.answer(query, available))
+            self.session.commit()
+            why = self._lease(cohort)
+            if not why:
+                self.host.on_chosen(cohort, len(available))
+                return round_
+            self.host.on_unfinished(cohort, why)
+            self.session.abandon(cohort.ticket, why)
+            self.session.commit()
+
+    def _lease(self, cohort: Cohort) -> str:
+        """Lease a cohort; return who of it works for another run, or an empty text."""
+        taken = {} if self.leases is None else self.leases.take(cohort.names)
+        return "; ".join(f"{name} works for {run}" for name, run in taken.items())
 
     def _wait(self) -> IntArray:
-        """Return who can be asked, as soon as there are enough."""
+        """Wait until enough clients can be asked, and return them."""
         host, session = self.host, self.session
         begun = until = host.now()
         while True:
@@ -236,7 +251,7 @@ class _Player:
             found = self.attempts.candidates(self.online, busy)
             now = host.now()
             if isinstance(found, Shortage) and now > begun + self.policy.patience:
-                # Better to ask somebody who is slow than nobody.
+                # A slow client is better than none.
                 found = self.attempts.candidates(self.online, busy[:0]) if len(busy) else found
                 if isinstance(found, Shortage):
                     raise found.error(session.round, self.policy.patience, host.absent())
@@ -247,16 +262,24 @@ class _Player:
             until = now + _LOOK_EVERY
 
     def _look(self) -> IntArray:
-        """See who is online and what an operator has ordered; return who is busy."""
+        """See which clients are online and what an operator has ordered; return those that are busy."""
         found = self.host.online()
-        self.online = self._indices(found.clients)
+        self.online = self._free(found.clients)
         taken = orders.take(self.session, self._check_feasible)
         for order in taken:
             self.host.on_rules(order)
-        if taken:
+        if taken:  # an order may block clients or let them in again
             found = self.host.online()
-            self.online = self._indices(found.clients)
+            self.online = self._free(found.clients)
         return self._indices(found.busy)
+
+    def _free(self, clients: Sequence[str] | IntArray) -> IntArray:
+        """Return those of the clients that work for no other run."""
+        found = self._indices(clients)
+        elsewhere = {} if self.leases is None else self.leases.elsewhere()
+        table = self.session.table
+        taken = [table.index(name) for name in elsewhere if name in table]
+        return found[~np.isin(found, taken)] if taken else found
 
     def _indices(self, clients: Sequence[str] | IntArray) -> IntArray:
         # An array is passed on as it is: the session recognises one that it was given before.
@@ -274,6 +297,8 @@ class _Player:
     def _train(self, round_: Round) -> None:
         host, session, cohort = self.host, self.session, round_.cohort
         self._gather(round_)
+        if self.leases is not None:  # who is still at work stays leased
+            self.leases.release(name for name, at in zip(cohort.names, round_.seconds, strict=True) if at < math.inf)
         made = host.combine(round_)
         round_.refuse(made.refused)
         if round_.reasons:
@@ -288,6 +313,8 @@ class _Player:
             host.on_abandoned(round_, made)
             self.attempts.fail(round_, int(made.kept.sum()))
             return
+        # The model is stored first and named in the round's own transaction: after a crash the round is either wholly
+        # there or is trained again.
         round_.finish(made.kept, made.metrics, state=host.store(round_, made))
         session.commit()
         self.attempts.succeed()
@@ -317,6 +344,8 @@ class _Player:
     def _take_late(self, replies: Iterable[Reply]) -> None:
         """Put replies on record that came after their round was closed."""
         for reply in replies:
+            if self.leases is not None:
+                self.leases.release([reply.client])
             if reply.status not in (Status.OK, Status.INVALID):
                 continue  # it is free again, and brought nothing
             if (reply.ticket, reply.client) not in self.written_off:

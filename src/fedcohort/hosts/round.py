@@ -1,7 +1,7 @@
-"""What a round decides, whoever carries it out: how many clients to ask, which replies count, what the session is told.
+"""What a round decides, on every host: how many clients to ask, which replies count, what to report.
 
-Nothing here waits, sends a message or looks at a clock. A :class:`Round` is told what happened and answers what follows
-from it, so the simulator, a live federation and a test with a script of arrivals all close a round by the same rules.
+Nothing here waits, sends a message or looks at a clock. A host tells a :class:`Round` what happened, and the round says
+what follows from it. So the simulator, a live federation and a test with scripted arrivals all close rounds alike.
 The simulator passes the arrivals of a whole cohort as arrays; :mod:`fedcohort.hosts.live` passes replies one by one.
 
 A round knows its session, its cohort and nothing of other rounds. Several may be open at once, each with the ticket of
@@ -236,6 +236,7 @@ class Round:
     def choose(self, answer: Answer | None = None) -> Cohort:
         """Return the cohort; ``answer`` is that to the question of :meth:`open`."""
         cohort = self.session.ask(self.request, answer)
+        # A strategy divides its noise by the size it expects: fewer clients would be protected less than was promised.
         if self.policy.private and cohort.size not in (0, self.size):
             why = f"the selector chose {cohort.size} clients, and the privacy noise is made for {self.size}"
             self.session.abandon(cohort.ticket, why)
@@ -307,7 +308,7 @@ class Round:
         return found.seconds <= seconds
 
     def close(self, seconds: float) -> None:
-        """Give those who have not answered a reason."""
+        """Note a reason for every client that has not answered."""
         deadline = self.policy.deadline
         in_time = deadline is None or seconds < deadline
         why = "the round was closed with enough others" if in_time else f"no answer within {deadline:g} s"
@@ -316,15 +317,15 @@ class Round:
 
     @property
     def answered(self) -> BoolArray:
-        """(k,) who has answered, with a model or an error."""
+        """(k,) which clients have answered, with a model or an error."""
         answered: BoolArray = self.status != _MISSING
         return answered
 
     def in_order(self) -> list[Reply]:
-        """Return the replies of those who have answered, in the order of the cohort."""
+        """Return the replies that have come, in the order of the cohort."""
         return [self.replies[name] for name, there in zip(self.cohort.names, self.answered, strict=True) if there]
 
-    # -- what is told -------------------------------------------------------------------------------------------------
+    # -- the report -------------------------------------------------------------------------------------------------
 
     def invalidate(self, places: IntArray) -> None:
         """Mark replies as unusable that looked sound when they arrived."""
@@ -346,12 +347,12 @@ class Round:
     def report(
         self, kept: BoolArray, metrics: Mapping[Signal, FloatArray] = _NO_METRICS, *, complete: bool = True
     ) -> RoundReport:
-        """Return what the session is told about those who have answered.
+        """Return the report about the clients that have answered.
 
         Parameters
         ----------
         kept : (r,) bool array
-            Whose model entered the average; r are those who have answered, in the order of the cohort.
+            Whether each model entered the average; r clients have answered, in the order of the cohort.
         metrics : mapping of Signal to (r,) or (r, V) array
         complete : bool
             Whether the round is over.
@@ -370,9 +371,10 @@ class Round:
     def abandon(self, why: str, metrics: Mapping[Signal, FloatArray] = _NO_METRICS) -> list[str]:
         """Tell the session that no model came of the round; its number is given to another cohort.
 
-        Returns who was reported as failed without an answer: when a cohort is abandoned, absence alone counts for
-        nothing. When nobody answered, it was hardly the clients, and none of them is.
+        Returns the clients that were reported as failed without an answer: when a cohort is abandoned, absence alone
+        counts for nothing. When nobody answered, the clients are hardly to blame, and none is reported.
         """
+        # In parts, because a complete report would close the cohort as a round that counts.
         kept = np.zeros(int(self.answered.sum()), np.bool_)
         self.session.tell(self.report(kept, metrics, complete=False))
         silent: list[str] = []
@@ -388,7 +390,7 @@ class Round:
 
 @dataclass
 class Attempts:
-    """How the round that is next was tried so far: who is left out of the next try, and when it is enough.
+    """How often the next round was tried: which clients the next try leaves out, and when to give up.
 
     A try that brings no model does not count if it names somebody new to leave out and others of it were sound.
     """
@@ -400,7 +402,7 @@ class Attempts:
 
     @classmethod
     def of(cls, session: Session, policy: Policy) -> Attempts:
-        """Read from the journal who failed when an earlier run tried the round that is next."""
+        """Read from the journal which clients failed when an earlier run tried this round."""
         events = session.journal.events
         tried = {body["ticket"] for body in events(ABANDONED) if body["round"] == session.round}
         failed = {name for body in events(FAILURES) if body["ticket"] in tried for name in body["failures"]}
@@ -413,6 +415,7 @@ class Attempts:
 
     def fail(self, round_: Round, sound: int) -> None:
         """Take note of a round without a model in which ``sound`` models were fine; raises when it is enough."""
+        # Leaving out a client that was not left out before is progress: the same cohort cannot fail for ever.
         narrowed = sound > 0 and not self.left_out.issuperset(round_.reasons)
         self.left_out.update(round_.reasons)
         self.fruitless += not narrowed
@@ -444,18 +447,19 @@ class Attempts:
         return f"not finished in {tries} tries" if tries >= self.policy.tries else ""
 
     def candidates(self, online: IntArray, busy: IntArray) -> Shortage | IntArray:
-        """Return who can be asked now, or what is missing.
+        """Return the clients that can be asked now, or what is missing.
 
         Parameters
         ----------
         online, busy : int arrays
-            Who is online, and who of them still works on something else.
+            The clients that are online, and those of them that still work on something else.
         """
         size = self.policy.size_for(len(online))
         free = online if not len(busy) else online[~np.isin(online, busy)]
         if self.left_out:
             table = self.session.table
             out = table.indices([name for name in self.left_out if name in table])
+            # Only while enough others are there. A federation of few must go on with the clients it has.
             others, _ = self._count_admitted(online[~np.isin(online, out)])
             if others >= (size or max(self.policy.min_replies, 1)):
                 free = free[~np.isin(free, out)]
@@ -526,7 +530,7 @@ class Shortage:
             )
         if rules:
             return f"the rules have admitted nobody{rules}{long}"
-        return f"everybody who is online has been at work on something else{long}: {join_names(self.busy)}"
+        return f"all clients online have been busy with something else{long}: {join_names(self.busy)}"
 
     def error(self, round_: int, seconds: float, absent: Sequence[str] = ()) -> FederationTimeoutError:
         """Return the error of a run that has waited too long before ``round_``."""

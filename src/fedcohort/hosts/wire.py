@@ -73,7 +73,7 @@ class Description:
     label_counts : tuple of int or None
         Samples per class.
     sealed_labels : bytes or None
-        Label counts in an encrypted form, opened by whoever holds the key.
+        Label counts in an encrypted form, which only the key holder can open.
     signals : frozenset of Signal
         What the client can report or answer.
     attributes : mapping of str to str, float, int or bool
@@ -118,8 +118,8 @@ class Description:
             raise ValueError(f"'size' must be {_COUNT}. Got {_brief(size)}")
         if counts is not None:
             if not isinstance(counts, list) or len(counts) > _MOST_CLASSES:
-                said = f"{len(counts)} classes" if isinstance(counts, list) else _brief(counts)
-                raise ValueError(f"'label-counts' must be a list of at most {_MOST_CLASSES} classes. Got {said}")
+                given = f"{len(counts)} classes" if isinstance(counts, list) else _brief(counts)
+                raise ValueError(f"'label-counts' must be a list of at most {_MOST_CLASSES} classes. Got {given}")
             wrong = next((count for count in counts if not _is_count(count)), None)
             if wrong is not None:
                 raise ValueError(f"'label-counts' must be {_COUNT} each. Got {_brief(wrong)}")

@@ -1,4 +1,4 @@
-"""A chain of digests over a journal: whoever keeps one of them can tell later whether anything before it was changed.
+"""A chain of digests over a journal: with any one of them you can later check that nothing before it was changed.
 
 Everything that an audit goes by or a reader is shown has its link: rounds, candidates, answers, reports, scores, notes,
 numbers, events, all with their times. The first link commits to the seed (behind a random nonce), the selector and who
@@ -192,7 +192,7 @@ class Chain:
         self._database.append("chain", kind, number, data, self._tip)
 
     def add_answer(self, ticket: int, values: Mapping[str, AnyArray]) -> None:
-        """Add what a selector was told before it chose; the chain itself keeps it."""
+        """Add what a selector saw before it chose; the chain itself keeps it."""
         self._add("answer", (ticket,), pack_many(values), keep=True)
 
     def add_table(self, facts: Mapping[str, bytes]) -> None:

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.errors import JournalError
+from fedcohort.core.protocol import Status
 from fedcohort.journal.codec import unpack
 from fedcohort.journal.database import Database
 from fedcohort.journal.integrity import COPY
@@ -25,7 +28,8 @@ from fedcohort.journal.schema import ERRORS, SCHEMA_VERSION, TABLES
 class Decisions:
     """The cohort of each round of one simulated run, and what became of its clients.
 
-    A simulated round has one cohort, and one report about all of it.
+    A simulated round has one cohort, and one report about all of it. In an asynchronous run it has many, of one client
+    each: those that began with the same model, one after the other. Who is still at work is missing.
 
     Parameters
     ----------
@@ -38,6 +42,9 @@ class Decisions:
         self._cohorts: dict[int, IntArray] = {}
         self._replies: dict[int, ReplyBlock] = {}
         self._round_of: dict[int, int] = {}  # by ticket
+        self._clients: dict[int, IntArray] = {}  # by ticket
+        self._blocks: dict[int, ReplyBlock] = {}  # by ticket
+        self._tickets: dict[int, list[int]] = {}  # by round
         self._last_ticket = self._last_reply = -1
         self._unread = {"cohorts", "replies"}
 
@@ -57,13 +64,17 @@ class Decisions:
     def replies(self) -> dict[int, ReplyBlock]:
         """By round, what became of the clients."""
         if "replies" in self._unread:
+            changed: set[int] = set()
             with self._open() as (database, version):
                 self._read_cohorts(database, version)
                 for row in self._rows(database, version, "replies", "id", self._last_reply):
                     number, ticket, at, late, data, _ = row
                     self._last_reply = max(self._last_reply, number)
                     if ticket in self._round_of:
-                        self._replies[self._round_of[ticket]] = ReplyBlock.decode(ticket, at, bool(late), data)
+                        self._blocks[ticket] = ReplyBlock.decode(ticket, at, bool(late), data)
+                        changed.add(self._round_of[ticket])
+                for round_ in changed:
+                    self._replies[round_] = self._joined(round_)
             self._unread.discard("replies")
         return self._replies
 
@@ -71,15 +82,39 @@ class Decisions:
         ((newest,),) = database.fetch("SELECT COALESCE(MAX(ticket), -1) FROM cohorts")
         if newest < self._last_ticket:  # the run went back to a checkpoint, or started over
             self._cohorts, self._replies, self._round_of = {}, {}, {}
+            self._clients, self._blocks, self._tickets = {}, {}, {}
             self._last_ticket = self._last_reply = -1
         columns = TABLES["cohorts"].columns
         round_, clients = columns.index("round"), columns.index("clients")
         rows = self._rows(database, version, "cohorts", "ticket", self._last_ticket)
         for row in rows:
             self._round_of[row[0]] = row[round_]
-            self._cohorts[row[round_]] = unpack(row[clients])
+            self._clients[row[0]] = unpack(row[clients])
+            self._tickets.setdefault(row[round_], []).append(row[0])
+        for number in {row[round_] for row in rows}:
+            mine = [self._clients[ticket] for ticket in self._tickets[number]]
+            self._cohorts[number] = mine[0] if len(mine) == 1 else np.concatenate(mine)
         self._last_ticket = rows[-1][0] if rows else self._last_ticket
         self._unread.discard("cohorts")
+
+    def _joined(self, round_: int) -> ReplyBlock:
+        """Return what became of all clients of a round, in the order in which they were chosen."""
+        tickets = self._tickets[round_]
+        if len(tickets) == 1:
+            return self._blocks[tickets[0]]
+        blocks = [
+            self._blocks.get(ticket) or ReplyBlock.with_status(ticket, 0.0, self._clients[ticket], Status.MISSING)
+            for ticket in tickets
+        ]
+        widths = {name: column.shape[1:] for block in blocks for name, column in block.metrics.items()}
+        metrics = {
+            name: np.concatenate([b.metrics.get(name, np.full((len(b.clients), *width), np.nan)) for b in blocks])
+            for name, width in widths.items()
+        }
+        clients, status, kept = (
+            np.concatenate([getattr(block, column) for block in blocks]) for column in ("clients", "status", "kept")
+        )
+        return ReplyBlock(tickets[-1], max(b.at for b in blocks), False, clients, status, kept, metrics)
 
     def _rows(self, database: Database, version: int, name: str, key: str, after: int) -> list[tuple[Any, ...]]:
         """Return the rows whose key is above ``after``, each as it was written."""

@@ -1,7 +1,7 @@
 """The events a journal holds beside its cohorts and replies; :mod:`fedcohort.journal.fields` says what is in each."""
 
 ABANDONED = "abandoned"  # a cohort whose round was not counted
-ATTRIBUTES = "attributes"  # what clients said about themselves, in an audited journal
+ATTRIBUTES = "attributes"  # clients' attributes, in an audited journal
 CHANGED = "rules"  # rules that hold from a round on
 CORRECTED = "corrections"  # replies that were changed before they entered an average
 ENDED = "ended"  # a run came to its end, or broke off with an error
@@ -21,4 +21,5 @@ REJOINED = "rejoin"  # clients that left are members again
 SELECTOR = "selector"  # another selector goes on in the place of the first
 SETTINGS = "settings"  # what a live run was started with
 SHADOW = "shadow"  # a shadow selector began to watch, or watches no longer
+NEW_MODEL = "new-model"  # an asynchronous session has a new global model
 TRIED = "try"  # a pending cohort is trained again

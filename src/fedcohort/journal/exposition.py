@@ -28,7 +28,7 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "fedcohort_waiting_since_timestamp_seconds": ("gauge", "Since when a run waits, in seconds since 1970."),
     "fedcohort_heartbeat_timestamp_seconds": (
         "gauge",
-        "When the server of a live run last said that it is alive, in seconds since 1970; of one that was killed too.",
+        "Last heartbeat of a live run's server, in seconds since 1970; also of one that was killed.",
     ),
     "fedcohort_clients_online": ("gauge", "Clients that can take part now."),
     "fedcohort_clients_offline": ("gauge", "Members that are not online now."),
@@ -90,19 +90,19 @@ def _of(path: Path) -> Iterator[_Number]:
 
 
 def _standing(how: RunState) -> Iterator[_Number]:
-    """Yield whether a run lives, and what its server said last."""
+    """Yield whether a run is alive, and the last heartbeat of its server."""
     for state in STATES:
         yield "fedcohort_run_state", {"state": state}, float(state == how.state)
     if how.state == "waiting" and how.since is not None:
         yield "fedcohort_waiting_since_timestamp_seconds", {}, how.since
-    said = how.presence
-    if said is None:
+    heartbeat = how.presence
+    if heartbeat is None:
         return
-    yield "fedcohort_heartbeat_timestamp_seconds", {}, said.at
-    if how.state in ("running", "waiting") and said.online is not None:
-        yield "fedcohort_clients_online", {}, said.online
-        yield "fedcohort_clients_offline", {}, said.offline_count
-        for name, since in list(said.offline.items())[:_MOST_CLIENTS]:
+    yield "fedcohort_heartbeat_timestamp_seconds", {}, heartbeat.at
+    if how.state in ("running", "waiting") and heartbeat.online is not None:
+        yield "fedcohort_clients_online", {}, heartbeat.online
+        yield "fedcohort_clients_offline", {}, heartbeat.offline_count
+        for name, since in list(heartbeat.offline.items())[:_MOST_CLIENTS]:
             yield "fedcohort_client_offline_since_timestamp_seconds", {"client": name}, since
 
 
@@ -134,7 +134,7 @@ def _samples(journal: Journal) -> Iterator[_Number]:
         assert last.told_at is not None
         yield "fedcohort_round_duration_seconds", {}, last.told_at - last.asked_at
         yield "fedcohort_last_round_timestamp_seconds", {}, last.told_at
-    # Every report as it came: who answers late was missing before, and a counter must not fall.
+    # Every report as it came: a late client counted as missing before, and a counter must not fall.
     statuses: Counter[int] = Counter()
     for block in journal.reply_blocks():
         statuses.update(block.status.tolist())

@@ -81,11 +81,12 @@ ATTRIBUTES: Field = ByClient(Notes())
 
 META: dict[str, Field] = {
     **_own("seed", "selector", "signals", "audit", "chain", "signer", "signature", "fedcohort", "created"),
+    **_own("asynchronous"),
     **_own("clients", "blocked"),  # digests
     "rules": _RULES,
     "shadows": ByLabel(_OWN),
     "blind": ByLabel(TextKind.SENTENCE),
-    "host": {"checkpoint": _OWN},
+    "host": _own("checkpoint", "buffer", "since"),
 }
 """By key of ``meta``."""
 
@@ -115,6 +116,7 @@ EVENTS: dict[str, Field] = {
     },
     events.SHADOW: {**_own("what", "round"), "name": TextKind.SENTENCE, "reason": TextKind.SENTENCE},
     events.TRIED: _OWN,
+    events.NEW_MODEL: _OWN,
 }
 """By kind of event; those of hosts outside the package are free."""
 

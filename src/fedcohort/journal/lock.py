@@ -184,7 +184,7 @@ def is_held(path: Path) -> bool | None:
 def is_locked(file: Path) -> bool | None:
     """Whether a living process holds the lock of a file; False without one, None where the system cannot tell.
 
-    To find out, the lock is shared for a moment; who wants to have it alone tries for longer than that.
+    To find out, the lock is shared for a moment; a writer that wants it alone tries for longer than that.
     """
     if fcntl is None:
         return None

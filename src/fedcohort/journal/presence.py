@@ -48,7 +48,7 @@ class Presence:
     why : str
         What is waited for, or why it failed.
     at : float
-        When this was said.
+        When this was written.
     generation : int
         Which opening of the journal it is about; 0 before there is one.
     planned : int or None
@@ -75,7 +75,7 @@ class Presence:
 
     @classmethod
     def of(cls, journal: str | Path) -> Presence | None:
-        """Return what was last said beside a journal; None when nothing was, or nothing that can be read."""
+        """Return the last heartbeat beside a journal; None if there is none, or none that can be read."""
         try:
             with open_file(_file(journal)) as file:
                 body = json.loads(file.read(_MOST_BYTES))
@@ -103,7 +103,7 @@ class Presence:
         )
 
     def write(self, journal: Path) -> None:
-        """Put it beside the journal, in the place of what was said before; a link that lies there is not followed."""
+        """Write it beside the journal, in place of the one before; a link that lies there is not followed."""
         file = _file(journal)
         new = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -117,13 +117,13 @@ class Presence:
 
     @staticmethod
     def remove(journal: Path) -> None:
-        """Let nothing be said any more."""
+        """Remove the file beside the journal."""
         with contextlib.suppress(OSError):
             _file(journal).unlink(missing_ok=True)
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it was said a moment ago."""
+        """Whether it was written a moment ago."""
         return abs(time.time() - self.at) < _DEAD_AFTER
 
 
@@ -145,7 +145,7 @@ class RunState:
     since : float or None
         Since when it waits.
     presence : Presence or None
-        What the process said that is at work on it, or was when it was killed.
+        The last heartbeat of the process that works on it, or did until it was killed.
     """
 
     state: State
@@ -155,16 +155,16 @@ class RunState:
 
 
 def planned_rounds(journal: Journal) -> int | None:
-    """Return how many rounds the run is to have, when its host said so."""
-    said = journal.events(PLANNED)
-    return int(said[-1]["rounds"]) if said else None
+    """Return how many rounds the host has planned, if it recorded that."""
+    plans = journal.events(PLANNED)
+    return int(plans[-1]["rounds"]) if plans else None
 
 
 def _ending(journal: Journal) -> tuple[State, str] | None:
-    """Return how a run ended and why, or None while nobody said that it did."""
-    said = journal.events(ENDED)[-1:]
-    if said and said[0]["ticket"] == journal.last()[1]:
-        return ("failed" if said[0]["state"] == "failed" else "finished"), str(said[0]["reason"])
+    """Return how a run ended and why, or None if no end is on record."""
+    ends = journal.events(ENDED)[-1:]
+    if ends and ends[0]["ticket"] == journal.last()[1]:
+        return ("failed" if ends[0]["state"] == "failed" else "finished"), str(ends[0]["reason"])
     last = journal.cohorts(after=journal.last()[1] - 1)[-1:]
     return ("finished", str(last[0].stop)) if last and last[0].stop is not None else None
 
@@ -174,12 +174,12 @@ def run_state(journal: Journal) -> RunState:
     if journal.path is None:
         return RunState(*(_ending(journal) or ("running", "")))
     seal = _seal(journal)
-    said = Presence.of(journal.path)
-    if said is not None and (seal is None or said.generation != seal.generation):
-        said = None  # of an earlier process, or of one that has not come to the journal yet
-    alive = _is_alive(journal.path, said)
-    if alive and said is not None:
-        return RunState("waiting" if said.state == "waiting" else "running", said.why, said.since, said)
+    last = Presence.of(journal.path)
+    if last is not None and (seal is None or last.generation != seal.generation):
+        last = None  # of an earlier process, or of one that has not opened the journal yet
+    alive = _is_alive(journal.path, last)
+    if alive and last is not None:
+        return RunState("waiting" if last.state == "waiting" else "running", last.why, last.since, last)
     end = _ending(journal)
     if end is not None:
         return RunState(*end)
@@ -189,33 +189,33 @@ def run_state(journal: Journal) -> RunState:
     seal = _seal(journal)
     if seal is None or not seal.in_use:
         return RunState("stopped")
-    if _is_alive(journal.path, said):  # somebody has begun to work on it meanwhile
+    if _is_alive(journal.path, last):  # another process has begun to work on it meanwhile
         return RunState("running")
     return RunState(
         "killed",
         "the process that wrote the journal is gone and did not close it; started again, the run continues",
         None,
-        said,
+        last,
     )
 
 
 def run_state_before(path: Path) -> RunState | None:
     """Return how a run stands that has no journal yet, because it waits for its first clients; None without one."""
-    said = Presence.of(path)
-    if said is None:
+    last = Presence.of(path)
+    if last is None:
         return None
-    if said.state == "failed":
-        return RunState("failed", said.why, said.since, said)
-    if said.is_fresh:
-        return RunState("waiting", said.why, said.since, said)
-    return RunState("killed", "the process that waited for clients is gone", None, said)
+    if last.state == "failed":
+        return RunState("failed", last.why, last.since, last)
+    if last.is_fresh:
+        return RunState("waiting", last.why, last.since, last)
+    return RunState("killed", "the process that waited for clients is gone", None, last)
 
 
-def _is_alive(path: Path, said: Presence | None) -> bool:
+def _is_alive(path: Path, last: Presence | None) -> bool:
     held = is_held(target(path))
-    if held is None or (not held and said is not None and said.host != platform.node()):
+    if held is None or (not held and last is not None and last.host != platform.node()):
         # No locks here, or perhaps none that other machines see.
-        return said is not None and said.is_fresh
+        return last is not None and last.is_fresh
     return held
 
 

@@ -110,7 +110,7 @@ class Journal(JournalReader):
         accept_loss : bool
             Whether to go on although its newest commits are missing; then that is put on record.
         sign : Signer, optional
-            Who signs; the one who signed from the start.
+            The key to sign with; the same as from the start.
         fits : callable, optional
             Raises where a journal of an older version, as it would be in this one, cannot be continued.
         """
@@ -199,7 +199,7 @@ class Journal(JournalReader):
         self._link("event", number)
 
     def set_table(self, table: ClientTable, active: AnyArray) -> None:
-        """Store the client table and who is a member."""
+        """Store the client table and which clients are members."""
         facts = table_facts(table, active)
         for name in LABELS.difference(facts):  # which may have become known in another form
             self.database.delete("facts", "name = ?", [name])
@@ -214,7 +214,7 @@ class Journal(JournalReader):
             self._chain.rebase(table_facts(*self.table()) if clients else None)
 
     def add_answer(self, ticket: int, answer: Mapping[Any, AnyArray]) -> None:
-        """Record what a selector was told before it chose; only a chained journal keeps it."""
+        """Record what a selector saw before it chose; only a chained journal keeps it."""
         if self._chain is not None:
             self._chain.add_answer(ticket, {str(signal): values for signal, values in answer.items()})
 
@@ -243,7 +243,7 @@ class Journal(JournalReader):
         self._link("replies", number)
 
     def close_cohort(self, ticket: int) -> None:
-        """Mark a cohort as told."""
+        """Mark a cohort as reported."""
         self.database.change("cohorts", (ticket,), told_at=time.time())
         self._link("close", ticket)
 
@@ -296,9 +296,9 @@ class Journal(JournalReader):
     def set_attributes(
         self, attributes: Mapping[str, Mapping[str, Any]], news: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        """Store what clients say about themselves, by name; an audited journal also keeps what was said when."""
+        """Store clients' attributes by name; an audited journal also keeps when each was stated."""
         if self._chain is not None:
-            self.add_event(ATTRIBUTES, {"clients": {name: dict(said) for name, said in news.items()}})
+            self.add_event(ATTRIBUTES, {"clients": {name: dict(values) for name, values in news.items()}})
         data = compress(json.dumps(attributes).encode())
         self.database.put("facts", "attributes", data)
         self._link("attributes", "attributes")

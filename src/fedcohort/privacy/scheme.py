@@ -2,7 +2,7 @@
 
 A statement says in the clear who states it, how many samples there are and for which key; the counts are in a box that
 only the key holder opens (HPKE, RFC 9180, with X25519 and ML-KEM-768 together). What is said in the clear is bound to
-the box, and the client signs both (Ed25519). So whoever carries a statement can withhold it, but neither change it,
+the box, and the client signs both (Ed25519). So a messenger can withhold a statement, but neither change it,
 nor make one, nor put somebody else's box into it; a box that was tampered with opens to nothing at all.
 
 The box also holds a random-looking salt, derived from the client's own key. Salt and counts have a digest, the
@@ -310,21 +310,21 @@ class LabelSeal:
         """
         values, client = self._check_counts(counts), _normalise(text(client, "'client'"))
         fields, signature = unwrap(_CONFIRMATION, confirmation, "The key holder's confirmation")
-        told = [fields.get(name) for name in ("key", "client", "size", "commitment", "clients", "set")]
-        if told[0] != self.public.name:
+        stated = [fields.get(name) for name in ("key", "client", "size", "commitment", "clients", "set")]
+        if stated[0] != self.public.name:
             raise CiphertextError(
-                f"The confirmation is by the key {told[0]}; client {client!r} was given {self.public.name}."
+                f"The confirmation is by the key {stated[0]}; client {client!r} was given {self.public.name}."
             )
-        if not _crypto().is_signed(_crypto().verifier_in(self.public.body), _encode(_CONFIRMATION, *told), signature):
+        if not _crypto().is_signed(_crypto().verifier_in(self.public.body), _encode(_CONFIRMATION, *stated), signature):
             raise CiphertextError("The confirmation is not signed by the key holder whose public key this client has.")
         about = _encode(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
-        if told[1:4] != [client, sum(values), _commitment(about, self._salt(), _pack(values))]:
+        if stated[1:4] != [client, sum(values), _commitment(about, self._salt(), _pack(values))]:
             raise CiphertextError(
-                f"The key holder opens products of other counts than client {client!r} has: of {told[2]} samples of "
-                f"client {told[1]!r}; here are {sum(values)}.",
+                f"The key holder opens products of other counts than client {client!r} has: of {stated[2]} samples of "
+                f"client {stated[1]!r}; here are {sum(values)}.",
                 hint="if the data changed, the federation needs new keys; if not, somebody else has this client's key",
             )
-        return str(told[5])
+        return str(stated[5])
 
     def _check_counts(self, counts: ArrayLike) -> list[int]:
         return check_counts(counts, self.public.classes, self.public.most_samples)
@@ -424,7 +424,7 @@ def open_statement(secret: SecretKey, client: str, verifier: bytes | None, data:
 
 def sign_confirmation(secret: SecretKey, statement: Statement, clients: int, digest: str) -> bytes:
     """Return the key holder's word for what it opened: a client's size and commitment, and the set it is one of."""
-    told = {
+    stated = {
         "key": secret.public.name,
         "client": statement.client,
         "size": statement.size,
@@ -432,7 +432,7 @@ def sign_confirmation(secret: SecretKey, statement: Statement, clients: int, dig
         "clients": clients,
         "set": digest,
     }
-    return wrap(_CONFIRMATION, told, _crypto().sign_as_holder(secret.body, _encode(_CONFIRMATION, *told.values())))
+    return wrap(_CONFIRMATION, stated, _crypto().sign_as_holder(secret.body, _encode(_CONFIRMATION, *stated.values())))
 
 
 def set_digest(statements: Iterable[Statement]) -> str:

@@ -88,8 +88,8 @@ def assemble(
             special, unread = selector_figures(setting)
             explanations, unexplained = report_explanations(setting, rounds)
             warnings += unread + unexplained
-            first, *others = [*general_figures(setting, board, every), *special] or [None]
-            figures = tuple(figure for figure in (first, sweep(setting, board), *others) if figure is not None)
+            found, swept = general_figures(setting, board, every), sweep(setting, board)
+            figures = (*found[:1], *([] if swept is None else [swept]), *found[1:], *special)
         sections.append(Section(setting, board, tables, figures, explanations))
     heading = title or ", ".join(dict.fromkeys(path.resolve().name for path in bundle.paths))
     return Report(bundle, tuple(sections), tuple(dict.fromkeys(warnings)), heading)

@@ -75,7 +75,7 @@ def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
             shown = board.metric.natural(means)
             x = np.array([math.log10(value) if log else value for value, _ in points])
             band = {"lo": json_numbers(shown - stds), "hi": json_numbers(shown + stds)}
-            one = {"label": rest, "color": 1 + number % 8, "dash": number // 8 % 3}
+            one: dict[str, Any] = {"label": rest, "color": 1 + number % 8, "dash": number // 8 % 3}
             several = max(rows[label].runs for _, label in points) > 1
             series.append({**one, "x": json_numbers(x), "y": json_numbers(shown), **(band if several else {})})
         x_label = f"log10 of {found.parameter}" if log else found.parameter

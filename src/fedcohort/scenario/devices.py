@@ -27,7 +27,8 @@ from fedcohort.scenario.partition import describe_parts
 DEVICES: Registry[Devices] = Registry("devices")
 
 HOUR, DAY, WEEK = 3600.0, 86400.0, 604800.0
-TICK = 1e-3  # seconds; rounding may put a change at the very moment, and whoever waits for it must get on
+_AHEAD = 1024  # changes that a roster finds at once, at least
+TICK = 1e-3  # seconds; rounding may put a change at the very moment of waiting for it, and time must go on
 # Positions in the devices stream; those of states come from their names. Never renumber them.
 _SPEED, _BANDWIDTH, _TIME_ZONE = 0, 1, 2
 _GAP, _PHASE, _LENGTH, _START, _WHETHER = range(5)  # positions below a state
@@ -138,8 +139,8 @@ class Devices(Parameterized):
 
     name: ClassVar[str]
 
-    def presence(self, clients: IntArray, *, seed: int, time: float) -> Presence:
-        """Return which of ``clients`` are on at ``time``, and for how long that is certain."""
+    def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Presence:
+        """Return which of ``clients`` are on at ``time``, one for all or (k,), and for how long that is certain."""
         raise NotImplementedError(type(self).__name__)
 
     def speeds(self, clients: IntArray, *, seed: int) -> FloatArray:
@@ -244,7 +245,7 @@ class DrawnDevices(Devices):
         """Whether there are no states."""
         return not self.states
 
-    def presence(self, clients: IntArray, *, seed: int, time: float) -> Presence:
+    def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Presence:
         """Return for whom all states hold."""
         on, ends, begins = np.ones(len(clients), np.bool_), np.full(len(clients), np.inf), np.zeros(len(clients))
         for name, sessions in self._sessions.items():
@@ -286,8 +287,6 @@ class Roster:
     ----------
     on : (N,) bool array
         Replaced, never changed in place, when somebody comes or goes.
-    next : float
-        The earliest moment at which ``on`` may change.
 
     Examples
     --------
@@ -301,18 +300,47 @@ class Roster:
     def __init__(self, devices: Devices, clients: int, *, seed: int, time: float = 0.0) -> None:
         self._devices, self._seed = devices, seed
         self.on, self._until = devices.presence(np.arange(clients), seed=seed, time=time)
-        self.next = float(self._until.min(initial=np.inf))
+        self._horizon: float  # up to where all changes are known
+        self._changes: tuple[FloatArray, IntArray, BoolArray]  # when, who, and whether it is on then; by time
+        self._done: int  # changes that have happened
+        self._look_ahead()
+
+    @property
+    def next(self) -> float:
+        """The earliest moment at which ``on`` may change."""
+        when = self._changes[0]
+        return float(when[self._done]) if self._done < len(when) else self._horizon
 
     def advance(self, time: float) -> None:
         """Go on to ``time``, which is not before the last one."""
-        if time < self.next:
-            return
-        due = np.flatnonzero(self._until <= time)
-        on, self._until[due] = self._devices.presence(due, seed=self._seed, time=time)
-        if (on != self.on[due]).any():
-            self.on = self.on.copy()
-            self.on[due] = on
-        self.next = float(self._until.min())
+        while time >= self.next:
+            when, who, on = self._changes
+            end = int(np.searchsorted(when, time, side="right"))
+            if end > self._done:
+                self.on = self.on.copy()
+                self.on[who[self._done : end]] = on[self._done : end]  # of somebody who comes and goes, the last counts
+                self._done = end
+            if end < len(when):
+                return
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Find the next changes, many at once: a look at one client takes as long as at a thousand."""
+        ends = self._until[self._until < np.inf]
+        found = [(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.bool_))]
+        self._horizon = np.inf
+        if len(ends):
+            some = min(len(ends) - 1, max(_AHEAD, len(ends) // 64))
+            self._horizon = float(np.partition(ends, some)[some])
+            due = np.flatnonzero(self._until <= self._horizon)
+            while len(due):
+                moments = self._until[due]
+                on, self._until[due] = self._devices.presence(due, seed=self._seed, time=moments)
+                found.append((moments, due, on))
+                due = due[self._until[due] <= self._horizon]
+        when, who, on = (np.concatenate(column) for column in zip(*found, strict=True))
+        order = np.argsort(when, kind="stable")
+        self._changes, self._done = (when[order], who[order], on[order]), 0
 
     def wait(self, time: float) -> float:
         """Go on from ``time`` until somebody is on, and return when that is; infinity if nobody ever comes."""

@@ -1,4 +1,4 @@
-"""Groups of clients: those who see the world alike, who hold the same kind of data, or each owner by itself.
+"""Groups of clients: with the same view of the world, with the same kind of data, or each owner by itself.
 
 An average over all clients hides what a minority loses. A federation therefore names its groups, and every evaluation
 measures each of them on samples of its own kind.

@@ -408,8 +408,8 @@ class _Lines:
         begin, end = trace.begin[order], trace.end[order]
         return cls(span, device * span + begin, begin, end, first, last)
 
-    def at(self, device: IntArray, time: float) -> Presence:
-        turn, now = divmod(time, self.span)
+    def at(self, device: IntArray, time: float | FloatArray) -> Presence:
+        turn, now = np.divmod(time, self.span)
         zero = turn * self.span
         place = np.searchsorted(self.keys, device * self.span + now, side="right")
         ends = self.end[np.maximum(place - 1, 0)]
@@ -468,7 +468,7 @@ class TraceDevices(Devices):
             return clients % count
         return (uniforms(seed, rng.DEVICES, clients, _DEVICE) * count).astype(np.int64)
 
-    def presence(self, clients: IntArray, *, seed: int, time: float) -> Presence:
+    def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Presence:
         """Look the clients' devices up."""
         return self._trace[1].at(self._device(clients, seed), time)
 

@@ -1,6 +1,6 @@
 """How much of a federation does the training: a watch for selectors that keep to a small circle of clients.
 
-A selector may starve clients on purpose, or because it met a federation it was not made for; either way whoever runs it
+A selector may starve clients on purpose, or because it met a federation it was not made for; either way its operator
 should know. :class:`Coverage` compares how many distinct clients carried the last rounds, and how many ever trained,
 with what uniform cohorts of the same sizes would have reached at least, drawn from as many candidates as there were in
 each round. It says so and changes nothing.

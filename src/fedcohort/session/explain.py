@@ -12,7 +12,8 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
-from fedcohort.core.protocol import SELECTORS, Cohort, Status
+from fedcohort.core.protocol import Cohort, Status
+from fedcohort.core.selector_spec import class_of
 from fedcohort.core.top import top_k
 from fedcohort.core.validate import whole_number
 from fedcohort.journal.events import FAILURES
@@ -206,11 +207,13 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     rows = journal.cohorts(round_=round_) if 0 <= round_ <= last else []
     if not rows:
         raise InputError(f"There is no round {round_}; the journal holds rounds 0 to {last}.")
-    cohort = rows[-1]
     table, active = journal.table()
     index = None
     if client is not None:
         index = table.index(client) if isinstance(client, str) else table.index(table.name(client))
+    cohort = rows[-1]
+    if index is not None and journal.meta().get("asynchronous"):  # many cohorts of one: that of the client, if any
+        cohort = next((row for row in reversed(rows) if index in row.clients.tolist()), cohort)
     rule, meanings = about_selector(journal.meta().get("selector"))
     scores = journal.scores(cohort.ticket)
     picked, arrays, _ = scores.pop("", (cohort.clients, {}, None))
@@ -277,17 +280,18 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     )
 
 
-def about_selector(meta: Any) -> tuple[str, Mapping[str, str]]:
-    """Return how a selector picks, in its own words, and what the parts of its scores are.
+def about_selector(spec: Any) -> tuple[str, Mapping[str, str]]:
+    """Return how a selector picks, in its own words, and what the parts of its scores are; nothing if it is unknown.
 
-    ``meta`` is what the journal says about the selector. Only the library's own are asked: reading a journal imports
-    nothing that it names.
+    ``spec`` is what the journal says about the selector. Nothing is imported because a journal names it.
     """
-    name = meta.get("name") if isinstance(meta, Mapping) else meta
-    if name not in SELECTORS.names():
-        return "", MappingProxyType({})
-    known: Any = SELECTORS.get(str(name))
-    params = meta.get("params") if isinstance(meta, Mapping) else None
-    inner = params.get("of") if isinstance(params, Mapping) and known.is_wrapper else None
-    rule, meanings = about_selector(inner) if isinstance(inner, str) else ("", MappingProxyType({}))
+    nothing: tuple[str, Mapping[str, str]] = ("", MappingProxyType({}))
+    try:
+        known = class_of(spec)
+    except (TypeError, KeyError, AttributeError):  # of an old journal, or a damaged one
+        return nothing
+    if known is None:
+        return nothing
+    inner = spec["params"].get("of") if known.is_wrapper else None
+    rule, meanings = about_selector({"name": inner, "params": {}}) if isinstance(inner, str) else nothing
     return f"{known.picks_by} {rule}".strip(), MappingProxyType({**meanings, **known.part_meanings})

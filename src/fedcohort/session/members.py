@@ -67,19 +67,19 @@ class Membership:
         active[indices] = member
         return Membership(self.table, active), indices
 
-    def candidates(self, request: RoundRequest, training: Sequence[IntArray]) -> IntArray:
+    def candidates(self, request: RoundRequest, training: IntArray) -> IntArray:
         """Return the clients that can be picked: available, a member, and in none of the cohorts that still train."""
         available = request.available
         if available is None:
-            if self._all and not training:
+            if self._all and not len(training):
                 return freeze(np.arange(self.table.n))
             return self._without(self.active.copy(), training)
         given = _as_array(available)
-        if training:
+        if len(training):
             return self._without(self._mask(available), training)
         before, candidates = self._recent
         if given.dtype != before.dtype or not np.array_equal(given, before):
-            candidates = self._without(self._mask(available), ())
+            candidates = self._without(self._mask(available), training)
             if given is available and given.base is None and not given.flags.writeable:
                 # A host may pass the same array round after round; comparing a million is a fortieth of the work.
                 self._recent = (given, candidates)
@@ -98,9 +98,8 @@ class Membership:
         return mask & self.active
 
     @staticmethod
-    def _without(mask: BoolArray, training: Sequence[IntArray]) -> IntArray:
-        for clients in training:
-            mask[clients] = False
+    def _without(mask: BoolArray, training: IntArray) -> IntArray:
+        mask[training] = False
         return freeze(np.flatnonzero(mask))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -48,6 +49,7 @@ class PendingCohorts:
 
     def __init__(self) -> None:
         self._by_ticket: dict[int, PendingCohort] = {}
+        self._clients: dict[int, list[int]] = {}
 
     @classmethod
     def from_journal(cls, journal: Journal, table: ClientTable) -> PendingCohorts:
@@ -64,12 +66,14 @@ class PendingCohorts:
                 ticket=row.ticket,
                 names=table.names_of(row.clients),
             )
-            self._by_ticket[row.ticket] = PendingCohort(cohort, journal.reply_blocks(row.ticket))
+            self.add(cohort)
+            self._by_ticket[row.ticket].replies = journal.reply_blocks(row.ticket)
         return self
 
     def add(self, cohort: Cohort) -> None:
         """Add a cohort that was just asked for."""
         self._by_ticket[cohort.ticket] = PendingCohort(cohort)
+        self._clients[cohort.ticket] = cohort.clients.tolist()
 
     def find(self, ticket: int) -> PendingCohort | None:
         """Return the pending cohort with this ticket, if there is one."""
@@ -85,7 +89,7 @@ class PendingCohorts:
 
     def remove(self, ticket: int) -> None:
         """Remove a cohort that is complete."""
-        del self._by_ticket[ticket]
+        del self._by_ticket[ticket], self._clients[ticket]
 
     @property
     def items(self) -> tuple[PendingCohort, ...]:
@@ -98,6 +102,6 @@ class PendingCohorts:
         return tuple(self._by_ticket)
 
     @property
-    def training(self) -> list[IntArray]:
-        """The clients of each pending cohort."""
-        return [item.cohort.clients for item in self._by_ticket.values()]
+    def training(self) -> IntArray:
+        """The clients of all pending cohorts, cohort after cohort."""
+        return np.fromiter(chain.from_iterable(self._clients.values()), np.int64)

@@ -21,6 +21,7 @@ from fedcohort.journal.events import (
     FORGOTTEN,
     JOINED,
     LEFT,
+    NEW_MODEL,
     PRUNED,
     RECOVERED,
     REJOINED,
@@ -40,7 +41,7 @@ from fedcohort.session.turn import Turn
 log = logging.getLogger(__name__)
 SESSION_EVENTS = frozenset({
     ABANDONED, CHANGED, SELECTOR, EXCLUDED, FORGOTTEN, RECOVERED, SHADOW,
-    PRUNED, JOINED, LEFT, REJOINED, FACTS, ATTRIBUTES,
+    PRUNED, JOINED, LEFT, REJOINED, FACTS, ATTRIBUTES, NEW_MODEL,
 })  # fmt: skip
 """Kinds of events that a session reads when it goes on; a host's notes have other kinds."""
 
@@ -87,7 +88,7 @@ class EventRecorder:
             ticket=cohort.ticket,
             round=cohort.round,
             asked_at=now,
-            told_at=now if cohort.size == 0 else None,
+            told_at=now if cohort.size == 0 else None,  # nobody trains, so there is nothing to wait for
             wanted=None if size is None else int(size),
             n_candidates=len(candidates),
             clients=cohort.clients,
@@ -98,6 +99,7 @@ class EventRecorder:
         )
         journal = self.journal
         with journal.event():
+            # The order is the audit's: what the selector knew is linked before the cohort it chose from it.
             if answer is not None:
                 journal.add_answer(cohort.ticket, answer.values)
             journal.add_cohort(row, None if len(candidates) == n else candidates, n)
@@ -140,11 +142,18 @@ class EventRecorder:
             self._save_states((own, *shadows.running.values()))
             self._drop(failed, shadows, turn.round)
             if abandoned is not None:
-                repeats = cohort.round == turn.round - 1  # unless another round was asked for since
+                # Unless another round was asked for since; in an asynchronous session a model comes of others.
+                repeats = cohort.round == turn.round - 1 and not turn.asynchronous
                 body = {"ticket": cohort.ticket, "round": cohort.round, "reason": abandoned}
                 self.journal.add_event(ABANDONED, {**body, "asked": turn.ticket, "next": turn.round - repeats})
             if shadows.running or failed:
                 self.journal.set_meta("blind", shadows.blind)
+            self._set_host(host)
+
+    def advanced(self, turn: Turn, tickets: Iterable[int], host: Any) -> None:
+        """Record that the answers of some tickets made a new global model."""
+        with self.journal.event():
+            self.journal.add_event(NEW_MODEL, {"round": turn.round, "tickets": list(tickets)})
             self._set_host(host)
 
     def numbers(self, round_: int, values: Mapping[str, float | None]) -> None:

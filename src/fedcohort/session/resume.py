@@ -6,14 +6,25 @@ import numpy as np
 
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.journal import Journal
-from fedcohort.journal.events import ABANDONED, JOINED
+from fedcohort.journal.events import ABANDONED, JOINED, NEW_MODEL
 from fedcohort.session.outcomes import in_cohort_order
 from fedcohort.session.referee import Referee
 from fedcohort.session.rules import Rules
 
 
+def is_asynchronous(journal: Journal) -> bool:
+    """Whether a session's rounds are its global models, and its cohorts single clients."""
+    return bool(journal.meta().get("asynchronous"))
+
+
 def next_round(journal: Journal) -> tuple[int, int]:
-    """Return the number of the next round, and how often cohorts of that number were abandoned before."""
+    """Return the number of the next round, and how often cohorts of that number were abandoned before.
+
+    In an asynchronous session, the number of the newest model, and how many cohorts it has had.
+    """
+    if is_asynchronous(journal):
+        models = len(journal.events(NEW_MODEL))
+        return models, len(journal.cohorts(round_=models))
     _, last = journal.last()
     rows = journal.cohorts(after=last - 1)
     upto = rows[-1].round + 1 if rows else 0

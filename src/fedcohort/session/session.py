@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core import rng as streams
-from fedcohort.core.arrays import BoolArray, IntArray
+from fedcohort.core.arrays import BoolArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, JournalError, TicketError
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate
@@ -47,7 +47,7 @@ from fedcohort.session.outcomes import in_cohort_order
 from fedcohort.session.pending import PendingCohort, PendingCohorts
 from fedcohort.session.recorder import SESSION_EVENTS, EventRecorder
 from fedcohort.session.referee import Eligibility, Referee
-from fedcohort.session.resume import next_round, referee_from
+from fedcohort.session.resume import is_asynchronous, next_round, referee_from
 from fedcohort.session.rules import Rules, difference
 from fedcohort.session.shadows import ShadowPick, Shadows, adapt_all
 from fedcohort.session.stateful import StatefulSelector
@@ -63,6 +63,7 @@ from fedcohort.session.validation import (
     check_cohort,
     check_late,
     check_numbers,
+    check_one_at_a_time,
     check_query,
     check_report,
     check_signals,
@@ -110,6 +111,9 @@ class Session:
         Whether to chain the record by digests and to keep answers, for ``fedcohort journal audit``.
     sign : path, optional
         A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest with every event.
+    asynchronous : bool
+        Whether clients are asked for one by one while others work, and a round lasts until :meth:`advance` says that
+        there is a new global model. The selector must be one that can choose so.
 
     Examples
     --------
@@ -135,11 +139,12 @@ class Session:
         commit: Commit = "always",
         audit: bool = False,
         sign: str | Path | None = None,
+        asynchronous: bool = False,
     ) -> None:
         if sign is not None and not audit:
             raise InputError("Only a session with audit=True is signed.", hint="Session(..., audit=True, sign=...)")
         clients = as_table(clients)
-        turn = Turn(whole_number(seed, "'seed'", least=0))
+        turn = Turn(whole_number(seed, "'seed'", least=0), asynchronous=boolean(asynchronous, "'asynchronous'"))
         supplied = None if signals is None else as_signals(signals)
         _check_options(rules, commit, journal, sign)
         boolean(audit, "'audit'")
@@ -147,8 +152,10 @@ class Session:
             as_selector(selector), {} if shadows is None else as_shadows(shadows), clients, supplied
         )
         check_signals(selector, clients, supplied)
+        check_one_at_a_time(turn.asynchronous, selector)
         for name, shadow in watching.items():
             check_signals(shadow, clients, None, f"shadow {name!r}")
+            check_one_at_a_time(turn.asynchronous, shadow)
         own = StatefulSelector.initial(selector, clients, turn.seed)
         running = {name: StatefulSelector.initial(s, clients, turn.seed, name) for name, s in watching.items()}
         meta = {
@@ -160,6 +167,7 @@ class Session:
             "host": None,
             "audit": new_nonce() if audit else None,
             resume_check.CLIENTS: None if journal is None else resume_check.digests(clients),
+            **({"asynchronous": True} if turn.asynchronous else {}),
         }
         self._referee = None if rules is None else Referee(rules, clients)
         monitor = CoverageMonitor(selector_name(selector), clients.n, quiet=commit == "manual")
@@ -292,6 +300,7 @@ class Session:
         wanted = given
         if wanted is not None and selector is not None:
             _, wanted = adapt_all(selector, wanted, self.table, self._signals)
+        # First what goes, then what comes, so that a shadow with other parameters may take the name of an old one.
         dropped: dict[str, tuple[str, str]] = {}  # name -> what became of it, and why
         for name, spec in meta["shadows"].items():
             if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
@@ -354,6 +363,7 @@ class Session:
         commit: Commit = "always",
         audit: bool = False,
         sign: str | Path | None = None,
+        asynchronous: bool = False,
     ) -> Session:
         """Continue the session at ``path`` or, when there is none, start it.
 
@@ -367,6 +377,13 @@ class Session:
             same = partial(resume_check.check_same, seed=seed, clients=clients, signals=supplied, audit=audit)
             signer = None if sign is None else Signer(sign)
             journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._load, selector=selector))
+            if is_asynchronous(journal) != asynchronous:
+                journal.close()
+                raise InputError(
+                    f"The journal {path} is of {'a' if asynchronous else 'an a'}synchronous session, and "
+                    f"asynchronous={asynchronous} was given.",
+                    hint="open it as it was begun, or start another journal",
+                )
             return cls._continue_from(journal, selector, given, rules, quiet=commit == "manual", check=same)
         return cls(
             selector,
@@ -379,6 +396,7 @@ class Session:
             commit=commit,
             audit=audit,
             sign=sign,
+            asynchronous=asynchronous,
         )
 
     def close(self) -> None:
@@ -439,8 +457,13 @@ class Session:
 
     @property
     def round(self) -> int:
-        """The number of the next round, counted from 0."""
+        """The number of the next round, counted from 0; in an asynchronous session, that of the newest model."""
         return self._turn.round
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether clients are asked for one by one, and rounds are global models."""
+        return self._turn.asynchronous
 
     @property
     def seed(self) -> int:
@@ -514,6 +537,7 @@ class Session:
         if answers and answer is None:
             answer = answer_of(prepared.query, self.table, answers)
         check_answer(self.selector, self.table.n, prepared.query, answer)
+        # What is new stays in local names until it is on record: an error before that leaves the session as it was.
         turn, own, shadows = self._turn, self._own, self._shadows
         slate, eligibility = prepared.slate, prepared.eligibility
         picks: dict[str, ShadowPick] = {}
@@ -530,9 +554,10 @@ class Session:
                 short = {"reason": f"{request.size} asked for, {len(candidates)} available"}
                 cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
             if shadows.running:
-                picks = shadows.choose(turn, slate.size, slate.candidates, answer)
+                picks = shadows.choose(turn, slate, answer)
                 failed = {name: str(pick.note) for name, pick in picks.items() if pick.failed}
                 shadows = shadows.after(picks)
+        # Before the rules add clients: the scores explain the selector's choice, not the operator's.
         scores = recorded_scores(cohort)
         if self._referee is not None and eligibility is not None:
             cohort = self._referee.apply(cohort, eligibility, request.size, turn.stream(streams.RULES))
@@ -551,6 +576,7 @@ class Session:
             failed=failed,
             eligibility=eligibility,
         )
+        # From here on nothing can fail that could be undone: the cohort is durable, and memory follows the journal.
         self._own, self._shadows = own, shadows
         self._turn = turn.following()
         self._prepared = None
@@ -562,19 +588,28 @@ class Session:
         return cohort
 
     def _prepare(self, request: RoundRequest) -> _Prepared:
+        # query() and ask() get the same request object. The selector's question must not be drawn twice, because the
+        # answer belongs to the question that was asked.
         if self._prepared is not None and self._prepared.request is request:
             return self._prepared
         size = check_size(request.size, self.table.n)
-        candidates = self._members.candidates(request, self._pending.training)
+        busy = self._pending.training
+        if self._turn.asynchronous and size != 1:
+            raise InputError(f"An asynchronous session is asked for one client at a time. Got {size}.")
+        candidates = self._members.candidates(request, busy)
         eligibility = None
         if self._referee is not None:
             eligibility = self._referee.eligibility(self._turn.round, self._turn.ticket, candidates)
+            # The clients that the rules demand are picked already; the selector fills the other places.
             candidates, size = eligibility.remaining(size)
         slate = None
         query = None
         if len(candidates) and size != 0:
             own = self._own
-            slate = own.slate(self._turn.round, size, candidates)
+            at_work = None
+            if self._turn.asynchronous:
+                at_work = freeze(busy)
+            slate = own.slate(self._turn.round, size, candidates, at_work)
             if type(own.selector).query is not Selector.query:  # most ask nothing, and a stream takes time
                 query = own.selector.query(own.state, slate, self._turn.stream(streams.QUERY))
                 check_query(own.selector, query, self.table.n)
@@ -610,7 +645,7 @@ class Session:
         if item is None:
             self._tell_late(report)
             return
-        news = check_report(self.selector, self.table, item.cohort, item.replies, report)
+        news = check_report(self.selector, self.table, item.cohort, item.replies, self._with_staleness(item, report))
         if report.complete:
             self._close(item, [news], host)
             return
@@ -619,6 +654,42 @@ class Session:
             self._host_state = host
         if len(news.clients):
             item.replies.append(news)
+
+    def _with_staleness(self, item: PendingCohort, report: RoundReport) -> RoundReport:
+        """Return a report with what the session itself knows, where anybody reads it."""
+        turn = self._turn
+        if not (turn.asynchronous or Signal.STALENESS in self.selector.requires):
+            return report
+        if not isinstance(report.metrics, Mapping):
+            return report  # refused with the other checks
+        models = turn.round - item.cohort.round if turn.asynchronous else 0
+        staleness = np.full(len(report.clients), float(models))
+        return dataclasses.replace(report, metrics={**report.metrics, Signal.STALENESS: staleness})
+
+    def advance(self, tickets: Iterable[int] = (), *, host: Any = None) -> None:
+        """Say that there is a new global model; only for an asynchronous session.
+
+        Parameters
+        ----------
+        tickets : iterable of int
+            Whose answers it was made of, for the record.
+        host : JSON-like, optional
+            Anything the host wants stored in the same transaction.
+        """
+        if not self._turn.asynchronous:
+            raise InputError(
+                "Only an asynchronous session is told of new models; else every cohort is a round.",
+                hint="Session(..., asynchronous=True)",
+            )
+        made_of = [whole_number(ticket, "A ticket", least=0) for ticket in tickets]
+        for ticket in made_of:
+            if ticket >= self._turn.ticket or self._pending.find(ticket) is not None:
+                raise TicketError(f"Ticket {ticket} has no answer that a model could be made of.")
+        self._recorder.advanced(self._turn, made_of, host)
+        if host is not None:
+            self._host_state = host
+        self._turn = self._turn.with_new_model()
+        self._prepared = None
 
     def abandon(self, ticket: int, reason: str) -> None:
         """Close a cohort without counting its round: its clients are free, and the next request chooses anew.
@@ -629,7 +700,8 @@ class Session:
         whole_number(ticket, "'ticket'")
         text(reason, "'reason'")
         self._close(self._pending.get(ticket), [], None, abandoned=reason)
-        self._turn = self._turn.at_round(*next_round(self.journal))
+        if not self._turn.asynchronous:
+            self._turn = self._turn.at_round(*next_round(self.journal))
 
     def _close(self, item: PendingCohort, news: list[ReplyBlock], host: Any, abandoned: str | None = None) -> None:
         """Let every selector learn from a complete round."""
@@ -649,7 +721,7 @@ class Session:
         if self._referee is not None:
             if abandoned is None:
                 self._referee.ledger.count_replies(cohort.ticket, cohort.clients, replies.status)
-            else:
+            else:  # its participations are taken back, which only the journal can say without them
                 self._referee = referee_from(self._referee.rules, self.journal)
 
     def _tell_late(self, report: RoundReport) -> None:
@@ -801,6 +873,7 @@ class Session:
         """
         selector = as_selector(selector).adapt(self.table.signals | (self._signals or frozenset()))
         check_signals(selector, self.table, self._signals)
+        check_one_at_a_time(self._turn.asynchronous, selector)
         rng = streams.stream(self.seed, streams.INITIALISATION, self.round)
         own = StatefulSelector.from_outcomes(selector, self.table, self.journal, rng)
         self._recorder.selector_changed(self.selector, own, self._turn)
@@ -812,6 +885,7 @@ class Session:
         if name in self._shadows.running:
             raise InputError(f"There is a shadow {name!r} already.", hint="remove it first, or choose another name")
         check_signals(shadow, self.table, None, f"shadow {name!r}")
+        check_one_at_a_time(self._turn.asynchronous, shadow)
         rng = streams.stream(self.seed, f"{streams.INITIALISATION}:{name}", 0)
         running = StatefulSelector.from_outcomes(shadow, self.table, self.journal, rng, name)
         shadows = self._shadows.with_one(running)

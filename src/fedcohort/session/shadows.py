@@ -15,7 +15,7 @@ import numpy as np
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector, Slate
 from fedcohort.core.selector_spec import describe
 from fedcohort.core.signals import Signal
 from fedcohort.journal import ReplyBlock
@@ -114,34 +114,32 @@ class Shadows:
         after, failed = self.try_each(lambda shadow: shadow if shadow.name in blind else shadow.learn(cohort, replies))
         return Shadows(after.running, blind), failed
 
-    def choose(self, turn: Turn, size: int, candidates: IntArray, answer: Answer | None) -> dict[str, ShadowPick]:
+    def choose(self, turn: Turn, slate: Slate, answer: Answer | None) -> dict[str, ShadowPick]:
         """Return by name what each would pick.
 
         Parameters
         ----------
         turn : Turn
-        size : int
-            How many the session's own selector picks.
-        candidates : (c,) int array
+        slate : Slate
+            That of the session's own selector.
         answer : Answer or None
             What the session's own selector asked and learned.
         """
-        return {name: self._choose(shadow, turn, size, candidates, answer) for name, shadow in self.running.items()}
+        return {name: self._choose(shadow, turn, slate, answer) for name, shadow in self.running.items()}
 
     def after(self, picks: Mapping[str, ShadowPick]) -> Shadows:
         """Return the shadows after their choices, without those that failed."""
         return Shadows({name: pick.after for name, pick in picks.items() if not pick.failed}, self.blind)
 
-    def _choose(
-        self, shadow: StatefulSelector, turn: Turn, size: int, candidates: IntArray, answer: Answer | None
-    ) -> ShadowPick:
+    def _choose(self, shadow: StatefulSelector, turn: Turn, own: Slate, answer: Answer | None) -> ShadowPick:
         if shadow.name in self.blind:
             return ShadowPick(shadow, _NOBODY, None, self.blind[shadow.name])
         try:
-            slate = shadow.slate(turn.round, size, candidates)
+            slate = shadow.slate(turn.round, own.size, own.candidates, own.busy)
             question = shadow.selector.query(shadow.state, slate, turn.stream(streams.QUERY, shadow.name))
             known = None
             if question is not None:
+                # A shadow must cost nothing: it sees the answers that were paid for, and asks no client itself.
                 lacking = unpaid(question, answer)
                 if lacking is not None:
                     return ShadowPick(shadow, _NOBODY, None, lacking)

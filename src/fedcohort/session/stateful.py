@@ -94,8 +94,13 @@ class StatefulSelector:
         other.name = name
         return other
 
-    def slate(self, round_: int, size: int | None, candidates: IntArray) -> Slate:
-        """Return the slate of a round; the selector may want another size than the host."""
+    def slate(self, round_: int, size: int | None, candidates: IntArray, busy: IntArray | None = None) -> Slate:
+        """Return the slate of a round; the selector may want another size than the host.
+
+        In an asynchronous session ``busy`` are the clients at work, and nobody wants more than one.
+        """
+        if busy is not None:
+            return Slate(round_, 1, candidates, self.granted, busy)
         asked = len(candidates) if size is None else min(int(size), len(candidates))
         wanted = self.selector.size(self.state, asked, len(candidates))
         return Slate(round_, max(1, min(int(wanted), len(candidates))), candidates, self.granted)

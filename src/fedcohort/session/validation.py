@@ -196,13 +196,24 @@ def check_signals(
     """
     for signal in sorted(selector.requires):
         supplied = signal in clients.signals if signal.known is Known.TABLE else signals is None or signal in signals
-        if not supplied:
+        if not supplied and signal is not Signal.STALENESS:  # which the session knows
             kind = "client table" if signal.known is Known.TABLE else "host"
             raise SignalError(
                 f"The {label} {selector_name(selector)} requires the signal '{signal}' ({signal.meaning}), "
                 f"which the {kind} does not supply.",
                 hint=signal.supplied_by,
             )
+
+
+def check_one_at_a_time(asynchronous: bool, selector: Selector[Any]) -> None:
+    """Refuse a selector for an asynchronous session that cannot choose one client while others are at work."""
+    if asynchronous and not selector.one_at_a_time:
+        able = ", ".join(name for name in SELECTORS.names() if getattr(SELECTORS.get(name), "one_at_a_time", False))
+        raise InputError(
+            f"The selector {selector_name(selector)} cannot choose one client at a time, which an asynchronous session "
+            "needs.",
+            hint=f"selectors that can: {able}",
+        )
 
 
 def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:

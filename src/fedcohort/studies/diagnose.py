@@ -113,7 +113,7 @@ class Diagnosis:
         gaussian = self.distance < self.chance
         nearly = gaussian or self.distance < _NEARLY
         least = float(self.similarity.min())
-        shape = "are Gaussian" if gaussian else "are nearly Gaussian" if nearly else "are not Gaussian"
+        shape = "look Gaussian" if gaussian else "are nearly Gaussian" if nearly else "are not Gaussian"
         pace = "hardly changes" if least >= _STEADY else "changes slowly" if least >= _SLOW else "changes quickly"
         text = (
             f"Loss changes {shape} (distance {self.distance:.2f}, by chance {self.chance:.2f}), and their covariance "

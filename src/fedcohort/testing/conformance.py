@@ -255,6 +255,32 @@ def _first_difference(a: Trace, b: Trace) -> str:
     return f"{len(a)} rounds against {len(b)}"
 
 
+@_check("one-at-a-time")
+def check_one_at_a_time(selector: AnySelector) -> None:
+    """In an asynchronous session it chooses one client while others work, and goes on alike after any event.
+
+    A selector that does not say it can is refused there.
+    """
+    host = ScriptedHost()
+    if not selector.one_at_a_time:
+        try:
+            Session(selector, host.table, signals=host.signals, asynchronous=True)
+        except InputError:
+            return
+        raise ConformanceError("an asynchronous session takes it, though it does not say 'one_at_a_time'")
+    events = 32
+    session = Session(selector, host.table, seed=2, signals=host.signals, asynchronous=True)
+    expected = host.play_one_by_one(lambda: session, events)
+    for before, client in expected:
+        _require(client not in before, f"picked client {client} while it was at work")
+    _require(session.round > 1, f"its clock stands at {session.round} after {events} events")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.sqlite"
+        Session(selector, host.table, seed=2, signals=host.signals, journal=path, asynchronous=True).close()
+        found = host.play_one_by_one(lambda: Session.open(path, selector), events, reopen=True)
+    _require(found == expected, "a session that is opened anew after every event goes on with other clients")
+
+
 # -- state ------------------------------------------------------------------------------------------------------------
 
 

@@ -121,6 +121,51 @@ class ScriptedHost:
                 break
         return trace
 
+    def play_one_by_one(
+        self, open_session: Callable[[], Session], events: int, *, busy: int = 4, buffer: int = 3, reopen: bool = False
+    ) -> list[tuple[frozenset[int], int]]:
+        """Play an asynchronous session; return for each choice who was at work, and who was chosen.
+
+        A client is asked for whenever fewer than ``busy`` work; else one of them answers, or fails; ``buffer`` sound
+        answers make a model. What happens follows from the events so far alone.
+
+        Parameters
+        ----------
+        open_session : callable
+            Returns the session; with ``reopen`` it is closed after every event and asked for anew.
+        events : int
+        """
+        draw = np.random.default_rng([self.seed, 11])
+        trace: list[tuple[frozenset[int], int]] = []
+        sound: list[int] = []
+        nobody = False
+        session = open_session()
+        for _ in range(events):
+            pending = session.pending
+            if len(sound) >= buffer:
+                session.advance(sound)
+                sound, nobody = [], False
+            elif len(pending) < busy and not (nobody and pending):
+                request = RoundRequest(1)
+                cohort = session.ask(request, self.answer(session.query(request), session.round))
+                if cohort.stop:
+                    break
+                nobody = not cohort.size
+                at_work = frozenset(c for one in pending for c in one.clients.tolist())
+                trace += [(at_work, client) for client in cohort.clients.tolist()]
+            else:
+                one = pending[int(draw.integers(len(pending)))]
+                status = Status.FAILED if draw.random() < 0.2 else Status.OK
+                session.tell(self.report(one, [int(status)]))
+                nobody = False
+                if status is Status.OK:
+                    sound.append(one.ticket)
+            if reopen:
+                session.close()
+                session = open_session()
+        session.close()
+        return trace
+
 
 def failing(cohort: Cohort) -> list[int]:
     """Return one status of every kind in turn, shifted by the round."""

@@ -86,8 +86,11 @@ class Pull(Executor):  # type: ignore[misc]
         return FLModel(params=params, metrics={"accuracy": 0.5}, meta={"NUM_STEPS_CURRENT_ROUND": 3})
 
 
-class _Runner:
-    ABORT_RETURN_CODES = (ReturnCode.TASK_UNKNOWN,)
+class Runner:
+    """Ends the job when a site sends one of these codes, as FLARE's does."""
+
+    def __init__(self) -> None:
+        self.ABORT_RETURN_CODES = [ReturnCode.RUN_MISMATCH, ReturnCode.TASK_UNKNOWN, ReturnCode.UNSAFE_JOB]
 
 
 class Engine:
@@ -98,12 +101,13 @@ class Engine:
         self.hidden: set[str] = set()  # not registered yet
         self.components = dict(components)
         self.handlers: list[Any] = []
+        self.runner = Runner()
         self._contexts = FLContextManager(
             engine=self,
             identity_name="server",
             job_id="job",
             public_stickers={},
-            private_stickers={FLContextKey.RUNNER: _Runner(), ReservedKey.RUN_NUM: "job"},
+            private_stickers={FLContextKey.RUNNER: self.runner, ReservedKey.RUN_NUM: "job"},
         )
 
     def new_context(self) -> FLContext:
@@ -189,6 +193,8 @@ class Federation:
             if not isinstance(result, Shareable):
                 result = make_reply(ReturnCode.EXECUTION_RESULT_ERROR)
             result.set_cookie_jar(data.get_cookie_jar())
+            if result.get_return_code() in self.engine.runner.ABORT_RETURN_CODES:
+                self.panics.append(f"fatal return code from {name}")
             self.before_submission(name, task)
             if communicator.process_task_check(number, fl_ctx) is not None and not over.is_set():
                 communicator.process_submission(client, task, number, result, self._context(name))

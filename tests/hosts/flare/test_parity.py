@@ -30,7 +30,7 @@ from .federation import Federation
 HERE = Path(__file__).parent
 SITES, ROUNDS = 10, 5
 # How long a site takes is not the same in both worlds, and a FLARE server has no data of its own.
-NOT_HERE = frozenset({Signal.DURATION, Signal.KEPT, Signal.SERVER_LOSS})
+NOT_HERE = frozenset({Signal.DURATION, Signal.KEPT, Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE})
 SETTINGS: dict[str, dict[str, Any]] = {
     "balanced-unlabelled": {"name": "balanced", "balance": "nothing"},
     "fedcor": {"warmup": 1, "interval": 3},
@@ -128,8 +128,7 @@ def test_in_one_process(label: str, modules: dict[str, Any], simulated: Path, tm
     assert not federation.panics
     theirs = simulated / f"{label}-s7.sqlite"
     assert chosen(journal, ROUNDS) == chosen(theirs, ROUNDS)
-    dataset = task._dataset()
-    test = task._tensor(dataset.x_test), torch.from_numpy(dataset.y_test.astype(np.int64))
+    test = task.test_data()
     found = [task.evaluate(task.load_model(saved), *test)[1] for saved in federation.persistor.saved]
     np.testing.assert_allclose(found, accuracies(theirs), atol=1e-6)
 

@@ -11,6 +11,7 @@ import pytest
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.flare import CohortController
+from fedcohort.hosts.leases import Leases
 from fedcohort.journal import read_journal
 
 from .federation import Federation, Pull, cohorts
@@ -106,6 +107,23 @@ def test_rules_decide_before_the_selector(tmp_path: Path) -> None:
         CohortController("uniform", num_rounds=3, cohort_size=2, wait_for=6, rules=rules, journal=str(journal))
     )
     assert {name for chosen in cohorts(journal) for name in chosen} == {"site-2", "site-4"}
+
+
+def test_a_site_that_works_for_another_run_is_no_candidate(tmp_path: Path) -> None:
+    federation, journal = Federation(sites()), tmp_path / "journal.sqlite"
+    Leases(tmp_path / "leases.sqlite", "another run").take(["site-1", "site-2"])
+    federation.run(
+        CohortController(
+            "uniform",
+            num_rounds=3,
+            cohort_size=3,
+            wait_for=3,
+            journal=str(journal),
+            leases=str(tmp_path / "leases.sqlite"),
+        )
+    )
+    assert not federation.panics
+    assert {name for chosen in cohorts(journal) for name in chosen} == {"site-3", "site-4", "site-5"}
 
 
 def test_a_journal_is_continued(tmp_path: Path) -> None:

@@ -23,8 +23,10 @@ from fedcohort.report.account import read_account
 from fedcohort.simulate.config.experiment import read_table, to_toml
 from fedcohort.simulate.rounds.runner import run_experiment
 
-# What a selector decides from must be the same in both worlds; how long a real client takes is not.
-SELECTOR_NAMES = [name for name in SELECTORS if Signal.DURATION not in SELECTORS.create(name).requires]
+# What a selector decides from must be the same in both worlds; how long a real client takes is not, and Shapley values
+# are the simulator's alone.
+ELSEWHERE = frozenset({Signal.DURATION, Signal.SHAPLEY_VALUE})
+SELECTOR_NAMES = [name for name in SELECTORS if not SELECTORS.create(name).requires & ELSEWHERE]
 SETTINGS: dict[str, dict[str, Any]] = {
     "balanced-unlabelled": {"name": "balanced", "balance": "nothing"},
     "fedcor": {"warmup": 1, "interval": 3},

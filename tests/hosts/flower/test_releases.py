@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 import fedcohort.hosts.flower
 from fedcohort.hosts.flower.strategy import CohortStrategy
-from fedcohort.hosts.flower.wrapped_strategy import _SAMPLING, GridView
+from fedcohort.hosts.flower.wrapped_strategy import SAMPLING, GridView
 
 FLOWER = f"Flower {version('flwr')}"
 PACKAGE = Path(fedcohort.hosts.flower.__file__).parent
@@ -47,7 +47,7 @@ def test_the_view_on_some_nodes_is_a_whole_grid() -> None:
 
 def test_the_strategies_sample_by_the_fields_we_set() -> None:
     there = vars(FedAvg())
-    missing = [name for name in (*_SAMPLING, "weighted_by_key", "arrayrecord_key", "configrecord_key")
+    missing = [name for name in (*SAMPLING, "weighted_by_key", "arrayrecord_key", "configrecord_key")
                if name not in there]  # fmt: skip
     assert not missing, f"FedAvg of {FLOWER} has no {', '.join(missing)}"
 

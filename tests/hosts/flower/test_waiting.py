@@ -105,7 +105,7 @@ def test_who_is_busy_is_named(kit: Any, caplog: Any) -> None:
     with caplog.at_level(logging.INFO, "flwr.fedcohort"), pytest.raises(Exception, match="brought no model"):
         strategy.start(fleet.grid, kit.model(), num_rounds=1)
     assert waits(caplog)
-    assert waits(caplog)[0].startswith("waiting: everybody who is online has been at work on something else for 10 s")
+    assert waits(caplog)[0].startswith("waiting: all clients online have been busy with something else for 10 s")
     assert waits(caplog)[0].endswith(": client-0, client-1")
 
 

@@ -192,4 +192,5 @@ def test_an_aggregator_does_the_same_alone_and_beside_all_others():
     without_weights = together.pop("inverse-probability")  # of a selector that declares no probabilities
     np.testing.assert_array_equal(without_weights, together["fedavg-with-absent"])
     distinct = {model.tobytes() for model in together.values()}
-    assert len(distinct) >= len(together) - 3  # fedpdp is fedavg by default, fednova where all make as many steps
+    # fedpdp is fedavg by default, fednova where all make as many steps, fedbuff and fedavg-stale without staleness.
+    assert len(distinct) >= len(together) - 5

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedcohort.hosts.answers import Facts
     from fedcohort.hosts.flare.client import Answers, CohortClient, CohortExecutor, seed_of, torch_answers, work_of
     from fedcohort.hosts.flare.controller import CohortController
+    from fedcohort.hosts.incidents import corrections, failures
 
 __all__ = [
     "Answers",
@@ -28,6 +29,8 @@ __all__ = [
     "CohortController",
     "CohortExecutor",
     "Facts",
+    "corrections",
+    "failures",
     "seed_of",
     "torch_answers",
     "work_of",
@@ -35,6 +38,7 @@ __all__ = [
 # A site need not import the server's side.
 _HOMES = {
     "fedcohort.hosts.answers": ("Facts",),
+    "fedcohort.hosts.incidents": ("corrections", "failures"),
     "fedcohort.hosts.flare.client": (
         "Answers",
         "CohortClient",

@@ -32,6 +32,7 @@ from fedcohort.hosts.flare.host import Aborted, FlareHost, Letter
 from fedcohort.hosts.flare.replies import arrays_of, output_of
 from fedcohort.hosts.flare.sites import Sites
 from fedcohort.hosts.flare.wire import TICKET
+from fedcohort.hosts.leases import leases_of
 from fedcohort.hosts.live import play
 from fedcohort.hosts.round import Policy
 from fedcohort.journal import is_blank
@@ -79,6 +80,9 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         What every cohort must meet, as in ``[rules]`` of an experiment.
     shadows : dict of str to str, optional
         Selectors whose choices are recorded beside the real ones, by label.
+    leases : str, optional
+        A file at the server that several runs of one federation share: a site that works for one of them is no
+        candidate in another.
     audit : bool
         Whether the journal is chained by digests, for ``fedcohort audit``.
     aggregator_id : str, optional
@@ -113,6 +117,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         filter: str | None = None,
         rules: dict[str, Any] | None = None,
         shadows: dict[str, str] | None = None,
+        leases: str | None = None,
         audit: bool = False,
         aggregator_id: str = "",
         task_name: str = AppConstants.TASK_TRAIN,
@@ -138,6 +143,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.filter = filter
         self.rules = rules
         self.shadows = shadows
+        self.leases = leases
         self.audit = audit
         self.aggregator_id = aggregator_id
         self.task_name = task_name
@@ -145,7 +151,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.keep_checkpoints = keep_checkpoints
         # Whatever is wrong is found where the job is written, not when the sites are there.
         self._chosen: Selector[Any] = SELECTORS.create(selector, **(selector_params or {}))
-        if Signal.SERVER_LOSS in self._chosen.requires:
+        if self._chosen.requires & {Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}:
             raise ParameterError(
                 f"The selector {selector!r} needs data at the server, which a FLARE job does not have."
             )
@@ -213,7 +219,8 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         if session.journal.events(PLANNED)[-1:] != [{"rounds": self.num_rounds}]:
             session.note(PLANNED, {"rounds": self.num_rounds})
         if not self._finished(session):
-            stop = play(host, session, self._policy, self.num_rounds)
+            leases = None if self.leases is None else leases_of(Path(self.leases), self._journal, self.deadline)
+            stop = play(host, session, self._policy, self.num_rounds, leases)
             if stop is not None:
                 self.info(f"the selector declares the run finished: {stop}")
         self._record_end(session, "finished", "")

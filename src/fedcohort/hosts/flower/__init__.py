@@ -19,9 +19,9 @@ except ImportError as error:
 if TYPE_CHECKING:
     from fedcohort.hosts.answers import Facts
     from fedcohort.hosts.flower.client import Answers, client_name, cohort_client, torch_answers
-    from fedcohort.hosts.flower.incidents import Incident, corrections, failures
     from fedcohort.hosts.flower.private import Private
     from fedcohort.hosts.flower.strategy import CohortStrategy, FederationTimeoutError, RoundError, ServerValidation
+    from fedcohort.hosts.incidents import Incident, corrections, failures
 
 __all__ = [
     "Answers",
@@ -41,13 +41,14 @@ __all__ = [
 # A SuperNode starts a process for every message; it should not import the server's side as well.
 _HOMES = {
     "client": ("Answers", "Facts", "client_name", "cohort_client", "torch_answers"),
-    "incidents": ("Incident", "corrections", "failures"),
     "private": ("Private",),
     "strategy": ("CohortStrategy", "FederationTimeoutError", "RoundError", "ServerValidation"),
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("Incident", "corrections", "failures"):
+        return getattr(importlib.import_module("fedcohort.hosts.incidents"), name)
     for module, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)

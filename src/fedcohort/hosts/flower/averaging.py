@@ -160,7 +160,7 @@ def _find_culprits(attempt: _Attempt, replies: Sequence[Checked]) -> dict[str, s
         why = "the strategy can aggregate the others, but not together with it"
         return {name: f"the strategy cannot aggregate it: {said}" if said else why
                 for name, said in alone.items() if name not in names}  # fmt: skip
-    # Some strategies need several models: then whoever makes the others fail together.
+    # Some strategies need several models: then find the replies that make the others fail.
     for reply in replies:
         if not attempt.fails([other for other in replies if other is not reply]):
             return {reply.name: "the strategy can aggregate the others, but not together with it"}

@@ -141,8 +141,8 @@ def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
     answers = Answers() if answers is None else instance(answers, Answers, "'answers'")
     bare = _adds_local_noise(app) and not answers.noised
     if bare and (answers.losses is not None or answers.gradient is not None):
-        told = [name for name in ("losses", "gradient") if getattr(answers, name) is not None]
-        raise _in_vain(" and ".join(told), f"leave {' and '.join(map(repr, told))} out of the Answers")
+        given = [name for name in ("losses", "gradient") if getattr(answers, name) is not None]
+        raise _in_vain(" and ".join(given), f"leave {' and '.join(map(repr, given))} out of the Answers")
     return _CohortClient(app, answers, bare)
 
 
@@ -190,7 +190,7 @@ class _CohortClient(ClientApp):
     def _describe(self, message: Message, context: Context) -> Message:
         facts = Facts() if self._answers.facts is None else self._answers.facts(context)
         if self._bare and (facts.label_counts is not None or facts.sealed_labels is not None):
-            # Sealed ones too: whoever opens them learns exact products of the counts.
+            # Sealed ones too: the key holder learns exact products of the counts.
             raise _in_vain("label counts", "leave the labels out of the Facts")
         description = Description(
             name=self._answers.name(context),
@@ -306,7 +306,7 @@ def torch_answers(
         Its ``seal(name, counts)`` returns label counts as they may leave the client instead. With a ``LabelSeal`` the
         client also checks what the key holder made of them before it trains.
     private : Private, optional
-        Noise on label counts and losses and the ledger that books them; gradients are then not told.
+        Noise on label counts and losses and the ledger that books them; gradients are then not reported.
     attributes : callable, optional
         ``attributes(context)`` returns what else an operator's rules go by: ``{"battery": 80, "region": "north"}``.
     batch_size : int
@@ -328,15 +328,15 @@ def torch_answers(
 
     def facts(context: Context) -> Facts:
         labels = measures(context).labels()
-        told = Facts(size=len(labels), attributes={} if attributes is None else attributes(context))
+        plain_facts = Facts(size=len(labels), attributes={} if attributes is None else attributes(context))
         if classes is None:
-            return told
+            return plain_facts
         counts = np.bincount(labels, minlength=classes)
         if private is not None:
-            return replace(told, sealed_labels=private.seal(context, normal_form(name(context)), counts))
+            return replace(plain_facts, sealed_labels=private.seal(context, normal_form(name(context)), counts))
         if seal is not None:
-            return replace(told, sealed_labels=seal.seal(normal_form(name(context)), counts))
-        return replace(told, label_counts=counts if share_labels else None)
+            return replace(plain_facts, sealed_labels=seal.seal(normal_form(name(context)), counts))
+        return replace(plain_facts, label_counts=counts if share_labels else None)
 
     def confirm(context: Context, confirmation: bytes) -> str:
         assert isinstance(seal, LabelSeal)

@@ -1,4 +1,4 @@
-"""What happens in a live run, said once: a line for people, the same with its fields for machines.
+"""The log of a live run: each event is a line for people, and the same with its fields for machines.
 
 Every line of the log that says something about the run carries named fields. ``CohortStrategy(json_log=PATH)`` writes
 them as JSON, one object a line, which log shippers read as they are::

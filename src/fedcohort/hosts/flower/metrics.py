@@ -2,7 +2,7 @@
 
 Flower's strategies average replies whose metrics have the same names, and abort otherwise; one NaN makes the average
 NaN. Here a value that is missing or cannot be used is replaced by the weighted mean of the others. The average over all
-is then the average over those who have a value, in whatever way the strategy takes it.
+is then the average over the clients that have a value, however the strategy computes it.
 """
 
 from __future__ import annotations

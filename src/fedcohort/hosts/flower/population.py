@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedcohort.session.session import Session
 
 log = logging.getLogger("flwr.fedcohort")
-_SETTLE = 15.0  # seconds given to nodes that have not said who they are, once enough others have
+_SETTLE = 15.0  # seconds given to nodes that have not described themselves, once enough others have
 _LOOK_EVERY = 0.25
 _ARRAYS = "arrays"
 _LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
@@ -72,7 +72,7 @@ class Population:
     classes : int, optional
         How many classes there are. Default: what clients agree on, see :meth:`most_classes`.
     waits : callable, optional
-        Is told what is waited for, for as long as it is.
+        Called with what is being waited for, as long as that lasts.
     registered_only : bool
         Whether only nodes take part whose name the SuperLink binds to their key.
     """
@@ -140,7 +140,7 @@ class Population:
         for name, why in unfit.items():
             if self._unfit.get(name) != why:
                 news.setdefault(why, []).append(name)
-        for why, (first, *rest) in news.items():  # what is wrong with all of them is said once
+        for why, (first, *rest) in news.items():  # a fault that all of them share is logged once
             more = f" (the same holds for {join_names(rest)})" if rest else ""
             log.warning("client %r takes no part: %s%s", first, why, more)
         self._unfit = unfit
@@ -197,7 +197,7 @@ class Population:
 
     @property
     def _admitted_cards(self) -> dict[str, Card]:
-        """The clients that have said who they are and may take part by their name."""
+        """The clients that have described themselves and may take part under their names."""
         everyone = self._roster.online
         if not self._registered_only:
             return everyone
@@ -216,24 +216,24 @@ class Population:
         self._roster.refresh()
 
     def assemble(self, count: int) -> None:
-        """Wait until ``count`` clients are online and have said who they are."""
+        """Wait until ``count`` clients are online and have described themselves."""
         begun = self.clock()
         enough_since: float | None = None
-        told = begun
+        logged = begun
         while True:
             self.refresh()
             online = self.online
             now = self.clock()
             if len(online) >= count:
                 enough_since = now if enough_since is None else enough_since
-                # Whoever keeps silent keeps the others waiting for a while, and never ends the run.
+                # A silent node keeps the others waiting for a while, but never ends the run.
                 if not self._roster.unanswered or now - enough_since > _SETTLE or now - begun > self._patience:
                     return
             if now - begun > self._patience:
                 raise self._too_few(count)
             self._waits(self._waiting_text(count))
-            if now - told > 10:
-                told = now
+            if now - logged > 10:
+                logged = now
                 log.info("waiting: %s", self._waiting_text(count))
             self.sleep(_LOOK_EVERY)
 
@@ -387,8 +387,8 @@ class Population:
                 log.info("joined: %s", ", ".join(joined))
         self._refresh_facts(session)
         if session.rules is not None:
-            said = {name: card.description.attributes for name, card in online.items()}
-            session.set_attributes({name: values for name, values in said.items() if values})
+            attributes = {name: card.description.attributes for name, card in online.items()}
+            session.set_attributes({name: values for name, values in attributes.items() if values})
         self.remember(session)
         self._welcomed = (at, session.changes)
 
@@ -489,7 +489,7 @@ class Population:
     def losses(
         self, arrays: ArrayRecord, names: Sequence[str], signals: frozenset[Signal], deadline: float
     ) -> Mapping[Signal, FloatArray]:
-        """Ask ``names`` for losses of ``arrays``; NaN for those who do not answer in time."""
+        """Ask ``names`` for losses of ``arrays``; NaN for clients that do not answer in time."""
         content = RecordDict({_ARRAYS: arrays, RECORD: ask_record(signals)})
         online = self.online
         messages = {

@@ -27,7 +27,7 @@ class Private:
         Noise on label counts; geometric by default. It is drawn once, and the client repeats its answer at no cost,
         whatever the data are by then; ``ledger.counts(..., refresh=True)`` draws again and is charged.
     losses : LossNoise, optional
-        Noise on every loss that is answered or reported. Default: no losses are told.
+        Noise on every loss that is answered or reported. Default: no losses are reported.
     """
 
     ledger: Callable[[Context], Ledger]

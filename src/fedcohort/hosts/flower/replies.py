@@ -375,25 +375,25 @@ def evaluations(
         Largest share of the weights that one client may have.
     """
     found: dict[str, MetricRecord] = {}
-    said: dict[str, list[str]] = {}
+    remarks: dict[str, list[str]] = {}
     names: list[str] = []
     for client, message in messages.items():
         records = message.content.metric_records
         if len(records) != 1 or not _is_weight(next(iter(records.values())).get(key)):
-            said[client] = [f"its evaluation is left out: it has no usable metric {key!r}"]
+            remarks[client] = [f"its evaluation is left out: it has no usable metric {key!r}"]
             continue
         ((name, found[client]),) = records.items()
         names.append(name)
     weights, lowered = bounded_weights({c: float(r[key]) for c, r in found.items()}, sizes, max_share)  # type: ignore[arg-type]
     if not any(weights.values()):
-        return [], said
+        return [], remarks
     found.update({client: MetricRecord({**found[client], key: weights[client]}) for client in lowered})
     even, odd = common_metrics(found, key)
     for client, texts in [*((c, [text]) for c, text in lowered.items()), *odd.items()]:
-        said.setdefault(client, []).extend(texts)
+        remarks.setdefault(client, []).extend(texts)
     usual = _most_common(names, "metrics")
     for client, record in even.items():
         content = messages[client].content
         others = {k: v for k, v in content.items() if not isinstance(v, MetricRecord) and k != usual}
         messages[client].content = RecordDict({usual: record, **others})
-    return [messages[client] for client in even], said
+    return [messages[client] for client in even], remarks

@@ -40,7 +40,7 @@ class Card:
     node : int
         Flower's node id of the moment.
     description : Description
-        What it said about itself.
+        How it described itself.
     answers : bool
         Whether its ClientApp speaks fedcohort.
     registered : bool
@@ -204,7 +204,7 @@ class Roster:
             return
         if reply.error is not None:
             if node in self._cards:
-                return  # what it said before still holds
+                return  # its earlier description still holds
             if _NOT_OURS.search(reply.error) is None:
                 log.warning("node %d could not describe itself and takes no part for now: %s", node, reply.error)
                 self._unfit[node] = self._clock() + _UNANSWERED_AFTER

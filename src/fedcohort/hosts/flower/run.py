@@ -20,6 +20,7 @@ from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.population import facts_in, rules_in
 from fedcohort.hosts.flower.replies import output_of
+from fedcohort.hosts.leases import leases_of
 from fedcohort.hosts.live import play
 from fedcohort.hosts.round import join_names
 from fedcohort.journal import is_blank
@@ -80,7 +81,8 @@ class LiveRun:
         self.population.remember(session)
         notes.record_start(session, settings, host.levels, self.population.supplied_signals(), num_rounds)
         self._resume(session, initial_arrays)
-        stop = play(host, session, host.policy, num_rounds)
+        leases = None if settings.leases is None else leases_of(settings.leases, journal, host.policy.deadline)
+        stop = play(host, session, host.policy, num_rounds, leases)
         if stop is not None:
             say("stopped", "the selector declares the run finished: %s", stop, reason=stop)
         notes.record_end(session, settings.clock() - begun)

@@ -145,6 +145,9 @@ class CohortStrategy(Strategy):
     registered_only : bool
         Whether only nodes take part that are registered with the SuperLink under a name
         (``flwr supernode register KEY --name NAME``). Other names prove nothing: a node can take any.
+    leases : path, optional
+        A file that several runs of one federation share: a client that works for one of them is no candidate in
+        another. Default: none.
     json_log : path, optional
         A file to which the log is written as well, one JSON object a line.
     checkpoints : path, optional
@@ -180,6 +183,7 @@ class CohortStrategy(Strategy):
         sign: str | Path | None = None,
         rules: Rules | None = None,
         registered_only: bool = False,
+        leases: str | Path | None = None,
         json_log: str | Path | None = None,
         checkpoints: str | Path | None = None,
         keep_checkpoints: int = 2,
@@ -267,6 +271,7 @@ class CohortStrategy(Strategy):
         self.sign = sign
         self.rules = None if rules is None else rules.with_names(normal_form)
         self.registered_only = registered_only
+        self.leases = None if leases is None else Path(leases)
         self.json_log = None if json_log is None else Path(json_log)
         if checkpoints is None and self.journal is not None:
             checkpoints = self.journal.with_name(f"{self.journal.name}.checkpoints")

@@ -25,9 +25,9 @@ from fedcohort.core.errors import FedcohortError, ParameterError
 
 log = logging.getLogger("flwr.fedcohort")
 Phase = Literal["train", "evaluate"]
-_SAMPLING = ("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
+SAMPLING = ("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
 # What a strategy sets anew in every configure_train; saving it would only double the checkpoint.
-_TRANSIENT = frozenset({"current_arrays", "current_bst", "registered_nodes", "_pending_events", *_SAMPLING})
+_TRANSIENT = frozenset({"current_arrays", "current_bst", "registered_nodes", "_pending_events", *SAMPLING})
 
 
 class InnerStrategyError(FedcohortError, RuntimeError):
@@ -65,8 +65,8 @@ def min_clients(strategy: Strategy) -> int:
 def private_cohort_size(strategy: Strategy) -> int | None:
     """Return for how many clients a strategy's differential privacy makes its noise; None without such a wrapper.
 
-    All of Flower's wrappers divide the noise by ``num_sampled_clients``, whoever then takes part. With fewer clients
-    in the average the noise is too small for what each of them adds.
+    All of Flower's wrappers divide the noise by ``num_sampled_clients``, however many take part. With fewer clients in
+    the average the noise is too small for what each of them adds.
     """
     sizes = {int(level.num_sampled_clients) for level in levels(strategy) if hasattr(level, "num_sampled_clients")}
     if len(sizes) > 1:
@@ -170,7 +170,7 @@ def taking_all(strategy: Strategy, count: int) -> Iterator[None]:
     saved: list[tuple[Strategy, str, Any]] = []
     try:
         for level in levels(strategy):
-            for name in _SAMPLING:
+            for name in SAMPLING:
                 if not hasattr(level, name):
                     continue
                 value = getattr(level, name)

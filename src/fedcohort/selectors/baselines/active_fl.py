@@ -53,6 +53,7 @@ class ActiveFL(Selector[ActiveState]):
     array([3])
     """
 
+    one_at_a_time = True
     picks_by: ClassVar[str] = (
         "The clients with the lowest valuations are left out and the others drawn by chance, the higher the score"
         " the likelier; a few places go to anybody."

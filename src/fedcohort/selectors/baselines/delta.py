@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -69,6 +70,11 @@ class Delta(Selector[DeltaState]):
     >>> session.ask(RoundRequest(size=1)).score
     array([0.5       , 0.16666667, 0.16666667, 0.16666667])
     """
+
+    picks_by: ClassVar[str] = "Clients are drawn by chance, and the score is the chance to be in the cohort."
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "diversity": "how far its updates were from the others'",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "almost only diversity": {"local_variance": 0.001},

@@ -123,7 +123,7 @@ class DivFL(Selector[DiverseState]):
         gain = np.zeros(len(candidates))
         weights = np.ones(slate.size)
         notes: dict[str, str | float | int] = {"asked for the first time": len(picks)}
-        known = rng.permutation(np.flatnonzero(rows >= 0))  # whoever comes first wins a tie
+        known = rng.permutation(np.flatnonzero(rows >= 0))  # the first in this order wins a tie
         wanted = min(slate.size - len(picks), len(known))
         if wanted > 0:
             apart = distances(scale_down(state.vectors))[:, rows[known]]

@@ -107,7 +107,7 @@ class FedCucb(Selector[CucbState]):
     def select(
         self, state: CucbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, CucbState]:
-        """Play who was never seen; then the highest bound, and who balances it."""
+        """Play clients never seen first; then the one with the highest bound, and those that balance it."""
         pulls = slate.of_candidates(state.pulls)
         seen = pulls > 0
         classes = max(state.shares.shape[1], 1)

@@ -47,9 +47,9 @@ class FedCS(Selector[DurationState]):
     :math:`t^{UD}_k` = the rest of it, random set = ``asked`` times slate.size.
 
     Deviations: in the paper clients tell their resources beforehand; here the expected duration is the mean of a
-    client's last ten Signal.DURATION. Who was never asked is tried first, as if it took no time; asked in vain, a
-    client counts as the slowest known. Reports do not say how much of a duration was the upload, so it is the same part
-    of everybody's, and what adds least is always the fastest client left. By default uploads do not wait for each other
+    client's last ten Signal.DURATION. A client never asked is tried first, as if it took no time; one that did
+    not answer counts as the slowest known. Reports do not say how much of a duration was the upload, so it is the same
+    share for every client, and the fastest client left always adds least. By default uploads do not wait for each other
     (``upload=0``), as in the simulator and in Flower; in the paper they share a channel. The cohort is at most
     slate.size, where the paper takes all that fit and draws as many as could be taken (``asked=1``). The paper's
     deadline is the operator's; without one the fastest of the random set are taken. When nobody fits, the fastest one

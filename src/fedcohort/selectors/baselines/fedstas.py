@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,7 +54,7 @@ class FedStas(Selector[RecentVectors]):
     of the others, all alike. The share of the samples is a share of the local steps, which is the same thing where
     clients train for one epoch; the paper's private estimate of the number of samples is therefore not needed.
 
-    **Aggregator**: ``fedavg``, which multiplies the weights by each client's share of the samples.
+    **Aggregator**: one that multiplies the weights by each client's share of the samples, as the default ``fedavg``.
 
     Examples
     --------
@@ -74,6 +75,15 @@ class FedStas(Selector[RecentVectors]):
     (1, array([4.]))
     """
 
+    picks_by: ClassVar[str] = (
+        "Clients are divided into strata of like updates; each stratum has its places, which are drawn by chance."
+        " The score is that chance."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "norm": "length of its last update",
+        "stratum": "number of its stratum; those not heard of yet have one of their own",
+    }
+
     checked_params: ClassVar[ParamSets] = {
         "one stratum": {"strata": 1, "data_share": 1.0},
         "short memory": {"memory": 2},
@@ -87,11 +97,6 @@ class FedStas(Selector[RecentVectors]):
     def requires(self) -> frozenset[Signal]:
         """Data sizes and sketches of updates."""
         return frozenset({Signal.SIZES, Signal.UPDATE_SKETCH})
-
-    @property
-    def aggregator(self) -> str:
-        """The one that weighs by size."""
-        return "fedavg"
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> RecentVectors:
         """Nothing is known."""

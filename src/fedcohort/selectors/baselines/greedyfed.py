@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -67,6 +68,15 @@ class GreedyFed(Selector[ShapleyState]):
     >>> session.ask(RoundRequest(size=2)).names
     ('1', '3')
     """
+
+    picks_by: ClassVar[str] = (
+        "Clients never asked come first; then those with the highest value are picked, and chance decides between"
+        " equals."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "value": "what its updates brought, by its Shapley values so far",
+        "never asked": "1 if it was never asked, and so comes first",
+    }
 
     starves = "after everybody was asked once, clients that added little are not asked again"
     checked_params: ClassVar[ParamSets] = {"exponential mean": {"memory": 0.8}}

@@ -45,7 +45,7 @@ def _entropies(record: SelectorRun) -> Intervals | None:
         f"{record.opening} the entropy estimated of clients' labels lies between {number_text(float(estimate.min()))} "
         f"and {number_text(float(estimate.max()))}, where balanced labels would have "
         f"{number_text(float(np.log(vectors.shape[1])))}; "
-        f"clients of which nothing is known are shown at the mean."
+        f"clients not heard from yet are shown at the mean."
     )
     return Intervals(middle, middle, middle, text=text)
 
@@ -70,7 +70,7 @@ class HicsFL(Selector[HicsState]):
        client k of it with probability :math:`p_k / \sum_{j \in m} p_j` (Eq. 10), where :math:`\gamma_t = \gamma_0 (1 -
        t / T_{rounds})`: in the end all clusters are equally likely.
 
-    Drawing again whoever is in the cohort already, as step 3 does, is drawing without replacement by :math:`\pi_m
+    Step 3 draws again when it meets a member of the cohort. That is drawing without replacement by :math:`\pi_m
     p_k / \sum p_j`, which is done in one pass and cannot run for ever.
 
     Symbols: Delta b = Signal.OUTPUT_BIAS_UPDATE of the client's last round, T = ``temperature``, lambda =
@@ -83,8 +83,8 @@ class HicsFL(Selector[HicsState]):
     :math:`\max_i |\Delta b_i|` over the clients. A number is taken as it is.
 
     Deviations: the temperature, as above. A last warm-up round in which fewer than K clients are new is filled up from
-    the clusters; the paper leaves it smaller. Clients that were asked and of which nothing is known (they failed, or
-    were heard longest ago and more than ``memory`` are known) are a cluster of their own with the mean entropy; the
+    the clusters; the paper leaves it smaller. Clients that were asked but have no estimate (they failed, or were
+    heard longest ago and more than ``memory`` are known) are a cluster of their own with the mean entropy; the
     paper's initial Delta b = 0 would give them the highest one. The paper averages the models equally (aggregator
     ``mean``). The authors' public code takes means of the output layer's weight rows in place of the bias and turns to
     plain clustered sampling when the estimates vary little; neither is in Algorithm 1, and neither is here.

@@ -42,6 +42,7 @@ class PowerOfChoice(Selector[NoState]):
     array([3])
     """
 
+    one_at_a_time = True
     picks_by: ClassVar[str] = (
         "Some clients are drawn by chance and asked for their loss; those with the highest losses are picked. "
         "Clients not drawn have no score."

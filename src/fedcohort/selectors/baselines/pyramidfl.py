@@ -64,11 +64,11 @@ class PyramidFL(Guidance, Selector[PyramidState]):
     """
 
     picks_by: ClassVar[str] = (
-        "A few places go to clients never tried; the others are drawn by chance among the clients near the best, "
-        "the higher the score the likelier."
+        "Clients that were picked often enough are left out, and a few places go to clients never tried; the others "
+        "are drawn by chance among the clients near the best, the higher the score the likelier."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "statistical": "size times root mean square of its losses, relative to the others'",
+        "statistical": "size times root mean square of its losses, cut off above",
         "staleness": "bonus for not having been picked lately",
         "slowness": "deduction for being slower than preferred",
         "unexplored": "1 if it was never tried",

@@ -1,4 +1,4 @@
-r"""REFL: first those who will be gone soon.
+r"""REFL: clients that will soon be unavailable come first.
 
 .. [Abdelmoniem2023] A. M. Abdelmoniem, A. N. Sahu, M. Canini, S. A. Fahmy, "REFL: Resource-Efficient Federated
    Learning", EuroSys 2023, arXiv:2111.01108.

@@ -49,6 +49,7 @@ class SizeWeighted(Selector[NoState]):
     }
 
     starves = "a client with no data is never picked"
+    one_at_a_time = True
 
     @property
     def requires(self) -> frozenset[Signal]:

@@ -152,7 +152,7 @@ class TiFL(Selector[TierState]):
         return dataclasses.replace(state, seconds=seconds, timed=timed, asked=asked, loss=loss)
 
     def tiers_of(self, state: TierState) -> IntArray:
-        """(N,) tier of each client from 0, the fastest; who was never timed is in the slowest."""
+        """(N,) tier of each client from 0, the fastest; clients never timed are in the slowest."""
         known = state.timed > 0
         if not known.any():
             return np.full(len(known), self.tiers - 1)

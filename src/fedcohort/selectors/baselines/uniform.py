@@ -37,6 +37,7 @@ class Uniform(Selector[NoState]):
     10
     """
 
+    one_at_a_time = True
     picks_by: ClassVar[str] = "Every client has the same chance, so only chance decides."
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:

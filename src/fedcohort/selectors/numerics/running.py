@@ -22,7 +22,7 @@ def update_means(
 
 
 def expected_seconds(seconds: FloatArray, timed: FloatArray, asked: FloatArray) -> FloatArray:
-    """(n,) what each client is expected to take: its mean; 0 if never asked, the largest known mean if asked in vain.
+    """(n,) expected seconds of each client: its mean; 0 if never asked, the largest known mean if it never answered.
 
     Parameters
     ----------

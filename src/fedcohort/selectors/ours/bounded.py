@@ -33,7 +33,7 @@ from fedcohort.core.protocol import (
 )
 from fedcohort.core.signals import LOSS_SIGNALS, TABLE_SIGNALS, LossOf, Signal
 
-_ENOUGH = 10  # numbers said at one time whose own quantiles bound them as well
+_ENOUGH = 10  # numbers reported together whose own quantiles bound them as well
 _FAR = 6.0  # robust standard deviations from the median, of logarithms, beyond which a word is doubted
 _SPREAD = 0.1  # the least such deviation: clients that all say the same leave room for 10%
 _NAMED = 20  # clients that a note names
@@ -177,13 +177,13 @@ class Bounded(Selector[Any]):
         return tuple(sorted({s for s in self.inner.requires if s.is_metric} | asked))
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> Any:
-        """Nobody has said anything yet."""
+        """No client has reported anything yet."""
         words = np.full((clients.n, len(self._heard)), np.nan)
         places = None if self.most is None else np.full(clients.n, _SAVED)
         return _join_state(self.inner.init(self.bounded_facts(clients)[0], rng), _Own(words, np.nan, places))
 
     def grow(self, state: Any, clients: ClientTable, rng: np.random.Generator) -> Any:
-        """Let the selector that chooses grow; new clients have said nothing yet."""
+        """Let the selector that chooses grow; new clients have reported nothing yet."""
         theirs, own = _split_state(state)
         new = clients.n - len(own.words)
         words = np.concatenate([own.words, np.full((new, own.words.shape[1]), np.nan)])
@@ -205,7 +205,7 @@ class Bounded(Selector[Any]):
         return self.inner.query(theirs, dataclasses.replace(slate, candidates=candidates, clients=table), rng)
 
     def select(self, state: Any, slate: Slate, answer: Answer | None, rng: np.random.Generator) -> tuple[Cohort, Any]:
-        """Choose by what was said, bounded, and say who is doubted."""
+        """Choose by bounded reports, and name the clients in doubt."""
         theirs, own = _split_state(state)
         table, odd = self.bounded_facts(slate.clients)
         words, places = own.words, self._add_earned_places(own.places, slate)
@@ -301,12 +301,12 @@ class Bounded(Selector[Any]):
         return server / self.audit, server * self.audit
 
     def _clip(self, said: FloatArray, words: FloatArray, admitted: tuple[float, float] | None = None) -> FloatArray:
-        """Return what counts of what was said; NaN stays NaN."""
+        """Return reported values within their bounds; NaN stays NaN."""
         bounds = [tail_quantiles(words, self.tail)]
         if np.isfinite(said).sum() >= _ENOUGH:
             bounds.append(tail_quantiles(said, self.tail))
         low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
-        if low > high:  # what is said now has little to do with what was said before
+        if low > high:  # today's reports have little to do with the earlier ones
             low, high = bounds[-1]
         if admitted is not None:
             low, high = np.clip(low, *admitted), np.clip(high, *admitted)

@@ -48,7 +48,16 @@ class RunOptions(Parameterized):
     """How long and how often: the section ``[run]``."""
 
     rounds: int = param(100, Interval(int, 1, 10**7), "rounds of training")
-    cohort: int | str = param(10, _Count(), "clients per round")
+    cohort: int | str = param(10, _Count(), "clients per round; with mode 'async', clients at work at the same time")
+    mode: str = param(
+        "sync", OneOf(("sync", "async")), "rounds, or clients that are replaced one by one; then a round is a model"
+    )
+    buffer: int = param(1, Interval(int, 1, None), "with mode 'async', answers that make a model (FedBuff's K)")
+    period: float | None = param(
+        None,
+        Optional(Interval(float, 0, None, "neither")),
+        "with mode 'async', simulated seconds between two models, in place of 'buffer'",
+    )
     spares: int = param(
         0, Interval(int, 0, None), "so many clients more are asked, and a round closes with the first 'cohort' answers"
     )

@@ -6,7 +6,7 @@ The rules, all of them:
   vectors a client sends for a signal, the signal says; a row of V numbers costs V times as much as one.
 - A client gets the current global model at most once a round: one that was asked a question before the cohort was
   chosen has it already.
-- Who fails in mid-round uploads nothing; who is late uploads, after the deadline.
+- A client that fails in mid-round uploads nothing; a late one uploads, after the deadline.
 - Client compute is counted in sample passes: a forward pass over one sample is 1, forward and backward together 3. The
   scenario says how many seconds a client's usual local training lasts; everything else it does in that round takes
   time in proportion to the sample passes. With devices, the bytes take time as well.
@@ -17,7 +17,7 @@ The rules, all of them:
 - A :class:`~fedcohort.core.protocol.Trial` query: everyone available evaluates the current model; each trial cohort
   trains and uploads; each trial average goes down to everyone available, is evaluated, and a number comes up. These
   steps follow each other; each lasts as long as its slowest client.
-- Queries are answered by everyone who is available; failures and the deadline concern training alone.
+- Every available client answers queries; failures and the deadline concern training alone.
 - What clients tell about their labels before the first round (``[labels]``) is booked with it, as a query: bytes as
   they would travel, and the seconds encryption and products really took.
 """
@@ -201,12 +201,12 @@ class CostModel:
             self._book_query_time(cost, evaluation)
 
     @staticmethod
-    def book_labels(cost: RoundCost, told: LabelKnowledge) -> None:
-        """Add what it took to tell about labels."""
-        cost.query_bytes_up += told.bytes_up
-        cost.query_client_seconds += told.client_seconds
-        cost.query_seconds += told.seconds
-        cost.seconds += told.seconds
+    def book_labels(cost: RoundCost, labels: LabelKnowledge) -> None:
+        """Add what it cost to share the labels."""
+        cost.query_bytes_up += labels.bytes_up
+        cost.query_client_seconds += labels.client_seconds
+        cost.query_seconds += labels.seconds
+        cost.seconds += labels.seconds
 
     @staticmethod
     def _book_query_time(cost: RoundCost, durations: FloatArray) -> None:

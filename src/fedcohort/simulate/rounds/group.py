@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Engine, HeldOut
 from fedcohort.simulate.metrics import Participation, imbalance
 from fedcohort.simulate.rounds.batch import Batch
-from fedcohort.simulate.rounds.costs import holders
+from fedcohort.simulate.rounds.costs import RoundCost, holders
 from fedcohort.simulate.rounds.isolate_failure import INFRASTRUCTURE_ERRORS, fail, isolate_failure, own_parts
 from fedcohort.simulate.rounds.judge import Views
 from fedcohort.simulate.rounds.queries import answer
@@ -71,6 +71,8 @@ class Group:
     allow_other_engine : bool
         Whether :meth:`resume` takes a checkpoint that another kind of engine made.
     """
+
+    batch_class: ClassVar[type[Batch]] = Batch
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class Group:
         models = torch.stack([fresh[plan.seed] for plan in plans])
         needed = frozenset[Signal]().union(*(run.needed for run in self.runs))
         output = output_layer(self.engine.shapes, dataset.classes) if needs_output_layer(needed) else None
-        self.batch = Batch(self.engine, models, first.aggregator.prox, output)
+        self.batch = self.batch_class(self.engine, models, first.aggregator.prox, output)
         self._servers: dict[tuple[int, str | None], ServerSamples] = {}
         for run in self.runs:
             begin = partial(run.aggregator.memory, len(run.federation), self.models[run.row])
@@ -311,7 +313,7 @@ class Group:
     # -- training ----------------------------------------------------------------------------------------------
 
     def _train(self, turns: Sequence[Chosen]) -> list[Averaged]:
-        """Train everyone who will answer, gather signals, filter, average."""
+        """Train the clients that will answer, gather signals, filter, average."""
         runs = [turn.run for turn in turns]
         clients = [turn.clients for turn in turns]
         lengths = [len(part) for part in clients]
@@ -368,7 +370,7 @@ class Group:
         steps: IntArray,
         signals: Sequence[Mapping[Signal, FloatArray]],
     ) -> tuple[torch.Tensor, list[tuple[BoolArray, FloatArray]]]:
-        """Return the next global models (E, P), and for each turn who is kept and with what weight, (m,) each."""
+        """Return the next global models (E, P), and for each turn the kept models and their weights, (m,) each."""
         logits = self._logits(turns, params)
         mixes: list[Mix] = []
         shares: list[tuple[BoolArray, FloatArray]] = []
@@ -497,7 +499,7 @@ class Group:
     def _evaluate(self, turns: Sequence[Averaged]) -> list[Evaluated]:
         """Ask the early-stop rules, and test the models of which it is time to know how good they are."""
         stops = [_stop(turn) for turn in turns]
-        due = [i for i, turn in enumerate(turns) if stops[i] is not None or _is_due(turn.run)]
+        due = [i for i, turn in enumerate(turns) if stops[i] is not None or is_due(turn.run)]
         tests = self._tests({i: turns[i].run for i in due})
         return [Evaluated(turn, stops[i], tests.get(i)) for i, turn in enumerate(turns)]
 
@@ -527,6 +529,11 @@ class Group:
     def _models_of(self, runs: Sequence[Run]) -> torch.Tensor:
         return self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)]
 
+    @staticmethod
+    def _record_test(run: Run, round: int, sound: Test | None) -> None:
+        if sound is not None:
+            run.session.record(round, {run.plan.task.judged_by.name: sound.metric, "loss": sound.loss})
+
     def _finish(self, turn: Evaluated, wall: float, on_round: OnRound | None) -> None:
         """Report to the session, write the rows, see whether the run is over."""
         averaged, chosen = turn.averaged, turn.averaged.chosen
@@ -536,36 +543,17 @@ class Group:
             isolate_failure(run, run.selector_label, partial(chosen.round.finish, averaged.kept, averaged.metrics))
             if not run.running:
                 return
-        sound = turn.test if turn.test is not None and np.isfinite(turn.test[:2]).all() else None
-        judged_by = run.plan.task.judged_by
-        if sound is not None:
-            run.session.record(cohort.round, {judged_by.name: sound.metric, "loss": sound.loss})
+        sound = sound_test(turn.test)
+        self._record_test(run, cohort.round, sound)
         run.clock += cost.seconds
         run.participation.add(run.round, cohort.clients)
-        counts = run.context.true_counts
-        qcid = imbalance(counts[cohort.clients].sum(0)) if len(cohort) and counts is not None else None
         row = {
-            "run": run.plan.id,
-            "round": run.round,
-            "accuracy": None if sound is None or not judged_by.is_accuracy else sound.metric,
-            "metric": None if sound is None or judged_by.is_accuracy else sound.metric,
-            "loss": None if sound is None else sound.loss,
-            "qcid": qcid,
+            **measurements(run, sound, cost, cohort.clients),
             "seconds": cost.seconds,
-            "clock": run.clock,
-            "bytes_down": cost.bytes_down,
-            "bytes_up": cost.bytes_up,
-            "query_bytes_down": cost.query_bytes_down,
-            "query_bytes_up": cost.query_bytes_up,
-            "client_seconds": cost.client_seconds,
-            "query_client_seconds": cost.query_client_seconds,
-            "query_seconds": cost.query_seconds,
-            "asked": cost.asked,
             "available": len(run.federation) if chosen.available is None else int(chosen.available.sum()),
             "wall_seconds": wall,
             "durations": durations,
             "weights": averaged.weight,
-            **_fairness(run, sound),
         }
         self._rows.add(row)
         _conclude(turn, diverged=turn.test is not None and sound is None)
@@ -589,7 +577,7 @@ def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
 
 
 def _choose(turn: Answered) -> Chosen:
-    """Get the cohort, and find out who will answer in time."""
+    """Get the cohort, and find out which clients will answer in time."""
     (run, round_, available, _), cost = turn.asked, turn.cost
     plan = run.plan
     if run.round == 0:
@@ -627,6 +615,34 @@ def _choose(turn: Answered) -> Chosen:
             copies=run.aggregator.model_copies,
         )
     return Chosen(run, round_, available, cost, np.flatnonzero(round_.status == Status.OK))
+
+
+def sound_test(test: Test | None) -> Test | None:
+    """Return the test, or None where there is none or the model has diverged."""
+    return test if test is not None and np.isfinite(test[:2]).all() else None
+
+
+def measurements(run: Run, sound: Test | None, cost: RoundCost, clients: IntArray) -> dict[str, Any]:
+    """Return what a row of ``rounds/`` says of a new model, whether ``clients`` trained it in a round or one by one."""
+    judged_by, counts = run.plan.task.judged_by, run.context.true_counts
+    return {
+        "run": run.plan.id,
+        "round": run.round,
+        "accuracy": None if sound is None or not judged_by.is_accuracy else sound.metric,
+        "metric": None if sound is None or judged_by.is_accuracy else sound.metric,
+        "loss": None if sound is None else sound.loss,
+        "qcid": imbalance(counts[clients].sum(0)) if len(clients) and counts is not None else None,
+        "clock": run.clock,
+        "bytes_down": cost.bytes_down,
+        "bytes_up": cost.bytes_up,
+        "query_bytes_down": cost.query_bytes_down,
+        "query_bytes_up": cost.query_bytes_up,
+        "client_seconds": cost.client_seconds,
+        "query_client_seconds": cost.query_client_seconds,
+        "query_seconds": cost.query_seconds,
+        "asked": cost.asked,
+        **_fairness(run, sound),
+    }
 
 
 def _fairness(run: Run, test: Test | None) -> dict[str, Any]:
@@ -679,7 +695,7 @@ def _stop(turn: Averaged) -> str | None:
     return reason if turn.chosen.cohort.stop is None else turn.chosen.cohort.stop
 
 
-def _is_due(run: Run) -> bool:
+def is_due(run: Run) -> bool:
     """Whether the model is tested after this round in any case."""
     return run.round + 1 >= run.rounds or (run.round + 1) % run.eval_every == 0
 

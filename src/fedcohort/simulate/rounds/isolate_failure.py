@@ -61,11 +61,11 @@ def _is_foreign(error: BaseException) -> bool:
 
 def fail(run: Run, part: str, error: BaseException) -> None:
     """End a run because one of its parts raised."""
-    said = error.message if isinstance(error, FedcohortError) else error_text(error)
+    text = error.message if isinstance(error, FedcohortError) else error_text(error)
     ours = str(Path(fedcohort.__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    run.end("failed", f"{part} raised an error in round {run.round}: {said.rstrip('.')}{where}")
+    run.end("failed", f"{part} raised an error in round {run.round}: {text.rstrip('.')}{where}")
     log.warning("run %s failed: %s", run.plan.id, run.reason, exc_info=error)
 
 

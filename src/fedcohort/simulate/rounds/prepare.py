@@ -25,6 +25,7 @@ from fedcohort.simulate.engine.store import sample_shape
 from fedcohort.simulate.memory_check import check_memory
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.processes.process_count import choose_process_count, training_operations
+from fedcohort.simulate.rounds.asynchronous import AsynchronousGroup, check_asynchronous
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.run import check_fits, check_plan
 from fedcohort.simulate.store.results import ResultsError
@@ -76,7 +77,8 @@ class Prepared:
         """Build a lock-step group, engine and all."""
         places = self.groups[number]
         keys = [self.federation_keys[i] for i in places]
-        return Group(
+        kind = AsynchronousGroup if self.experiment.plans[places[0]].options.mode == "async" else Group
+        return kind(
             [self.experiment.plans[i] for i in places],
             keys,
             self.datasets[self.data_keys[places[0]]],
@@ -99,8 +101,8 @@ def _data_key(data: DataOptions) -> str:
 def group_key(plan: RunPlan) -> str:
     """Runs of one key can share a batch: same data, model, local training and rule added to it."""
     aggregator = plan.aggregator
-    parts = [_data_key(plan.data), plan.model.name, values_of(plan.local), aggregator.prox, aggregator.corrects]
-    return _identity(parts)
+    training = [values_of(plan.local), aggregator.prox, aggregator.corrects]
+    return _identity([_data_key(plan.data), plan.model.name, *training, plan.options.mode])
 
 
 def prepare(
@@ -153,6 +155,8 @@ def prepare(
                 dataset.writer_names,
             )
         check_plan(plan, federations[names[identity]])
+        if plan.options.mode == "async":
+            check_asynchronous(plan)
         _check_room(plan, federations[names[identity]])
         trained = (plan.options.size or len(federations[names[identity]])) * _samples(
             plan, federations[names[identity]]

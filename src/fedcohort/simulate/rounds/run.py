@@ -16,7 +16,16 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import user_code_errors
-from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, SIGNALS, TABLE_SIGNALS, Signal, losses_of, vectors_of
+from fedcohort.core.signals import (
+    QUERY_SIGNALS,
+    REPORT_SIGNALS,
+    SIGNALS,
+    TABLE_SIGNALS,
+    Signal,
+    VectorOf,
+    losses_of,
+    vectors_of,
+)
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.round import Policy
 from fedcohort.journal import Savepoint
@@ -47,14 +56,27 @@ from fedcohort.training.early_stop import EarlyStop, LossTrend
 from fedcohort.training.filters import KeepAll, Need
 
 
-def host_signals(federation: Federation, task: Task) -> frozenset[Signal]:
-    """What the simulator can supply about a federation: all, if clients hold out data and samples have classes."""
+def host_signals(federation: Federation, task: Task, asynchronous: bool = False) -> frozenset[Signal]:
+    """What the simulator can supply about a federation: all, if clients hold out data and samples have classes.
+
+    In an asynchronous run there are no cohorts to compare a client with, and no filter.
+    """
     supplied = REPORT_SIGNALS | QUERY_SIGNALS
+    if asynchronous:
+        supplied -= _OF_ROUNDS
     if not len(federation.server_validation) or not task.has_classes:
         supplied -= {Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}
     if not task.has_classes:
         supplied = frozenset(s for s in supplied if not _of_classes(s))
     return supplied if federation.validation.any() else frozenset(s for s in supplied if not s.held_out)
+
+
+_OF_ROUNDS = frozenset(
+    signal
+    for signal in SIGNALS
+    if signal in (Signal.KEPT, Signal.SERVER_LOSS, Signal.TRIAL_QUERY)
+    or (isinstance(signal.how, VectorOf) and signal.how.take.endswith("distance"))
+)
 
 
 def _of_classes(signal: Signal) -> bool:
@@ -63,10 +85,10 @@ def _of_classes(signal: Signal) -> bool:
 
 def check_fits(plan: RunPlan) -> None:
     """Refuse a run whose parts need classes that its task has not, or a loss that its task does not have."""
-    task, said = plan.task, f"the task {plan.task.name!r} of run {plan.id!r}"
+    task, where = plan.task, f"the task {plan.task.name!r} of run {plan.id!r}"
     if plan.local.loss == "robust" and not task.fast:
         raise InputError(
-            f"The robust loss is made of cross-entropies of a classifier; {said} has the loss {task.loss!r} and the "
+            f"The robust loss is made of cross-entropies of a classifier; {where} has the loss {task.loss!r} and the "
             f"metric {task.metric!r}.",
             hint="leave out local.loss, or task.loss and task.metric",
         )
@@ -85,7 +107,7 @@ def check_fits(plan: RunPlan) -> None:
     for what, needed in parts.items():
         if needed:
             raise InputError(
-                f"{what}, and {said} predicts {task.predicts}.",
+                f"{what}, and {where} predicts {task.predicts}.",
                 hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
             )
     supplied = (REPORT_SIGNALS | QUERY_SIGNALS) - frozenset(s for s in SIGNALS if _of_classes(s)) | {Signal.SIZES}
@@ -110,7 +132,7 @@ def adapt_selector(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
 
 def check_plan(plan: RunPlan, federation: Federation) -> None:
     """Refuse a run that could not be made, before anything heavy starts."""
-    adapt_selector(plan, TABLE_SIGNALS | host_signals(federation, plan.task))
+    adapt_selector(plan, TABLE_SIGNALS | host_signals(federation, plan.task, plan.options.mode == "async"))
     size = plan.options.size
     if size is not None and size > len(federation):
         raise InputError(
@@ -163,7 +185,7 @@ class FederationContext:
     share: FloatArray  # (N,) p_k
     true_counts: FloatArray | None  # (N, B) true labels of the training samples; None where there are no classes
     judge: Judge | None = None  # None where only the whole test set counts
-    _told: dict[tuple[LabelSharing, int], LabelKnowledge] = field(default_factory=dict)
+    _label_facts: dict[tuple[LabelSharing, int], LabelKnowledge] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -180,16 +202,16 @@ class FederationContext:
         if self.true_counts is None:
             return LabelKnowledge(None)
         key = (labels, seed)
-        if key not in self._told:
+        if key not in self._label_facts:
             counts = self.federation.label_counts(part="train").astype(np.int64)
-            self._told[key] = labels.share(counts, streams.stream(seed, streams.LABELS))
-        return self._told[key]
+            self._label_facts[key] = labels.share(counts, streams.stream(seed, streams.LABELS))
+        return self._label_facts[key]
 
     def table(self, labels: LabelSharing, seed: int) -> ClientTable:
-        """What selectors may know of the federation: sizes, own names, and labels in the form they are told in."""
+        """What selectors may know of the federation: sizes, own names, and labels in the form they are shared in."""
         federation = self.federation
-        told = self.label_facts(labels, seed)
-        return ClientTable(names=federation.client_names, sizes=federation.train_sizes, labels=told.labels)
+        facts = self.label_facts(labels, seed)
+        return ClientTable(names=federation.client_names, sizes=federation.train_sizes, labels=facts.labels)
 
 
 class Run:
@@ -269,7 +291,7 @@ class Run:
     @property
     def signals(self) -> frozenset[Signal]:
         """What the simulator supplies in reports and answers."""
-        return host_signals(self.federation, self.plan.task)
+        return host_signals(self.federation, self.plan.task, self.plan.options.mode == "async")
 
     def start_session(self, journal: Path | None) -> None:
         """Start the run's session."""
@@ -282,6 +304,7 @@ class Run:
             shadows=self.plan.shadows,
             rules=self.plan.rules,
             commit="manual",
+            asynchronous=self.plan.options.mode == "async",
         )
         self.update_attributes()
 
@@ -290,9 +313,11 @@ class Run:
         if self.plan.rules is None:
             return
         names = self.session.table.names
-        said = self.plan.scenario.client_attributes(names, seed=self.plan.seed, round=self.round, changing=changing)
-        if said:
-            self.session.set_attributes(said)
+        attributes = self.plan.scenario.client_attributes(
+            names, seed=self.plan.seed, round=self.round, changing=changing
+        )
+        if attributes:
+            self.session.set_attributes(attributes)
 
     def resume_session(self, journal: Path | None, at: Savepoint) -> None:
         """Continue the run's session where it stood at a checkpoint; shadows that had failed by then stay out."""

@@ -22,7 +22,7 @@ from fedcohort.training.aggregators import Members
 
 
 class Asked(NamedTuple):
-    """The round is open, and the selector has said what it wants to know before it chooses."""
+    """The round is open, and the selector has asked what it wants to know before it chooses."""
 
     run: Run
     round: Round
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     query: Query | None
 
     def reachable(self, clients: IntArray | None) -> IntArray:
-        """Return those of ``clients`` (None: everybody) who are available."""
+        """Return which of ``clients`` (None: all) are available."""
         if self.available is None:
             return np.arange(len(self.run.federation)) if clients is None else clients
         return np.flatnonzero(self.available) if clients is None else clients[self.available[clients]]
@@ -45,12 +45,12 @@ class Answered(NamedTuple):
 
     asked: Asked
     answer: Answer | None
-    holders: IntArray | None  # who got the current model through the query
+    holders: IntArray | None  # the clients that got the current model through the query
     cost: RoundCost  # grows until the round ends
 
 
 class Chosen(NamedTuple):
-    """The cohort is chosen, and it is known who will answer in time."""
+    """The cohort is chosen, and it is known which clients will answer in time."""
 
     run: Run
     round: Round
@@ -164,6 +164,7 @@ def members(
     steps: IntArray,
     multiplicity: FloatArray | None,
     metrics: Mapping[Signal, FloatArray],
+    staleness: FloatArray | None = None,
 ) -> Members:
     """Describe models to a run's aggregator.
 
@@ -177,6 +178,8 @@ def members(
         How often each counts; None is once.
     metrics : mapping of Signal to (j,) array
         What each reported, of what the aggregator requires.
+    staleness : (j,) float array or None
+        How many global models came while each was at work; None is none.
     """
     return Members(
         clients=clients,
@@ -188,4 +191,5 @@ def members(
         rates=run.rate_sums(steps, clients),
         metrics=metrics,
         round=run.round,
+        staleness=np.zeros(len(clients)) if staleness is None else staleness,
     )

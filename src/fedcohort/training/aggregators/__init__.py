@@ -16,6 +16,9 @@
 ``mifa``                 the mean of everybody's last updates
 ``fedau``                updates times the mean number of rounds between two times a client takes part
 ``fedawe``               updates times the rounds missed, from the model each client got when it last took part
+``fedbuff``              the mean of buffered updates, stale ones discounted
+``fedasync``             every model mixed in as it comes, the less the staler it is
+``fedavg-stale``         weights by size and staleness, summing to 1
 ``median``               coordinate-wise median
 ``trimmed-mean``         coordinate-wise mean without the extremes
 ``krum``                 the one model with the closest company
@@ -26,6 +29,7 @@
 =======================  ===============================================================================================
 """
 
+from fedcohort.training.aggregators.asynchronous import FedAsync, FedAvgStale, FedBuff
 from fedcohort.training.aggregators.base import (
     AGGREGATORS,
     Aggregator,
@@ -59,12 +63,15 @@ __all__ = [
     "Corrections",
     "EchoedModels",
     "FedAdam",
+    "FedAsync",
     "FedAu",
     "FedAvg",
     "FedAvgM",
+    "FedAvgStale",
     "FedAvgWithAbsent",
     "FedAwe",
     "FedBio",
+    "FedBuff",
     "FedDf",
     "FedNova",
     "FedPdp",

@@ -1,4 +1,4 @@
-"""The few things NumPy arrays and torch tensors do not spell alike, said once; torch itself is never imported."""
+"""The few operations that NumPy and torch spell differently; torch itself is never imported."""
 
 from __future__ import annotations
 

@@ -48,6 +48,8 @@ class Members:
     round : int
         Which round this is, from 0; rounds without any model count, so that an aggregator can tell how long a client
         was away.
+    staleness : (k,) float array
+        How many global models came while each client was at work (tau); by default 0, as in rounds.
     """
 
     clients: IntArray
@@ -59,10 +61,13 @@ class Members:
     rates: FloatArray = None  # type: ignore[assignment]  # filled in below
     metrics: Mapping[Signal, FloatArray] = field(default_factory=lambda: MappingProxyType({}))
     round: int = 0
+    staleness: FloatArray = None  # type: ignore[assignment]  # filled in below
 
     def __post_init__(self) -> None:
         if self.rates is None:
             object.__setattr__(self, "rates", self.steps)
+        if self.staleness is None:
+            object.__setattr__(self, "staleness", np.zeros(len(self.clients)))
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -86,9 +91,25 @@ class Members:
         """(k,) multiplicities, summing to 1."""
         return np.asarray(self.multiplicity / self.multiplicity.sum())
 
-    def weights_by(self, weighting: str) -> FloatArray:
-        """(k,) :attr:`by_size` or :attr:`by_count`, by the name that aggregators' ``weighting`` has."""
-        return self.by_size if weighting == "size" else self.by_count
+    def weights_by(self, weighting: str, exponent: float = 0.0) -> FloatArray:
+        """(k,) :attr:`by_size` or :attr:`by_count`, by the name that aggregators' ``weighting`` has.
+
+        ``exponent`` discounts stale ones by (1 + staleness) to the power of minus that; the weights still sum to 1.
+        """
+        weights = self.by_size if weighting == "size" else self.by_count
+        if not exponent:
+            return weights
+        discounted = weights * polynomial(self.staleness, exponent)
+        return np.asarray(discounted / discounted.sum())
+
+
+def polynomial(staleness: FloatArray, exponent: float) -> FloatArray:
+    """Return (k,) the discount of stale updates, 1 for fresh ones.
+
+    >>> polynomial(np.array([0.0, 3.0]), 0.5)
+    array([1. , 0.5])
+    """
+    return np.asarray((1.0 + staleness) ** -exponent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +231,7 @@ class Aggregator(Parameterized, ABC):
     corrects: ClassVar[bool] = False  # whether its memory is Corrections
     own_models: ClassVar[bool] = False  # whether its memory is OwnModels
     needs_server: ClassVar[bool] = False  # whether it computes on samples of the server's own
+    mixes_models: ClassVar[bool] = False  # whether it wants stale models as they are, not their updates on the newest
 
     @property
     def prox(self) -> float:

@@ -21,6 +21,7 @@ from fedcohort.training.aggregators.arithmetic import as_like, average, sign, ze
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
 
 _WEIGHTING = OneOf(("size", "count"))
+_EXPONENT = Interval(float, 0, None)
 
 
 class Moments(Memory):
@@ -59,6 +60,7 @@ class FedAvgM(Aggregator):
     beta: float = param(0.9, Interval(float, 0, 1, "left"), "momentum of the server (beta)")
     global_rate: float = param(1.0, Interval(float, 0, None, "neither"), "global step size (eta)")
     weighting: str = param("size", _WEIGHTING, "updates count by client size (the paper) or equally")
+    exponent: float = param(0.0, _EXPONENT, "exponent of the discount of stale updates, in asynchronous runs; 0: none")
 
     def memory(self, federation: int, model: Any) -> Moments:
         """Return a momentum of zero."""
@@ -71,7 +73,7 @@ class FedAvgM(Aggregator):
         self._check(models, members)
         if not isinstance(memory, Moments):
             raise self._foreign(memory)
-        weights = members.weights_by(self.weighting)
+        weights = members.weights_by(self.weighting, self.exponent)
         memory.first = self.beta * memory.first + average(weights, models - old)
         return Combined(old + self.global_rate * memory.first, weights)
 
@@ -85,6 +87,7 @@ class _Adaptive(Aggregator):
     beta2: float = param(0.99, Interval(float, 0, 1, "left"), "decay of the second moment (beta_2)")
     tau: float = param(0.001, Interval(float, 0, None, "neither"), "adaptivity: the least scale of a coordinate (tau)")
     weighting: str = param("size", _WEIGHTING, "updates count by client size (its experiments) or equally (Alg. 2)")
+    exponent: float = param(0.0, _EXPONENT, "exponent of the discount of stale updates, in asynchronous runs; 0: none")
 
     def memory(self, federation: int, model: Any) -> Moments:
         """Return a first moment of zero and a second one of tau squared."""
@@ -101,7 +104,7 @@ class _Adaptive(Aggregator):
         self._check(models, members)
         if not isinstance(memory, Moments) or memory.second is None:
             raise self._foreign(memory)
-        weights = members.weights_by(self.weighting)
+        weights = members.weights_by(self.weighting, self.exponent)
         update = average(weights, models - old)
         memory.first = self.beta1 * memory.first + (1.0 - self.beta1) * update
         memory.second = self._second(memory.second, update * update)

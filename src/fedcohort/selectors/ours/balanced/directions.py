@@ -1,7 +1,7 @@
 """What a server can balance where nobody tells about labels: the directions of the clients' updates.
 
 A cohort whose mean update points where the mean of all clients does trains what all of them would. A client's direction
-is the mean of its last updates, each of length 1; who was never seen counts as the mean of those who were.
+is the mean of its last updates, each of length 1; a client never seen counts as the mean of the others.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ class Objective:
         tau times the logarithm of the candidates' durations; None where time does not count.
     floor, luck : float
         The least imbalance that counts: a number, and a multiple of what chance leaves in the group.
+    before : int
+        How many clients the group stands on that were drawn before.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Objective:
         seconds: FloatArray | None,
         floor: float,
         luck: float,
+        before: int = 0,
     ) -> None:
         self.group = group
         self.turns = turns
@@ -41,6 +44,7 @@ class Objective:
         self.seconds = seconds
         self.floor = floor
         self.luck = luck
+        self.before = before
         self.members: list[int] = []
         self._values = np.empty(len(turns))
 
@@ -67,14 +71,14 @@ class Objective:
 
     def draw(self, rng: np.random.Generator) -> None:
         """Add the m-th client with log-weight -m J of the group it would complete."""
-        m = len(self.members) + 1
+        m = self.before + len(self.members) + 1
         weights = -m * (self.balance() + self.turns + self.slowest())
         weights[~self.eligible] = -np.inf
         weights[self.members] = -np.inf
         self.add(log_choice(weights, rng.random())[0])
 
     def swap(self, position: int) -> None:
-        """Give a member's place to whoever makes J smallest, which may be itself."""
+        """Give a member's place to the client that makes J smallest, which may be the member itself."""
         self.members.remove(position)
         if self.group is not None:
             self.group.remove(position)

@@ -75,7 +75,7 @@ class Balanced(Selector[BalanceState]):
         J(M) = \log \max(QCID(M + H), \epsilon) + \frac{\gamma}{|M|} \sum_{n \in M} e_n,
         \qquad H_t = \lambda (H_{t-1} + M_{t-1})
 
-    1. Whoever is ``slack`` turns behind the mean comes first; whoever is as many ahead does not come.
+    1. Clients ``slack`` turns behind the mean come first; clients as many turns ahead are left out.
     2. Client m = 1, 2, ... is drawn with log-weight :math:`-m J` of the group it would complete, with
        :math:`\gamma e_n` of the new client in place of the mean ([Zhang2023]_ has these exponents).
     3. Twice, every member that did not come by rule 1 gives its place to the candidate that makes J smallest.
@@ -89,6 +89,9 @@ class Balanced(Selector[BalanceState]):
 
     Where rates mend less than half of the imbalance of all data together (everybody writes more digits than letters),
     the federation is taken as it is: rates are 1, and QCID is the distance to the mix of all data.
+
+    Where clients are chosen one by one, in an asynchronous session, those at work stand in the place of the rounds
+    before, and m counts on from them.
 
     Labels may come as counts, also noisy ones, a factor or a Gram matrix. Where nobody tells them, the directions of
     updates are balanced instead; with nothing at all, cohorts are taken in turns. ``time`` adds
@@ -113,6 +116,7 @@ class Balanced(Selector[BalanceState]):
     ['0', '2'] 0.0
     """
 
+    one_at_a_time = True
     picks_by: ClassVar[str] = (
         "Clients whose turn it is come first; the others are drawn by chance, the better they balance the classes"
         " the likelier, and then swapped while that improves the balance. The score is of the finished cohort."
@@ -191,14 +195,15 @@ class Balanced(Selector[BalanceState]):
     def select(
         self, state: BalanceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, BalanceState]:
-        """Take those who are behind, draw the others, swap."""
+        """Take the clients that are behind, draw the others, swap."""
         there = np.zeros(len(state.turns), np.bool_)
         there[slate.candidates] = True
         turns = cap_debt(state.turns, state.rates, there, self.slack)
         lead = leads(turns[slate.candidates], state.rates[slate.candidates])
         first, eligible = first_and_eligible(lead, slate.size, self.slack)
         group, floor, luck = self._group(state, slate)
-        draw = Objective(group, self.coverage * lead, eligible, self._seconds(state, slate), floor, luck)
+        before = 0 if slate.busy is None else len(slate.busy)
+        draw = Objective(group, self.coverage * lead, eligible, self._seconds(state, slate), floor, luck, before)
         for position in np.flatnonzero(first).tolist():
             draw.add(position)
         fixed = len(draw.members)
@@ -209,10 +214,12 @@ class Balanced(Selector[BalanceState]):
                 for position in rng.permutation(draw.members[fixed:]).tolist():
                     draw.swap(position)
         clients = slate.candidates[draw.members]
-        turns, recent = turns.copy(), self.past * state.recent
+        turns, recent = turns.copy(), state.recent
         turns[clients] += 1 / state.rates[clients]
-        recent[recent < _FORGOTTEN] = 0.0
-        recent[clients] += 1
+        if slate.busy is None:
+            recent = self.past * recent
+            recent[recent < _FORGOTTEN] = 0.0
+            recent[clients] += 1
         parts = draw.parts()
         cohort = Cohort(
             clients=clients,
@@ -230,6 +237,8 @@ class Balanced(Selector[BalanceState]):
         """
         who = np.flatnonzero(state.recent) if self.past > 0 else np.zeros(0, np.int64)
         past = Past(who, self.past * state.recent[who])
+        if slate.busy is not None:
+            past = Past(slate.busy, np.ones(len(slate.busy)))
         if self.balance == "labels":
             labels = slate.clients.labels
             sizes = None if isinstance(labels, LabelCounts) else slate.clients.sizes
@@ -243,7 +252,7 @@ class Balanced(Selector[BalanceState]):
         return group, _FLOOR_DIRECTIONS, 0.0
 
     def _seconds(self, state: BalanceState, slate: Slate) -> FloatArray | None:
-        """(c,) tau log d_n, the median for those who were never timed; None where time does not count."""
+        """(c,) tau log d_n, the median for clients never timed; None where time does not count."""
         if self.time == 0 or not state.seconds.any():
             return None
         known = state.timed > 0

@@ -3,7 +3,7 @@ r"""Everybody in turn, as a promise.
 Client n has the rate :math:`r_n`. Each time it takes part it has had :math:`1 / r_n` of a turn, so the mean of all
 turns, weighted by the rates, rises by the same amount in every round: k / R with cohorts of k and R the sum of rates.
 A client's *lead* is its turns less that mean. Whoever is D turns behind comes first, the furthest behind before others;
-whoever is D turns ahead does not come while enough others are there. What follows from that is on the selector's page.
+a client D turns ahead is left out while enough others are available. What follows from that is on the selector's page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def leads(turns: FloatArray, rates: FloatArray) -> FloatArray:
 def first_and_eligible(lead: FloatArray, size: int, slack: float) -> tuple[BoolArray, BoolArray]:
     """Return who comes first in a cohort of ``size`` (c,), and who may come at all (c,).
 
-    The first ones are never more than ``size``, and those who may come never fewer.
+    The clients that come first are never more than ``size``, the eligible ones never fewer.
 
     >>> lead = np.array([-4.0, -3.0, -3.0, 0.0, 1.0, 5.0])
     >>> first_and_eligible(lead, size=4, slack=3)
@@ -42,7 +42,7 @@ def first_and_eligible(lead: FloatArray, size: int, slack: float) -> tuple[BoolA
 
 
 def cap_debt(turns: FloatArray, rates: FloatArray, there: BoolArray, slack: float) -> FloatArray:
-    """Return turns (N,) in which nobody who is away is owed more than ``slack`` turns by those who are there.
+    """Return turns (N,) in which no absent client is owed more than ``slack`` turns by those present.
 
     Somebody who comes back after a long absence is due at once, but does not fill every cohort for weeks.
     """

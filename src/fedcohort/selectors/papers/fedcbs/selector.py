@@ -19,7 +19,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.class_balance import RESOLUTION, ClassBalance, group_of
+from fedcohort.selectors.numerics.class_balance import NOTHING, RESOLUTION, ClassBalance, Past, group_of
 from fedcohort.selectors.numerics.sampling import log_choice
 
 _LOG_RESOLUTION = 53 * math.log(2)  # a uniform random double has 53 bits
@@ -52,6 +52,9 @@ class FedCBS(Selector[BalancedState]):
     itself). All give the same probabilities; counts are never asked for. One pick is one product of the factor with a
     vector, or one row of S.
 
+    In an asynchronous session one client is chosen while others are at work: it is the first client of a group that
+    stands on theirs, :math:`M_1 = \{n\} \cup` those at work.
+
     Deviations from the paper: none in the algorithm. A client without samples counts as fully imbalanced (the formula
     would divide by 0, or prefer it for leaving a balanced cohort as it is). A QCID below 4e-15, the rounding error of
     Theorem 3.1 in double precision, counts as 0.
@@ -73,6 +76,7 @@ class FedCBS(Selector[BalancedState]):
     (['0', '2'], 0.0)
     """
 
+    one_at_a_time = True
     picks_by: ClassVar[str] = (
         "The cohort is drawn by chance, place by place; a client is the likelier the better it balances the "
         "classes of those drawn before. The score is of its last chance, a logarithm."
@@ -114,6 +118,7 @@ class FedCBS(Selector[BalancedState]):
             labels,
             None if isinstance(labels, LabelCounts) else slate.clients.sizes,
             None if slate.everyone else slate.candidates,
+            NOTHING if slate.busy is None else Past(slate.busy, np.ones(len(slate.busy))),
         )
         bonus = exploration_bonus(self.exploration, slate.round + 1, slate.of_candidates(state.pulls))
         draw = self.draw(group, slate.size, bonus, rng)

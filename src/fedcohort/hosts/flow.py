@@ -1,0 +1,231 @@
+"""A flow of clients instead of rounds: as soon as one answers or fails, another one takes its place.
+
+Nothing here waits, sends a message or looks at a clock. A :class:`Flow` is told what happened and answers what follows
+from it, as a :class:`~fedcohort.hosts.round.Round` does for rounds: how many clients may be asked now, which answers
+the next global model is made of, and when it is due. It works on an asynchronous session, in which every cohort is one
+client and the round is the number of the newest model.
+
+Three policies differ in nothing but when a model is due: after every answer (FedAsync), after some of them (FedBuff),
+or at fixed times (semi-synchronous). What was answered and not yet used is on record with each report, so a flow goes
+on where it was after a kill between any two events.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.core.errors import InputError, ParameterError
+from fedcohort.core.params import Constraint, Interval, Optional
+from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
+from fedcohort.core.signals import Signal
+from fedcohort.session.session import Session
+
+_COUNT = Interval(int, 1, None)
+_NO_METRICS: Mapping[Signal, FloatArray] = {}
+_BUFFER, _SINCE = "buffer", "since"  # keys of what is stored with the session
+
+
+@dataclass(frozen=True)
+class FlowPolicy:
+    """How a flow runs.
+
+    Parameters
+    ----------
+    busy : int
+        How many clients work at the same time.
+    buffer : int
+        How many sound answers make a new global model: 1 is FedAsync, more is FedBuff.
+    period : float, optional
+        Seconds between two models instead, whatever has come by then; without any answer the model waits for one.
+    """
+
+    busy: int
+    buffer: int = 1
+    period: float | None = None
+
+    def __post_init__(self) -> None:
+        constraints: dict[str, Constraint] = {
+            "busy": _COUNT,
+            "buffer": _COUNT,
+            "period": Optional(Interval(float, 0, None, "neither")),
+        }
+        for name, constraint in constraints.items():
+            value = getattr(self, name)
+            if not constraint.admits(value):
+                raise ParameterError(
+                    f"The {name!r} parameter of FlowPolicy must be {constraint.describe()}. Got {value!r}."
+                )
+
+
+class Answered(NamedTuple):
+    """A sound answer that waits for the next global model.
+
+    Attributes
+    ----------
+    ticket : int
+    client : int
+    version : int
+        The model it began with.
+    """
+
+    ticket: int
+    client: int
+    version: int
+
+
+class Flow:
+    """Clients that come and go under one asynchronous session.
+
+    Parameters
+    ----------
+    session : Session
+        One that is asynchronous; what it has on record is taken up.
+    policy : FlowPolicy
+    now : float
+        The time, from any beginning; only ``period`` depends on it.
+
+    Attributes
+    ----------
+    busy : (N,) bool array
+        Who is at work.
+    waiting : list of Answered
+        What the next model is made of, in the order of arrival.
+
+    Examples
+    --------
+    >>> session = Session("uniform", clients=10, seed=1, asynchronous=True)
+    >>> flow = Flow(session, FlowPolicy(busy=3, buffer=2))
+    >>> first = [flow.choose() for _ in range(flow.free)]
+    >>> flow.receive(first[1].ticket, Status.OK), flow.free
+    (True, 1)
+    >>> flow.receive(first[0].ticket, Status.FAILED), flow.is_due(0.0)
+    (False, False)
+    >>> flow.receive(first[2].ticket, Status.OK), flow.is_due(0.0)
+    (True, True)
+    >>> [one.ticket for one in flow.advance(0.0)], session.round
+    ([1, 2], 1)
+    """
+
+    def __init__(self, session: Session, policy: FlowPolicy, now: float = 0.0) -> None:
+        if not session.asynchronous:
+            raise InputError("A flow needs an asynchronous session.", hint="Session(..., asynchronous=True)")
+        self.session = session
+        self.policy = policy
+        self.busy: BoolArray = np.zeros(session.table.n, np.bool_)
+        self._at_work: dict[int, Cohort] = {}
+        for cohort in session.pending:
+            self._begin(cohort)
+        stored = session.host_state if isinstance(session.host_state, Mapping) else {}
+        self.waiting = [Answered(*map(int, row)) for row in stored.get(_BUFFER, ())]
+        self._since = float(stored.get(_SINCE, now))  # when the newest model came
+        self.request: RoundRequest
+
+    def _begin(self, cohort: Cohort) -> None:
+        self._at_work[cohort.ticket] = cohort
+        self.busy[cohort.clients] = True
+
+    # -- whom to ask --------------------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> int:
+        """How many more clients may work."""
+        return max(self.policy.busy - len(self._at_work), 0)
+
+    @property
+    def at_work(self) -> tuple[Cohort, ...]:
+        """Who works, each a cohort of one, in the order in which they began."""
+        return tuple(self._at_work.values())
+
+    def open(self, available: BoolArray | None = None) -> Query | None:
+        """Return the question the selector wants answered before it chooses one of ``available`` (N,), or None."""
+        self.request = RoundRequest(1, available)
+        return self.session.query(self.request)
+
+    def choose(self, answer: Answer | None = None, *, available: BoolArray | None = None) -> Cohort:
+        """Return the next client as a cohort of one; empty where nobody is there or the selector ends the run.
+
+        ``answer`` is that to the question of :meth:`open`. Without a question ``available`` is enough.
+        """
+        if answer is None and (available is not None or not hasattr(self, "request")):
+            self.request = RoundRequest(1, available)
+        cohort = self.session.ask(self.request, answer)
+        del self.request
+        if cohort.size:
+            self._begin(cohort)
+        return cohort
+
+    # -- what came back -----------------------------------------------------------------------------------------------
+
+    def receive(
+        self,
+        ticket: int,
+        status: Status,
+        metrics: Mapping[Signal, Any] = _NO_METRICS,
+        *,
+        state: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Tell the session what became of a client; return whether its model waits for the next one.
+
+        Parameters
+        ----------
+        ticket : int
+        status : Status
+        metrics : mapping of Signal to (1,) or (1, V) array
+        state : mapping, optional
+            The host's own, stored in the same transaction.
+        """
+        cohort = self._at_work.get(ticket)
+        if cohort is None:
+            raise InputError(
+                f"Nobody works on ticket {ticket}.", hint=f"at work are {', '.join(map(str, self._at_work)) or 'none'}"
+            )
+        waiting = list(self.waiting)
+        sound = status is Status.OK
+        if sound:
+            waiting.append(Answered(ticket, int(cohort.clients[0]), cohort.round))
+        report = RoundReport(ticket, cohort.clients, status=[int(status)], metrics=metrics)
+        self.session.tell(report, host=self._stored(waiting, self._since, state))
+        del self._at_work[ticket]
+        self.busy[cohort.clients] = False
+        self.waiting = waiting
+        return sound
+
+    def staleness(self, answered: Answered) -> int:
+        """Return how many models came since the one that an answer began with."""
+        return self.session.round - answered.version
+
+    # -- models -------------------------------------------------------------------------------------------------------
+
+    @property
+    def due_at(self) -> float:
+        """When the next model is due by the clock; infinity where answers decide."""
+        return math.inf if self.policy.period is None else self._since + self.policy.period
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time for a new global model."""
+        if self.policy.period is not None:
+            return bool(self.waiting) and now >= self.due_at
+        return len(self.waiting) >= self.policy.buffer
+
+    def advance(self, now: float, *, state: Mapping[str, Any] | None = None) -> list[Answered]:
+        """Tell the session that the waiting answers have become a new model, and return them.
+
+        With a period, the next model is due one period after this one was, or after ``now`` where it had to wait.
+        """
+        used = self.waiting
+        since = now if self.policy.period is None else self.due_at + math.floor(
+            (now - self.due_at) / self.policy.period
+        ) * self.policy.period  # fmt: skip
+        self.session.advance([one.ticket for one in used], host=self._stored([], since, state))
+        self.waiting, self._since = [], since
+        return used
+
+    @staticmethod
+    def _stored(waiting: list[Answered], since: float, state: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {**(state or {}), _BUFFER: [list(one) for one in waiting], _SINCE: since}

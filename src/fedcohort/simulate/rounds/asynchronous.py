@@ -1,0 +1,475 @@
+"""Asynchronous runs: events instead of rounds, at the speed of lock-step.
+
+Each run plays its own events: clients begin, answer or drop out, models appear. What has to happen when is decided by
+:class:`~fedcohort.hosts.flow.Flow` and the scenario, none of which needs a trained model. So a run goes on until the
+client that answers next is one that has not been trained. Then everybody at work is trained in one batch, in all runs
+of the group: clients that began with different models and will answer at different times. On the CPU a result does not
+depend on the company, so it is the one of training each client by itself.
+
+A step of the group is one new global model of every run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcohort.core import rng as streams
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.errors import InputError
+from fedcohort.core.protocol import Answer, Cohort, Query, Status
+from fedcohort.core.signals import Signal
+from fedcohort.core.vectors import OutputLayer
+from fedcohort.hosts.flow import Flow, FlowPolicy
+from fedcohort.hosts.round import Round
+from fedcohort.scenario import Always, Roster
+from fedcohort.session.validation import check_one_at_a_time
+from fedcohort.simulate.config.experiment import RunPlan
+from fedcohort.simulate.engine import Jobs, TrainingResult
+from fedcohort.simulate.rounds.batch import Batch
+from fedcohort.simulate.rounds.costs import RoundCost
+from fedcohort.simulate.rounds.group import Group, OnRound, is_due, measurements, sound_test
+from fedcohort.simulate.rounds.isolate_failure import isolate_failure
+from fedcohort.simulate.rounds.queries import answer
+from fedcohort.simulate.rounds.run import Run
+from fedcohort.simulate.rounds.stages import Arrived, Asked, Chosen, Test, members
+from fedcohort.simulate.store.checkpoint import Checkpoint
+from fedcohort.training.filters import KeepAll
+
+_OK, _FAILED = int(Status.OK), int(Status.FAILED)
+_BATCHES = "flow"  # the stream from which the batches of a ticket are drawn
+_INTEGERS = ("ticket", "version", "status", "steps", "trained", "sound")
+_NUMBERS = ("begins", "seconds")
+
+
+def check_asynchronous(plan: RunPlan) -> None:
+    """Refuse a run whose parts know rounds only."""
+    options, scenario, aggregator = plan.options, plan.scenario, plan.aggregator
+    check_one_at_a_time(True, plan.selector)
+    wrong = {
+        'run.cohort is "all"; it is how many clients work at the same time': options.size is None,
+        "run.patience watches rounds": options.patience is not None,
+        "run.spares belong to rounds": options.spares > 0,
+        "scenario.deadline closes rounds": scenario.deadline is not None,
+        f"the availability {scenario.availability.name!r} is a function of the round": not isinstance(
+            scenario.availability, Always
+        ),
+        f"the filter {plan.filter.name!r} judges the models of a round": not isinstance(plan.filter, KeepAll),
+        f"the aggregator {aggregator.name!r} changes local training by what it remembers": aggregator.corrects
+        or aggregator.own_models
+        or aggregator.needs_gradients,
+    }
+    for what, found in wrong.items():
+        if found:
+            raise InputError(
+                f"Run {plan.id!r} is asynchronous, and {what}.",
+                hint='set run.mode to "sync", or leave that out; [scenario.devices] says who is on when',
+            )
+
+
+@dataclass
+class Job:
+    """One client at work.
+
+    Attributes
+    ----------
+    cohort : Cohort
+        Of this client alone; its round is the model it began with.
+    begins, seconds : float
+        When it began, and how long it works: to its answer, or to the moment it fails.
+    status : int
+        OK or FAILED.
+    steps : int
+        Local steps it makes.
+    model : tensor (P,) or None
+        After training: its model, where the aggregator mixes models, else its update.
+    sound : bool
+        Whether what it sends is finite.
+    signals : dict of Signal to (1,) or (1, V) array
+    """
+
+    cohort: Cohort
+    begins: float
+    seconds: float
+    status: int
+    steps: int
+    model: torch.Tensor | None = None
+    sound: bool = True
+    signals: dict[Signal, FloatArray] = field(default_factory=dict)
+
+    @property
+    def client(self) -> int:
+        """Who it is."""
+        return int(self.cohort.clients[0])
+
+    @property
+    def answers_with(self) -> Status:
+        """What the session is told."""
+        return Status.FAILED if self.status == _FAILED else Status.OK if self.sound else Status.INVALID
+
+
+class Flight:
+    """What one run has in the air: its flow, the clients at work, and the models they began with."""
+
+    def __init__(self, run: Run) -> None:
+        options = run.plan.options
+        assert options.size is not None
+        self.run = run
+        self.flow = Flow(run.session, FlowPolicy(options.size, options.buffer, options.period), run.clock)
+        self.roster: Roster | None = None
+        if run.devices is not None and not run.devices.always_on:
+            self.roster = Roster(run.devices, len(run.federation), seed=run.plan.seed, time=run.clock)
+        self.jobs: dict[int, Job] = {}  # by ticket
+        self.models: dict[int, torch.Tensor] = {}  # by version, those that clients to be trained begin with
+        self.answered: dict[int, Job] = {}  # by ticket, what the next model is made of
+        self.queue: list[tuple[float, int]] = []  # when each answers, and its ticket
+        self.cost = RoundCost()
+        self.durations: list[float] = []  # of those that began with the newest model
+        self.since = run.clock
+
+    def add(self, job: Job) -> None:
+        """Let a client begin."""
+        self.jobs[job.cohort.ticket] = job
+        heapq.heappush(self.queue, (job.begins + job.seconds, job.cohort.ticket))
+
+    @property
+    def untrained(self) -> list[Job]:
+        """Clients at work that will answer and have not been trained."""
+        return [job for job in self.jobs.values() if job.status == _OK and job.model is None]
+
+    def available(self) -> BoolArray:
+        """(N,) who is on and not at work."""
+        free: BoolArray = ~self.flow.busy
+        return free if self.roster is None else self.roster.on & free
+
+    def next_event(self) -> float:
+        """Return when something happens next; infinity if nothing ever will."""
+        moments = [self.queue[0][0]] if self.queue else []
+        if self.flow.waiting:
+            moments.append(self.flow.due_at)
+        if self.roster is not None and self.flow.free:
+            moments.append(self.roster.next)
+        return min(moments, default=np.inf)
+
+
+class FlowBatch(Batch):
+    """A batch in which every client has its own model to begin with."""
+
+    def __init__(self, engine: Any, models: torch.Tensor, prox: float, output: OutputLayer | None = None) -> None:
+        super().__init__(engine, models, prox, output)
+        self._starts: dict[tuple[int, int], torch.Tensor] = {}  # by row of the run, and client
+
+    def received(self, run: Run, clients: IntArray) -> torch.Tensor:
+        """(k, P) the models that ``clients`` of a run train from."""
+        return torch.stack([self._starts[run.row, client] for client in clients.tolist()])
+
+    def _received(self, runs: Sequence[Run], clients: Sequence[IntArray]) -> tuple[torch.Tensor, IntArray]:
+        models = torch.cat([self.received(run, part) for run, part in zip(runs, clients, strict=True)])
+        return models, np.arange(len(models))
+
+    def train_jobs(self, runs: Sequence[Run], jobs: Sequence[Sequence[Job]], flights: Mapping[int, Flight]) -> None:
+        """Train ``jobs[i]`` of ``runs[i]``, all in one batch, and compute what their selectors declared."""
+        self._starts = {
+            (run.row, job.client): flights[run.row].models[job.cohort.round]
+            for run, mine in zip(runs, jobs, strict=True)
+            for job in mine
+        }
+        clients = [np.array([job.client for job in mine], np.int64) for mine in jobs]
+        trained = self._trained(runs, jobs, clients)
+        params = trained.params
+        # NaN and infinity survive a sum, which is one pass over the models; a sum may also overflow.
+        sound = torch.isfinite(params.sum(dim=1)).cpu().numpy()
+        if not sound.all():
+            sound = torch.isfinite(params).all(dim=1).cpu().numpy()
+            params = torch.where(torch.as_tensor(sound, device=params.device)[:, None], params, 0.0)
+        arrived, start = [], 0
+        for run, mine, part in zip(runs, jobs, clients, strict=True):
+            place = slice(start, start + len(part))
+            round_ = Round(run.session, run.policy)
+            round_.seconds = np.array([job.seconds for job in mine])
+            chosen = Chosen(run, round_, None, RoundCost(), np.arange(len(part)))
+            arrived.append(Arrived(chosen, part, place, sound[place]))
+            start = place.stop
+        signals, _ = self.signals(arrived, params)
+        for run, mine, turn, found in zip(runs, jobs, arrived, signals, strict=True):
+            models = params[turn.jobs]
+            if not run.aggregator.mixes_models:
+                models = models - self.received(run, turn.clients)
+            for i, job in enumerate(mine):
+                job.model, job.sound = models[i].clone(), bool(turn.sound[i])
+                job.signals = {signal: values[i : i + 1] for signal, values in found.items()}
+        self._starts = {}
+
+    def _trained(
+        self, runs: Sequence[Run], jobs: Sequence[Sequence[Job]], clients: Sequence[IntArray]
+    ) -> TrainingResult:
+        models, rows = self._received(runs, clients)
+        lengths = [len(part) for part in clients]
+        every = [(run, job) for run, mine in zip(runs, jobs, strict=True) for job in mine]
+        work = Jobs(
+            run=rows,
+            federation=np.repeat([run.context.index for run in runs], lengths),
+            client=np.concatenate(clients),
+            round=np.array([job.cohort.round for _, job in every]),
+            # A client may train twice from one model, and then on other batches.
+            seed=np.array([_seed(run.plan.seed, job.cohort.ticket) for run, job in every]),
+            steps=np.array([job.steps for _, job in every]),
+        )
+        return self.engine.train(models, work, prox=self._prox)
+
+
+def _seed(seed: int, ticket: int) -> int:
+    return int(streams.stream(seed, _BATCHES, ticket).integers(1 << 62))
+
+
+class AsynchronousGroup(Group):
+    """Asynchronous runs that share a dataset, a model and a batch shape; a step is one global model of each."""
+
+    batch_class = FlowBatch
+    batch: FlowBatch
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._flights: dict[int, Flight] = {}  # by row of the run
+
+    def _flight(self, run: Run) -> Flight:
+        if run.row not in self._flights:
+            self._flights[run.row] = Flight(run)
+        return self._flights[run.row]
+
+    # -- saving and continuing -----------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Return everything that is needed to continue, between two models: also who is at work, and from what."""
+        saved = super().checkpoint()
+        arrays = dict(saved.arrays)
+        for run in self.runs:
+            if run.row in self._flights:
+                prefix = f"flight/{run.row}/"
+                arrays |= {prefix + name: value for name, value in _packed(self._flights[run.row]).items()}
+        return Checkpoint(saved.round, saved.facts, arrays)
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint; everybody at work is at work again."""
+        super().resume(checkpoint)
+        for run in self.runs:
+            prefix = f"flight/{run.row}/"
+            found = {k.removeprefix(prefix): v for k, v in checkpoint.arrays.items() if k.startswith(prefix)}
+            if run.has_session and found:
+                _unpack(self._flight(run), found, self.models)
+
+    # -- one model of each run -----------------------------------------------------------------------------------
+
+    def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
+        began = time.perf_counter()
+        for run in runs:
+            run.update_attributes(changing=True)
+        waiting: list[Run] = list(runs)
+        ready: list[Run] = []
+        while waiting:
+            untrained: list[Run] = []
+            for run in waiting:
+                due = isolate_failure(run, run.selector_label, partial(self._play, run))
+                if not run.running:
+                    continue
+                (ready if due else untrained).append(run)
+            if untrained:
+                self.batch.train_jobs(untrained, [self._flight(run).untrained for run in untrained], self._flights)
+            waiting = untrained
+        made = [run for run in runs if run in ready and self._aggregate(run)]
+        tests = self._tests({run.row: run for run in made if is_due(run)})
+        share = (time.perf_counter() - began) / max(len(made), 1)
+        for run in made:
+            self._report(run, tests.get(run.row), share, on_round)
+
+    def _play(self, run: Run) -> bool:
+        """Play events until a model is due, or (False) until somebody answers who has not been trained."""
+        flight = self._flight(run)
+        flow, roster = flight.flow, flight.roster
+        while True:
+            if flow.is_due(run.clock):
+                return True
+            while flow.free and run.running:
+                available = flight.available()
+                if not available.any():
+                    break
+                self._begin(run, flight, available)
+            if not run.running:
+                return False
+            moment = flight.next_event()
+            if moment == np.inf:
+                run.end("stopped", f"nobody is on after {run.clock:.0f} s")
+                return False
+            if flight.queue and flight.queue[0][0] <= moment:
+                job = flight.jobs[flight.queue[0][1]]
+                if job.status == _OK and job.model is None:
+                    return False
+                run.clock = moment
+                self._answer(run, flight, job)
+            run.clock = moment
+            if roster is not None:
+                roster.advance(run.clock)
+
+    def _begin(self, run: Run, flight: Flight, available: BoolArray) -> None:
+        """Ask for one more client and let it begin."""
+        plan, costs = run.plan, run.costs
+        query = flight.flow.open(available)
+        known, seconds = self._answer_query(run, flight, available, query)
+        cohort = flight.flow.choose(known)
+        if cohort.stop is not None:
+            run.end("stopped", cohort.stop)
+        if not cohort.size:
+            return
+        clients, copies = cohort.clients, run.aggregator.model_copies
+        work = costs.round_work(clients, cohort.work, run.needed, False)
+        begins = run.clock + seconds
+        if run.devices is not None:
+            events = plan.scenario.timed_events(
+                clients,
+                seed=plan.seed,
+                ticket=cohort.ticket,
+                time=begins,
+                samples=costs.samples(clients, work),
+                transfer=copies * costs.model_bytes + costs.upload(run.needed, copies),
+            )
+        else:
+            events = plan.scenario.events(run.federation, clients, seed=plan.seed, round=cohort.ticket, work=work)
+        usual = run.steps[clients]
+        steps = usual if cohort.work is None else np.where(usual > 0, np.maximum(np.rint(usual * cohort.work), 1), 0)
+        flight.add(Job(cohort, begins, float(events.durations[0]), int(events.status[0]), int(steps[0])))
+        if cohort.round not in flight.models:
+            flight.models[cohort.round] = self.models[run.row].clone()
+        flight.cost.bytes_down += copies * costs.model_bytes
+        flight.durations.append(float(events.durations[0]))
+
+    def _answer_query(
+        self, run: Run, flight: Flight, available: BoolArray, query: Query | None
+    ) -> tuple[Answer | None, float]:
+        """Return the answer to a selector's question, and how long it took; its cost is booked."""
+        if query is None:
+            return None, 0.0
+        (found,) = answer(self.batch, [Asked(run, Round(run.session, run.policy), available, query)])
+        cost, mine = found.cost, flight.cost
+        mine.query_bytes_down += cost.query_bytes_down
+        mine.query_bytes_up += cost.query_bytes_up
+        mine.query_seconds += cost.query_seconds
+        mine.query_client_seconds += cost.query_client_seconds
+        return found.answer, cost.query_seconds
+
+    def _answer(self, run: Run, flight: Flight, job: Job) -> None:
+        """Let a client answer, or fail."""
+        heapq.heappop(flight.queue)
+        ticket = job.cohort.ticket
+        del flight.jobs[ticket]
+        if flight.flow.receive(ticket, job.answers_with, job.signals):
+            flight.answered[ticket] = job
+        if job.status == _OK:
+            flight.cost.bytes_up += run.costs.upload(run.needed, run.aggregator.model_copies)
+        flight.cost.client_seconds += job.seconds
+
+    # -- a new model ---------------------------------------------------------------------------------------------
+
+    def _aggregate(self, run: Run) -> bool:
+        """Make the next model of what has been answered; return whether the run goes on."""
+        flight = self._flight(run)
+        flow = flight.flow
+        used = [flight.answered[one.ticket] for one in flow.waiting]
+        old = self.models[run.row]
+        models = torch.stack([job.model for job in used if job.model is not None])
+        if not run.aggregator.mixes_models:
+            models = models + old
+        weights = [1.0 if job.cohort.weights is None else float(job.cohort.weights[0]) for job in used]
+        described = members(
+            run,
+            np.array([job.client for job in used], np.int64),
+            np.array([job.steps for job in used], np.int64),
+            np.array(weights),
+            {signal: np.concatenate([job.signals[signal] for job in used]) for signal in run.aggregator.requires},
+            np.array([flow.staleness(one) for one in flow.waiting], np.float64),
+        )
+        combined = isolate_failure(run, run.aggregator_label, partial(run.combine, old, models, described))
+        if combined is None:
+            return False
+        self.models[run.row] = combined.model
+        return True
+
+    def _report(self, run: Run, test: Test | None, wall: float, on_round: OnRound | None) -> None:
+        """Tell the session, write the row, see whether the run is over."""
+        flight = self._flight(run)
+        used = flight.flow.advance(run.clock)
+        version = run.session.round - 1
+        sound = sound_test(test)
+        self._record_test(run, version, sound)
+        clients = np.array([one.client for one in used], np.int64)
+        run.participation.add(run.round, clients)
+        row = {
+            **measurements(run, sound, flight.cost, clients),
+            "seconds": run.clock - flight.since,
+            "available": len(run.federation) if flight.roster is None else int(flight.roster.on.sum()),
+            "wall_seconds": wall,
+            "durations": np.array(flight.durations),
+            "weights": np.full(len(flight.durations), np.nan),  # known when they answer
+        }
+        self._rows.add(row)
+        flight.cost, flight.durations, flight.since, flight.answered = RoundCost(), [], run.clock, {}
+        needed = {job.cohort.round for job in flight.untrained}
+        flight.models = {version: model for version, model in flight.models.items() if version in needed}
+        if test is not None and sound is None:
+            run.end("diverged", f"the global model's test loss became NaN or infinite in round {run.round}")
+        elif run.round + 1 >= run.rounds:
+            run.end("finished")
+        run.round += 1
+        if on_round is not None:
+            on_round(run.info(self._keys[run.row]), row)
+
+
+# -- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def _packed(flight: Flight) -> dict[str, Any]:
+    """Return who is at work, and the models that are needed, as arrays."""
+    jobs = list(flight.jobs.values())
+    trained = [job for job in jobs if job.model is not None]
+    columns = [
+        (job.cohort.ticket, job.cohort.round, job.status, job.steps, job.model is not None, job.sound) for job in jobs
+    ]
+    arrays: dict[str, Any] = {
+        "integers": np.array(columns, np.int64).reshape(len(jobs), len(_INTEGERS)),
+        "numbers": np.array([(job.begins, job.seconds) for job in jobs], np.float64).reshape(len(jobs), len(_NUMBERS)),
+        "since": np.array([flight.since]),
+        "versions": np.array(list(flight.models), np.int64),
+    }
+    if flight.models:
+        arrays["models"] = torch.stack(list(flight.models.values())).cpu().numpy()
+    if trained:
+        arrays["trained"] = torch.stack([job.model for job in trained if job.model is not None]).cpu().numpy()
+        for signal in trained[0].signals:
+            arrays[f"signal/{signal}"] = np.concatenate([job.signals[signal] for job in trained])
+    return arrays
+
+
+def _unpack(flight: Flight, arrays: Mapping[str, Any], like: torch.Tensor) -> None:
+    """Take over what :func:`_packed` returned."""
+    as_model: Callable[[Any], torch.Tensor] = partial(torch.as_tensor, device=like.device)
+    flight.since = float(arrays["since"][0])
+    if len(arrays["versions"]):
+        flight.models = {int(v): as_model(m).clone() for v, m in zip(arrays["versions"], arrays["models"], strict=True)}
+    pending = {cohort.ticket: cohort for cohort in flight.flow.at_work}
+    at = 0
+    for (ticket, _, status, steps, trained, sound), (begins, seconds) in zip(
+        arrays["integers"].tolist(), arrays["numbers"].tolist(), strict=True
+    ):
+        job = Job(pending[ticket], begins, seconds, status, steps, sound=bool(sound))
+        if trained:
+            job.model = as_model(arrays["trained"][at]).clone()
+            names = [name for name in arrays if name.startswith("signal/")]
+            job.signals = {Signal.by_name(n.removeprefix("signal/")): arrays[n][at : at + 1] for n in names}
+            at += 1
+        flight.add(job)

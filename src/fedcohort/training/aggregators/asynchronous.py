@@ -1,0 +1,116 @@
+r"""Aggregators for clients that answer one by one, some of them with updates of older models.
+
+.. [Nguyen2022] J. Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022 (FedBuff).
+.. [Xie2019] C. Xie, S. Koyejo, I. Gupta, "Asynchronous Federated Optimization", 2019 (FedAsync), Sections 4 and 6.
+
+Symbols: w the global model, w_k a client's model, :math:`\Delta_k` its update, the difference to the model it began
+with, :math:`\tau_k` how many models came since then, s the discount of staleness.
+
+Hosts hand over :math:`w + \Delta_k` in the place of w_k, the update on top of the newest model, except to an aggregator
+that ``mixes_models``. So every other aggregator, and every optimiser of the server, works on stale updates as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.params import Interval, OneOf, param
+from fedcohort.training.aggregators.base import AGGREGATORS, Members, Mix, WeightedSum, polynomial
+
+_POSITIVE = Interval(float, 0, None, "neither")
+_EXPONENT = Interval(float, 0, None)
+
+
+def hinge(staleness: FloatArray, slope: float, limit: float) -> FloatArray:
+    r"""Return :math:`1` up to a staleness of b, and :math:`1 / (a (\tau - b) + 1)` beyond ([Xie2019]_, Section 6.3).
+
+    >>> hinge(np.array([0.0, 4.0, 5.0]), slope=10.0, limit=4.0).round(3)
+    array([1.   , 1.   , 0.091])
+    """
+    late = np.maximum(staleness - limit, 0.0)
+    return np.asarray(1.0 / (slope * late + 1.0))
+
+
+@AGGREGATORS.register("fedbuff")
+@dataclass(frozen=True, kw_only=True)
+class FedBuff(WeightedSum):
+    r"""The mean of the buffered updates, stale ones discounted ([Nguyen2022]_, Algorithm 1).
+
+    :math:`w \leftarrow w + \frac{\eta_g}{K} \sum_k s(\tau_k) \Delta_k`, with :math:`s(\tau) = (1 + \tau)^{-a}`, a = 1/2
+    in the paper's experiments. K is the number of updates in the buffer. Weights do not sum to 1: the staler the
+    updates, the shorter the step. Deviations: none; the privacy and secure aggregation of the paper are no part of it.
+
+    >>> members = Members(np.arange(2), np.ones(2), np.ones(2), 9, np.ones(2), staleness=np.array([0.0, 3.0]))
+    >>> mix = FedBuff().mix(members)
+    >>> mix.weights, mix.old
+    (array([0.5 , 0.25]), 0.25)
+    """
+
+    global_rate: float = param(1.0, _POSITIVE, "global step size (eta_g)")
+    exponent: float = param(0.5, _EXPONENT, "exponent of the discount of stale updates (a); 0: none")
+
+    def mix(self, members: Members) -> Mix:
+        """Weights eta_g s(tau_k) / K."""
+        weights = self.global_rate * polynomial(members.staleness, self.exponent) * members.multiplicity / len(members)
+        return Mix(weights, 1.0 - float(weights.sum()))
+
+
+@AGGREGATORS.register("fedasync")
+@dataclass(frozen=True, kw_only=True)
+class FedAsync(WeightedSum):
+    r"""Mix every client's model into the global one, the less the staler it is ([Xie2019]_, Algorithm 1).
+
+    :math:`w \leftarrow (1 - \alpha_k) w + \alpha_k w_k`, with :math:`\alpha_k = \alpha s(\tau_k)`. The discount s is
+    constant, polynomial, :math:`(1 + \tau)^{-a}`, or a hinge: 1 up to b, :math:`1 / (a (\tau - b) + 1)` beyond. Several
+    models are mixed in one after the other. The paper adds a proximal term to local training; ``fedprox`` has it.
+    Deviations: none.
+
+    >>> members = Members(np.arange(1), np.ones(1), np.ones(1), 9, np.ones(1), staleness=np.array([3.0]))
+    >>> mix = FedAsync(alpha=0.6, discount="polynomial", exponent=0.5).mix(members)
+    >>> mix.weights, mix.old
+    (array([0.3]), 0.7)
+    """
+
+    mixes_models: ClassVar[bool] = True
+
+    alpha: float = param(0.6, Interval(float, 0, 1, "right"), "share of a fresh model (alpha)")
+    discount: str = param("polynomial", OneOf(("constant", "polynomial", "hinge")), "form of the discount s")
+    exponent: float = param(0.5, _EXPONENT, "exponent of the polynomial (a)")
+    slope: float = param(10.0, _POSITIVE, "slope of the hinge (a)")
+    limit: float = param(4.0, _EXPONENT, "staleness up to which the hinge discounts nothing (b)")
+
+    def mix(self, members: Members) -> Mix:
+        """Weights of mixing in one model after the other."""
+        shares = self.alpha * self._discount(members.staleness)
+        kept = np.append(np.cumprod((1.0 - shares)[::-1])[::-1], 1.0)  # what later models leave of each, and of w
+        return Mix(shares * kept[1:], float(kept[0]))
+
+    def _discount(self, staleness: FloatArray) -> FloatArray:
+        if self.discount == "constant":
+            return np.ones(len(staleness))
+        if self.discount == "hinge":
+            return hinge(staleness, self.slope, self.limit)
+        return polynomial(staleness, self.exponent)
+
+
+@AGGREGATORS.register("fedavg-stale")
+@dataclass(frozen=True, kw_only=True)
+class FedAvgStale(WeightedSum):
+    r"""FedAvg by size and staleness: weights :math:`n_k (1 + \tau_k)^{-a}`, summing to 1.
+
+    Unlike ``fedbuff`` it always goes a whole step: what stale updates lose, fresh ones gain.
+
+    >>> members = Members(np.arange(2), np.ones(2), np.ones(2), 9, np.ones(2), staleness=np.array([0.0, 3.0]))
+    >>> FedAvgStale().mix(members).weights.round(3)
+    array([0.667, 0.333])
+    """
+
+    exponent: float = param(0.5, _EXPONENT, "exponent of the discount of stale updates (a)")
+
+    def mix(self, members: Members) -> Mix:
+        """Weights by size and discount."""
+        return Mix(members.weights_by("size", self.exponent))

@@ -1,0 +1,110 @@
+"""A flow: slots are filled, models are due by answers or by the clock, and nothing is lost between two events."""
+
+import heapq
+
+import numpy as np
+import pytest
+
+from fedcohort.core.errors import InputError, ParameterError
+from fedcohort.core.protocol import Status
+from fedcohort.hosts.flow import Flow, FlowPolicy
+from fedcohort.session.session import Session
+
+
+def simulate(open_flow, events, reopen=lambda flow: flow):
+    """Play events: fill slots, else the next client answers; return everything that happened."""
+    flow, clock, log = open_flow(), 0.0, []
+    ends = []  # (when, ticket, whether it fails)
+    draw = np.random.default_rng(5)
+    for _ in range(events):
+        if flow.is_due(clock):
+            log.append(("model", flow.session.round, tuple(one.ticket for one in flow.advance(clock))))
+        elif flow.free:
+            cohort = flow.choose(available=np.ones(30, np.bool_))
+            assert cohort.size == 1
+            heapq.heappush(ends, (clock + draw.exponential(10), cohort.ticket, draw.random() < 0.2))
+            log.append(("ask", int(cohort.clients[0]), cohort.round))
+        else:
+            if ends[0][0] > flow.due_at and flow.waiting:
+                clock = flow.due_at
+                continue
+            clock, ticket, fails = heapq.heappop(ends)
+            before = {one.ticket: one for one in flow.at_work}[ticket]
+            counts = flow.receive(ticket, Status.FAILED if fails else Status.OK)
+            assert counts != fails
+            log.append(("answer", ticket, flow.session.round - before.round))
+        flow = reopen(flow)
+    return flow, log
+
+
+def start(policy, **options):
+    return lambda: Flow(Session("uniform", 30, seed=3, asynchronous=True, **options), policy)
+
+
+def test_slots_are_filled_and_every_bth_answer_makes_a_model():
+    flow, log = simulate(start(FlowPolicy(busy=6, buffer=4)), 800)
+    models = [entry for entry in log if entry[0] == "model"]
+    assert all(len(tickets) == 4 for _, _, tickets in models) and len(models) > 50
+    used = [ticket for _, _, tickets in models for ticket in tickets]
+    assert len(set(used)) == len(used)
+    assert flow.session.round == len(models)
+    stale = [entry[2] for entry in log if entry[0] == "answer"]
+    assert max(stale) >= 3 and min(stale) == 0
+    assert len(flow.at_work) + flow.free == 6 and flow.busy.sum() == len(flow.at_work)
+
+
+def test_one_answer_one_model():
+    _, log = simulate(start(FlowPolicy(busy=3)), 300)
+    answers = [entry for entry in log if entry[0] == "answer"]
+    models = [entry for entry in log if entry[0] == "model"]
+    assert all(len(tickets) == 1 for _, _, tickets in models)
+    assert 0.7 * len(answers) < len(models) < len(answers)  # one in five fails
+
+
+def test_models_at_fixed_times():
+    policy = FlowPolicy(busy=5, period=20.0)
+    flow = Flow(Session("uniform", 30, seed=3, asynchronous=True), policy)
+    assert flow.due_at == 20.0 and not flow.is_due(25.0)  # nothing has come
+    first = [flow.choose() for _ in range(5)]
+    flow.receive(first[0].ticket, Status.OK)
+    assert not flow.is_due(19.9) and flow.is_due(20.0)
+    flow.advance(20.0)
+    assert flow.due_at == 40.0
+    flow.receive(first[1].ticket, Status.OK)
+    flow.advance(67.0)  # it had to wait for the first answer
+    assert flow.due_at == 80.0
+
+
+@pytest.mark.parametrize("policy", [FlowPolicy(busy=6, buffer=4), FlowPolicy(busy=4), FlowPolicy(busy=5, period=7.0)])
+def test_a_kill_between_any_two_events_changes_nothing(tmp_path, policy):
+    _, expected = simulate(start(policy), 80)
+    path = tmp_path / "a.sqlite"
+
+    def reopen(flow):
+        flow.session.close()
+        return Flow(Session.open(path), policy)
+
+    flow, found = simulate(start(policy, journal=path), 80, reopen)
+    assert found == expected
+    flow.session.close()
+
+
+def test_what_a_host_stores_is_kept_beside_it(tmp_path):
+    flow = Flow(Session("uniform", 9, asynchronous=True, journal=tmp_path / "a.sqlite"), FlowPolicy(busy=2, buffer=2))
+    first = flow.choose()
+    flow.receive(first.ticket, Status.OK, state={"checkpoint": "m0.npz"})
+    flow.session.close()
+    with Session.open(tmp_path / "a.sqlite") as session:
+        assert session.host_state["checkpoint"] == "m0.npz"
+        assert [one.ticket for one in Flow(session, flow.policy).waiting] == [first.ticket]
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(InputError, match="needs an asynchronous session"):
+        Flow(Session("uniform", 5), FlowPolicy(busy=2))
+    for bad in ({"busy": 0}, {"busy": 2, "buffer": 0}, {"busy": 2, "period": 0.0}):
+        with pytest.raises(ParameterError, match="FlowPolicy must be"):
+            FlowPolicy(**bad)
+    flow = Flow(Session("uniform", 5, asynchronous=True), FlowPolicy(busy=2))
+    with pytest.raises(InputError, match="Nobody works on ticket 3"):
+        flow.receive(3, Status.OK)

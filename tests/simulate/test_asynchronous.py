@@ -1,0 +1,255 @@
+"""Asynchronous runs against a loop that trains one client after the other; their configuration, resume and results."""
+
+import heapq
+
+import numpy as np
+import pytest
+import torch
+
+from fedcohort.core import rng as streams
+from fedcohort.core.errors import FedcohortError, InputError
+from fedcohort.core.protocol import Status
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.prepare import prepare
+from fedcohort.simulate.rounds.runner import Simulation, run_experiment
+from fedcohort.simulate.store.results import load
+
+from .lockstep import BASE, group
+
+PHONES = {"speed": 5.0, "speed_spread": 0.7, "bandwidth": 2000.0, "bandwidth_spread": 0.5}
+ONLINE = {"online": {"session": 300.0, "gap": 200.0, "spread": 0.5}}
+SCENARIO = {"partition": {"name": "client-heterogeneity", "clients": 12, "alpha": 1.0}}
+
+
+def asynchronous(states=ONLINE, **run):
+    options = {"mode": "async", "rounds": 12, "cohort": 5, "buffer": 3, **run}
+    return {"scenario": {**SCENARIO, "devices": {**PHONES, "states": states}}, "run": options}
+
+
+def start(change=None, **sections):
+    table = {**BASE, **asynchronous(), **(change or {}), **sections}
+    prepared = prepare(Experiment.from_dict(table), "cpu")
+    made = prepared.group(0, journals=None, device="cpu", workers=1)
+    made.start()
+    return made, prepared
+
+
+def finish(made):
+    while not made.done:
+        made.step()
+    found = made.drain().to_pylist()
+    for row in found:
+        row.pop("wall_seconds")
+        row["weights"] = len(row["weights"])
+    return found
+
+
+class OneByOne:
+    """The same run, with a queue of events and one client trained at a time, from the journal's own choices."""
+
+    def __init__(self, made, prepared, plain_client):
+        self.run, self.made, self.prepared, self.plain = made.runs[0], made, prepared, plain_client
+        self.cohorts = {row.ticket: row for row in self.run.session.journal.cohorts()}
+
+    def models(self, rule, buffer, count):
+        """Return the global models one after the other, and when each came."""
+        plan, devices = self.run.plan, self.run.plan.scenario.devices
+        model = self.made.engine.init(plan.seed)
+        queue, ticket, clock, waiting, found = [], 0, 0.0, [], []
+        on = np.zeros(12, bool)
+        while len(found) < count:
+            on = devices.presence(np.arange(12), seed=plan.seed, time=clock).on.copy()
+            on[[client for *_, client, _ in queue]] = False
+            while len(queue) < 5 and on.any() and len(waiting) < buffer:
+                row = self.cohorts[ticket]
+                (client,) = row.clients.tolist()
+                assert on[client] and row.round == len(found)
+                on[client] = False
+                samples = self.run.steps[client] * min(7, self.run.federation.train_sizes[client])
+                bytes_ = 2 * 4 * self.made.engine.n_params
+                need = devices.durations(np.array([client]), samples, bytes_, seed=plan.seed)
+                (seconds,), (status,) = devices.work(np.array([client]), need, seed=plan.seed, time=clock)
+                heapq.heappush(queue, (clock + seconds, ticket, status, client, (len(found), model)))
+                ticket += 1
+            if len(waiting) == buffer:
+                model = rule(model, waiting, len(found))
+                found.append((clock, model))
+                waiting = []
+                continue
+            later = devices.presence(np.arange(12), seed=plan.seed, time=clock).until.min()
+            if len(queue) < 5 and (not queue or later < queue[0][0]):
+                clock = float(later)
+                continue
+            clock, mine, status, client, (version, begun) = heapq.heappop(queue)
+            if status == Status.OK:
+                seed = int(streams.stream(plan.seed, "flow", mine).integers(1 << 62))
+                trained = self.plain(self.prepared, client).train(begun, plan.local, seed, version)
+                waiting.append((client, version, begun, trained))
+        return found
+
+
+def fedbuff(old, waiting, now):
+    step = sum((trained - begun) / (1 + now - version) ** 0.5 for _, version, begun, trained in waiting)
+    return old + step / len(waiting)
+
+
+def fedasync(old, waiting, now):
+    for _, version, _, trained in waiting:
+        alpha = 0.6 * (1 + now - version) ** -0.5
+        old = (1 - alpha) * old + alpha * trained
+    return old
+
+
+@pytest.mark.parametrize(("name", "rule", "buffer"), [("fedbuff", fedbuff, 3), ("fedasync", fedasync, 1)])
+@pytest.mark.parametrize("states", [None, ONLINE], ids=["always on", "sessions"])
+def test_models_are_those_of_one_client_after_the_other(name, rule, buffer, states, plain_client):
+    made, prepared = start(asynchronous(states, buffer=buffer), aggregator={"name": name})
+    (run,) = made.runs
+    clocks, models = [], []
+    while not made.done:
+        made.step()
+        clocks.append(run.clock)
+        models.append(made.models[run.row].clone())
+    staleness = [r.metrics["staleness"] for t in range(20) for r in run.session.journal.replies(t) if r.status == 0]
+    assert max(staleness) > 0
+    for (clock, model), ours, at in zip(
+        OneByOne(made, prepared, plain_client).models(rule, buffer, 12), models, clocks, strict=True
+    ):
+        assert at == pytest.approx(clock, rel=1e-9)
+        torch.testing.assert_close(ours, model, rtol=1e-4, atol=1e-5)
+    made.close()
+
+
+def test_a_run_is_the_same_bit_by_bit_whoever_shares_its_batch():
+    selectors = {"uniform": {}, "balanced": {}, "power-of-choice": {}, "active-fl": {}}
+    together, _ = start(seeds=[1, 2], selectors=selectors)
+    everything = finish(together)
+    for label in selectors:
+        alone, _ = start(seeds=[2], selectors={label: {}})
+        mine = finish(alone)
+        assert mine == [row for row in everything if row["run"] == f"{label}-s2"]
+        alone.close()
+    together.close()
+
+
+@pytest.mark.parametrize("run", [{}, {"buffer": 1}, {"period": 40.0}])
+def test_it_continues_after_any_model(tmp_path, run):
+    change = {**asynchronous(**run), "selectors": {"balanced": {}, "power-of-choice": {}}}
+    whole, prepared = start(change)
+    expected = finish(whole)
+    for stop in (1, 5):
+        home = tmp_path / str(stop)
+        home.mkdir()
+        cut = prepared.group(0, journals=home, device="cpu", workers=1)
+        cut.start()
+        for _ in range(stop):
+            cut.step()
+        cut.commit()
+        saved, found = cut.checkpoint().to_bytes(), cut.drain().to_pylist()
+        cut.step()  # goes on, and is killed
+        cut.commit()
+        cut.close()
+        again = prepared.group(0, journals=home, device="cpu", workers=1)
+        again.begin(saved)
+        rest = finish(again)
+        for row in found:
+            row.pop("wall_seconds")
+            row["weights"] = len(row["weights"])
+        key = lambda row: (row["round"], row["run"])  # noqa: E731
+        assert sorted(found + rest, key=key) == sorted(expected, key=key)
+        assert torch.equal(again.models, whole.models)
+        again.close()
+    whole.close()
+
+
+def test_models_at_fixed_times():
+    made, _ = start(asynchronous(None, period=40.0))
+    clocks = [row["clock"] for row in finish(made)]
+    assert all(clock % 40 == pytest.approx(0, abs=1e-6) for clock in clocks) and len(clocks) == 12
+    made.close()
+
+
+def test_latencies_of_rounds_work_as_well():
+    scenario = {**SCENARIO, "latency": {"name": "shifted-exponential", "straggling": 10.0}, "failure": 0.2}
+    made, _ = start({"scenario": scenario})
+    assert finish(made)[-1]["clock"] > 0
+    statuses = [r.status for t in range(20) for r in made.runs[0].session.journal.replies(t)]
+    assert Status.FAILED in statuses
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"selectors": {"oort": {}}}, "cannot choose one client at a time"),
+        ({"aggregator": {"name": "scaffold"}}, "'scaffold' changes local training"),
+        ({"filter": {"name": "cmfl"}}, "judges the models of a round"),
+        ({"run": {"mode": "async", "cohort": "all"}}, "run.cohort is"),
+        ({"run": {"mode": "async", "cohort": 3, "spares": 2}}, "run.spares belong to rounds"),
+        ({"scenario": {**SCENARIO, "deadline": 3.0}}, "deadline closes rounds"),
+        ({"scenario": {**SCENARIO, "availability": "day-night"}}, "a function of the round"),
+    ],
+)
+def test_parts_that_know_rounds_only_are_refused(change, words):
+    with pytest.raises(FedcohortError, match=words):
+        prepare(Experiment.from_dict({**BASE, **asynchronous(), **change}), "cpu")
+
+
+def test_a_run_ends_where_nobody_ever_comes(tmp_path):
+    from fedcohort.scenario import Trace, write_trace
+
+    write_trace(Trace.of([("0", 0.0, 1.0, "a"), ("0", 1.0, 2.0, "a"), ("1", 5.0, 6.0, "b"), ("1", 5.5, 6.0, "a")]),
+                tmp_path / "t.csv")  # fmt: skip
+    devices = {"name": "trace", "path": str(tmp_path / "t.csv"), "shuffle": False}
+    scenario = {"partition": {"name": "iid", "clients": 1}, "devices": devices}
+    made, _ = start({"scenario": scenario, "run": {"mode": "async", "cohort": 1, "rounds": 5}})
+    made.step()
+    assert made.runs[0].state == "stopped" and "nobody is on" in made.runs[0].reason
+    made.close()
+
+
+def test_an_experiment_in_both_modes(tmp_path):
+    """A directory with a setting of each mode: rows, clients, leaderboards, resume and report read it."""
+    table = {**BASE, **asynchronous(rounds=8), "selectors": {"uniform": {}, "balanced": {}}}
+    table["run"] = {**table["run"], "checkpoint_seconds": 0.0, "shadows": ["uniform"]}
+    table["settings"] = [{"name": "async"}, {"name": "sync", "run": {"mode": "sync"}}]
+    assert run_experiment(table, tmp_path / "whole", device="cpu") == "finished"
+    results = load(tmp_path / "whole")
+    for run in results.runs:
+        assert run.state == "finished" and results.column(run, "round").tolist() == list(range(8))
+        assert (np.diff(results.column(run, "clock")) >= 0).all()
+        members = results.members(run)
+        assert set(members["status"].tolist()) <= {int(s) for s in Status} and len(members["client"]) > 15
+    assert len(results.leaderboards()) == 2
+    simulation = Simulation(Experiment.from_dict(table), tmp_path / "cut", device="cpu")
+    simulation.listeners = [_StopAfter(simulation, 11)]
+    assert simulation.run() == "interrupted"
+    assert Simulation.open(tmp_path / "cut", device="cpu").run() == "finished"
+    again = load(tmp_path / "cut")
+    for run in results.runs:
+        for column in ("accuracy", "clock", "bytes_up"):
+            assert results.column(run, column).tolist() == again.column(run.id, column).tolist()
+        assert [c.tolist() for c in results.cohorts(run)] == [c.tolist() for c in again.cohorts(run.id)]
+
+
+class _StopAfter:
+    def __init__(self, simulation, rounds):
+        self.simulation, self.left = simulation, rounds
+
+    def on_start(self, runs, done, total):
+        pass
+
+    def on_round(self, run, row):
+        self.left -= 1
+        if self.left == 0:
+            self.simulation.stop()
+
+    def on_end(self, state):
+        pass
+
+
+def test_a_group_of_rounds_is_not_asked_for_a_flow():
+    made, _ = group()
+    with pytest.raises(InputError):
+        made.runs[0].session.advance()
+    made.close()
