@@ -128,6 +128,7 @@ def test_list_says_which_aggregator_makes_a_selector_unbiased():
     paired = {e["name"]: e["aggregator"] for e in json.loads(out) if "aggregator" in e}
     assert paired == {
         "clustered": "fedavg",
+        "delta": "inverse-probability",
         "divfl": "mean",
         "feel": "inverse-probability",
         "gradnorm": "inverse-probability",

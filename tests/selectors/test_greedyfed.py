@@ -16,7 +16,10 @@ from fedcohort.core.signals import Signal  # noqa: E402
 from fedcohort.selectors.baselines.greedyfed import GreedyFed  # noqa: E402
 from fedcohort.session.session import Session  # noqa: E402
 from fedcohort.simulate.config.experiment import Experiment  # noqa: E402
+from fedcohort.simulate.rounds.listener import Listener  # noqa: E402
 from fedcohort.simulate.rounds.prepare import prepare  # noqa: E402
+from fedcohort.simulate.rounds.runner import Simulation  # noqa: E402
+from fedcohort.simulate.store.results import load  # noqa: E402
 
 
 @pytest.mark.parametrize("memory", [None, 0.8])
@@ -109,6 +112,27 @@ def test_the_simulator_reports_shapley_values():
     for k in clients:
         assert reported[k] == pytest.approx(exact[k], abs=1e-6)
     group.close()
+
+
+class StopAfter(Listener):
+    def __init__(self, rows):
+        self.rows, self.simulation = rows, None
+
+    def on_round(self, run, row):
+        self.rows -= 1
+        if self.rows == 0:
+            self.simulation.stop()
+
+
+def test_an_interrupted_run_goes_on_with_the_same_values(tmp_path):
+    table = {**TABLE, "run": {"rounds": 6, "cohort": 4, "device": "cpu", "workers": 1}}
+    assert Simulation(Experiment.from_dict(table), tmp_path / "whole").run() == "finished"
+    listener = StopAfter(3)
+    listener.simulation = Simulation(Experiment.from_dict(table), tmp_path / "stopped", listeners=[listener])
+    assert listener.simulation.run() == "interrupted"
+    assert Simulation.open(tmp_path / "stopped").run() == "finished"
+    whole, stopped = (load(tmp_path / name).clients.to_pylist() for name in ("whole", "stopped"))
+    assert len(whole) == 24 and whole == stopped
 
 
 def test_without_samples_at_the_server_it_is_refused():

@@ -268,7 +268,7 @@ class _Player:
         taken = orders.take(self.session, self._check_feasible)
         for order in taken:
             self.host.on_rules(order)
-        if taken:
+        if taken:  # an order may block clients or let them in again
             found = self.host.online()
             self.online = self._free(found.clients)
         return self._indices(found.busy)
@@ -313,6 +313,8 @@ class _Player:
             host.on_abandoned(round_, made)
             self.attempts.fail(round_, int(made.kept.sum()))
             return
+        # The model is stored first and named in the round's own transaction: after a crash the round is either wholly
+        # there or is trained again.
         round_.finish(made.kept, made.metrics, state=host.store(round_, made))
         session.commit()
         self.attempts.succeed()

@@ -236,6 +236,7 @@ class Round:
     def choose(self, answer: Answer | None = None) -> Cohort:
         """Return the cohort; ``answer`` is that to the question of :meth:`open`."""
         cohort = self.session.ask(self.request, answer)
+        # A strategy divides its noise by the size it expects: fewer clients would be protected less than was promised.
         if self.policy.private and cohort.size not in (0, self.size):
             why = f"the selector chose {cohort.size} clients, and the privacy noise is made for {self.size}"
             self.session.abandon(cohort.ticket, why)
@@ -373,6 +374,7 @@ class Round:
         Returns the clients that were reported as failed without an answer: when a cohort is abandoned, absence alone
         counts for nothing. When nobody answered, the clients are hardly to blame, and none is reported.
         """
+        # In parts, because a complete report would close the cohort as a round that counts.
         kept = np.zeros(int(self.answered.sum()), np.bool_)
         self.session.tell(self.report(kept, metrics, complete=False))
         silent: list[str] = []
@@ -413,6 +415,7 @@ class Attempts:
 
     def fail(self, round_: Round, sound: int) -> None:
         """Take note of a round without a model in which ``sound`` models were fine; raises when it is enough."""
+        # Leaving out a client that was not left out before is progress: the same cohort cannot fail for ever.
         narrowed = sound > 0 and not self.left_out.issuperset(round_.reasons)
         self.left_out.update(round_.reasons)
         self.fruitless += not narrowed
@@ -456,6 +459,7 @@ class Attempts:
         if self.left_out:
             table = self.session.table
             out = table.indices([name for name in self.left_out if name in table])
+            # Only while enough others are there. A federation of few must go on with the clients it has.
             others, _ = self._count_admitted(online[~np.isin(online, out)])
             if others >= (size or max(self.policy.min_replies, 1)):
                 free = free[~np.isin(free, out)]

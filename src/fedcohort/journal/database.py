@@ -324,6 +324,7 @@ class Database:
         """Note what is durable now, and bring the file itself up to date every now and then."""
         if self._seal is None or not self._dirty:
             return
+        # After the commit and never before: a mark ahead of the file would read as a loss.
         self._count_commit()
         if self._lock is not None:
             self._lock.mark(self._seal.mark)

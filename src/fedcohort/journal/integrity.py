@@ -72,6 +72,7 @@ def schema_problems(connection: sqlite3.Connection, version: int) -> Iterator[st
 
 
 def _row_problems(connection: sqlite3.Connection) -> Iterator[str]:
+    # A checksum per row finds a changed row; the sum of them finds one that was removed, added or put back.
     sealed = Seal.read(connection).tables
     for name, table in TABLES.items():
         count = total = 0
@@ -98,6 +99,7 @@ def missing(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> str |
     companion : bool
         Whether SQLite's companion file was there before the journal was opened.
     """
+    # The mark of another journal, left beside this one by a copy, says nothing about it.
     known = mark if mark is not None and mark.id == seal.id else None
     if known is not None and known.commits > seal.commits:
         lost = known.commits - seal.commits

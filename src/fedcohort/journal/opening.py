@@ -65,6 +65,7 @@ def create(path: Path, commit: Commit) -> Database:
                 "of one.",
                 hint="put the journal back beside it, or delete the companion if you know that it is not needed",
             )
+        # Under a name of its own until its first transaction is durable: a kill leaves no journal or a whole one.
         new = file.with_name(file.name + NEW)
         for end in ("", *COMPANIONS):  # what a creation left that was killed
             new.with_name(new.name + end).unlink(missing_ok=True)
@@ -117,6 +118,7 @@ def open_for_writing(
     lock = Lock(file)
     connection = None
     try:
+        # Both before SQLite opens the file, because opening it creates a companion or removes one.
         mark, beside = Mark.of(file), has_companion(file)
         with _errors(path):
             connection = connect(file)

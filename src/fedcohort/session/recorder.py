@@ -88,7 +88,7 @@ class EventRecorder:
             ticket=cohort.ticket,
             round=cohort.round,
             asked_at=now,
-            told_at=now if cohort.size == 0 else None,
+            told_at=now if cohort.size == 0 else None,  # nobody trains, so there is nothing to wait for
             wanted=None if size is None else int(size),
             n_candidates=len(candidates),
             clients=cohort.clients,
@@ -99,6 +99,7 @@ class EventRecorder:
         )
         journal = self.journal
         with journal.event():
+            # The order is the audit's: what the selector knew is linked before the cohort it chose from it.
             if answer is not None:
                 journal.add_answer(cohort.ticket, answer.values)
             journal.add_cohort(row, None if len(candidates) == n else candidates, n)

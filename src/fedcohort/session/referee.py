@@ -192,6 +192,8 @@ class Referee:
         reasons: list[str] = []
 
         def exclude(mask: BoolArray, reason: str) -> None:
+            # The first rule that excludes a client gives the reason. The order below goes from what an operator
+            # decided about this client to what follows from its record.
             fresh = mask & (codes[candidates] == 0)
             if fresh.any():
                 reasons.append(reason)
@@ -218,6 +220,7 @@ class Referee:
             often = ledger.in_last(round_, rules.window - 1)[candidates] >= rules.max_in_window
             exclude(often, f"it took part {rules.max_in_window} times in the last {rules.window - 1} rounds")
         if rules.cool_off:
+            # Counted in cohorts, not rounds: a round that is tried again keeps its number, but time passes.
             hot = (ledger.streak[candidates] >= rules.failures) & (ticket - ledger.failed[candidates] <= rules.cool_off)
             after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
             exclude(hot, f"it cools off for {rules.cool_off} cohorts after {after}")
@@ -235,6 +238,7 @@ class Referee:
             begin = round_ + ahead - rules.window + 1
             held = ledger.in_last(round_, round_ - begin) if round_ > begin else np.zeros(ledger.n, np.int64)
             due |= (held < rules.min_in_window - ahead) & (begin >= ledger.joined)
+        # If they are more than a cohort holds, those that waited longest come first.
         urgent = allowed[due[allowed]]
         urgent = urgent[np.argsort(ledger.last[urgent], kind="stable")]
         return np.concatenate([pinned, urgent[~np.isin(urgent, pinned)]])

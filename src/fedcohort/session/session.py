@@ -300,6 +300,7 @@ class Session:
         wanted = given
         if wanted is not None and selector is not None:
             _, wanted = adapt_all(selector, wanted, self.table, self._signals)
+        # First what goes, then what comes, so that a shadow with other parameters may take the name of an old one.
         dropped: dict[str, tuple[str, str]] = {}  # name -> what became of it, and why
         for name, spec in meta["shadows"].items():
             if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
@@ -536,6 +537,7 @@ class Session:
         if answers and answer is None:
             answer = answer_of(prepared.query, self.table, answers)
         check_answer(self.selector, self.table.n, prepared.query, answer)
+        # What is new stays in local names until it is on record: an error before that leaves the session as it was.
         turn, own, shadows = self._turn, self._own, self._shadows
         slate, eligibility = prepared.slate, prepared.eligibility
         picks: dict[str, ShadowPick] = {}
@@ -555,6 +557,7 @@ class Session:
                 picks = shadows.choose(turn, slate, answer)
                 failed = {name: str(pick.note) for name, pick in picks.items() if pick.failed}
                 shadows = shadows.after(picks)
+        # Before the rules add clients: the scores explain the selector's choice, not the operator's.
         scores = recorded_scores(cohort)
         if self._referee is not None and eligibility is not None:
             cohort = self._referee.apply(cohort, eligibility, request.size, turn.stream(streams.RULES))
@@ -573,6 +576,7 @@ class Session:
             failed=failed,
             eligibility=eligibility,
         )
+        # From here on nothing can fail that could be undone: the cohort is durable, and memory follows the journal.
         self._own, self._shadows = own, shadows
         self._turn = turn.following()
         self._prepared = None
@@ -584,6 +588,8 @@ class Session:
         return cohort
 
     def _prepare(self, request: RoundRequest) -> _Prepared:
+        # query() and ask() get the same request object. The selector's question must not be drawn twice, because the
+        # answer belongs to the question that was asked.
         if self._prepared is not None and self._prepared.request is request:
             return self._prepared
         size = check_size(request.size, self.table.n)
@@ -594,6 +600,7 @@ class Session:
         eligibility = None
         if self._referee is not None:
             eligibility = self._referee.eligibility(self._turn.round, self._turn.ticket, candidates)
+            # The clients that the rules demand are picked already; the selector fills the other places.
             candidates, size = eligibility.remaining(size)
         slate = None
         query = None
@@ -714,7 +721,7 @@ class Session:
         if self._referee is not None:
             if abandoned is None:
                 self._referee.ledger.count_replies(cohort.ticket, cohort.clients, replies.status)
-            else:
+            else:  # its participations are taken back, which only the journal can say without them
                 self._referee = referee_from(self._referee.rules, self.journal)
 
     def _tell_late(self, report: RoundReport) -> None:

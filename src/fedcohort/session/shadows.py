@@ -139,6 +139,7 @@ class Shadows:
             question = shadow.selector.query(shadow.state, slate, turn.stream(streams.QUERY, shadow.name))
             known = None
             if question is not None:
+                # A shadow must cost nothing: it sees the answers that were paid for, and asks no client itself.
                 lacking = unpaid(question, answer)
                 if lacking is not None:
                     return ShadowPick(shadow, _NOBODY, None, lacking)

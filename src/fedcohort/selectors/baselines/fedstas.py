@@ -54,7 +54,7 @@ class FedStas(Selector[RecentVectors]):
     of the others, all alike. The share of the samples is a share of the local steps, which is the same thing where
     clients train for one epoch; the paper's private estimate of the number of samples is therefore not needed.
 
-    **Aggregator**: ``fedavg``, which multiplies the weights by each client's share of the samples.
+    **Aggregator**: one that multiplies the weights by each client's share of the samples, as the default ``fedavg``.
 
     Examples
     --------
@@ -97,11 +97,6 @@ class FedStas(Selector[RecentVectors]):
     def requires(self) -> frozenset[Signal]:
         """Data sizes and sketches of updates."""
         return frozenset({Signal.SIZES, Signal.UPDATE_SKETCH})
-
-    @property
-    def aggregator(self) -> str:
-        """The one that weighs by size."""
-        return "fedavg"
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> RecentVectors:
         """Nothing is known."""

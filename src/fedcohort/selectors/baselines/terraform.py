@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,6 +67,13 @@ class Terraform(Selector[TerraformState]):
     ('1', '4', '6')
     """
 
+    picks_by: ClassVar[str] = (
+        "Hard clients, whose output layer changed most, train again until few are left; then only chance decides."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "magnitude": "how much its last training changed the output layer",
+        "hard": "1 if it is among the hard clients",
+    }
     checked_params: ClassVar[ParamSets] = {"down to one": {"threshold": 1}}
 
     threshold: int = param(2, Interval(int, 1, None), "fewest hard clients that train again (eta)")

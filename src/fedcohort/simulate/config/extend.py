@@ -16,7 +16,7 @@ from fedcohort.simulate.config.experiment import MOST_RUNS, Experiment
 from fedcohort.simulate.config.toml import ConfigError, read_started
 from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.results import ResultsError, load
-from fedcohort.simulate.store.writer import check_unchanged
+from fedcohort.simulate.store.writer import check_continuable
 
 
 def larger_experiment(
@@ -35,7 +35,7 @@ def larger_experiment(
         Entries of [selectors] to add.
     """
     results = load(out)
-    check_unchanged(out, results.meta)
+    check_continuable(out, results.meta)
     before = Experiment.from_dict(read_started(out))
     table = copy.deepcopy(before.table)
     if seeds is not None:

@@ -39,7 +39,7 @@ from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.facts import FederationFacts
 from fedcohort.simulate.store.live import LiveFeed
 from fedcohort.simulate.store.results import ResultsError, RunInfo, parse_engines, read_meta, read_runs
-from fedcohort.simulate.store.writer import ExperimentWriter, check_unchanged, lock_folder, write_atomically
+from fedcohort.simulate.store.writer import ExperimentWriter, check_continuable, lock_folder, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class Simulation:
         allow_other_engine: bool = False,
     ) -> Simulation:
         """Continue an experiment from its directory, perhaps on Ray instead of here, or the other way round."""
-        check_unchanged(out, read_meta(out))
+        check_continuable(out, read_meta(out))
         changes = [] if engine is None else [f"run.engine={engine}"]
         experiment = Experiment.from_dict(override(read_started(out), changes))
         return cls(

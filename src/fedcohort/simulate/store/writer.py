@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 WORKERS_SECONDS = 60
+_SAME_RULES_SINCE = (0, 3)  # the version from which on every name of a selector and an aggregator means the same
 
 
 @contextmanager
@@ -134,8 +136,15 @@ def _digest(config: bytes) -> str:
     return hashlib.sha256(config).hexdigest()
 
 
-def check_unchanged(path: Path, meta: Mapping[str, Any]) -> None:
-    """Refuse an experiment whose configuration was changed after its runs began."""
+def check_continuable(path: Path, meta: Mapping[str, Any]) -> None:
+    """Refuse an experiment whose runs would not go on as they began: by other rules, or another configuration."""
+    version = re.match(r"(\d{1,9})\.(\d{1,9})", str(meta.get("fedcohort", "")), re.ASCII)
+    if version is not None and (int(version[1]), int(version[2])) < _SAME_RULES_SINCE:
+        raise ResultsError(
+            f"{path} was made by fedcohort {str(meta['fedcohort'])[:40]}. Since then some names of selectors and "
+            "aggregators stand for other rules, so its runs would not go on as they began.",
+            hint="continue it with that version, or run a new experiment; this version can report it",
+        )
     known = meta.get("config")
     try:
         found = _digest(read_file(path / "config.toml")) if known else None

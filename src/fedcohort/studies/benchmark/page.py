@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import fedcohort
 from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard import SelectorRanking, Table
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
@@ -133,8 +134,8 @@ _PURPOSES = {
 }
 
 
-def page(scores: Scores) -> str:
-    """Return the page as HTML."""
+def page(scores: Scores, made: str = "") -> str:
+    """Return the page as HTML; ``made`` says with which version and when, by default this one and today."""
     known = {setting.name: setting for setting in suite(scores.data)}
     ranking = scores.ranking
     place = {} if ranking is None else _places(ranking)
@@ -143,7 +144,7 @@ def page(scores: Scores) -> str:
         scores=scores,
         suite_version=scores.version,
         purpose=_PURPOSES[scores.purpose],
-        date=time.strftime("%Y-%m-%d"),
+        made=made or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
         untimed="" if _has_times(scores) else UNTIMED,
         rows=[_heat_row(line, scores) for line in scores.lines],
         minorities=[_minority_row(line, scores) for line in scores.lines if line.minority],

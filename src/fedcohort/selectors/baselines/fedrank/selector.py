@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -102,6 +103,18 @@ class FedRank(Selector[RankState]):
     array([1])
     """
 
+    picks_by: ClassVar[str] = (
+        "A small network scores the clients and the highest scores are picked; a few places are filled by chance."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "size": "its place among the candidates by number of samples",
+        "loss": "its place by last loss",
+        "duration": "its place by last duration",
+        "age": "its place by rounds since its last report",
+        "picks": "its place by how often it was picked",
+        "unheard": "1 if it has not reported yet",
+        "begin": "how early the round is, the same for all",
+    }
     checked_params: ClassVar[ParamSets] = {"always random": {"exploration": 1.0}}
 
     exploration: float = param(0.1, Interval(float, 0, 1), "share of each cohort that is drawn at random")
