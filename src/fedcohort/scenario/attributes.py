@@ -58,21 +58,27 @@ def _is_attribute(value: object) -> bool:
         return len(value) > 0 and all(isinstance(v, (str, int, float, bool)) for v in value)
     if not isinstance(value, Mapping):
         return False
-    if set(value) <= {"values", "shares"}:
-        values, shares = value.get("values", ()), value.get("shares")
-        if not isinstance(values, (list, tuple)) or not _is_attribute(values):
-            return False
-        return shares is None or (
-            isinstance(shares, (list, tuple))
-            and len(shares) == len(values)
-            and all(_NUMBER.admits(s) and s >= 0 for s in shares)
-            and sum(shares) > 0
-        )
-    if not set(value) <= {"low", "high", "changes"} or not {"low", "high"} <= set(value):
+    return _is_choice(value) if set(value) <= {"values", "shares"} else _is_range(value)
+
+
+def _is_choice(table: Mapping[str, object]) -> bool:
+    values, shares = table.get("values", ()), table.get("shares")
+    if not isinstance(values, (list, tuple)) or not _is_attribute(values):
         return False
-    low, high = value["low"], value["high"]
+    return shares is None or (
+        isinstance(shares, (list, tuple))
+        and len(shares) == len(values)
+        and all(_NUMBER.admits(s) and s >= 0 for s in shares)
+        and sum(shares) > 0
+    )
+
+
+def _is_range(table: Mapping[str, Any]) -> bool:
+    if not set(table) <= {"low", "high", "changes"} or not {"low", "high"} <= set(table):
+        return False
+    low, high = table["low"], table["high"]
     return (
-        _NUMBER.admits(low) and _NUMBER.admits(high) and low <= high and isinstance(value.get("changes", False), bool)
+        _NUMBER.admits(low) and _NUMBER.admits(high) and low <= high and isinstance(table.get("changes", False), bool)
     )
 
 
