@@ -418,7 +418,6 @@ class AsynchronousGroup(Group):
             "wall_seconds": wall,
             "durations": np.array(flight.durations),
             "weights": np.full(len(flight.durations), np.nan),  # known when they answer
-            **fairness_columns(run, sound),
         }
         self._rows.add(row)
         flight.cost, flight.since, flight.answered = RoundCost(), run.clock, {}
