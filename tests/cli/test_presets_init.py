@@ -58,7 +58,7 @@ def test_named_selectors_have_their_documented_defaults(tmp_path, command):
     assert done.returncode == 0, done.stderr
     assert load(tmp_path / "out").config["selectors"]["fedcor"]["warmup"] == 15  # the demonstration has 10
     said = " ".join(done.stderr.split())
-    assert "note: from the built-in configuration 'demo': cohort 5, targets 0.8, batch_size 16" in said
+    assert "note: from the built-in configuration 'demo': cohort 5, batch_size 16" in said
 
 
 needs_data = pytest.mark.skipif(

@@ -15,6 +15,7 @@ from fedcohort.simulate.engine import ClientData, Engine, Jobs, train_plain
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.library import load_compiled
 from fedcohort.simulate.engine.plain import pseudo_labels, robust_loss
+from fedcohort.simulate.engine.types import HeldOut
 from fedcohort.simulate.models import build_model
 from fedcohort.training.local import LocalTraining, batch_plan, crop_plan
 
@@ -354,11 +355,20 @@ def check_evaluation(model, device):
         assert list(got) == measures
         gradients = engine.client_gradients(models, run, zeros, client)
         loss, accuracy = engine.evaluate(models)
+        test = np.asarray(engine.store.y_test.cpu())
+        cell = np.arange(len(test)) % 3
+        losses, right = engine.evaluate_cells(models, HeldOut(engine.store.n_train, test, cell, 4))
+        np.testing.assert_allclose(losses, loss, rtol=1e-6)
+        np.testing.assert_allclose(right.sum(1) / len(test), accuracy)
+        x_test = engine.store.x_test.cpu().double().view(-1, *engine.sample)
         logits = engine.logits(models, validation)
         modules = []
         for vector in models:
             flat = FlatModel(build_model(model, engine.sample, CLASSES))
             modules.append(flat.load(vector.cpu()).double())
+        for module, counted in zip(modules, right, strict=True):
+            hits = (module.eval()(x_test).argmax(1).numpy() == test).astype(float)
+            np.testing.assert_array_equal(counted, np.bincount(cell, hits, minlength=4))
         for q in range(4):
             start, stop = clients.offsets[client[q] : client[q] + 2]
             middle = stop - clients.validation[client[q]]

@@ -47,7 +47,8 @@ def small(tmp_path):
 
 def rows(out, kind="rounds", *, evaluated=True):
     """Rows by run and round, without the real time they took; perhaps without what evaluations found."""
-    apart = {"wall_seconds", *(() if evaluated else ("accuracy", "loss"))} if kind == "rounds" else set()
+    measured = ("accuracy", "loss", "groups", "worst_group", "worst_tenth", "client_spread", "jain", "longest_absence")
+    apart = {"wall_seconds", *(() if evaluated else measured)} if kind == "rounds" else set()
     found = {}
     for row in getattr(load(out), kind).to_pylist():
         key = (row["run"], row["round"], row.get("client"))

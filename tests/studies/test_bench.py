@@ -376,9 +376,9 @@ def test_what_is_run_is_frozen_first_and_changes_with_code_and_parameters(tmp_pa
 
 def test_a_hash_covers_what_a_selector_imports_of_ours():
     from fedcohort.selectors.ours.balanced import selector
-    from fedcohort.studies.benchmark.frozen import _sources
+    from fedcohort.studies.benchmark.frozen import sources
 
-    found = _sources(selector.Balanced)
+    found = sources(selector.Balanced)
     files = {Path(selector.__file__).read_bytes()}
     files |= {path.read_bytes() for path in Path(selector.__file__).parent.glob("*.py") if path.name != "__init__.py"}
     assert files <= set(found)

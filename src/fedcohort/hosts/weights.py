@@ -42,11 +42,24 @@ def bounded_weights(
     """
     found = {name: float(weight) for name, weight in weights.items()}
     reasons: dict[str, str] = {}
+    alone = _bound_by_samples(weights, sizes, found, reasons)
+    _bound_by_others(weights, sizes, alone, found, reasons)
+    if max_share is not None:
+        most = _largest(list(found.values()), max_share)
+        for name in [name for name, weight in found.items() if weight > most]:
+            _lower(found, reasons, name, most, f"no client may have more than {max_share:g} of a round's weight")
+    return found, reasons
+
+
+def _bound_by_samples(
+    weights: Mapping[str, float], sizes: Mapping[str, int | None], found: dict[str, float], reasons: dict[str, str]
+) -> list[str]:
+    """Lower weights that the declared samples do not account for; return the clients about which they say nothing."""
     most_weigh = _majority(list(found.values())) or 0.0
     ratios = sorted(weight / size for name, weight in found.items() if (size := sizes.get(name)))
     # Weights that most share and that do not follow sizes say nothing about a sample.
     by_samples = not most_weigh or _majority(ratios) is not None
-    alone: list[str] = []  # nothing that the others declared says what these may weigh
+    alone: list[str] = []
     for name, weight in weights.items():
         size = sizes.get(name)
         if size is None or (size and len(ratios) == 1):
@@ -56,19 +69,25 @@ def bounded_weights(
         most = max((_UNIT * usual if usual > 1 else 1.0) * size, most_weigh)
         if weight > most:
             _lower(found, reasons, name, most, f"it declared {size:,} samples")
+    return alone
+
+
+def _bound_by_others(
+    weights: Mapping[str, float],
+    sizes: Mapping[str, int | None],
+    alone: Sequence[str],
+    found: dict[str, float],
+    reasons: dict[str, str],
+) -> None:
+    """Lower weights of clients that declared no size, or alone did, where they are far above the others'."""
     ordered = sorted(weight for weight in found.values() if weight > 0)
     for name in [name for name in alone if found[name] > 0 and len(ordered) > 1]:
         size = sizes.get(name)
         middle = (len(ordered) - 1) // 2  # of the others: of all but one entry of its own weight
         median = ordered[middle + (bisect_left(ordered, float(weights[name])) <= middle)]
         if found[name] > (most := max(_UNDECLARED * median, size or 0.0)):
-            who = "it declared no size" if size is None else f"it alone declared a size, {size:,} samples"
-            _lower(found, reasons, name, most, f"{who}, and others weigh {median:g}")
-    if max_share is not None:
-        most = _largest(list(found.values()), max_share)
-        for name in [name for name, weight in found.items() if weight > most]:
-            _lower(found, reasons, name, most, f"no client may have more than {max_share:g} of a round's weight")
-    return found, reasons
+            why = "it declared no size" if size is None else f"it alone declared a size, {size:,} samples"
+            _lower(found, reasons, name, most, f"{why}, and others weigh {median:g}")
 
 
 def _median_of_others(ordered: Sequence[float], own: float) -> float:

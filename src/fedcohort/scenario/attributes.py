@@ -7,6 +7,7 @@ change from round to round, as a battery does. A table of one's own comes from a
 from __future__ import annotations
 
 import csv
+import io
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from fedcohort.core import rng
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import ParameterError, ScenarioError
+from fedcohort.core.files import read_file
 from fedcohort.core.params import Constraint, Interval
 from fedcohort.scenario.counter_rng import uniforms
 
@@ -56,21 +58,27 @@ def _is_attribute(value: object) -> bool:
         return len(value) > 0 and all(isinstance(v, (str, int, float, bool)) for v in value)
     if not isinstance(value, Mapping):
         return False
-    if set(value) <= {"values", "shares"}:
-        values, shares = value.get("values", ()), value.get("shares")
-        if not isinstance(values, (list, tuple)) or not _is_attribute(values):
-            return False
-        return shares is None or (
-            isinstance(shares, (list, tuple))
-            and len(shares) == len(values)
-            and all(_NUMBER.admits(s) and s >= 0 for s in shares)
-            and sum(shares) > 0
-        )
-    if not set(value) <= {"low", "high", "changes"} or not {"low", "high"} <= set(value):
+    return _is_choice(value) if set(value) <= {"values", "shares"} else _is_range(value)
+
+
+def _is_choice(table: Mapping[str, object]) -> bool:
+    values, shares = table.get("values", ()), table.get("shares")
+    if not isinstance(values, (list, tuple)) or not _is_attribute(values):
         return False
-    low, high = value["low"], value["high"]
+    return shares is None or (
+        isinstance(shares, (list, tuple))
+        and len(shares) == len(values)
+        and all(_NUMBER.admits(s) and s >= 0 for s in shares)
+        and sum(shares) > 0
+    )
+
+
+def _is_range(table: Mapping[str, Any]) -> bool:
+    if not set(table) <= {"low", "high", "changes"} or not {"low", "high"} <= set(table):
+        return False
+    low, high = table["low"], table["high"]
     return (
-        _NUMBER.admits(low) and _NUMBER.admits(high) and low <= high and isinstance(value.get("changes", False), bool)
+        _NUMBER.admits(low) and _NUMBER.admits(high) and low <= high and isinstance(table.get("changes", False), bool)
     )
 
 
@@ -83,8 +91,7 @@ def read_attributes(table: Any) -> Any:
         return table
     path = Path(str(table[_FILE]))
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
+        rows = list(csv.DictReader(io.StringIO(read_file(path).decode(), newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ScenarioError(f"The attributes in {path} cannot be read: {error}.") from error
     if not rows or any(None in row or None in row.values() for row in rows):

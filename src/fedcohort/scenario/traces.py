@@ -32,7 +32,7 @@ import numpy as np
 from fedcohort.core import rng
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import MissingExtraError, ScenarioError
-from fedcohort.core.files import read_file, write_file
+from fedcohort.core.files import open_file, read_file, write_file
 from fedcohort.core.params import Boolean, Optional, Text, param
 from fedcohort.core.params import Sequence as ListOf
 from fedcohort.scenario.counter_rng import uniforms
@@ -195,11 +195,10 @@ def _table(path: str | Path, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     path = Path(path)
     try:
         if path.suffix == ".parquet":
-            table = _parquet().read_table(path, use_threads=False)
+            table = _parquet().read_table(io.BytesIO(read_file(path)), use_threads=False)
             found = {name: table.column(name).to_pylist() for name in table.column_names}
         else:
-            with path.open(newline="", encoding="utf-8") as stream:
-                lines = list(csv.DictReader(stream))
+            lines = list(csv.DictReader(io.StringIO(read_file(path).decode(), newline="")))
             found = {name: [line[name] for line in lines] for name in (lines[0] if lines else ())}
     except (OSError, ValueError, csv.Error) as error:  # what Arrow raises is a ValueError or an OSError too
         raise ScenarioError(f"The trace {path} cannot be read: {str(error).rstrip('.')}.") from error
@@ -262,7 +261,7 @@ _DAMAGE = (
 
 def _unpickled(path: str | Path) -> Mapping[Any, Any]:
     try:
-        with Path(path).open("rb") as stream:
+        with open_file(Path(path)) as stream:
             found = _PlainUnpickler(stream).load()
     except _DAMAGE as error:
         why = str(error).rstrip(".") or type(error).__name__

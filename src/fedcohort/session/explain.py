@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -228,35 +228,16 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         own = all_rows
         was_picked = False
     else:
-        name = table.name(index)
         own = tuple(row for row in all_rows if row.client == index)
         was_picked = index in picked.tolist()
-        candidates = journal.candidates(cohort.ticket, table.n)
-        place = ""
-        if own and own[0].score is not None:
-            rank = f", rank {own[0].place(of=cohort.n_candidates)}" if own[0].rank else ""
-            place = f"; it scored {own[0].score:.6g}{rank}"
-            if own[0].parts:
-                place += " (" + ", ".join(f"{k} {v:.4g}" for k, v in own[0].parts.items()) + ")"
         if was_picked:
-            reason = f"Client {name} was picked in round {round_}{place}."
+            reason = f"Client {table.name(index)} was picked in round {round_}{_place(own, cohort.n_candidates)}."
             replies = [r for r in journal.replies(cohort.ticket) if r.client == index]
             status = Status(replies[0].status).name if replies else None
-        elif candidates is None:
-            reason = f"Client {name} was not picked in round {round_}. The reason was pruned and is not on record."
-        elif index not in candidates.tolist():
-            why = journal.exclusions(cohort.ticket).get(index, "not available, already training, or gone")
-            reason = f"Client {name} was not a candidate in round {round_}: {why}."
-        elif own:
-            below = f" The lowest score picked was {threshold:.6g}" if threshold is not None else ""
-            if threshold is not None:
-                above = own[0].score is not None and own[0].score > threshold
-                below += ": scores alone do not decide." if above else "."
-            reason = f"Client {name} was not picked in round {round_}{place}.{below}"
         else:
-            reason = f"Client {name} was a candidate in round {round_} but not picked" + (
-                f"; only the {len(arrays['client'])} best scores are recorded." if arrays else "."
-            )
+            recorded = len(arrays["client"]) if arrays else None
+            reason, was_candidate = _why_not(journal, table, cohort, index, own, threshold, recorded)
+            rule = rule if was_candidate else ""  # how the selector picks had no part in it
     shadows: dict[str, tuple[str, ...] | str] = {
         shadow: note if note else tuple(table.name(int(c)) for c in theirs)
         for shadow, (theirs, _, note) in scores.items()
@@ -278,6 +259,48 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         rule=rule,
         meanings=meanings,
     )
+
+
+def _place(own: Sequence[ScoreRow], candidates: int) -> str:
+    """Return a client's score, rank and parts, as the end of a sentence; nothing where no score is on record."""
+    if not own or own[0].score is None:
+        return ""
+    rank = f", rank {own[0].place(of=candidates)}" if own[0].rank else ""
+    parts = " (" + ", ".join(f"{k} {v:.4g}" for k, v in own[0].parts.items()) + ")" if own[0].parts else ""
+    return f"; it scored {own[0].score:.6g}{rank}{parts}"
+
+
+def _why_not(
+    journal: Journal,
+    table: ClientTable,
+    cohort: CohortRow,
+    index: int,
+    own: Sequence[ScoreRow],
+    threshold: float | None,
+    recorded: int | None,
+) -> tuple[str, bool]:
+    """Return why a client was not picked, and whether it was a candidate or may have been one.
+
+    ``threshold`` is the lowest score that was picked, ``recorded`` how many scores the journal keeps of the round.
+    """
+    name = table.name(index)
+    candidates = journal.candidates(cohort.ticket, table.n)
+    if candidates is None:
+        return (
+            f"Client {name} was not picked in round {cohort.round}. The reason was pruned and is not on record.",
+            True,
+        )
+    if index not in candidates.tolist():
+        why = journal.exclusions(cohort.ticket).get(index, "not available, already training, or gone")
+        return f"Client {name} was not a candidate in round {cohort.round}: {why}.", False
+    if not own:
+        rest = "." if recorded is None else f"; only the {recorded} best scores are recorded."
+        return f"Client {name} was a candidate in round {cohort.round} but not picked{rest}", True
+    below = ""
+    if threshold is not None:
+        above = own[0].score is not None and own[0].score > threshold
+        below = f" The lowest score picked was {threshold:.6g}{': scores alone do not decide.' if above else '.'}"
+    return f"Client {name} was not picked in round {cohort.round}{_place(own, cohort.n_candidates)}.{below}", True
 
 
 def about_selector(spec: Any) -> tuple[str, Mapping[str, str]]:

@@ -128,6 +128,19 @@ class Rules(Parameterized):
         super().__post_init__()
         if self.eligible is not None:
             Condition.read(self.eligible)
+        self._check_window()
+        kinds = set(self.budget or {}).union(*(self.budgets or {}).values())
+        if kinds - {ROUNDS} != set(self.cost or {}) - {ROUNDS}:
+            raise ParameterError(
+                "The 'cost' parameter of Rules must name the kinds of 'budget' and 'budgets' ('rounds', which costs 1, "
+                f"may be left out). Got {sorted(self.cost or {})} for {sorted(kinds)}."
+            )
+        both = set(self.blocked) & set(self.pinned)
+        if both:
+            raise ParameterError(f"Rules cannot block and pin the same client. Got {sorted(both)}.")
+
+    def _check_window(self) -> None:
+        """Refuse bounds on participations in a window that contradict each other."""
         if (self.min_in_window or self.max_in_window) and self.window is None:
             raise ParameterError("The 'min_in_window' and 'max_in_window' parameters of Rules need 'window'.")
         low, high = self.min_in_window or 0, self.max_in_window or self.window or 0
@@ -136,21 +149,12 @@ class Rules(Parameterized):
                 f"The window of Rules must have min_in_window <= max_in_window <= window. "
                 f"Got {self.min_in_window}, {self.max_in_window}, {self.window}."
             )
-        kinds = set(self.budget or {}).union(*(self.budgets or {}).values())
-        if kinds - {ROUNDS} != set(self.cost or {}) - {ROUNDS}:
-            raise ParameterError(
-                "The 'cost' parameter of Rules must name the kinds of 'budget' and 'budgets' ('rounds', which costs 1, "
-                f"may be left out). Got {sorted(self.cost or {})} for {sorted(kinds)}."
-            )
         if self.min_in_window and self.window and self.min_in_window > math.ceil(self.window / self.min_separation):
             raise ParameterError(
                 f"Rules cannot demand {self.min_in_window} participations in {self.window} rounds that are "
                 f"{self.min_separation} rounds apart: only {math.ceil(self.window / self.min_separation)} fit.",
                 hint="lower min_in_window or min_separation",
             )
-        both = set(self.blocked) & set(self.pinned)
-        if both:
-            raise ParameterError(f"Rules cannot block and pin the same client. Got {sorted(both)}.")
 
     def __repr__(self) -> str:
         given = [

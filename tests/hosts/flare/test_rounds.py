@@ -13,6 +13,8 @@ from fedcohort.core.protocol import Status
 from fedcohort.hosts.flare import CohortController
 from fedcohort.hosts.leases import Leases
 from fedcohort.journal import read_journal
+from fedcohort.session.rules import Rules
+from fedcohort.session.session import Session
 
 from .federation import Federation, Pull, cohorts
 
@@ -142,6 +144,37 @@ def test_a_journal_is_continued(tmp_path: Path) -> None:
     assert cohorts(halves) == cohorts(whole)
     np.testing.assert_array_equal(short.persistor.saved[-1]["w"], long.persistor.saved[-1]["w"])
     assert len(short.persistor.saved) == 4
+
+
+def test_an_operators_order_outlasts_a_restart(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.sqlite"
+
+    def play(rounds: int) -> list[list[str]]:
+        federation = Federation(sites())
+        settings = {"num_rounds": rounds, "cohort_size": 2, "wait_for": 5, "rules": {"blocked": ["site-5"]}}
+        federation.run(CohortController("uniform", journal=str(journal), **settings))
+        assert not federation.panics
+        return cohorts(journal)
+
+    play(1)
+    with Session.open(journal, rules=Rules(blocked=["site-1", "site-5"])) as session:
+        assert session.rules == Rules(blocked=["site-1", "site-5"])
+    assert all(not {"site-1", "site-5"} & set(chosen) for chosen in play(12)[1:])
+
+
+def test_without_a_deadline_a_site_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    federation, journal = Federation(sites(4, site_2=20.0)), tmp_path / "journal.sqlite"
+
+    def leave(site: str, task: str) -> None:
+        if task == "train":
+            federation.engine.hidden.add("site-2")
+
+    federation.before_submission = leave
+    federation.run(CohortController("uniform", num_rounds=3, wait_for=3, journal=str(journal)))
+    assert not federation.panics
+    first, *rest = cohorts(journal)
+    assert "site-2" in first and len(rest) == 2 and not any("site-2" in chosen for chosen in rest)
+    assert statuses(journal)[0]["site-2"] == Status.FAILED
 
 
 def test_a_site_that_joins_later_is_welcome(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from fedcohort.hosts.flare.wire import TICKET
 from fedcohort.hosts.leases import leases_of
 from fedcohort.hosts.live import play
 from fedcohort.hosts.round import Policy
-from fedcohort.journal import is_blank
+from fedcohort.journal import is_blank, read_journal
 from fedcohort.journal.events import ENDED, PLANNED
 from fedcohort.journal.place import place
 from fedcohort.session.rules import Rules
@@ -44,6 +45,7 @@ from fedcohort.training.filters import FILTERS, KeepAll
 from fedcohort.training.filters.base import Filter, Need
 
 _FORMAT = "fedcohort-flare-1"
+_SETTINGS, _RULES = "settings", "rules"
 
 
 class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no types
@@ -84,7 +86,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         A file at the server that several runs of one federation share: a site that works for one of them is no
         candidate in another.
     audit : bool
-        Whether the journal is chained by digests, for ``fedcohort audit``.
+        Whether the journal is chained by digests, for ``fedcohort journal audit``.
     aggregator_id : str, optional
         The component that aggregates: one with ``accept_model``, ``aggregate_model`` and ``reset_stats``. Default:
         FLARE's weighted average.
@@ -216,14 +218,18 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             host.assemble()
         session = host.session = host.session or self._created(host)
         host.model = self._resumed(session, first)
-        if session.journal.events(PLANNED)[-1:] != [{"rounds": self.num_rounds}]:
-            session.note(PLANNED, {"rounds": self.num_rounds})
+        for kind, body in ((PLANNED, {"rounds": self.num_rounds}), (_SETTINGS, self._settings())):
+            if session.journal.events(kind)[-1:] != [body]:
+                session.note(kind, body)
         if not self._finished(session):
             leases = None if self.leases is None else leases_of(Path(self.leases), self._journal, self.deadline)
             stop = play(host, session, self._policy, self.num_rounds, leases)
             if stop is not None:
                 self.info(f"the selector declares the run finished: {stop}")
         self._record_end(session, "finished", "")
+
+    def _settings(self) -> dict[str, Any]:
+        return {_RULES: None if self._rules is None else self._rules.to_dict()}
 
     def _finished(self, session: Session) -> bool:
         """Whether nothing is left to do: enough rounds, or the selector declared the run finished."""
@@ -232,7 +238,11 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         return not session.pending and (session.round >= self.num_rounds or stopped)
 
     def _reopened(self, journal: Path, host: FlareHost) -> Session:
-        session = Session.open(journal, self._chosen, shadows=self._shadows, rules=self._rules, commit="manual")
+        with closing(read_journal(journal)) as record:
+            given = record.events(_SETTINGS)[-1:]
+        # An operator's orders outlast a start with the rules they were given against.
+        rules = None if given == [self._settings()] else self._rules
+        session = Session.open(journal, self._chosen, shadows=self._shadows, rules=rules, commit="manual")
         host.sites.required |= session.selector.requires
         if session.seed != self.seed:
             session.close()

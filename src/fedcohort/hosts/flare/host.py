@@ -152,6 +152,7 @@ class FlareHost(Host):
         found: list[Arrival] = []
         while not found:
             self.controller.check_alive()
+            self._write_off()
             left = until - self.now()
             try:
                 found.append(self.inbox.get(block=left > 0, timeout=min(left, _SLICE) if left > 0 else None))
@@ -164,6 +165,15 @@ class FlareHost(Host):
             if arrival.letter.kind == DESCRIBE:
                 self._describe(arrival)
         return [arrival for arrival in found if arrival.letter.kind != DESCRIBE]
+
+    def _write_off(self) -> None:
+        """Wait for nobody that FLARE has given up, with or without a deadline."""
+        waiting = [letter for letter in self.letters if not letter.closed and letter.kind != DESCRIBE]
+        connected = set(self.controller.connected()) if waiting else set()
+        for letter in waiting:
+            for name in letter.targets:
+                if name not in connected:
+                    letter.arrive(name, None, "the site is no longer connected")
 
     def _describe(self, arrival: Arrival) -> None:
         arrival.letter.closed = arrival.letter.answered.issuperset(arrival.letter.targets)

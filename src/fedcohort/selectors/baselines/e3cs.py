@@ -119,7 +119,7 @@ class E3CS(Selector[WeightState]):
             candidates=slate.candidates,
             score=chance,
             parts={"quota": np.full(count, quota), "by weight": chance - quota},
-            notes={"certain": int(full.sum()), "quota": round(quota, 6)},
+            notes={"stated chance 1": int(full.sum()), "quota": round(quota, 6)},
         )
         return cohort, WeightState(state.weight, gain)
 

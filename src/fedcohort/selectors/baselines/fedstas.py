@@ -43,16 +43,17 @@ class FedStas(Selector[RecentVectors]):
 
     Symbols: Z_k = Signal.UPDATE_SKETCH, H = ``strata``, m = slate.size, the share of step 4 = ``data_share``.
 
-    Deviations: the paper lets all clients send compressed gradients before every round; here Z_k is a sketch of the
-    client's last update, which costs nothing. Strata are cut from Ward's tree in place of k-means, which depends on its
-    random start. Every stratum has at least one place and at most :math:`N_h`, because otherwise the average would be
-    biased; with fewer places than strata there are fewer strata. Places are whole: m_h is rounded to the nearest that
-    fit. Within a stratum exactly m_h clients are drawn, with probabilities :math:`\min(1, c \|Z_k\|)`. The weights of a
-    stratum are divided by their sum and multiplied by its share of all *samples*, so that they sum to 1: undivided,
-    one client of a large stratum counts many times, and training diverged in two of three seeds on digits. Clients
-    not heard yet (or forgotten, more than ``memory`` being known) are a stratum of their own with the mean :math:`S_h`
-    of the others, all alike. The share of the samples is a share of the local steps, which is the same thing where
-    clients train for one epoch; the paper's private estimate of the number of samples is therefore not needed.
+    Deviations: **the paper itself could not be had**: this follows summaries of it and its authors' code. It lets all
+    clients send compressed gradients before every round; here Z_k is a sketch of the client's last update, which costs
+    nothing. Strata are cut from Ward's tree in place of k-means, which depends on its random start. Every stratum has
+    at least one place and at most :math:`N_h`, because otherwise the average would be biased; with fewer places than
+    strata there are fewer strata. Places are whole: m_h is rounded to the nearest that fit. Within a stratum exactly
+    m_h clients are drawn, with probabilities :math:`\min(1, c \|Z_k\|)`. The weights of a stratum are divided by their
+    sum and multiplied by its share of all *samples*, so that they sum to 1: undivided, one client of a large stratum
+    counts many times, and training went astray in some seeds on digits. Clients not heard yet (or forgotten, more than
+    ``memory`` being known) are a stratum of their own with the mean :math:`S_h` of the others, all alike. The share of
+    the samples is a share of the local steps, which is the same thing where clients train for one epoch; the paper's
+    private estimate of the number of samples is therefore not needed.
 
     **Aggregator**: one that multiplies the weights by each client's share of the samples, as the default ``fedavg``.
 

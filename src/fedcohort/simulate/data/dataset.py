@@ -350,29 +350,35 @@ def _targets(
 ) -> tuple[AnyArray, AnyArray | None, Sequence[str] | None]:
     """Return what is predicted in training and testing, and the names of the classes where they were texts."""
     parts = [_values(name, "label", part) for part in ((y,) if y_test is None else (y, y_test))]
-    if target == "number":
-        for part in parts:
-            if part.dtype.kind not in "fiub":
-                raise InputError(f"The numbers that {name!r} predicts must be numbers. Got an array of {part.dtype}.")
-        wide = [part.astype(np.float32).reshape(len(part), -1) for part in parts]
-        return wide[0], None if y_test is None else wide[1], None
     names: tuple[str, ...] | None = None
+    if target == "number":
+        found = [_as_numbers(name, part) for part in parts]
+        return found[0], None if y_test is None else found[1], None
     if target == "class" and all(part.dtype.kind == "U" for part in parts):
         known, codes = np.unique(np.concatenate(parts), return_inverse=True)
         names = tuple(known.tolist())
         parts = np.split(codes, np.cumsum([len(part) for part in parts])[:-1])
-    for part in parts:
-        if part.dtype.kind not in "iu":
-            raise InputError(
-                f"The labels of {name!r} must be integers. Got an array of {part.dtype}.",
-                hint="where numbers are to be predicted, say target='number'" if part.dtype.kind == "f" else None,
-            )
-        if target == "class" and part.ndim != 1:
-            raise InputError(f"The labels of {name!r} must be (n,), one per sample. Got {part.shape}.")
-        if part.size and int(part.min()) < 0:
-            raise InputError(f"The labels of {name!r} must count from 0. Got {int(part.min())}.")
-    whole = [part.astype(np.int64, copy=False) for part in parts]
-    return whole[0], None if y_test is None else whole[1], names
+    found = [_as_labels(name, part, target) for part in parts]
+    return found[0], None if y_test is None else found[1], names
+
+
+def _as_numbers(name: str, values: AnyArray) -> AnyArray:
+    if values.dtype.kind not in "fiub":
+        raise InputError(f"The numbers that {name!r} predicts must be numbers. Got an array of {values.dtype}.")
+    return values.astype(np.float32).reshape(len(values), -1)
+
+
+def _as_labels(name: str, values: AnyArray, target: Target) -> AnyArray:
+    if values.dtype.kind not in "iu":
+        raise InputError(
+            f"The labels of {name!r} must be integers. Got an array of {values.dtype}.",
+            hint="where numbers are to be predicted, say target='number'" if values.dtype.kind == "f" else None,
+        )
+    if target == "class" and values.ndim != 1:
+        raise InputError(f"The labels of {name!r} must be (n,), one per sample. Got {values.shape}.")
+    if values.size and int(values.min()) < 0:
+        raise InputError(f"The labels of {name!r} must count from 0. Got {int(values.min())}.")
+    return values.astype(np.int64, copy=False)
 
 
 def _check_gaps(name: str, labels: IntArray, classes: int) -> None:

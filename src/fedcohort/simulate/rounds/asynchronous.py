@@ -26,7 +26,6 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Answer, Cohort, Query, Status
 from fedcohort.core.signals import Signal
-from fedcohort.core.vectors import OutputLayer
 from fedcohort.hosts.flow import Flow, FlowPolicy
 from fedcohort.hosts.round import Round
 from fedcohort.scenario import Always, Roster
@@ -131,7 +130,8 @@ class Flight:
         self.answered: dict[int, Job] = {}  # by ticket, what the next model is made of
         self.queue: list[tuple[float, int]] = []  # when each answers, and its ticket
         self.cost = RoundCost()
-        self.durations: list[float] = []  # of those that began with the newest model
+        self.begun: list[int] = []  # who began with the newest model
+        self.durations: list[float] = []  # how long they work
         self.since = run.clock
 
     def add(self, job: Job) -> None:
@@ -162,8 +162,8 @@ class Flight:
 class FlowBatch(Batch):
     """A batch in which every client has its own model to begin with."""
 
-    def __init__(self, engine: Any, models: torch.Tensor, prox: float, output: OutputLayer | None = None) -> None:
-        super().__init__(engine, models, prox, output)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._starts: dict[tuple[int, int], torch.Tensor] = {}  # by row of the run, and client
 
     def received(self, run: Run, clients: IntArray) -> torch.Tensor:
@@ -347,7 +347,8 @@ class AsynchronousGroup(Group):
         if cohort.round not in flight.models:
             flight.models[cohort.round] = self.models[run.row].clone()
         flight.cost.bytes_down += copies * costs.model_bytes
-        flight.durations.append(float(events.durations[0]))
+        flight.begun += clients.tolist()
+        flight.durations += events.durations.tolist()
 
     def _answer_query(
         self, run: Run, flight: Flight, available: BoolArray, query: Query | None
@@ -408,8 +409,8 @@ class AsynchronousGroup(Group):
         version = run.session.round - 1
         sound = sound_test(test)
         self._record_test(run, version, sound)
+        run.participation.add(run.round, np.array(flight.begun, np.int64))
         clients = np.array([one.client for one in used], np.int64)
-        run.participation.add(run.round, clients)
         row = {
             **measurements(run, sound, flight.cost, clients),
             "seconds": run.clock - flight.since,
@@ -419,7 +420,8 @@ class AsynchronousGroup(Group):
             "weights": np.full(len(flight.durations), np.nan),  # known when they answer
         }
         self._rows.add(row)
-        flight.cost, flight.durations, flight.since, flight.answered = RoundCost(), [], run.clock, {}
+        flight.cost, flight.since, flight.answered = RoundCost(), run.clock, {}
+        flight.begun, flight.durations = [], []
         needed = {job.cohort.round for job in flight.untrained}
         flight.models = {version: model for version, model in flight.models.items() if version in needed}
         if test is not None and sound is None:

@@ -116,12 +116,13 @@ def together(folders: Sequence[Path]) -> Frozen | None:
 def code_hash(cls: type, *more: str) -> str:
     """Return the SHA-256 of the files that a class and what it imports of our selectors are written in."""
     known = hashlib.sha256("\0".join(more).encode())
-    for content in sorted(_sources(cls)):
+    for content in sorted(sources(cls)):
         known.update(hashlib.sha256(content).digest())
     return known.hexdigest()
 
 
-def _sources(cls: type) -> list[bytes]:
+def sources(cls: type) -> list[bytes]:
+    """Return the contents of the files that a class is written in, with those of our selectors that they import."""
     paths = {
         Path(inspect.getfile(base)) for base in cls.__mro__ if not base.__module__.startswith(("builtins", "typing"))
     }

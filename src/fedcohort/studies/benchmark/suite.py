@@ -375,7 +375,7 @@ def _size(data: str) -> _Size:
         near = nearest(data, list(_SIZES))
         raise UnknownNameError(
             f"There is no benchmark of {data!r}. Known: {', '.join(_SIZES)}.",
-            hint=f"did you mean {near!r}?" if near else None,
+            hint=f"did you mean {near!r}?" if near else f"on data of your own: fedcohort compare --data {data}",
         )
     return _SIZES[data]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,35 +115,37 @@ def reproduce(
     paths = {name: out / "records" / f"{name}{end}.json" for name in studies}
     records = {name: StudyRecord.read(paths[name], study) for name, study in studies.items()}
     finished = True
-    for study in studies.values():
+    for study, part in _wanted_parts(studies.values(), parts, labels):
         path, record = paths[study.name], records[study.name]
-        for part in study.parts:
-            if (parts and part not in parts) or (labels and not study.parts[part]["selectors"].keys() & labels):
-                continue
-            piece = _remaining_work(record, study, part, seeds, rounds, labels)
-            if not piece.labels:
-                say(f"{study.name}, {part}: is on record in {path}")
-                continue
-            if until is not None and time.monotonic() >= until:
-                finished = False
-                break
-            some = len(piece.labels) < len(study.parts[part]["selectors"])
-            methods = f"; {', '.join(piece.labels)}" if some else ""
-            say(f"{study.name}, {part}: {', '.join(study.settings(part))}{methods}")
-            done, found = _one_part(
-                study, part, piece, out, quick=quick, device=device, processes=processes,
-                until=until, folder=folder, listener=listener(), guard=guard, command=command,
-            )  # fmt: skip
-            record.add(found)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            record.write(path)
-            if not done:
-                finished = False
-                break
+        piece = _remaining_work(record, study, part, seeds, rounds, labels)
+        if not piece.labels:
+            say(f"{study.name}, {part}: is on record in {path}")
+            continue
+        if until is not None and time.monotonic() >= until:
+            finished = False
+            break
+        some = len(piece.labels) < len(study.parts[part]["selectors"])
+        methods = f"; {', '.join(piece.labels)}" if some else ""
+        say(f"{study.name}, {part}: {', '.join(study.settings(part))}{methods}")
+        finished, found = _one_part(
+            study, part, piece, out, quick=quick, device=device, processes=processes,
+            until=until, folder=folder, listener=listener(), guard=guard, command=command,
+        )  # fmt: skip
+        record.add(found)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record.write(path)  # after each part, so that an interruption loses one at most
         if not finished:
             break
     files = [file for exhibit in exhibits for file in write_pages(exhibit, records[exhibit.study.name], out, end)]
     return Reproduction(finished, records, files)
+
+
+def _wanted_parts(studies: Iterable[Study], parts: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[Study, str]]:
+    """Yield the parts that were named, or all, as far as they have one of the methods that were named."""
+    for study in studies:
+        for part, table in study.parts.items():
+            if (not parts or part in parts) and (not labels or table["selectors"].keys() & labels):
+                yield study, part
 
 
 def write_pages(exhibit: Exhibit, record: StudyRecord, out: Path, end: str = "") -> list[Path]:
