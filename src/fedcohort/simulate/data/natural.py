@@ -396,7 +396,7 @@ def next_characters(texts: Mapping[str, str], alphabet: str, every: int, name: s
     Examples
     --------
     >>> next_characters({"ann": "to be or not to be " * 9, "bob": "x" * 99}, " beonrt", 3, "toy", "a play")
-    Dataset('toy', train=67, test=16, shape=(64,), classes=8)
+    Dataset('toy', train=69, test=17, shape=(64,), classes=8)
     """
     other = len(alphabet)
     code = np.full(256, other, np.int64)
