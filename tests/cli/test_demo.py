@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedcohort.cli.demo import explain_losses, fair_baseline, known_reasons, summarise
+from fedcohort.cli.demo import compare_worst_groups, explain_losses, fair_baseline, known_reasons, summarise
 from fedcohort.simulate.config.toml import find_table
 from fedcohort.simulate.metrics import Metric, Spread
 from fedcohort.simulate.store.results import load
@@ -51,6 +51,26 @@ def test_a_gain_is_divided_into_loss_and_choice():
     assert summarise([other], CONFIG) == ["In skewed, fedacs-near ends highest with 85.0%, +4.0 pts over uniform."]
     none = board("skewed", uniform=[0.9, 0.9], uniform_robust=[0.7, 0.7], flash=[0.6, 0.6], fedacs=[0.85, 0.85])
     assert summarise([none], CONFIG) == ["In skewed, uniform ends highest with 90.0%."]
+
+
+def groups_board(lost=0, **worst):
+    """A leaderboard of worst groups alone; the last selector lost some runs."""
+    last = list(worst)[-1]
+    rows = [
+        SimpleNamespace(label=label, lost=lost if label == last else 0, fair=lambda _, value=value: Spread.of([value]))
+        for label, value in worst.items()
+    ]
+    return SimpleNamespace(setting="skewed", baseline="uniform", rows=rows)
+
+
+def test_the_worst_group_is_told_as_it_is():
+    assert compare_worst_groups([groups_board(uniform=0.6, balanced=0.8, fedcbs=0.7)]) == [
+        "The worst group of skewed ends highest with balanced: 80.0%, against 60.0% with uniform."
+    ]
+    equal = ["No selector serves the worst group of skewed better than uniform (60.0%)."]
+    assert compare_worst_groups([groups_board(uniform=0.6, balanced=0.5)]) == equal
+    assert compare_worst_groups([groups_board(uniform=0.6, balanced=0.5, fedcbs=0.9, lost=1)]) == equal
+    assert compare_worst_groups([groups_board(uniform=math.nan, balanced=0.5)]) == []
 
 
 def test_who_lost_a_run_or_shares_the_lead_is_not_called_the_highest():

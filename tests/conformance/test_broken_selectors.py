@@ -223,6 +223,15 @@ class AsksForNothing(Sound):
         return Losses(slate.candidates, frozenset())
 
 
+class NeedsCohorts(Sound):
+    one_at_a_time = True
+
+    def update(self, state, outcome):
+        if len(outcome.clients) < 2:
+            raise RuntimeError("a mean needs two")
+        return super().update(state, outcome)
+
+
 BROKEN = {
     "cohort": [TooMany, Twice, Outsider, AsksForNothing],
     "nobody-available": [StopsAfterEmpty],
@@ -230,6 +239,7 @@ BROKEN = {
     "same-seed": [GlobalRandom, PythonRandom],
     "other-process": [HashDependent],
     "resume": [ForgetsOnSave],
+    "one-at-a-time": [NeedsCohorts],
     "pure": [Mutates, MutatesUnsealed],
     "bounded-state": [Grows],
     "finite-state": [Overflows, DividesByZero],

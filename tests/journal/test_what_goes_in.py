@@ -93,7 +93,7 @@ def continued(path, **changes):
         ({"clients": ClientTable(names=["a", "b", "c"], sizes=[1, 2, 9])}, "sizes or labels of its client 'c' are"),
         (
             {"clients": ClientTable(names=["a", "b", "c"], sizes=[1, 2, 3], labels=LabelCounts([[1], [2], [3]]))},
-            "of its clients are known sizes, given are label-counts, label-products, sizes",
+            "its clients have sizes, the ones given have label-counts, label-products, sizes",
         ),
     ],
 )

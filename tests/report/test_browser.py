@@ -86,9 +86,7 @@ def test_hover_legend_and_zoom(page, report_url):
 
 def test_lines_are_filtered_grouped_and_smoothed_in_every_chart(page, report_url):
     opened(page, report_url)
-    page.js(
-        """window.labels = () => FC.charts.find(c => c.spec.file === 'accuracy').current.series.map(s => s.label)"""
-    )
+    page.js("""window.drawn = (file) => FC.charts.find(c => c.spec.file === file).current.series.map(s => s.label)""")
     page.js("""window.turn = (shape, value) => {
       const field = document.querySelector(`[data-figure='0-accuracy'] [data-shape=${shape}]`);
       if (field.type === 'checkbox') field.checked = value; else field.value = value;

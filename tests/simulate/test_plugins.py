@@ -204,7 +204,7 @@ def test_a_selector_that_raises_ends_its_own_run(tmp_path, stage, at):
         assert "ZeroDivisionError: nobody is greedy enough (mine.py, line" in failed.reason
     (board,) = leaderboards(load(out))
     text = to_text(leaderboard_table(board))
-    assert "1 failed" in text and "runs.json says what" in text
+    assert "1 failed" in text and "runs.json says why" in " ".join(text.split())
     json.dumps(board.to_dict(), allow_nan=False)
     assert Simulation.open(out).run() == "finished"
     assert {info.label: info for info in load(out).runs} == infos

@@ -58,7 +58,7 @@ def test_regression_is_ranked_and_written_the_right_way_round(tmp_path):
     ends = {row.label: results.column(f"{row.label}-s0", "metric")[-1] for row in board.rows}
     assert list(ends.values()) == sorted(ends.values()), "the smallest error is first"
     text = str(board)
-    assert "accuracy" not in text and "Less rmse is better" in text and "%" not in text and "rmse 0.9" in board.note
+    assert "accuracy" not in text and "Lower rmse is better" in text and "%" not in text and "rmse 0.9" in board.note
     plain = board.to_dict()
     assert plain["metric"] == {"name": "rmse", "higher_is_better": False} and plain["targets"] == [0.9]
     assert plain["rows"][0]["terminal"]["mean"] == pytest.approx(min(ends.values()), abs=1e-5)

@@ -71,6 +71,23 @@ def summarise(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[
     return sentences
 
 
+def compare_worst_groups(boards: Sequence[Leaderboard]) -> list[str]:
+    """Say for each setting which selector serves the worst group best: a mean over all clients hides a minority."""
+    sentences = []
+    for board in boards:
+        ends = {row.label: row.fair("worst_group").mean for row in board.rows if not row.lost}
+        ends = {label: end for label, end in ends.items() if not math.isnan(end)}
+        if board.baseline not in ends or len(ends) < 2:
+            continue
+        best, base = max(ends, key=lambda label: ends[label]), percent(ends[board.baseline])
+        end, worst = percent(ends[best]), f"worst group of {board.setting}"
+        if end == base:
+            sentences.append(f"No selector serves the {worst} better than {board.baseline} ({base}).")
+        else:
+            sentences.append(f"The {worst} ends highest with {best}: {end}, against {base} with {board.baseline}.")
+    return sentences
+
+
 def known_reasons() -> dict[str, dict[str, str]]:
     """Return why a selector may do badly, by setting and label; written beside the configuration."""
     folder = importlib.resources.files("fedcohort.simulate.config") / "builtin" / "remarks"
@@ -134,13 +151,15 @@ def demo(
     results = load(folder)
     boards = leaderboards(results)
     sentences, reasons = summarise(boards, results.config), explain_losses(boards, results.config)
+    groups = compare_worst_groups(boards)
     with err(quiet).status("drawing the report"):
         found = assemble([folder], title="Demonstration")
-        page = build_report(replace(found, remarks=(" ".join(sentences), *reasons)))
+        page = build_report(replace(found, remarks=(" ".join(sentences), *groups, *reasons)))
     write_atomically(folder / "report.html", page.encode())
     program = _program()
     lines = [
         " ".join(sentences),
+        *groups,
         *reasons,
         f"Report: {folder / 'report.html'}",
         f"Next: {program} compare --selectors uniform,balanced,fedcbs --seeds 5",

@@ -260,12 +260,16 @@ class Registry(Generic[T]):
     def find_imported(self, reference: str) -> Callable[..., T] | None:
         """Return a class that was already looked up by reference in this process; import nothing.
 
-        A file matches by its name and class alone, because its folder may differ on another machine.
+        A file matches by its name and class alone where none has the whole path, because its folder may differ on
+        another machine.
         """
+        same_file: Callable[..., T] | None = None
         for item, whole in self._references.items():
-            if reference == whole or (".py:" in whole and Path(reference).name == Path(whole).name):
+            if reference == whole:
                 return item
-        return None
+            if ".py:" in whole and Path(reference).name == Path(whole).name:
+                same_file = same_file or item
+        return same_file
 
     def reference(self, item: Callable[..., T]) -> str | None:
         """Return the reference a class was looked up by, valid from any folder; None if it has a registered name."""

@@ -13,6 +13,7 @@ from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, BoolArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.text import short_repr
+from fedcohort.core.validate import array as as_array
 from fedcohort.core.validate import number, one_of, text, texts, whole_number
 
 Target = Literal["class", "number", "token"]
@@ -306,7 +307,7 @@ def _held_out(name: str, labels: AnyArray, target: Target, share: float, seed: i
 
 
 def _samples(name: str, x: npt.ArrayLike, whole: bool) -> AnyArray:
-    array = np.asarray(x)
+    array = as_array(x, f"The samples of {name!r}", "an array whose rows have the same length")
     if array.dtype.kind not in "fiub":
         raise InputError(
             f"Samples must be numbers. Got an array of {array.dtype}.",
@@ -323,7 +324,7 @@ def _samples(name: str, x: npt.ArrayLike, whole: bool) -> AnyArray:
 
 def _values(name: str, what: str, values: npt.ArrayLike) -> AnyArray:
     """Return labels or writers as an array; texts that came as objects, as in pandas, are texts."""
-    array = np.asarray(values)
+    array = as_array(values, f"The {what}s of {name!r}")
     if array.dtype.kind != "O":
         return array
     listed = array.ravel().tolist()
