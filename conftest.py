@@ -6,6 +6,12 @@ import importlib
 import importlib.util
 import pkgutil
 
+from hypothesis import settings
+
+# The same examples every time, however busy the machine: `make nightly` draws new ones.
+settings.register_profile("everyday", derandomize=True, deadline=None)
+settings.load_profile("everyday")
+
 # pytest's importlib mode would execute a module a second time when its own package imports it first; packages whose
 # modules register things by name must therefore be imported before collection.
 for _package in ("selectors", "training.filters", "training.aggregators", "scenario"):
