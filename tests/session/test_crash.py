@@ -50,6 +50,7 @@ def contents(session):
     return {"cohorts": cohorts, "replies": replies, "picks": picks, "state": state, "shadow": str(shadow)}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork to kill a process many times quickly")
 def test_two_hundred_kills(tmp_path, die_after):
     expected = contents(work(tmp_path / "whole.sqlite"))

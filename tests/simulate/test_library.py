@@ -215,6 +215,7 @@ def test_the_trial_imports_nothing_from_the_working_folder(tmp_path, monkeypatch
     assert build("plans", read_sources(), compiler, tmp_path / "cache", "kept").exists()
 
 
+@pytest.mark.slow
 def test_clang_computes_what_gcc_does(tmp_path, monkeypatch, compiler, zig):
     """Built by both: each passes its trial against torch, and both train a network to nearly the same numbers."""
     sources, found = read_sources(), []
@@ -225,6 +226,7 @@ def test_clang_computes_what_gcc_does(tmp_path, monkeypatch, compiler, zig):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_batch_computes_as_whole_vectors_do(tmp_path, monkeypatch, compiler):
     """Batches of 21 and of 9 take turns: the rest of one is short in vectors half as long, that of the other is not."""
     found = []
@@ -265,6 +267,7 @@ class Network(nn.Sequential):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["aarch64-linux-gnu", "aarch64-macos"])
 def test_it_compiles_for_other_processors(tmp_path, zig, target):
     for name in ("plans", "train"):
@@ -281,6 +284,7 @@ def test_a_cache_that_cannot_be_written_is_no_hindrance(tmp_path, monkeypatch, c
     assert load_compiled("plans") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these are flags of x86-64")
 @pytest.mark.parametrize("narrower", ["-mno-avx512f", "-mno-avx"])
 def test_narrower_vectors_compute_the_same(tmp_path, monkeypatch, compiler, narrower):

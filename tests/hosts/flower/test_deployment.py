@@ -166,6 +166,7 @@ def node_key(folder: Path, name: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_tls_with_node_authentication(kit: Any, tmp_path: Path) -> None:
     """Two registered nodes take part under the names they were registered with; one with an unknown key does not."""
