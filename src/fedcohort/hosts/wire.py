@@ -14,7 +14,18 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, FloatArray
-from fedcohort.core.signals import REPORT_SIGNALS, SIGNALS, TABLE_SIGNALS, Party, Signal, VectorOf, vectors_of
+from fedcohort.core.protocol import Losses, Trial
+from fedcohort.core.signals import (
+    REPORT_SIGNALS,
+    SIGNALS,
+    TABLE_SIGNALS,
+    Party,
+    Signal,
+    VectorOf,
+    losses_of,
+    same_of_received,
+    vectors_of,
+)
 
 VERSION = 1
 RECORD = "fedcohort"
@@ -256,3 +267,16 @@ def read_gradient(record: Mapping[str, object] | None) -> FloatArray | None:
     if not isinstance(data, bytes) or len(data) % 4:
         return None
     return np.frombuffer(data, np.float32).astype(np.float64)
+
+
+def supplied_signals(losses: frozenset[Signal] | None, gradient: bool) -> frozenset[Signal]:
+    """Return every signal a client can report or be asked for that computes these losses (None: none) and gradients."""
+    found: set[Signal] = set()
+    if losses is not None:
+        found |= {*losses, Losses.needs}
+        found |= {s for s in losses_of(REPORT_SIGNALS, "own") if same_of_received(s) in losses}
+        if Trial.measured in losses:
+            found.add(Trial.needs)
+    if gradient:
+        found |= GRADIENT_SIGNALS
+    return frozenset(found)

@@ -30,8 +30,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
-from fedcohort.core.protocol import Losses, Trial
-from fedcohort.core.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
+from fedcohort.core.signals import LOSS_SIGNALS, Signal, losses_of, same_of_received
 from fedcohort.hosts.answers import Facts, TorchMeasures
 from fedcohort.hosts.flare.wire import DESCRIBE, LOSSES
 from fedcohort.hosts.wire import (
@@ -44,6 +43,7 @@ from fedcohort.hosts.wire import (
     asked_signals,
     plain,
     report,
+    supplied_signals,
 )
 
 if TYPE_CHECKING:
@@ -79,15 +79,7 @@ class Answers:
     @property
     def supplied(self) -> frozenset[Signal]:
         """Every signal a site with these answers can report or be asked for."""
-        found: set[Signal] = set()
-        if self.losses is not None:
-            found |= {*self.signals, Losses.needs}
-            found |= {s for s in losses_of(REPORT_SIGNALS, "own") if same_of_received(s) in self.signals}
-            if Trial.measured in self.signals:
-                found.add(Trial.needs)
-        if self.gradient is not None:
-            found |= GRADIENT_SIGNALS
-        return frozenset(found)
+        return supplied_signals(None if self.losses is None else self.signals, self.gradient is not None)
 
 
 def torch_answers(

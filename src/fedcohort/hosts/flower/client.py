@@ -27,8 +27,7 @@ from flwr.clientapp.mod import LocalDpMod
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
-from fedcohort.core.protocol import Losses, Trial
-from fedcohort.core.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
+from fedcohort.core.signals import LOSS_SIGNALS, Signal, losses_of, same_of_received
 from fedcohort.core.validate import instance, listing, refuse
 from fedcohort.hosts.answers import Facts, TorchMeasures
 from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES, only_arrays, report_record
@@ -42,6 +41,7 @@ from fedcohort.hosts.wire import (
     asked_signals,
     normal_form,
     plain,
+    supplied_signals,
 )
 from fedcohort.privacy.scheme import LabelSeal
 
@@ -115,15 +115,7 @@ class Answers:
     @property
     def supplied(self) -> frozenset[Signal]:
         """Every signal a client with these answers can report or be asked for."""
-        found: set[Signal] = set()
-        if self.losses is not None:
-            found |= {*self.signals, Losses.needs}
-            found |= {s for s in losses_of(REPORT_SIGNALS, "own") if same_of_received(s) in self.signals}
-            if Trial.measured in self.signals:
-                found.add(Trial.needs)
-        if self.gradient is not None:
-            found |= GRADIENT_SIGNALS
-        return frozenset(found)
+        return supplied_signals(None if self.losses is None else self.signals, self.gradient is not None)
 
 
 def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
