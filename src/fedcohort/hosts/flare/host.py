@@ -44,6 +44,7 @@ _TRIAL = "trial"
 _SLICE = 0.25  # seconds between two looks at whether the job was aborted
 _SETTLE = 10.0  # seconds to wait for sites that have not said what they hold, once enough have
 _AFTERLIFE = 60.0  # seconds, at least, that a task outlives its round, so that a late result can arrive
+_SLOWEST = 10.0  # with an automatic deadline, so many times as long as its round
 _LOG_EVERY = 10.0  # seconds between two lines of the log that say what is waited for
 
 
@@ -141,9 +142,11 @@ class FlareHost(Host):
         task = letter.task
         letter.closed = True
         if letter.at_work:
-            deadline = self.policy.deadline or 0.0
+            lasted = time.monotonic() - letter.begun
+            # An automatic deadline is short. Late results still show how slow sites are.
+            more = _SLOWEST * lasted if self.policy.deadline == "auto" else self.policy.fixed_deadline or 0.0
             task.targets[:] = [name for name in task.targets if name in letter.fetched]
-            task.timeout = int(time.monotonic() - letter.begun + max(deadline, _AFTERLIFE)) + 1
+            task.timeout = int(lasted + max(more, _AFTERLIFE)) + 1
         else:
             self.controller.communicator.cancel_task(task)
 
@@ -403,7 +406,7 @@ class FlareHost(Host):
         if not there:
             return values
         letter = self._post(LOSSES, there, params, question(signals), current_round=self._running.round)
-        found = self._exchange(letter, there, self.controller.query_deadline or self.policy.deadline)
+        found = self._exchange(letter, there, self.controller.query_deadline or self.policy.fixed_deadline)
         for i, name in enumerate(names):
             arrival = found.get(name)
             if arrival is None or arrival.result is None:
@@ -428,7 +431,7 @@ class FlareHost(Host):
             if not names:
                 continue
             letter = self._train(names, self.model, {**question(()), SEED: seed}, None)
-            arrivals = self._exchange(letter, names, self.policy.deadline)
+            arrivals = self._exchange(letter, names, self.policy.fixed_deadline)
             checker = Checker(self.model, ())
             checked = [self._checked(checker, arrivals[name]) for name in names if name in arrivals]
             models = [reply for reply in checked if reply.status is Status.OK]
