@@ -192,7 +192,8 @@ def main() -> None:
     parser.add_argument("--spares", type=int, default=SIZE)
     parser.add_argument("--rounds", type=int, default=200)
     options = parser.parse_args()
-    print("| federation | best fixed (deadline, spares) | auto | ratio | asked per model | rounds |\n|---|---|---|---|---|---|")
+    print("| federation | best fixed (deadline, spares) | auto | ratio | asked per model | rounds |")
+    print("|---|---|---|---|---|---|")
     for name in options.worlds.split(","):
         print(compare(name, options.seeds, options.spares, options.rounds)[1], flush=True)
 

@@ -1,11 +1,11 @@
-"""The deadline and the spares of the next round, from how long clients have taken so far.
+r"""The deadline and the spares of the next round, from how long clients have taken so far.
 
 A round asks :math:`n = k + s` clients and closes at the k-th sound model, when everybody has answered or failed, or at
 the deadline D. If clients answer independently, with the share :math:`F(t)` that has answered and the share
-:math:`G(t)` that has failed after t seconds, then with :math:`A(t) \\sim Bin(n, F(t))`
+:math:`G(t)` that has failed after t seconds, then with :math:`A(t) \sim Bin(n, F(t))`
 
-.. math:: E[T] = \\int_0^D 1 - P(A(t) \\ge k) - \\sum_{a<k} \\binom{n}{a} F(t)^a G(t)^{n-a} dt, \\qquad
-          E[M] = E[\\min(A(D), k)].
+.. math:: E[T] = \int_0^D 1 - P(A(t) \ge k) - \sum_{a<k} \binom{n}{a} F(t)^a G(t)^{n-a} dt, \qquad
+          E[M] = E[\min(A(D), k)].
 
 A round that misses k counts with the models it has, and the next one asks others. So many models take
 :math:`(E[T] + p)/E[M]` seconds each, where p is the usual pause between two rounds, and the pair (D, s) for which that

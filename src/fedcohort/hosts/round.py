@@ -224,8 +224,8 @@ class Round:
     """
 
     __slots__ = (
-        "_failed", "_lasted", "_least", "_needed", "_pace", "_places", "_unreached", "begun", "cohort", "policy", "proposal", "reasons",
-        "replies", "request", "seconds", "session", "size", "status",
+        "_failed", "_lasted", "_least", "_needed", "_pace", "_places", "_unreached", "begun", "cohort", "policy",
+        "proposal", "reasons", "replies", "request", "seconds", "session", "size", "status",
     )  # fmt: skip
 
     def __init__(

@@ -222,7 +222,8 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             if session.journal.events(kind)[-1:] != [body]:
                 session.note(kind, body)
         if not self._finished(session):
-            leases = None if self.leases is None else leases_of(Path(self.leases), self._journal, self._policy.fixed_deadline)
+            deadline = self._policy.fixed_deadline
+            leases = None if self.leases is None else leases_of(Path(self.leases), self._journal, deadline)
             stop = play(host, session, self._policy, self.num_rounds, leases)
             if stop is not None:
                 self.info(f"the selector declares the run finished: {stop}")

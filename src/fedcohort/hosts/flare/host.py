@@ -17,6 +17,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
 from fedcohort.core.signals import METRIC_SIGNALS, Signal
 from fedcohort.core.text import shorten
+from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER
 from fedcohort.hosts.flare.replies import (
     Checked,
     Checker,
@@ -185,9 +186,13 @@ class FlareHost(Host):
             self.controller.warning(f"{arrival.site} takes no part: {problem}")
 
     def look(self) -> None:
-        """See who is connected, and ask those who are new what they hold."""
+        """See who is connected, and ask those who are new what they hold, and those who could not say."""
         self.sites.connected = tuple(self.controller.connected())
-        asked = {name for letter in self.letters if letter.kind == DESCRIBE for name in letter.targets}
+        questions = [letter for letter in self.letters if letter.kind == DESCRIBE and not letter.closed]
+        for letter in questions:
+            if self.now() - letter.begun > ASK_AGAIN_AFTER:
+                self._close(letter)
+        asked = {name for letter in questions if not letter.closed for name in letter.targets}
         new = [name for name in self.sites.unknown() if name not in asked]
         if new:
             self._post(DESCRIBE, new, {}, {})
