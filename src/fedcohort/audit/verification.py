@@ -30,10 +30,8 @@ class Finding:
 
     Attributes
     ----------
-    check : str
     sound : bool or None
         None where it could not be made.
-    text : str
     """
 
     check: str
@@ -47,12 +45,10 @@ class Examination:
 
     Attributes
     ----------
-    path : Path
     version : int
         Of its schema.
     seal : Seal or None
         How often it was opened and committed, and whether it is in use; version 2 does not say.
-    findings : tuple of Finding
     """
 
     path: Path
@@ -71,7 +67,6 @@ def examine(path: str | Path, *, again: bool = True) -> Examination:
 
     Parameters
     ----------
-    path : path
     again : bool
         Whether to play the session again as well, which takes as long as its selector did.
     """

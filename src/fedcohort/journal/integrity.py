@@ -91,7 +91,6 @@ def missing(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> str |
 
     Parameters
     ----------
-    path : Path
     seal : Seal
         That of the newest commit found.
     mark : Mark, optional

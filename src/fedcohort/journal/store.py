@@ -105,7 +105,6 @@ class Journal(JournalReader):
 
         Parameters
         ----------
-        path : path
         commit : "always" or "manual"
         accept_loss : bool
             Whether to go on although its newest commits are missing; then that is put on record.

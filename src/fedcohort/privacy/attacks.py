@@ -321,7 +321,6 @@ def name_classes(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
 
     Parameters
     ----------
-    found : Recovered
     known : mapping of client to (B,) counts
         The clients of a coalition.
     """

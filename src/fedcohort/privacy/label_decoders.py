@@ -160,12 +160,7 @@ class EncryptedLabels:
 
 
 class RotatedLabels:
-    """Class balance from counts that clients rotated with a secret they share.
-
-    Parameters
-    ----------
-    classes : int
-    """
+    """Class balance from counts that clients rotated with a secret they share."""
 
     def __init__(self, classes: int) -> None:
         self.classes = whole_number(classes, "The number of classes", least=1)
@@ -192,12 +187,7 @@ class RotatedLabels:
 
 
 class NoisyLabels:
-    """Class balance from counts with noise, which clients released under differential privacy.
-
-    Parameters
-    ----------
-    classes : int
-    """
+    """Class balance from counts with noise, which clients released under differential privacy."""
 
     def __init__(self, classes: int) -> None:
         self.classes = whole_number(classes, "The number of classes", least=1)

@@ -76,7 +76,6 @@ def export_figures(report: Report, folder: str | Path, form: str, *, width: int 
 
     Parameters
     ----------
-    report : Report
     folder : where the files go; created if missing
     form : "svg", "png" or "pdf"
     width : of a figure, in points

@@ -122,7 +122,6 @@ def build_report(report: Report, *, theme: str | None = None) -> str:
 
     Parameters
     ----------
-    report : Report
     theme : "light" or "dark", optional
         Default: as the reader's system says.
     """

@@ -28,7 +28,6 @@ class Sweep:
 
     Attributes
     ----------
-    selector, parameter : str
     lines : mapping of a name for the other swept parameters' values to (value, label) pairs, ascending
     """
 

@@ -31,10 +31,8 @@ class PaperTraining:
     ----------
     local : mapping
         Keys of the section ``[local]`` of an experiment.
-    rounds : int
     targets : tuple of float
         Accuracies whose rounds the paper counts.
-    aggregator : str
     ours : tuple of str
         What the paper does not specify and we chose.
     """
@@ -316,7 +314,6 @@ def preset_table(name: str, data: str) -> dict[str, Any]:
 
     Parameters
     ----------
-    name : str
     data : str
         The dataset; a paper trains differently on each.
 

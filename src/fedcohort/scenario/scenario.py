@@ -249,7 +249,6 @@ class Scenario(Parameterized):
             Who begins at ``time``.
         seed, ticket : int
             Which experiment, which cohort.
-        time : float
         samples : (k,) float array
             Samples that each goes through, each as often as it is taken.
         transfer : float or (k,) array

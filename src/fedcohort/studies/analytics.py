@@ -40,7 +40,6 @@ class SkewnessReport:
         Clients by skewness, with credible intervals.
     federation : Federation
         The clients; being simulated, their true skewness is known.
-    rounds : int
     megabytes : float
         Sent both ways.
     """
@@ -94,7 +93,6 @@ def rank_by_skewness(
         Of the credible intervals.
     rate : float
         Learning rate of the mean step, positive.
-    device : str, optional
     on_start : callable, optional
         Called with the number of rounds before the first.
     on_round : callable, optional

@@ -147,7 +147,6 @@ def diagnose(
         How many looks, at rounds 0, every, 2 every, ..., and how many cohorts are tried at each.
     components : int
         Principal components that are checked.
-    device : str, optional
     on_start : callable, optional
         Called with the number of rounds before the first.
     on_round : callable, optional

@@ -81,7 +81,6 @@ def leaderboards(
 
     Parameters
     ----------
-    results : Results
     targets : sequence of float, optional
         Accuracies (or values of the task's metric) to reach. Default: the configuration's; without any, where the
         baseline ends, rounded down to a whole percent.

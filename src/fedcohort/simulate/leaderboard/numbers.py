@@ -155,8 +155,6 @@ class SeedRow:
 
     Attributes
     ----------
-    seed : int
-    state : str
     rounds : int
         How many rounds were run.
     rounds_to : tuple of int or None
@@ -204,7 +202,6 @@ class ToTarget:
 
     Attributes
     ----------
-    target : float
     rounds, seconds : Spread
         Over the seeds that reached it; ``rounds.count`` says how many.
     speed_up : float
@@ -332,7 +329,6 @@ class Leaderboard:
 
     Attributes
     ----------
-    setting : str
     targets : tuple of float
         Ascending; the highest is the one speed-ups are about.
     target_source : str
@@ -341,9 +337,6 @@ class Leaderboard:
         How many last rounds terminal accuracy is the mean of, in the longest run.
     window_source : str
         Why so many.
-    baseline : str
-    reference : str, optional
-    rows : tuple of LeaderRow
     progress : Progress
     metric : Metric
         What "best" and "terminal" are scores of.
@@ -421,7 +414,6 @@ def find_baseline(labels: Mapping[str, str], options: Options, setting: str) -> 
     Parameters
     ----------
     labels : mapping of label to selector
-    options : Options
     setting : name of the setting, for the error
     """
     name = options.baseline
@@ -470,7 +462,6 @@ def leaderboard(
         Its name.
     runs : sequence of RunNumbers
         At least one; runs of one label differ in their seed.
-    options : Options, optional
     planned : int, optional
         Rounds planned for each run.
     ideal : float, optional

@@ -87,7 +87,6 @@ def leaderboards_of(
     Parameters
     ----------
     settings : mapping of a setting's name to its runs
-    options : Options
     own : mapping of a setting's name to its own options
     """
     ideal = None

@@ -32,7 +32,6 @@ def leaderboard_table(
 
     Parameters
     ----------
-    board : Leaderboard
     drawn : mapping of label to (colour, dash), optional
         How each selector's line is drawn, shown beside its name.
     explain : bool

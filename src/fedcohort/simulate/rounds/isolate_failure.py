@@ -36,10 +36,8 @@ def isolate_failure(run: Run, part: str, work: Callable[[], T]) -> T | None:
 
     Parameters
     ----------
-    run : Run
     part : str
         Whose code this is, for example "the selector 'mine.py:Greedy'".
-    work : callable
     """
     try:
         return work()

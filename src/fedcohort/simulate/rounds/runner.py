@@ -51,12 +51,10 @@ class Simulation:
 
     Parameters
     ----------
-    experiment : Experiment
     out : Path
         A new or empty directory, or one to continue with ``resume``.
     resume : bool
         The directory may hold fewer runs and rounds than ``experiment``; see :mod:`fedcohort.simulate.config.extend`.
-    listeners : sequence of Listener
     device : str, optional
         Instead of the configuration's.
     processes : int, optional
@@ -178,7 +176,6 @@ class Simulation:
 
         Parameters
         ----------
-        out : Path
         seeds : sequence of int or int, optional
             Seeds to add, or how many there are to be in all.
         rounds : int, optional

@@ -81,7 +81,6 @@ class RunInfo:
         Unique, safe as a file name ("fedcor-s1").
     selector, label : str
         Registered name, and what the configuration calls it.
-    seed : int
     setting : dict
         The keys in which this run differs from the experiment's base configuration.
     params : dict
@@ -92,7 +91,6 @@ class RunInfo:
         running, finished, stopped (by its selector), diverged, or failed: something of its own raised an error.
     reason : str
         Why it stopped, diverged or failed.
-    rounds_done : int
     engines : tuple of (int, str)
         Which kind of engine trained, and from which round on; empty for an experiment of an earlier version.
     """
@@ -605,7 +603,6 @@ def load(path: str | Path, before: Results | None = None) -> Results:
 
     Parameters
     ----------
-    path : path
     before : Results, optional
         What was read of it earlier; then only what is new is read from its parts and journals.
 

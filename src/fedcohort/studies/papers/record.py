@@ -35,7 +35,6 @@ class StudyRecord:
 
     Attributes
     ----------
-    study : str
     settings : dict
         By setting: ``seeds``, ``rounds`` made, ``planned`` by the study, ``finished``, ``made`` (how, when, on what),
         and ``labels``: for each label the measures, a value per seed (None where a target was never reached), and
