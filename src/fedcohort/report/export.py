@@ -31,6 +31,7 @@ _FLAGS = (
     "--disable-component-update", "--disable-sync", "--disable-quic", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--host-resolver-rules=MAP * ~NOTFOUND",  # nothing here needs a network, so nothing gets one
 )  # fmt: skip
+_WIDTH = 760  # of a figure, in points
 _PIXELS = 3  # of a PNG per point, enough for print at column width
 
 
@@ -71,14 +72,13 @@ def _browse(browser: str, page: Path, *actions: str) -> str:
     return done.stdout
 
 
-def export_figures(report: Report, folder: str | Path, form: str, *, width: int = 760) -> list[Path]:
+def export_figures(report: Report, folder: str | Path, form: str) -> list[Path]:
     """Write every figure of a report, each view of it, and its numbers as CSV.
 
     Parameters
     ----------
     folder : where the files go; created if missing
     form : "svg", "png" or "pdf"
-    width : of a figure, in points
 
     Returns
     -------
@@ -90,10 +90,10 @@ def export_figures(report: Report, folder: str | Path, form: str, *, width: int 
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ExportError(f"The folder {target} cannot be created: {error.strerror or error}.") from error
-    return _draw(figure_files(report), target, form, width)
+    return _draw(figure_files(report), target, form)
 
 
-def save_figure(figure: Figure, path: Path, view: str | None = None, *, width: int = 760) -> Path:
+def save_figure(figure: Figure, path: Path, view: str | None = None) -> Path:
     """Write one view of one figure, in the format that the path's ending names."""
     form = path.suffix.removeprefix(".").lower()
     if form == "html":
@@ -110,7 +110,7 @@ def save_figure(figure: Figure, path: Path, view: str | None = None, *, width: i
     chosen = [v for v in figure.spec["views"] if view in (None, v["name"])][:1]
     spec = {"title": figure.title, "sentence": figure.sentence, **figure.spec, "views": chosen, "file": "figure"}
     with tempfile.TemporaryDirectory(prefix="fedcohort-figure-") as folder:
-        written = _draw([spec], Path(folder), "svg" if form == "csv" else form, width)
+        written = _draw([spec], Path(folder), "svg" if form == "csv" else form)
         (drawing,) = [file for file in written if file.suffix == f".{form}"]
         _write(path, drawing.read_bytes())
     return path
@@ -121,9 +121,9 @@ def _check_format(form: str) -> None:
         raise ParameterError(f"Figures can be exported as {', '.join(FORMATS)}. Got {form!r}.")
 
 
-def _draw(figures: list[dict[str, Any]], target: Path, form: str, width: int) -> list[Path]:
+def _draw(figures: list[dict[str, Any]], target: Path, form: str) -> list[Path]:
     browser = find_browser()
-    options = {"width": width, "png": _PIXELS if form == "png" else 0}
+    options = {"width": _WIDTH, "png": _PIXELS if form == "png" else 0}
     page = render("export.html", figures=figures, options=options)
     written: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="fedcohort-export-") as scratch:

@@ -117,14 +117,8 @@ def load_figures(*paths: str | Path, setting: str | None = None) -> dict[str, Fi
     return {figure.name: figure for figure in section.figures}
 
 
-def build_report(report: Report, *, theme: str | None = None) -> str:
-    """Return the HTML of a report.
-
-    Parameters
-    ----------
-    theme : "light" or "dark", optional
-        Default: as the reader's system says.
-    """
+def build_report(report: Report) -> str:
+    """Return the HTML of a report."""
     panes = [
         Pane(section.setting.name, _blocks(section, number), {f.name: f for f in section.figures}, section.explanations)
         for number, section in enumerate(report.sections)
@@ -136,7 +130,6 @@ def build_report(report: Report, *, theme: str | None = None) -> str:
         panes,
         remarks=report.remarks,
         setup=setup_card(report.bundle),
-        theme=theme,
     )
 
 
@@ -158,7 +151,6 @@ def build_page(
     *,
     remarks: Sequence[str] = (),
     setup: Markup = NOTHING,
-    theme: str | None = None,
 ) -> str:
     """Return a self-contained page.
 
@@ -169,7 +161,6 @@ def build_page(
     warnings, remarks : sentences above everything else
     panes : the tabs
     setup : the last card
-    theme : "light" or "dark", optional
     """
     data: dict[str, Any] = {"figures": {}, "explanations": {}}
     for number, pane in enumerate(panes):
@@ -179,7 +170,6 @@ def build_page(
     return render(
         "report.html",
         title=title,
-        theme=theme,
         facts=facts,
         remarks=remarks,
         warnings=warnings,

@@ -62,13 +62,13 @@ class SkewnessReport:
         return float(spearmanr(-self.ranking.win_rate, self.true_skewness).statistic)
 
 
-def rounds_needed(clients: int, cohort: int, per_client: int = ROUNDS_PER_CLIENT) -> int:
-    """Return how many rounds let every client duel ``per_client`` times on average.
+def rounds_needed(clients: int, cohort: int) -> int:
+    """Return how many rounds let every client duel :data:`ROUNDS_PER_CLIENT` times on average.
 
     >>> rounds_needed(200, 10)
     400
     """
-    return math.ceil(clients * per_client / cohort)
+    return math.ceil(clients * ROUNDS_PER_CLIENT / cohort)
 
 
 def rank_by_skewness(

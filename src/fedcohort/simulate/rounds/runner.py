@@ -518,30 +518,3 @@ def run_experiment(
     experiment = Experiment.from_dict(table if isinstance(table, Mapping) else read_table(table))
     simulation = Simulation(experiment, Path(out), device=device, listeners=listeners, command=" ".join(sys.argv))
     return simulation.run()
-
-
-def extend_experiment(
-    out: str | Path,
-    *,
-    seeds: Sequence[int] | int | None = None,
-    rounds: int | None = None,
-    selectors: Mapping[str, Any] | None = None,
-    device: str | None = None,
-    listeners: Sequence[Listener] = (),
-) -> str:
-    """Add seeds, rounds or selectors to an experiment, as :meth:`Simulation.extend` says, and run what is missing.
-
-    Returns
-    -------
-    str
-        "finished" or "interrupted".
-    """
-    return Simulation.extend(
-        Path(out),
-        seeds=seeds,
-        rounds=rounds,
-        selectors=selectors,
-        device=device,
-        listeners=listeners,
-        command=" ".join(sys.argv),
-    ).run()
