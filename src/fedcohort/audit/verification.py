@@ -10,9 +10,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import fedcohort
 from fedcohort.audit import participation, replay
 from fedcohort.core.errors import FedcohortError, JournalError
+from fedcohort.core.version import __version__
 from fedcohort.journal import Journal
 from fedcohort.journal.database import Database, Seal
 from fedcohort.journal.integrity import file_problems, missing, row_problems, version_of
@@ -175,7 +175,7 @@ def _again(journal: Journal) -> Finding:
         return Finding("replay", None, f"not possible: {outcome.problem}")
     if outcome.problem is not None:
         writer = journal.meta().get("fedcohort")
-        if _release(writer) != _release(fedcohort.__version__):
+        if _release(writer) != _release(__version__):
             return Finding(
                 "replay",
                 None,

@@ -19,7 +19,8 @@ from fedcohort.journal import read_journal
 from fedcohort.report import palette
 from fedcohort.report.account import Account, JournalHistory, account
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
-from fedcohort.report.figures import Figure, json_numbers, participation, picks
+from fedcohort.report.figure import Figure
+from fedcohort.report.figures import json_numbers, participation, picks
 from fedcohort.report.page import Pane, build_page
 from fedcohort.report.render import card
 from fedcohort.report.why import explanations_of

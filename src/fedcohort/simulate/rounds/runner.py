@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-import fedcohort
 from fedcohort.core.errors import FedcohortError, InputError, SignalError
 from fedcohort.core.validate import instance
 from fedcohort.core.validate import path as check_path
+from fedcohort.core.version import __version__
 from fedcohort.journal.live import live_files, remove_live
 from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
@@ -276,7 +276,7 @@ class Simulation:
             for dataset in self.prepared.datasets.values()
         ]
         return {
-            "fedcohort": fedcohort.__version__,
+            "fedcohort": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
