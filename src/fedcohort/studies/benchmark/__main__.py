@@ -6,14 +6,28 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedcohort.core.errors import DataError, FedcohortError
 from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt, print_to_stderr
 from fedcohort.simulate.rounds.listener import Deadline
+from fedcohort.studies.benchmark import timed_scores
 from fedcohort.studies.benchmark.page import markdown
-from fedcohort.studies.benchmark.run import begin, every_selector, parse_seeds, read_scores, resume, write_scores
+from fedcohort.studies.benchmark.run import (
+    TIME,
+    begin,
+    every_selector,
+    is_timed,
+    parse_seeds,
+    read_scores,
+    read_time_scores,
+    resume,
+    tables,
+    write_scores,
+    write_time_scores,
+)
 from fedcohort.studies.benchmark.scores import Scores
 from fedcohort.studies.benchmark.suite import DATASETS, SUITES
 
@@ -25,11 +39,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedcohort.studies.benchmark", description=__doc__)
     parser.add_argument("--data", choices=DATASETS, default="digits")
     parser.add_argument(
-        "--suite", choices=SUITES, help="all datasets of a kind, each in a folder of its own below --out"
+        "--suite",
+        choices=(*SUITES, TIME),
+        help="natural: all datasets with real owners, each in a folder of its own below --out; time: rounds and "
+        "asynchronous runs by the clock, on --data digits or fashion-mnist",
     )
     parser.add_argument("--selectors", default="", help="names separated by commas; default: all")
     parser.add_argument("--seeds", default="report", help="report, tuning, or a list such as 1,2")
-    parser.add_argument("--settings", default="", help="only these settings, separated by commas")
+    parser.add_argument(
+        "--settings",
+        default="",
+        help="only these settings, separated by commas; with --suite time, these kinds of availability",
+    )
     parser.add_argument("--quick", action="store_true", help="check that everything runs: one seed, 20 rounds")
     parser.add_argument("--out", type=Path, help="a new folder, or one to continue; required for a run")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
@@ -47,22 +68,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = " ".join(["fedcohort bench", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         if given.page is not None:
-            print(markdown(read_scores(given.page)), end="")
+            if is_timed(given.page):
+                print(timed_scores.markdown(read_time_scores(given.page)), end="")
+            else:
+                print(markdown(read_scores(given.page)), end="")
             return 0
         if given.merge:
             _print(write_scores(*given.merge))
             return 0
-        pieces = {name: given.out / name for name in SUITES[given.suite]} if given.suite else {given.data: given.out}
+        pieces = tables(
+            given.suite,
+            given.data,
+            {name: {} for name in [name for name in given.selectors.split(",") if name] or every_selector()},
+            parse_seeds(given.seeds),
+            settings=[name for name in given.settings.split(",") if name],
+            quick=given.quick,
+        )
         missing = []
-        for data, out in pieces.items():
+        for name, wanted in pieces.items():
             try:
-                if not _run(given, data, out, until, command):
+                if not _run(given, wanted, given.out / name, until, command):
                     print_to_stderr("stopped; run the same command to continue")
                     return STOPPED
             except DataError as error:
-                if len(pieces) == 1:
+                if given.suite != "natural":
                     raise
-                missing.append(f"{data}: {error}")  # the others can still be run
+                missing.append(f"{name}: {error}")  # the others can still be run
+        if given.suite == TIME:
+            print(timed_scores.markdown(write_time_scores(given.out)), end="")
         for text in missing:
             print(f"error: {text}", file=sys.stderr)
         return 1 if missing else 0
@@ -71,22 +104,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(given: argparse.Namespace, data: str, out: Path, until: float | None, command: str) -> bool:
-    """Run one dataset to its end and print its scores; return whether it got there."""
+def _run(given: argparse.Namespace, wanted: Mapping[str, Any], out: Path, until: float | None, command: str) -> bool:
+    """Run one experiment to its end and print its scores; return whether it got there."""
     if (out / "meta.json").is_file():
         simulation = resume(out, device=given.device, processes=given.processes)
     else:
         simulation = begin(
-            data,
-            {name: {} for name in [name for name in given.selectors.split(",") if name] or every_selector()},
-            parse_seeds(given.seeds),
-            out,
-            settings=[name for name in given.settings.split(",") if name],
-            quick=given.quick,
-            folder=given.folder,
-            device=given.device,
-            processes=given.processes,
-            command=command,
+            wanted, out, folder=given.folder, device=given.device, processes=given.processes, command=command
         )
     with contextlib.suppress(ImportError):  # it is drawn with rich, which the simulator does not need
         from fedcohort.simulate.rounds.progress import Progress
@@ -98,7 +122,8 @@ def _run(given: argparse.Namespace, data: str, out: Path, until: float | None, c
         state = simulation.run()
     if state != "finished":
         return False
-    _print(write_scores(out))
+    if given.suite != TIME:
+        _print(write_scores(out))
     return True
 
 
