@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcohort.cli.experiment import INTERRUPTED
 from fedcohort.cli.options import (
+    ClientOption,
     DeviceOption,
     FormatOption,
+    LabelOption,
     OutOption,
     ProcessesOption,
     QuietOption,
@@ -34,10 +36,12 @@ def bench(
     data: Annotated[
         str,
         typer.Option(
-            help="digits, fashion-mnist, cifar10, or with real owners: watch, flights, birdstrikes, speeches, stdlib, "
-            "femnist."
+            help="digits, fashion-mnist, cifar10; with real owners: watch, flights, birdstrikes, speeches, stdlib, "
+            "femnist; or your own .csv, .parquet, .npz or folder."
         ),
     ] = "digits",
+    label: LabelOption = None,
+    client: ClientOption = None,
     suite: Annotated[
         str | None, typer.Option(help="'natural': all datasets with real owners, each in a folder of its own.")
     ] = None,
@@ -87,22 +91,23 @@ def bench(
         _finish(run.resume(resume, device=device, processes=processes), console, quick, format)
         return
     chosen = split_names(selectors, "--selectors") if selectors else run.every_selector()
-    pieces = {data: out_dir or default_out(f"bench-{data}")}
+    pieces = {data: out_dir or default_out(f"bench-{PurePath(data).stem}")}
     if suite is not None:
         pieces = {name: (out_dir or default_out(f"bench-{suite}")) / name for name in _datasets(suite)}
     for name, target in pieces.items():
-        simulation = run.begin(
+        wanted, notes = run.plan(
             name,
-            selector_entries([label for label in chosen if label != "uniform"]),
+            selector_entries([name for name in chosen if name != "uniform"]),
             _seeds(seeds),
-            target,
             settings=split_names(settings, "--settings") if settings else (),
             quick=quick,
             folder=folder,
-            device=device,
-            processes=processes,
-            command=" ".join(["fedcohort", *sys.argv[1:]]),
+            columns={key: value for key, value in (("label", label), ("client", client)) if value is not None},
         )
+        for note in notes:
+            say(console, f"note: {note}")
+        command = " ".join(["fedcohort", *sys.argv[1:]])
+        simulation = run.begin(wanted, target, device=device, processes=processes, command=command)
         _finish(simulation, console, quick, format)
 
 

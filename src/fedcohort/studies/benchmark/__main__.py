@@ -13,7 +13,7 @@ from fedcohort.core.errors import DataError, FedcohortError
 from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt, print_to_stderr
 from fedcohort.simulate.rounds.listener import Deadline
 from fedcohort.studies.benchmark.page import markdown
-from fedcohort.studies.benchmark.run import begin, every_selector, parse_seeds, read_scores, resume, write_scores
+from fedcohort.studies.benchmark.run import begin, every_selector, parse_seeds, plan, read_scores, resume, write_scores
 from fedcohort.studies.benchmark.scores import Scores
 from fedcohort.studies.benchmark.suite import DATASETS, SUITES
 
@@ -23,7 +23,11 @@ STOPPED = 75  # of sysexits: try again
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
     parser = argparse.ArgumentParser(prog="python -m fedcohort.studies.benchmark", description=__doc__)
-    parser.add_argument("--data", choices=DATASETS, default="digits")
+    parser.add_argument(
+        "--data", default="digits", help=f"{', '.join(DATASETS)}; or your own .csv, .parquet, .npz or folder"
+    )
+    parser.add_argument("--label", help="of a table of your own: the column to predict")
+    parser.add_argument("--client", help="of a table of your own: the column that names each row's client")
     parser.add_argument(
         "--suite", choices=SUITES, help="all datasets of a kind, each in a folder of its own below --out"
     )
@@ -76,18 +80,18 @@ def _run(given: argparse.Namespace, data: str, out: Path, until: float | None, c
     if (out / "meta.json").is_file():
         simulation = resume(out, device=given.device, processes=given.processes)
     else:
-        simulation = begin(
+        wanted, notes = plan(
             data,
             {name: {} for name in [name for name in given.selectors.split(",") if name] or every_selector()},
             parse_seeds(given.seeds),
-            out,
             settings=[name for name in given.settings.split(",") if name],
             quick=given.quick,
             folder=given.folder,
-            device=given.device,
-            processes=given.processes,
-            command=command,
+            columns={key: getattr(given, key) for key in ("label", "client") if getattr(given, key) is not None},
         )
+        for note in notes:
+            print_to_stderr(f"note: {note}")
+        simulation = begin(wanted, out, device=given.device, processes=given.processes, command=command)
     with contextlib.suppress(ImportError):  # it is drawn with rich, which the simulator does not need
         from fedcohort.simulate.rounds.progress import Progress
 

@@ -11,13 +11,15 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically
 from fedcohort.studies.benchmark.frozen import Frozen, check_same
+from fedcohort.studies.benchmark.own import own_table
 from fedcohort.studies.benchmark.page import page
 from fedcohort.studies.benchmark.scores import Scores, score
-from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, table
+from fedcohort.studies.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEEDS, table
 
 QUICK_ROUNDS = 20
 
@@ -42,15 +44,55 @@ def parse_seeds(text: str) -> list[int]:
         raise InputError(f"Seeds must be 'report', 'tuning', or a list such as 1,2. Got {text!r}.") from None
 
 
-def begin(
-    data: str,
+def plan(
+    data: str | Dataset,
     selectors: Mapping[str, Any],
     seeds: Sequence[int],
-    out: Path,
     *,
     settings: Sequence[str] = (),
     quick: bool = False,
     folder: str | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a benchmark as an experiment's configuration, and what was decided for the user, in sentences.
+
+    Parameters
+    ----------
+    data : str or Dataset
+        As :func:`~fedcohort.studies.benchmark.suite.table` takes it, or data of one's own, as
+        :func:`~fedcohort.studies.benchmark.own.own_table` takes them.
+    selectors : mapping of str to table
+        Entries of ``[selectors]`` by label.
+    seeds : sequence of int
+    settings : sequence of str
+        Only these.
+    quick : bool
+        One seed and few rounds, to see that everything runs.
+    folder : str, optional
+        Where the datasets are.
+    columns : mapping, optional
+        Of a table of one's own: ``label`` and ``client``.
+    """
+    others = {name: entry for name, entry in selectors.items() if name != "uniform"}
+    chosen = list(seeds)[: 1 if quick else None]
+    rounds = QUICK_ROUNDS if quick else 0
+    if not isinstance(data, str) or data not in DATASETS:
+        return own_table(data, others, chosen, columns=columns, folder=folder, settings=settings, rounds=rounds)
+    if columns:
+        raise InputError(
+            f"{' and '.join(columns)} name columns of a table of your own, but {data!r} is a dataset of the benchmark.",
+            hint="name the file: --data people.csv",
+        )
+    wanted = table(data, others, chosen, settings=settings, rounds=rounds)
+    if folder is not None:
+        wanted["data"]["folder"] = folder
+    return wanted, []
+
+
+def begin(
+    wanted: Mapping[str, Any],
+    out: Path,
+    *,
     device: str | None = None,
     processes: int | None = None,
     command: str = "",
@@ -59,31 +101,15 @@ def begin(
 
     Parameters
     ----------
-    data : str
-        As :func:`~fedcohort.studies.benchmark.suite.table` takes it.
-    selectors : mapping of str to table
-        Entries of ``[selectors]`` by label.
-    seeds : sequence of int
+    wanted : mapping
+        Of :func:`plan`.
     out : Path
-    settings : sequence of str
-        Only these.
-    quick : bool
-        One seed and few rounds, to see that everything runs.
-    folder : str, optional
-        Where the datasets are.
     device, processes, command
         As :class:`~fedcohort.simulate.rounds.runner.Simulation` takes them.
     """
-    wanted = table(
-        data,
-        {name: entry for name, entry in selectors.items() if name != "uniform"},
-        list(seeds)[: 1 if quick else None],
-        settings=settings,
-        rounds=QUICK_ROUNDS if quick else 0,
+    simulation = Simulation(
+        Experiment.from_dict(dict(wanted)), out, device=device, processes=processes, command=command
     )
-    if folder is not None:
-        wanted["data"]["folder"] = folder
-    simulation = Simulation(Experiment.from_dict(wanted), out, device=device, processes=processes, command=command)
     Frozen.of(simulation.experiment).write(out)
     return simulation
 
