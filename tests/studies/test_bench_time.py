@@ -14,7 +14,7 @@ from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.leaderboard import terminal_window
 from fedcohort.simulate.store.results import load
 from fedcohort.studies.benchmark.__main__ import STOPPED, main
-from fedcohort.studies.benchmark.run import every_selector, read_time_scores, tables
+from fedcohort.studies.benchmark.run import every_selector, plan_time, read_time_scores
 from fedcohort.studies.benchmark.timed import DATASETS, DAY, PIECES, REGIMES, WAYS
 from fedcohort.studies.benchmark.timed_scores import TimeCell, TimeScores
 
@@ -32,7 +32,7 @@ def small(tmp_path_factory):
 
 @pytest.mark.parametrize("data", DATASETS)
 def test_it_can_be_built_for_every_selector(data):
-    pieces = tables("time", data, {name: {} for name in every_selector()}, [300, 301])
+    pieces = plan_time(data, {name: {} for name in every_selector()}, [300, 301])
     assert list(pieces) == list(PIECES)
     plans = {name: Experiment.from_dict(table).plans for name, table in pieces.items()}
     able = {name for name in every_selector() if SELECTORS.get(name)().one_at_a_time}
@@ -88,11 +88,9 @@ def test_a_page_can_be_printed_again_and_mistakes_are_named(small, capsys):
     assert main(["--page", str(small / "bench.json")]) == 0
     assert capsys.readouterr().out == (small / "bench.md").read_text()
     with pytest.raises(UnknownNameError, match="did you mean 'day-night'"):
-        tables("time", "digits", {}, [1], settings=["day-nigt"])
+        plan_time("digits", {}, [1], regimes=["day-nigt"])
     with pytest.raises(UnknownNameError, match="digits or fashion-mnist"):
-        tables("time", "cifar10", {}, [1])
-    with pytest.raises(UnknownNameError, match="Known: natural, time"):
-        tables("tim", "digits", {}, [1])
+        plan_time("cifar10", {}, [1])
 
 
 def test_the_command_shows_both_tables(tmp_path):

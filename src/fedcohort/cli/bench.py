@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcohort.cli.experiment import INTERRUPTED
 from fedcohort.cli.options import (
+    ClientOption,
     DeviceOption,
     FormatOption,
+    LabelOption,
     OutOption,
     ProcessesOption,
     QuietOption,
@@ -36,10 +38,12 @@ def bench(
     data: Annotated[
         str,
         typer.Option(
-            help="digits, fashion-mnist, cifar10, or with real owners: watch, flights, birdstrikes, speeches, stdlib, "
-            "femnist."
+            help="digits, fashion-mnist, cifar10; with real owners: watch, flights, birdstrikes, speeches, stdlib, "
+            "femnist; or your own .csv, .parquet, .npz or folder."
         ),
     ] = "digits",
+    label: LabelOption = None,
+    client: ClientOption = None,
     suite: Annotated[
         str | None,
         typer.Option(
@@ -96,28 +100,38 @@ def bench(
         _finish(run.resume(resume, device=device, processes=processes), console, quick, format)
         return
     chosen = split_names(selectors, "--selectors") if selectors else run.every_selector()
-    target = out_dir or default_out(f"bench-{suite or data}")
-    pieces = run.tables(
-        suite,
-        data,
-        selector_entries([label for label in chosen if label != "uniform"]),
-        _seeds(seeds),
-        settings=split_names(settings, "--settings") if settings else (),
-        quick=quick,
-    )
+    entries = selector_entries([name for name in chosen if name != "uniform"])
+    only = split_names(settings, "--settings") if settings else ()
     command = " ".join(["fedcohort", *sys.argv[1:]])
-    for name, wanted in pieces.items():
-        place = target / name
-        if suite == run.TIME and (place / "meta.json").is_file():  # its pieces are one result and continue together
-            simulation = run.resume(place, device=device, processes=processes)
-        else:
-            simulation = run.begin(wanted, place, folder=folder, device=device, processes=processes, command=command)
-        if suite == run.TIME:
-            _run(simulation, console, f"{command}  (with --out {target})")
-        else:
-            _finish(simulation, console, quick, format)
     if suite == run.TIME:
+        target = out_dir or default_out("bench-time")
+        times = run.plan_time(data, entries, _seeds(seeds), regimes=only, quick=quick, folder=folder)
+        for name, wanted in times.items():
+            place = target / name
+            if (place / "meta.json").is_file():
+                simulation = run.resume(place, device=device, processes=processes)
+            else:
+                simulation = run.begin(wanted, place, device=device, processes=processes, command=command)
+            _run(simulation, console, f"the same command with --out {target}")
         _show_times(target, console, quick, format)
+        return
+    pieces = {data: out_dir or default_out(f"bench-{PurePath(data).stem}")}
+    if suite is not None:
+        pieces = {name: (out_dir or default_out(f"bench-{suite}")) / name for name in _datasets(suite)}
+    for name, target in pieces.items():
+        wanted, notes = run.plan(
+            name,
+            entries,
+            _seeds(seeds),
+            settings=only,
+            quick=quick,
+            folder=folder,
+            columns={key: value for key, value in (("label", label), ("client", client)) if value is not None},
+        )
+        for note in notes:
+            say(console, f"note: {note}")
+        simulation = run.begin(wanted, target, device=device, processes=processes, command=command)
+        _finish(simulation, console, quick, format)
 
 
 def _run(simulation: Simulation, console: Console, command: str) -> None:
@@ -162,6 +176,15 @@ def _finish(simulation: Simulation, console: Console, quick: bool, format: Forma
         for line in () if quick else scores.lines:
             say(out(), f"{line.label}: {line.sentence}")
     say(console, f"the page: {simulation.out / 'bench.html'}")
+
+
+def _datasets(suite: str) -> tuple[str, ...]:
+    from fedcohort.studies.benchmark.run import TIME
+    from fedcohort.studies.benchmark.suite import SUITES
+
+    if suite not in SUITES:
+        raise typer.BadParameter(f"There is no suite {suite!r}. Known: {', '.join((*SUITES, TIME))}.")
+    return SUITES[suite]
 
 
 def _submit(folder: Path, target: Path) -> None:

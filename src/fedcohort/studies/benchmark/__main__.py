@@ -6,13 +6,14 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import DataError, FedcohortError
 from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt, print_to_stderr
 from fedcohort.simulate.rounds.listener import Deadline
+from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.studies.benchmark import timed_scores
 from fedcohort.studies.benchmark.page import markdown
 from fedcohort.studies.benchmark.run import (
@@ -21,10 +22,11 @@ from fedcohort.studies.benchmark.run import (
     every_selector,
     is_timed,
     parse_seeds,
+    plan,
+    plan_time,
     read_scores,
     read_time_scores,
     resume,
-    tables,
     write_scores,
     write_time_scores,
 )
@@ -37,7 +39,11 @@ STOPPED = 75  # of sysexits: try again
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
     parser = argparse.ArgumentParser(prog="python -m fedcohort.studies.benchmark", description=__doc__)
-    parser.add_argument("--data", choices=DATASETS, default="digits")
+    parser.add_argument(
+        "--data", default="digits", help=f"{', '.join(DATASETS)}; or your own .csv, .parquet, .npz or folder"
+    )
+    parser.add_argument("--label", help="of a table of your own: the column to predict")
+    parser.add_argument("--client", help="of a table of your own: the column that names each row's client")
     parser.add_argument(
         "--suite",
         choices=(*SUITES, TIME),
@@ -76,26 +82,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.merge:
             _print(write_scores(*given.merge))
             return 0
-        pieces = tables(
-            given.suite,
-            given.data,
-            {name: {} for name in [name for name in given.selectors.split(",") if name] or every_selector()},
-            parse_seeds(given.seeds),
-            settings=[name for name in given.settings.split(",") if name],
-            quick=given.quick,
-        )
-        missing = []
-        for name, wanted in pieces.items():
-            try:
-                if not _run(given, wanted, given.out / name, until, command):
-                    print_to_stderr("stopped; run the same command to continue")
-                    return STOPPED
-            except DataError as error:
-                if given.suite != "natural":
-                    raise
-                missing.append(f"{name}: {error}")  # the others can still be run
         if given.suite == TIME:
-            print(timed_scores.markdown(write_time_scores(given.out)), end="")
+            return _run_time(given, until, command)
+        pieces = {name: given.out / name for name in SUITES[given.suite]} if given.suite else {given.data: given.out}
+        missing = []
+        for data, out in pieces.items():
+            try:
+                if not _run(given, data, out, until, command):
+                    return _stopped()
+            except DataError as error:
+                if len(pieces) == 1:
+                    raise
+                missing.append(f"{data}: {error}")  # the others can still be run
         for text in missing:
             print(f"error: {text}", file=sys.stderr)
         return 1 if missing else 0
@@ -104,14 +102,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(given: argparse.Namespace, wanted: Mapping[str, Any], out: Path, until: float | None, command: str) -> bool:
-    """Run one experiment to its end and print its scores; return whether it got there."""
+def _run(given: argparse.Namespace, data: str, out: Path, until: float | None, command: str) -> bool:
+    """Run one dataset to its end and print its scores; return whether it got there."""
     if (out / "meta.json").is_file():
         simulation = resume(out, device=given.device, processes=given.processes)
     else:
-        simulation = begin(
-            wanted, out, folder=given.folder, device=given.device, processes=given.processes, command=command
+        wanted, notes = plan(
+            data,
+            _selectors(given),
+            parse_seeds(given.seeds),
+            settings=_names(given.settings),
+            quick=given.quick,
+            folder=given.folder,
+            columns={key: getattr(given, key) for key in ("label", "client") if getattr(given, key) is not None},
         )
+        for note in notes:
+            print_to_stderr(f"note: {note}")
+        simulation = begin(wanted, out, device=given.device, processes=given.processes, command=command)
+    if not _play(simulation, until):
+        return False
+    _print(write_scores(out))
+    return True
+
+
+def _run_time(given: argparse.Namespace, until: float | None, command: str) -> int:
+    """Run both pieces of the suite "time" and print its tables."""
+    pieces = plan_time(
+        given.data,
+        _selectors(given),
+        parse_seeds(given.seeds),
+        regimes=_names(given.settings),
+        quick=given.quick,
+        folder=given.folder,
+    )
+    for name, wanted in pieces.items():
+        out = given.out / name
+        if (out / "meta.json").is_file():
+            simulation = resume(out, device=given.device, processes=given.processes)
+        else:
+            simulation = begin(wanted, out, device=given.device, processes=given.processes, command=command)
+        if not _play(simulation, until):
+            return _stopped()
+    print(timed_scores.markdown(write_time_scores(given.out)), end="")
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _selectors(given: argparse.Namespace) -> dict[str, Any]:
+    return {name: {} for name in _names(given.selectors) or every_selector()}
+
+
+def _stopped() -> int:
+    print_to_stderr("stopped; run the same command to continue")
+    return STOPPED
+
+
+def _play(simulation: Simulation, until: float | None) -> bool:
+    """Run an experiment; return whether it got to its end."""
     with contextlib.suppress(ImportError):  # it is drawn with rich, which the simulator does not need
         from fedcohort.simulate.rounds.progress import Progress
 
@@ -120,11 +170,7 @@ def _run(given: argparse.Namespace, wanted: Mapping[str, Any], out: Path, until:
         simulation.listeners.append(Deadline(simulation.stop, until))
     with finish_round_on_interrupt(simulation, print_to_stderr):
         state = simulation.run()
-    if state != "finished":
-        return False
-    if given.suite != TIME:
-        _print(write_scores(out))
-    return True
+    return state == "finished"
 
 
 def _print(scores: Scores) -> None:

@@ -7,18 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from fedcohort.core.errors import InputError, UnknownNameError
+from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically
 from fedcohort.studies.benchmark import timed, timed_scores
 from fedcohort.studies.benchmark.frozen import Frozen, check_same
+from fedcohort.studies.benchmark.own import own_table
 from fedcohort.studies.benchmark.page import page
 from fedcohort.studies.benchmark.scores import Scores, score
-from fedcohort.studies.benchmark.suite import REPORT_SEEDS, SUITES, TUNING_SEEDS, table
+from fedcohort.studies.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEEDS, table
 from fedcohort.studies.benchmark.timed_scores import TimeScores, score_time
 
 QUICK_ROUNDS = 20
@@ -46,66 +48,94 @@ def parse_seeds(text: str) -> list[int]:
         raise InputError(f"Seeds must be 'report', 'tuning', or a list such as 1,2. Got {text!r}.") from None
 
 
-def tables(
-    suite: str | None,
-    data: str,
+def plan(
+    data: str | Dataset,
     selectors: Mapping[str, Any],
     seeds: Sequence[int],
     *,
     settings: Sequence[str] = (),
     quick: bool = False,
-) -> dict[str, dict[str, Any]]:
-    """Return the experiments of a benchmark by the folder that each gets below that of the results.
+    folder: str | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a benchmark as an experiment's configuration, and what was decided for the user, in sentences.
 
     Parameters
     ----------
-    suite : str or None
-        "natural": all datasets with real owners; "time": two experiments on ``data`` by the clock; None: the benchmark
-        of ``data``, whose folder is that of the results.
-    data : str
-        As :func:`~fedcohort.studies.benchmark.suite.table` takes it.
+    data : str or Dataset
+        As :func:`~fedcohort.studies.benchmark.suite.table` takes it, or data of one's own, as
+        :func:`~fedcohort.studies.benchmark.own.own_table` takes them.
     selectors : mapping of str to table
         Entries of ``[selectors]`` by label.
     seeds : sequence of int
     settings : sequence of str
-        Only these; of the suite "time", only these kinds of availability.
+        Only these.
     quick : bool
         One seed and few rounds, to see that everything runs.
+    folder : str, optional
+        Where the datasets are.
+    columns : mapping, optional
+        Of a table of one's own: ``label`` and ``client``.
     """
     others = {name: entry for name, entry in selectors.items() if name != "uniform"}
-    few, rounds = list(seeds)[: 1 if quick else None], QUICK_ROUNDS if quick else 0
-    if suite is None:
-        return {"": table(data, others, few, settings=settings, rounds=rounds)}
-    if suite == TIME:
-        return timed.tables(data, others, few, regimes=settings, rounds=rounds)
-    if suite not in SUITES:
-        raise UnknownNameError(f"There is no suite {suite!r}. Known: {', '.join((*SUITES, TIME))}.")
-    return {name: table(name, others, few, settings=settings, rounds=rounds) for name in SUITES[suite]}
+    chosen = list(seeds)[: 1 if quick else None]
+    rounds = QUICK_ROUNDS if quick else 0
+    if not isinstance(data, str) or data not in DATASETS:
+        return own_table(data, others, chosen, columns=columns, folder=folder, settings=settings, rounds=rounds)
+    if columns:
+        raise InputError(
+            f"{' and '.join(columns)} name columns of a table of your own, but {data!r} is a dataset of the benchmark.",
+            hint="name the file: --data people.csv",
+        )
+    wanted = table(data, others, chosen, settings=settings, rounds=rounds)
+    if folder is not None:
+        wanted["data"]["folder"] = folder
+    return wanted, []
+
+
+def plan_time(
+    data: str,
+    selectors: Mapping[str, Any],
+    seeds: Sequence[int],
+    *,
+    regimes: Sequence[str] = (),
+    quick: bool = False,
+    folder: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Return the experiments of the suite "time" by the folder that each gets below that of the results.
+
+    Parameters are those of :func:`plan`; ``regimes`` are kinds of availability.
+    """
+    others = {name: entry for name, entry in selectors.items() if name != "uniform"}
+    chosen = list(seeds)[: 1 if quick else None]
+    wanted = timed.tables(data, others, chosen, regimes=regimes, rounds=QUICK_ROUNDS if quick else 0)
+    if folder is not None:
+        for table_ in wanted.values():
+            table_["data"]["folder"] = folder
+    return wanted
 
 
 def begin(
     wanted: Mapping[str, Any],
     out: Path,
     *,
-    folder: str | None = None,
     device: str | None = None,
     processes: int | None = None,
     command: str = "",
 ) -> Simulation:
-    """Prepare an experiment of :func:`tables` in a new folder, and write down what is going to be run.
+    """Prepare a benchmark in a new folder, and write down what is going to be run.
 
     Parameters
     ----------
     wanted : mapping
+        Of :func:`plan`.
     out : Path
-    folder : str, optional
-        Where the datasets are.
     device, processes, command
         As :class:`~fedcohort.simulate.rounds.runner.Simulation` takes them.
     """
-    if folder is not None:
-        wanted = {**wanted, "data": {**wanted["data"], "folder": folder}}
-    simulation = Simulation(Experiment.from_dict(wanted), out, device=device, processes=processes, command=command)
+    simulation = Simulation(
+        Experiment.from_dict(dict(wanted)), out, device=device, processes=processes, command=command
+    )
     Frozen.of(simulation.experiment).write(out)
     return simulation
 

@@ -25,7 +25,8 @@ from fedcohort.simulate.leaderboard.numbers import LOST
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.store.results import Results
 from fedcohort.studies.benchmark.frozen import Frozen, together
-from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION, kinds, rounds_of, suite
+from fedcohort.studies.benchmark.own import data_title
+from fedcohort.studies.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEEDS, VERSION, kinds, rounds_of, suite
 
 # What a submission calls each speed.
 _SPEEDS = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
@@ -291,7 +292,8 @@ class Scores:
         """What the result is good for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
         if self.version != VERSION:
             return self.said
-        if self.rounds != rounds_of(self.data) or set(self.settings) != {setting.name for setting in suite(self.data)}:
+        whole = {setting.name for setting in suite(self.data)} if self.data in DATASETS else set(self.settings)
+        if self.rounds != rounds_of(self.data) or set(self.settings) != whole:
             return "trial"
         if set(self.seeds) <= set(REPORT_SEEDS):
             return "report"
@@ -390,7 +392,7 @@ def score(*results: Results) -> Scores:
     boards = [board for part in results for board in leaderboards(part)]
     if len({board.setting for board in boards}) < len(boards):
         raise InputError("Results that are scored together must have different settings.")
-    lengths = {(str(part.config["data"]["name"]), int(part.config["run"]["rounds"])) for part in results}
+    lengths = {(data_title(part.config["data"]), int(part.config["run"]["rounds"])) for part in results}
     if len(lengths) != 1:
         raise InputError(f"Results that are scored together must be of one dataset and length. Got {sorted(lengths)}.")
     ((data, rounds),) = lengths
