@@ -227,12 +227,16 @@ class Scenario(Parameterized):
     ) -> FloatArray:
         """Return how long each of ``clients`` (k,) takes for a share of its usual work, if it does not fail."""
         durations = self.latency.durations(federation.sizes, clients, seed=seed, round=round, work=work)
+        return self._slowed(durations, federation, clients)
+
+    def _slowed(self, durations: FloatArray, federation: Federation, clients: IntArray) -> FloatArray:
         if self.rare_slowness == 1:
             return durations
         return durations * np.where(federation.holds_rare[clients], self.rare_slowness, 1.0)
 
     def timed_events(
         self,
+        federation: Federation,
         clients: IntArray,
         *,
         seed: int,
@@ -245,6 +249,7 @@ class Scenario(Parameterized):
 
         Parameters
         ----------
+        federation : Federation
         clients : (k,) int array
             Who begins at ``time``.
         seed, ticket : int
@@ -255,7 +260,7 @@ class Scenario(Parameterized):
             Bytes that each receives and sends.
         """
         assert self.devices is not None
-        seconds = self.devices.durations(clients, samples, transfer, seed=seed)
+        seconds = self._slowed(self.devices.durations(clients, samples, transfer, seed=seed), federation, clients)
         durations, status = self.devices.work(clients, seconds, seed=seed, time=time)
         if self.failure:
             failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, ticket) < self.failure
