@@ -24,7 +24,16 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError
 from fedcohort.journal import opening
 from fedcohort.journal.chain import UNCHAINED, VERSION, Chain
-from fedcohort.journal.codec import as_json, changed_rows, compress, encode_scalar, pack, pack_many, state_fields
+from fedcohort.journal.codec import (
+    as_json,
+    changed_rows,
+    compress,
+    encode_scalar,
+    pack,
+    pack_indices,
+    pack_many,
+    state_fields,
+)
 from fedcohort.journal.database import Commit, Database
 from fedcohort.journal.events import ATTRIBUTES, EXCLUDED
 from fedcohort.journal.lock import target
@@ -226,15 +235,18 @@ class Journal(JournalReader):
             bits[candidates] = True
             mask = compress(np.packbits(bits).tobytes())
         weights, work = (None if x is None else pack(x) for x in (row.weights, row.work))
-        chosen = (row.wanted, row.n_candidates, mask, pack(row.clients), weights, work)
+        chosen = (row.wanted, row.n_candidates, mask, pack_indices(row.clients), weights, work)
         notes = as_json(dict(row.notes), "What a selector noted about its cohort")
         self.database.add("cohorts", row.ticket, row.round, row.asked_at, row.told_at, *chosen, notes, row.stop)
         for kind in ("candidates", "cohort", *(("close",) if row.told_at is not None else ())):
             self._link(kind, row.ticket)
 
     def add_scores(self, ticket: int, selector: str, picked: IntArray, scores: bytes | None, note: str | None) -> None:
-        """Record what a selector ('' is the session's own) picked and the scores it picked by, as packed arrays."""
-        self.database.add("scores", ticket, selector, pack(picked), scores, note)
+        """Record what a selector ('' is the session's own) picked and the scores it picked by, as packed arrays.
+
+        Whom the session's own picked is in the cohort's row already.
+        """
+        self.database.add("scores", ticket, selector, pack_indices(picked) if selector else b"", scores, note)
         self._link("scores", ticket, selector)
 
     def add_replies(self, block: ReplyBlock) -> None:
