@@ -36,7 +36,6 @@ class ReplyBlock:
 
     Attributes
     ----------
-    ticket : int
     at : float
         When the report came, in seconds since 1970.
     late : bool

@@ -55,7 +55,6 @@ def unpack_scores(data: bytes, clients: int) -> dict[str, AnyArray]:
 
     Parameters
     ----------
-    data : bytes
     clients : int
         How many the federation has, which limits what the bytes may unpack to.
     """

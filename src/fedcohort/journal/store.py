@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-import fedcohort
 from fedcohort.core.arrays import AnyArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError
+from fedcohort.core.version import __version__
 from fedcohort.journal import opening
 from fedcohort.journal.chain import UNCHAINED, VERSION, Chain
 from fedcohort.journal.codec import (
@@ -77,7 +77,7 @@ class Journal(JournalReader):
         journal = cls(opening.in_memory(commit) if path is None else opening.create(path, commit), path)
         try:
             with journal.database.errors():
-                everything = {**meta, "fedcohort": fedcohort.__version__, "created": time.time()}
+                everything = {**meta, "fedcohort": __version__, "created": time.time()}
                 if meta.get("audit") is not None:
                     everything |= {"chain": VERSION, "signer": None if sign is None else sign.public}
                 for key, value in everything.items():
@@ -114,7 +114,6 @@ class Journal(JournalReader):
 
         Parameters
         ----------
-        path : path
         commit : "always" or "manual"
         accept_loss : bool
             Whether to go on although its newest commits are missing; then that is put on record.

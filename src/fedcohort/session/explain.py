@@ -61,7 +61,6 @@ class Explanation:
 
     Attributes
     ----------
-    round, ticket : int
     client, name : the client asked about, or None
     picked : whether it was picked
     reason : one sentence
@@ -196,7 +195,6 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
 
     Parameters
     ----------
-    journal : Journal
     round_ : int
         Counted from 0.
     client : int or str, optional

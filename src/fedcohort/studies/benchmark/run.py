@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
@@ -15,13 +15,17 @@ from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically
+from fedcohort.studies.benchmark import timed, timed_scores
 from fedcohort.studies.benchmark.frozen import Frozen, check_same
 from fedcohort.studies.benchmark.own import own_table
 from fedcohort.studies.benchmark.page import page
 from fedcohort.studies.benchmark.scores import Scores, score
 from fedcohort.studies.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEEDS, table
+from fedcohort.studies.benchmark.timed_scores import TimeScores, score_time
 
 QUICK_ROUNDS = 20
+TIME = "time"  # the suite by the clock
+T = TypeVar("T")
 
 
 def every_selector() -> list[str]:
@@ -89,6 +93,28 @@ def plan(
     return wanted, []
 
 
+def plan_time(
+    data: str,
+    selectors: Mapping[str, Any],
+    seeds: Sequence[int],
+    *,
+    regimes: Sequence[str] = (),
+    quick: bool = False,
+    folder: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Return the experiments of the suite "time" by the folder that each gets below that of the results.
+
+    Parameters are those of :func:`plan`; ``regimes`` are kinds of availability.
+    """
+    others = {name: entry for name, entry in selectors.items() if name != "uniform"}
+    chosen = list(seeds)[: 1 if quick else None]
+    wanted = timed.tables(data, others, chosen, regimes=regimes, rounds=QUICK_ROUNDS if quick else 0)
+    if folder is not None:
+        for table_ in wanted.values():
+            table_["data"]["folder"] = folder
+    return wanted
+
+
 def begin(
     wanted: Mapping[str, Any],
     out: Path,
@@ -131,13 +157,35 @@ def write_scores(*folders: Path) -> Scores:
     return scores
 
 
+def write_time_scores(out: Path) -> TimeScores:
+    """Score the suite "time" in a folder; write bench.json and bench.md beside its pieces."""
+    scores = score_time(*(load(out / piece) for piece in timed.PIECES))
+    write_atomically(out / "bench.json", (json.dumps(scores.to_dict(), indent=1) + "\n").encode())
+    write_atomically(out / "bench.md", timed_scores.markdown(scores).encode())
+    return scores
+
+
 def read_scores(path: Path) -> Scores:
     """Return the scores of a bench.json."""
+    return _read(path, Scores.from_dict)
+
+
+def read_time_scores(path: Path) -> TimeScores:
+    """Return the scores of a bench.json of the suite "time"."""
+    return _read(path, TimeScores.from_dict)
+
+
+def is_timed(path: Path) -> bool:
+    """Whether a bench.json is of the suite "time"."""
+    return _read(path, lambda found: bool(found.get("suite") == TIME))
+
+
+def _read(path: Path, make: Callable[[Any], T]) -> T:
     try:
-        return Scores.from_dict(json.loads(read_file(path)))
+        return make(json.loads(read_file(path)))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"{path} does not hold scores of the benchmark ({type(error).__name__}: {error}).",
             hint="name a bench.json, as 'fedcohort bench' writes it beside the results",
