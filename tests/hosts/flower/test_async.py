@@ -44,7 +44,7 @@ from fedcohort.simulate.rounds.runner import run_experiment
 from fedcohort.training.aggregators import FedAsync, FedBuff
 
 from .conftest import ANSWERS, Clock, FakeGrid, Fleet, Node, client_app, model, step
-from .test_parity import imported, write_app
+from .test_parity import imported, run_in_process, write_app
 
 SEED = 3
 ONE_BY_ONE = [name for name in SELECTORS if SELECTORS.get(name).one_at_a_time]
@@ -202,29 +202,19 @@ def test_selectors_that_learn_from_training_dispatch_alike(name: str, tmp_path: 
     }
     run_experiment(table, tmp_path / "out")
     journal = tmp_path / "out" / "journal" / f"{name}-s{SEED}.sqlite"
-    clock = Clock()
-    grid = ScriptedGrid(clock, arrivals(journal))
-    grid.run_config = {"selector": name}
-    with imported(write_app(tmp_path / "app", table, "async-app"), "async_app") as app:
-        task, theirs = app["client_app"].task, app["client_app"].app
-        for number in range(8):
-            grid.add(Node(theirs, {"partition-id": number}, latency=0.0), node_id=900 - number)
-        losses = []
-
-        def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
-            loss, accuracy = task.evaluate(task.load_model(arrays), *task.test_data())
-            losses.append(loss)
-            return MetricRecord({"accuracy": accuracy})
-
-        strategy = asynchronous(
-            Fleet(clock), task.plans()[name].selector, FedAvg(fraction_evaluate=0.0), busy=4, buffer=2, wait_for=8
-        )
-        strategy.start(grid, task.initial_arrays(SEED), num_rounds=models, evaluate_fn=evaluate)
+    grid = ScriptedGrid(Clock(), arrivals(journal))
+    folder = write_app(tmp_path / "app", table, "async-app", asynchronous=True)
+    with imported(folder, "async_app") as app:
+        run_in_process(app, grid, name, tmp_path / "live")
     ours = dispatches(journal)
     assert sent(grid, lambda node: 900 - node) == ours and len(ours) > 2 * models
-    with closing(read_journal(journal)) as record:
-        expected = [numbers["loss"] for _, numbers in sorted(record.metrics().items())]
-    np.testing.assert_allclose(losses[1:], expected, rtol=1e-3)
+    live = tmp_path / "live" / f"{name}.sqlite"
+    assert dispatches(live) == ours
+    found = []
+    for each in (journal, live):
+        with closing(read_journal(each)) as record:
+            found.append([numbers["loss"] for _, numbers in sorted(record.metrics().items())])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-3)
 
 
 # -- the aggregators' models ------------------------------------------------------------------------------------------
@@ -557,3 +547,71 @@ def test_aggregators_with_parameters_and_the_record_of_settings(tmp_path: Path) 
         with closing(read_journal(tmp_path / aggregator.name)) as record:
             assert record.events("settings")[-1]["aggregator"] == repr(aggregator)
     assert issubclass(AsyncCohortStrategy, CohortStrategy)
+
+
+# -- real processes ---------------------------------------------------------------------------------------------------
+
+_SERVER = """
+import numpy as np
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from fedcohort.hosts.flower import AsyncCohortStrategy
+
+app = ServerApp()
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    strategy = AsyncCohortStrategy(
+        "uniform", FedAvg(fraction_evaluate=0.0), busy=3, buffer=2, journal=config["journal"], seed=3,
+        wait_for=4, deadline=config["deadline"], patience=900.0,
+    )
+    strategy.start(grid, ArrayRecord([np.zeros((2, 3))]), num_rounds=config["models"])
+"""
+_CLIENT = """
+import time
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from fedcohort.hosts.flower.client import cohort_client
+
+app = ClientApp()
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    (value,) = message.content["arrays"].to_numpy_ndarrays()
+    if context.node_config["partition-id"] == 3:
+        time.sleep(3600)
+    if context.node_config["partition-id"] == 2:
+        raise ValueError("no data")
+    reply = {"arrays": ArrayRecord([value + 1]), "metrics": MetricRecord({"num-examples": 1})}
+    return Message(RecordDict(reply), reply_to=message)
+
+app = cohort_client(app)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_on_a_deployment_that_is_cut_off(kit: Any, tmp_path: Path) -> None:
+    """Four SuperNodes, of which one fails and one hangs; the ServerApp is killed in the middle."""
+    app = kit.flower_app(tmp_path / "app", "small", _SERVER, _CLIENT, {"models": 1, "journal": "", "deadline": 40.0})
+    journal = tmp_path / "run.sqlite"
+    with kit.Loopback(tmp_path / "home", nodes=4) as federation:
+        config = {"models": 8, "journal": str(journal), "deadline": 40.0}
+        run = federation.start_run(app, config)
+        federation.watch(run, lambda: "[MODEL 1" in run.log_file.read_text(), 900)
+        assert federation.kill_serverapp()
+        before = dispatches(journal)
+        done = federation.run(app, config, timeout=900)
+        assert done.status == 0 and "raised an exception" not in done.log, done.log
+    found = dispatches(journal)
+    assert found[: len(before)] == before and [ticket for ticket, *_ in found] == list(range(len(found)))
+    with closing(read_journal(journal)) as record:
+        names, status = record.table()[0].names, {}
+        for reply in record.replies():
+            status.setdefault(names[reply.client], set()).add(Status(reply.status))
+        assert len(record.events("new-model")) == 8
+    assert status["partition-0"] == {Status.OK} and status["partition-2"] == {Status.FAILED}
+    assert status["partition-3"] == {Status.MISSING}
