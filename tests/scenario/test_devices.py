@@ -148,11 +148,26 @@ def test_a_scenario_has_devices():
 def test_random_failures_come_on_top():
     scenario = Scenario(devices=DrawnDevices(speed=1.0), failure=0.5)
     found = scenario.timed_events(
-        np.arange(1000), seed=0, ticket=3, time=0.0, samples=np.full(1000, 10.0), transfer=0.0
+        Federation.of([[0]] * 1000, labels=[0], classes=1),
+        np.arange(1000),
+        seed=0,
+        ticket=3,
+        time=0.0,
+        samples=np.full(1000, 10.0),
+        transfer=0.0,
     )
     failed = found.status == Status.FAILED
     assert 430 < failed.sum() < 570
     assert (found.durations[failed] < 10).all() and (found.durations[~failed] == 10).all()
+
+
+def test_clients_with_rare_classes_can_be_slower_devices():
+    scenario = Scenario(devices=DrawnDevices(speed=1.0), rare_slowness=3.0)
+    federation = Federation.of([[0, 1, 2, 3]] * 9 + [[4, 4]], labels=[0, 0, 0, 0, 1], classes=2)
+    found = scenario.timed_events(
+        federation, np.array([0, 9]), seed=0, ticket=0, time=0.0, samples=np.full(2, 10.0), transfer=0.0
+    )
+    assert found.durations.tolist() == [10.0, 30.0]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-import fedcohort
 from fedcohort.cli.options import complete_selector
 from fedcohort.cli.templates import check_name, template_files, write_app
 from fedcohort.core.terminal import err, say
+from fedcohort.core.version import __version__
 
 flower_app = typer.Typer(
     name="flower",
@@ -111,7 +111,7 @@ def app_files(name: str, selector: str, asynchronous: bool = False) -> dict[str,
         sections[chosen.name] = f'\nname = "{selector}"'
     values = {
         "name": name,
-        "version": fedcohort.__version__,
+        "version": __version__,
         "package": package,
         "selector": chosen.name,
         "classes": "10",

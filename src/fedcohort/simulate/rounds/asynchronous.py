@@ -277,7 +277,7 @@ class AsynchronousGroup(Group):
                 self.batch.train_jobs(untrained, [self._flight(run).untrained for run in untrained], self._flights)
             waiting = untrained
         made = [run for run in runs if run in ready and self._aggregate(run)]
-        tests = self._tests({run.row: run for run in made if is_due(run)})
+        tests = self._tests({run.row: run for run in made if is_due(run, run.clock)})
         share = (time.perf_counter() - began) / max(len(made), 1)
         for run in made:
             self._report(run, tests.get(run.row), share, on_round)
@@ -325,6 +325,7 @@ class AsynchronousGroup(Group):
         begins = run.clock + seconds
         if run.devices is not None:
             events = plan.scenario.timed_events(
+                run.federation,
                 clients,
                 seed=plan.seed,
                 ticket=cohort.ticket,
@@ -419,8 +420,8 @@ class AsynchronousGroup(Group):
         flight.models = {version: model for version, model in flight.models.items() if version in needed}
         if test is not None and sound is None:
             run.end("diverged", f"the global model's test loss became NaN or infinite in round {run.round}")
-        elif run.round + 1 >= run.rounds:
-            run.end("finished")
+        else:
+            run.end_if_over()
         run.round += 1
         if on_round is not None:
             on_round(run.info(self._keys[run.row]), row)

@@ -59,15 +59,10 @@ class Group:
 
     Parameters
     ----------
-    plans : sequence of RunPlan
     keys : sequence of str
         Each plan's federation, a key of ``federations``.
-    dataset : Dataset
-    federations : mapping of str to Federation
     journals : Path, optional
         Folder of the sessions' journals; None keeps them in memory.
-    device : str
-    workers : int, optional
     allow_other_engine : bool
         Whether :meth:`resume` takes a checkpoint that another kind of engine made.
     """
@@ -499,7 +494,8 @@ class Group:
     def _evaluate(self, turns: Sequence[Averaged]) -> list[Evaluated]:
         """Ask the early-stop rules, and test the models of which it is time to know how good they are."""
         stops = [_stop(turn) for turn in turns]
-        due = [i for i, turn in enumerate(turns) if stops[i] is not None or is_due(turn.run)]
+        ends = [turn.run.clock + turn.chosen.cost.seconds for turn in turns]
+        due = [i for i, turn in enumerate(turns) if stops[i] is not None or is_due(turn.run, ends[i])]
         tests = self._tests({i: turns[i].run for i in due})
         return [Evaluated(turn, stops[i], tests.get(i)) for i, turn in enumerate(turns)]
 
@@ -593,6 +589,7 @@ def _choose(turn: Answered) -> Chosen:
         else:
             copies = run.aggregator.model_copies
             events = plan.scenario.timed_events(
+                run.federation,
                 cohort.clients,
                 seed=plan.seed,
                 ticket=cohort.ticket,
@@ -695,9 +692,9 @@ def _stop(turn: Averaged) -> str | None:
     return reason if turn.chosen.cohort.stop is None else turn.chosen.cohort.stop
 
 
-def is_due(run: Run) -> bool:
-    """Whether the model is tested after this round in any case."""
-    return run.round + 1 >= run.rounds or (run.round + 1) % run.eval_every == 0
+def is_due(run: Run, clock: float) -> bool:
+    """Whether the model is tested after this round, which ends at ``clock``, in any case."""
+    return run.is_last(clock) or (run.round + 1) % run.eval_every == 0
 
 
 def _conclude(turn: Evaluated, diverged: bool) -> None:
@@ -710,5 +707,5 @@ def _conclude(turn: Evaluated, diverged: bool) -> None:
         run.end("diverged", f"{what} became NaN or infinite in round {run.round}")
     elif turn.stop is not None:
         run.end("stopped", turn.stop)
-    elif run.round + 1 >= run.rounds:
-        run.end("finished")
+    else:
+        run.end_if_over()

@@ -387,6 +387,18 @@ class Run:
         """Mark the run as over."""
         self.state, self.reason = state, reason
 
+    def is_last(self, clock: float) -> bool:
+        """Whether this round, which ends at ``clock``, is the last one."""
+        limit = self.plan.options.seconds
+        return self.round + 1 >= self.rounds or (limit is not None and clock >= limit)
+
+    def end_if_over(self) -> None:
+        """Mark the run as over if this was its last round, or its simulated time is up."""
+        if self.round + 1 >= self.rounds:
+            self.end("finished")
+        elif self.is_last(self.clock):
+            self.end("stopped", f"its {self.plan.options.seconds:g} simulated seconds are over")
+
     def info(self, federation_key: str) -> RunInfo:
         """Return the run's entry of runs.json."""
         plan = self.plan
