@@ -43,7 +43,6 @@ class Seal:
         Drawn when the journal was created.
     generation : int
         How often it was opened for writing.
-    commits : int
     in_use : bool
         Whether a session had it open.
     tables : dict of str to (rows, sum of their checksums)
@@ -91,7 +90,6 @@ class Database:
         How messages call the journal.
     seal : Seal, optional
         Without one (in memory, or for reading) rows get no checksums.
-    lock : Lock, optional
     commit : "always" or "manual"
     being_created : Path, optional
         Where the rows lie until :meth:`establish`.

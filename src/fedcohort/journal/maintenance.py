@@ -182,7 +182,6 @@ class Eraser:
 
     Parameters
     ----------
-    client : str
     table : ClientTable
         Everybody; a name that contains the client's stays what it is.
 

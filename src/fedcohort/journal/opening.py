@@ -101,7 +101,6 @@ def open_for_writing(
 
     Parameters
     ----------
-    path : Path
     commit : "always" or "manual"
     decide : callable
         Raises where this journal is not to be continued, before anything is changed. It is given the journal for

@@ -188,11 +188,13 @@ class JournalReader:
     def scores(self, ticket: int) -> dict[str, tuple[IntArray, dict[str, AnyArray], str | None]]:
         """Return by selector ('' is the session's own): picked clients, stored score arrays, note."""
         rows = self.database.fetch("SELECT selector, picked, arrays, note FROM scores WHERE ticket = ?", (ticket,))
+        cohort = self.database.fetch("SELECT clients FROM cohorts WHERE ticket = ?", (ticket,))
         n = self.client_count()
-        found = {s: (unpack(p), {} if a is None else unpack_scores(a, n), note) for s, p, a, note in rows}
-        if "" not in found:  # a selector that gave no scores; whom it picked is in the cohort's own row
-            for (clients,) in self.database.fetch("SELECT clients FROM cohorts WHERE ticket = ?", (ticket,)):
-                found[""] = (unpack(clients), {}, None)
+        found = {}
+        for selector, picked, arrays, note in [*rows, *(("", b"", None, None) for _ in cohort)]:
+            if selector not in found:  # a selector that gave no scores has no row
+                who = picked or cohort[0][0]  # whom the session's own picked is in the cohort's row
+                found[selector] = (unpack(who), {} if arrays is None else unpack_scores(arrays, n), note)
         return found
 
     def events(self, kind: str) -> list[dict[str, Any]]:

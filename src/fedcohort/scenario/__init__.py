@@ -26,8 +26,8 @@ from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
 from fedcohort.scenario.picture import text_picture
 from fedcohort.scenario.predefined import Custom, Natural
-from fedcohort.scenario.presets import PRESETS, Preset, preset
-from fedcohort.scenario.scenario import RoundEvents, Scenario
+from fedcohort.scenario.presets import PRESETS, Preset
+from fedcohort.scenario.scenario import RoundEvents, Scenario, preset
 from fedcohort.scenario.shift import VIEWS, Shift, meant, seen
 from fedcohort.scenario.traces import Trace, TraceDevices, fit, read_fedscale, read_flash, read_trace, write_trace
 from fedcohort.scenario.unequal import Quantity, RareHolders

@@ -83,7 +83,6 @@ class Sessions(Parameterized):
         clients : (k,) int array
         name : str
             Of the state, which has random numbers of its own.
-        seed : int
         time : float or (k,) float array
             Seconds since the beginning; it begins at midnight in the first time zone.
         """
@@ -172,8 +171,6 @@ class Devices(Parameterized):
             Who begins; one that is off fails at once.
         seconds : (k,) float array
             How long the work would take.
-        seed : int
-        time : float
 
         Returns
         -------
@@ -276,10 +273,8 @@ class Roster:
 
     Parameters
     ----------
-    devices : Devices
     clients : int
         Number of clients N.
-    seed : int
     time : float
         The moment it begins with.
 

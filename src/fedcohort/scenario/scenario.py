@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import ParameterError, ScenarioError
+from fedcohort.core.errors import ParameterError, ScenarioError, UnknownNameError
 from fedcohort.core.params import Interval, Optional, Parameterized, param, parameters
 from fedcohort.core.protocol import Status
 from fedcohort.core.registry import Registry, nearest
@@ -254,7 +254,6 @@ class Scenario(Parameterized):
             Who begins at ``time``.
         seed, ticket : int
             Which experiment, which cohort.
-        time : float
         samples : (k,) float array
             Samples that each goes through, each as often as it is taken.
         transfer : float or (k,) array
@@ -373,8 +372,6 @@ class Scenario(Parameterized):
                 )
         base = cls()
         if "preset" in table:
-            from fedcohort.scenario.presets import preset
-
             base = preset(table["preset"])
         changes: dict[str, Any] = {}
         for key, value in table.items():
@@ -407,6 +404,30 @@ class Scenario(Parameterized):
             values = {info.name: getattr(self.devices, info.name) for info in parameters(type(self.devices))}
             table["devices"] = {"name": self.devices.name} | _plain(values)
         return table | _plain({info.name: getattr(self, info.name) for info in parameters(Scenario)})
+
+
+NAMED: dict[str, Scenario] = {}
+"""Scenarios of papers by name; :mod:`fedcohort.scenario.presets` fills it."""
+
+
+def preset(name: str) -> Scenario:
+    """Return the scenario of a paper by name.
+
+    >>> preset("fedacs-low").partition
+    Skewness(clients=200, samples=2000, median=0.2, maximum=3.0)
+    >>> preset("fedacs-lo")
+    Traceback (most recent call last):
+        ...
+    fedcohort.core.errors.UnknownNameError: There is no scenario 'fedacs-lo'. ...
+      hint: did you mean 'fedacs-low'?
+    """
+    if not isinstance(name, str) or name not in NAMED:
+        near = nearest(str(name), list(NAMED))
+        raise UnknownNameError(
+            f"There is no scenario {name!r}. Known: {', '.join(sorted(NAMED))}.",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    return NAMED[name]
 
 
 _PARTS: dict[str, type] = {

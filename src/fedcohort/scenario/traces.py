@@ -58,10 +58,8 @@ class Trace:
         Whose interval it is, and of which of ``states``.
     begin, end : (m,) float array
         Seconds.
-    states : tuple of str
     speed, bandwidth : (s,) float array
         Of the devices ``measured``; empty where the trace has none.
-    measured : tuple of str
     """
 
     names: tuple[str, ...]

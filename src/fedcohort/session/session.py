@@ -799,7 +799,6 @@ class Session:
 
         Parameters
         ----------
-        client : str
         block : bool
             Whether a client of that name is kept from joining again. The journal then holds a keyed digest of the name.
         """

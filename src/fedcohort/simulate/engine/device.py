@@ -67,8 +67,6 @@ class DeviceProgram:
         Number of classes.
     device : torch.device
         Where to compute.
-    graphs : bool
-        Capture the steps as CUDA graphs.
     tf32 : bool
         Let matrix products round their inputs to TF32.
     """
@@ -81,12 +79,11 @@ class DeviceProgram:
         *,
         classes: int,
         device: torch.device,
-        graphs: bool = True,
         tf32: bool = False,
     ) -> None:
         self.net, self.local, self.classes, self.device = net, local, classes, device
         self.n_train = store.n_train
-        self.graphs = graphs and device.type == "cuda"
+        self.graphs = device.type == "cuda"
         self.tf32 = tf32
         if device.type == "cuda" and isinstance(net, LayerNet) and net.image is not None:
             from fedcohort.simulate.engine.fused import usable  # brings in a compiler

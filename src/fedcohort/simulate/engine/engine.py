@@ -355,11 +355,8 @@ def engine_kind(
 
     Parameters
     ----------
-    flat : FlatModel
     sample : tuple of int
         Shape of a sample.
-    local : LocalTraining
-    device : torch.device
     fast : bool
         Whether the task is one that more than the plain loop can learn.
     """

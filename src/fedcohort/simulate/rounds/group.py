@@ -59,15 +59,10 @@ class Group:
 
     Parameters
     ----------
-    plans : sequence of RunPlan
     keys : sequence of str
         Each plan's federation, a key of ``federations``.
-    dataset : Dataset
-    federations : mapping of str to Federation
     journals : Path, optional
         Folder of the sessions' journals; None keeps them in memory.
-    device : str
-    workers : int, optional
     allow_other_engine : bool
         Whether :meth:`resume` takes a checkpoint that another kind of engine made.
     """

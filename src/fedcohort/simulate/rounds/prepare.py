@@ -39,8 +39,6 @@ class Prepared:
 
     Attributes
     ----------
-    datasets : dict of str to Dataset
-    federations : dict of str to Federation
     data_keys, federation_keys : tuple of str
         For each plan.
     groups : dict of int to tuple of int

@@ -170,7 +170,6 @@ def members(
 
     Parameters
     ----------
-    run : Run
     clients : (j,) int array
     steps : (j,) int array
         Local steps each made.

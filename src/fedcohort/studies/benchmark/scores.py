@@ -18,7 +18,6 @@ from fedcohort.simulate.leaderboard import (
     LeaderRow,
     SeedRow,
     SelectorRanking,
-    leaderboards,
     rank_selectors,
 )
 from fedcohort.simulate.leaderboard.numbers import LOST
@@ -389,7 +388,7 @@ class Scores:
 def score(*results: Results) -> Scores:
     """Score experiments of :func:`fedcohort.studies.benchmark.suite.table`: one, or several with different settings."""
     frozen = together([part.path for part in results])
-    boards = [board for part in results for board in leaderboards(part)]
+    boards = [board for part in results for board in part.leaderboards()]
     if len({board.setting for board in boards}) < len(boards):
         raise InputError("Results that are scored together must have different settings.")
     lengths = {(data_title(part.config["data"]), int(part.config["run"]["rounds"])) for part in results}

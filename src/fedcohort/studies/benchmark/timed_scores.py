@@ -12,7 +12,7 @@ import numpy as np
 import fedcohort
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
-from fedcohort.simulate.leaderboard import Leaderboard, SeedRow, leaderboards
+from fedcohort.simulate.leaderboard import Leaderboard, SeedRow
 from fedcohort.simulate.leaderboard.formats import Cell, Table, to_markdown
 from fedcohort.simulate.store.results import Results
 from fedcohort.studies.benchmark.frozen import Frozen, together
@@ -191,7 +191,7 @@ class TimeScores:
 def score_time(*results: Results) -> TimeScores:
     """Score the pieces of the suite together."""
     frozen = together([part.path for part in results])
-    first = {board.setting: board for part in results for board in leaderboards(part)}
+    first = {board.setting: board for part in results for board in part.leaderboards()}
     targets = {
         regime: first[setting_name(regime, ROUNDS)].target
         for regime in REGIMES
@@ -202,7 +202,7 @@ def score_time(*results: Results) -> TimeScores:
     known = sorted({target for target in targets.values() if not math.isnan(target)})
     if len(known) < len(set(targets.values())):
         raise InputError("Uniform selection in rounds was never evaluated, so there is no target.")
-    boards = {board.setting: board for part in results for board in leaderboards(part, targets=known)}
+    boards = {board.setting: board for part in results for board in part.leaderboards(targets=known)}
     seeds = tuple(sorted({seed.seed for board in boards.values() for row in board.rows for seed in row.seeds}))
     cells = []
     for regime, target in targets.items():

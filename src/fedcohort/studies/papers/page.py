@@ -221,15 +221,14 @@ def _figures_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
     return tables
 
 
-def markdown(exhibit: Exhibit, record: StudyRecord, level: int = 1) -> str:
+def markdown(exhibit: Exhibit, record: StudyRecord) -> str:
     """Return an exhibit's page as Markdown."""
-    head, below = "#" * level, "#" * (level + 1)
-    lines = [f"{head} {exhibit.paper}, {exhibit.place}: {exhibit.title}", "", summary(judge(exhibit, record)), ""]
+    lines = [f"# {exhibit.paper}, {exhibit.place}: {exhibit.title}", "", summary(judge(exhibit, record)), ""]
     lines += [f"- {text}" for text in conditions(exhibit, record)]
     lines += [f"- Differs from the paper: {text}" for text in exhibit.study.differences]
     lines += [f"- {text}" for text in exhibit.notes]
     for table in tables_of(exhibit, record):
-        lines += ["", f"{below} {table.title}", "", to_markdown(table).strip()]
+        lines += ["", f"## {table.title}", "", to_markdown(table).strip()]
     return "\n".join(lines) + "\n"
 
 

@@ -25,7 +25,6 @@ class Ratio:
 
     Attributes
     ----------
-    setting, measure : str
     better, worse : str or tuple of str
         By the paper.
     published, ours : float
