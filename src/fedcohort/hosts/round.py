@@ -496,6 +496,8 @@ class Shortage:
         Who still works on something else.
     excluded : tuple of str
         Why the rules exclude clients.
+    failed : tuple of str
+        Who has failed so often since the newest model that it is asked again only after the next.
     """
 
     online: int
@@ -504,6 +506,7 @@ class Shortage:
     needed: int
     busy: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
     def describe(self, seconds: float | None = None, absent: Sequence[str] = ()) -> str:
         """Return it in words.
@@ -530,6 +533,8 @@ class Shortage:
             )
         if rules:
             return f"the rules have admitted nobody{rules}{long}"
+        if self.failed:
+            return f"all clients that are free have failed again and again{long}: {join_names(self.failed)}"
         return f"all clients online have been busy with something else{long}: {join_names(self.busy)}"
 
     def error(self, round_: int, seconds: float, absent: Sequence[str] = ()) -> FederationTimeoutError:

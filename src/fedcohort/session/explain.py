@@ -266,7 +266,7 @@ def _place(own: Sequence[ScoreRow], candidates: int) -> str:
         return ""
     rank = f", rank {own[0].place(of=candidates)}" if own[0].rank else ""
     parts = " (" + ", ".join(f"{k} {v:.4g}" for k, v in own[0].parts.items()) + ")" if own[0].parts else ""
-    return f"; it scored {own[0].score:.6g}{rank}{parts}"
+    return f"; it scored {own[0].score:.5g}{rank}{parts}"
 
 
 def _why_not(
@@ -298,7 +298,7 @@ def _why_not(
     below = ""
     if threshold is not None:
         above = own[0].score is not None and own[0].score > threshold
-        below = f" The lowest score picked was {threshold:.6g}{': scores alone do not decide.' if above else '.'}"
+        below = f" The lowest score picked was {threshold:.5g}{': scores alone do not decide.' if above else '.'}"
     return f"Client {name} was not picked in round {cohort.round}{_place(own, cohort.n_candidates)}.{below}", True
 
 

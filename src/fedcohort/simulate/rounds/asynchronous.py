@@ -21,12 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Answer, Cohort, Query, Status
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.flow import Flow, FlowPolicy
+from fedcohort.hosts.flow import Flow, FlowPolicy, batch_seed
 from fedcohort.hosts.round import Round
 from fedcohort.scenario import Always, Roster
 from fedcohort.session.validation import check_one_at_a_time
@@ -43,7 +42,6 @@ from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.training.filters import KeepAll
 
 _OK, _FAILED = int(Status.OK), int(Status.FAILED)
-_BATCHES = "flow"  # the stream from which the batches of a ticket are drawn
 _INTEGERS = ("ticket", "version", "status", "steps", "trained", "sound")
 _NUMBERS = ("begins", "seconds")
 
@@ -218,15 +216,10 @@ class FlowBatch(Batch):
             federation=np.repeat([run.context.index for run in runs], lengths),
             client=np.concatenate(clients),
             round=np.array([job.cohort.round for _, job in every]),
-            # A client may train twice from one model, and then on other batches.
-            seed=np.array([_seed(run.plan.seed, job.cohort.ticket) for run, job in every]),
+            seed=np.array([batch_seed(run.plan.seed, job.cohort.ticket) for run, job in every]),
             steps=np.array([job.steps for _, job in every]),
         )
         return self.engine.train(models, work, prox=self._prox)
-
-
-def _seed(seed: int, ticket: int) -> int:
-    return int(streams.stream(seed, _BATCHES, ticket).integers(1 << 62))
 
 
 class AsynchronousGroup(Group):
