@@ -37,7 +37,7 @@ from fedcohort.simulate.rounds.judge import Views
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import FederationContext, Run
 from fedcohort.simulate.rounds.server import ServerSamples, server_samples
-from fedcohort.simulate.rounds.stages import Answered, Arrived, Asked, Averaged, Chosen, Evaluated, Test
+from fedcohort.simulate.rounds.stages import Arrived, Asked, Averaged, Chosen, Evaluated, QueryAnswered, Test
 from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.simulate.store.results import ResultsError, RunInfo
 from fedcohort.simulate.store.rows import RowBuffer
@@ -572,7 +572,7 @@ def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
 # -- one turn --------------------------------------------------------------------------------------------------
 
 
-def _choose(turn: Answered) -> Chosen:
+def _choose(turn: QueryAnswered) -> Chosen:
     """Get the cohort, and find out which clients will answer in time."""
     (run, round_, available, _), cost = turn.asked, turn.cost
     plan = run.plan

@@ -29,7 +29,7 @@ from fedcohort.core.signals import (
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.round import Policy
 from fedcohort.journal import Savepoint
-from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency, Roster
+from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency, OnlineDevices
 from fedcohort.scenario.shift import RELABEL
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import RunPlan, values_of
@@ -240,7 +240,7 @@ class Run:
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.always = isinstance(plan.scenario.availability, Always)
         self.devices = plan.scenario.devices
-        self.roster: Roster | None = None  # who is on, with devices that are not always on
+        self.roster: OnlineDevices | None = None  # who is on, with devices that are not always on
         self.begins = 0.0  # when this round begins: with devices, as soon as somebody is on
         self.instant = (
             isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure and self.devices is None
@@ -336,7 +336,7 @@ class Run:
         if self.devices is None or self.devices.always_on:
             return None
         if self.roster is None:
-            self.roster = Roster(self.devices, len(self.federation), seed=self.plan.seed, time=self.clock)
+            self.roster = OnlineDevices(self.devices, len(self.federation), seed=self.plan.seed, time=self.clock)
         self.begins = self.roster.wait(self.clock)
         return self.roster.on
 
