@@ -287,7 +287,7 @@ class Round:
             self.replies[reply.client] = reply
 
     def _arrive(self, client: str, status: Status, reason: str, seconds: float) -> bool:
-        if not self._places:
+        if not self._places:  # made when the first reply comes: the simulator has rounds without names
             self._places = {name: place for place, name in enumerate(self.cohort.names)}
         place = self._places.get(client)
         if place is None:
@@ -295,6 +295,7 @@ class Round:
                 f"The client {client!r} is not in the cohort of ticket {self.cohort.ticket}.",
                 hint=f"its clients are {', '.join(self.cohort.names[:_NAMED])}",
             )
+        # Messages may be delivered twice, and a client may send twice: the first reply is what the round was closed by.
         if self.seconds[place] < np.inf:
             return False
         self.seconds[place], self.status[place] = seconds, status
@@ -329,7 +330,7 @@ class Round:
 
     def invalidate(self, places: IntArray) -> None:
         """Mark replies as unusable that looked sound when they arrived."""
-        self.status = self.status.copy()
+        self.status = self.status.copy()  # it may be the array of whoever called settle
         self.status[places] = _INVALID
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
