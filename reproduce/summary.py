@@ -14,7 +14,7 @@ import dataclasses
 
 import numpy as np
 
-from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards, setting_name
+from fedcohort.simulate.leaderboard import leaderboard_table, setting_name
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
 from fedcohort.simulate.store import results
 
@@ -44,7 +44,7 @@ def main(arguments=None):
     given = parser.parse_args(arguments)
     found = results.load(given.run)
     targets = [float(item) for item in given.targets.split(",") if item]
-    for board in leaderboards(found, targets=targets, terminal=given.last):
+    for board in found.leaderboards(targets=targets, terminal=given.last):
         table = leaderboard_table(board)
         for i, target in enumerate(board.targets):
             reached = [" ".join(str(seed.rounds_to[i] or "-") for seed in row.seeds) for row in board.rows]

@@ -1,7 +1,5 @@
 """fedcohort: choose which clients train in each round of federated learning, and show why."""
 
-__version__ = "0.3.0"
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ from fedcohort.core.protocol import (
     register,
 )
 from fedcohort.core.signals import Signal
+from fedcohort.core.version import __version__ as __version__
 from fedcohort.session.session import Session
 
 if TYPE_CHECKING:

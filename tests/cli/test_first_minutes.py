@@ -29,13 +29,11 @@ def test_a_comparison_on_own_data_needs_no_selectors(command, tmp_path, arrays):
     assert {"uniform", "balanced", "fedcor"} <= selectors
 
 
-def test_own_data_have_no_target_of_the_demonstration_and_no_benchmark(command, tmp_path, arrays):
+def test_own_data_have_no_target_of_the_demonstration(command, tmp_path, arrays):
     np.savez(tmp_path / "mine.npz", **arrays)
     done = command("compare", "--data", "mine.npz", "--selectors", "uniform", *SHORT, cwd=tmp_path)
     assert done.returncode == 0 and "targets" not in done.stderr, done.stderr
     assert not only(tmp_path).config["run"].get("targets")
-    bench = command("bench", "--data", "mine.npz", "--quick", cwd=tmp_path)
-    assert bench.returncode == 1 and "compare --data mine.npz" in bench.stderr
 
 
 def test_a_comparison_in_a_scenario_needs_no_selectors(command, tmp_path):

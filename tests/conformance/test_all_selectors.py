@@ -10,19 +10,22 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, param
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.selectors import Uniform
-from fedcohort.testing import CHECKS, ConformanceError, check_selector, checked_forms, run_check
-from fedcohort.testing.conformance import ABOUT_THE_CLASS
+from fedcohort.testing import CHECKS, ConformanceError, ScriptedHost, check_selector, checked_forms, run_check
+from fedcohort.testing.conformance import ABOUT_THE_CLASS, play_elsewhere
 
 # name -> {check: written reason}
 EXCEPTIONS: dict[str, dict[str, str]] = {}
-LONG = {"relabelling", "other-process", "resume"}  # a second or more each
+# With other parameters than the defaults these run only with `-m slow`: they are long, and what a parameter breaks,
+# the others see.
+LONG = {"relabelling", "resume", "same-seed", "bounded-state"}
+ONE_AT_A_TIME = [check for check in CHECKS if check != "other-process"]  # that one starts a process: all at once below
 
-DEFAULTS = [(name, check) for name in SELECTORS.names() for check in CHECKS]
+DEFAULTS = [(name, check) for name in SELECTORS.names() for check in ONE_AT_A_TIME]
 FORMS = [
     pytest.param(name, form, check, marks=[pytest.mark.slow] if check in LONG else [])
     for name in SELECTORS.names()
     for form in checked_forms(create(name))
-    for check in CHECKS
+    for check in ONE_AT_A_TIME
     if form != "as given" and check not in ABOUT_THE_CLASS
 ]
 
@@ -37,6 +40,16 @@ def test_conformance(name, check):
 @pytest.mark.parametrize(("name", "form", "check"), FORMS)
 def test_conformance_of_other_parameters(name, form, check):
     run_check(check, checked_forms(create(name))[form])
+
+
+def test_another_process_picks_the_same_cohorts():
+    forms = [
+        (name, form, selector) for name in SELECTORS.names() for form, selector in checked_forms(create(name)).items()
+    ]
+    there = play_elsewhere([selector for _, _, selector in forms])
+    host = ScriptedHost()
+    for (name, form, selector), trace in zip(forms, there, strict=True):
+        assert host.play(host.session(selector, seed=5), len(trace)) == trace, (name, form)
 
 
 def test_selectors_with_parameters_name_sets_of_them():

@@ -22,7 +22,7 @@ from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS
 from fedcohort.journal import Journal
 from fedcohort.journal.maintenance import prune
 from fedcohort.session.rules import Rules
-from fedcohort.testing.snapshot import differences, full_disk, journal_content, standing
+from tests.snapshot import differences, full_disk, journal_content, standing
 
 from .budget import tried
 from .odd import odd, odd_key

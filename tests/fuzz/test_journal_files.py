@@ -17,7 +17,7 @@ from fedcohort.journal import read_journal
 from fedcohort.session.explain import explain_round
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
-from fedcohort.testing.snapshot import differences, standing
+from tests.snapshot import differences, standing
 
 from .budget import tried, tries
 from .odd import damaged

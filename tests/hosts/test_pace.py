@@ -133,10 +133,10 @@ def bench() -> ModuleType:
     return module
 
 
-WORLDS = (
-    ["alike", "some-slow", "few-slow", "halves", "heavy", "pareto", "exponential", "sizes", "failures", "silent"]
-    + ["day-night", "drift", "jumps"]
-)  # fmt: skip
+WORLDS = [
+    "alike", "some-slow", "few-slow", "halves", "heavy", "pareto", "exponential", "sizes", "failures", "silent",
+    "day-night", "drift", "jumps",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("world", ["some-slow", "failures"])

@@ -215,6 +215,29 @@ def test_a_block_of_replies_keeps_every_bit(count):
         assert row.metrics["update-sketch"] == tuple(rows[2 * place].tolist())
 
 
+@pytest.mark.parametrize(
+    "column", [np.zeros(10), np.full(10, np.nan), np.arange(10) / 4, np.arange(10) / 3, [-0.0, 0.0] * 5]
+)
+def test_columns_of_replies_that_need_few_bytes_keep_every_bit(column):
+    block = ReplyBlock(
+        3, 12.5, False, np.arange(10), np.zeros(10, np.int8), np.ones(10, bool), {"loss": np.array(column)}
+    )
+    again = ReplyBlock.decode(3, 12.5, False, block.encode())
+    assert again.metrics["loss"].tobytes() == block.metrics["loss"].tobytes()
+    np.testing.assert_array_equal(again.status, block.status)
+    np.testing.assert_array_equal(again.kept, block.kept)
+    wide = ReplyBlock(3, 12.5, False, np.arange(10) << 40, block.status, block.kept, block.metrics)
+    assert len(block.encode()) < len(wide.encode())
+
+
+def test_replies_of_an_earlier_version_are_read():
+    clients, loss = np.array([4, 2], "<i8"), np.array([0.1, np.nan])
+    data = b"2 loss\n" + clients.tobytes() + bytes([0, 1]) + bytes([1, 0]) + loss.tobytes()
+    block = ReplyBlock.decode(3, 12.5, False, data)
+    assert (block.clients.tolist(), block.status.tolist(), block.kept.tolist()) == ([4, 2], [0, 1], [True, False])
+    np.testing.assert_array_equal(block.metrics["loss"], loss)
+
+
 def test_partial_reports_survive_a_restart_between_them(tmp_path):
     """Told in two parts with a restart in between, out of order and with one client missing, as told at once."""
     found = []

@@ -34,7 +34,7 @@ from fedcohort.session import Session
 from fedcohort.session.explain import explain_round
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
-from fedcohort.testing.snapshot import differences, standing
+from tests.snapshot import differences, standing
 
 NAMES = ["anna", "benjamin", "cem", "dora", "emil"]
 

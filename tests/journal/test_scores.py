@@ -31,9 +31,31 @@ def test_order_and_digits_are_kept(seed):
     assert list(found) == list(given)
     np.testing.assert_array_equal(found["client"], given["client"])
     np.testing.assert_array_equal(found["rank"], given["rank"])
-    np.testing.assert_allclose(found["score"], given["score"], rtol=6e-8)
+    np.testing.assert_allclose(found["score"], given["score"], rtol=8e-6)
     for name in ("part:big", "part:odd"):
         np.testing.assert_allclose(found[name], given[name], rtol=6.2e-5)
+
+
+def test_scores_that_differ_little_stay_different():
+    given = arrays(1 + np.arange(50) * 1e-6)
+    found = unpack_scores(pack_scores(given), 150)
+    assert len(np.unique(found["score"])) == 50
+    np.testing.assert_array_equal(found["client"], given["client"])
+
+
+def test_a_part_that_the_others_leave_of_the_score_is_not_kept():
+    draw = np.random.default_rng(0)
+    own, others = draw.normal(size=(2, 100))
+    for parts in ({"loss": own}, {"own": 10 + own, "others": others - 10}):
+        score = sum(parts.values())
+        all_but_one = dict(list(parts.items())[1:])
+        less, given = pack_scores(arrays(score, **all_but_one)), arrays(score, **parts)
+        assert len(pack_scores(given)) < len(less) + 40
+        for name, values in unpack_scores(pack_scores(given), 300).items():
+            np.testing.assert_allclose(values, given[name], rtol=2.0**-13)
+    cancelled = arrays(others, own=1e6 + own, others=others - 1e6 - own)  # the difference would have no digit left
+    for name, values in unpack_scores(pack_scores(cancelled), 300).items():
+        np.testing.assert_allclose(values, cancelled[name], rtol=2.0**-13)
 
 
 def test_numbers_beyond_32_bits_stay_as_they_are():
@@ -54,11 +76,30 @@ def test_scores_of_earlier_versions_are_read():
         np.testing.assert_array_equal(values, given[name])
 
 
+def test_scores_of_the_version_before_are_read():
+    # Three clients, written by that version.
+    data = (
+        b"s1\nx\x01\xabV\xcaS\xb2R0\xd6QP*\xcf\xc8\xcfI\x05\xb2K\x8aJSA\xdc\xcc\x14\x10/-1\xa7\x18\xc4\xcdK\xccM-\x06\xf2\xa3\x95\x8a"
+        b"\x93\xf3\x8bR\x95\x80B\x05\x89E%V\x05J\xb1\xb5\\LL\xcc\x0c\xb8\x81B\x83\x83\x83\xbd\x03D\xbe\x81\x81\xc1\xce\xce\x1e\x00\xc6g\x17\x91"
+    )
+    found = unpack_scores(data, 9)
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "client": [7, 2, 4], "rank": [1, 2, 3], "score": [3.0, 2.5, 1.0], "part:p": [0.5, 0.25, 0.125]
+    }  # fmt: skip
+
+
 def test_scores_that_burst_or_make_no_sense_are_refused():
     many = pack_scores({"client": np.arange(200_000), "rank": np.arange(1, 200_001), "score": np.zeros(200_000)})
     with pytest.raises(JournalError, match="may have unpacked"):
         unpack_scores(many, 10)
-    for body in (b"", b"[]\n", b'{"n": 5, "whole": true, "wide": false, "names": ["score"]}\nabc', b'{"n": -1}\n'):
+    missing = b'{"n": 1, "whole": true, "wide": false, "rest": "score", "names": ["score"]}\n' + bytes(8)
+    for body in (
+        missing,
+        b"",
+        b"[]\n",
+        b'{"n": 5, "whole": true, "wide": false, "names": ["score"]}\nabc',
+        b'{"n": -1}\n',
+    ):
         with pytest.raises(JournalError, match="scores of a cohort"):
             unpack_scores(_MARK + zlib.compress(body), 10)
 

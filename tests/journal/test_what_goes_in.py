@@ -13,7 +13,7 @@ from fedcohort.core.protocol import RoundRequest
 from fedcohort.journal import read_journal
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
-from fedcohort.testing.snapshot import differences, standing
+from tests.snapshot import differences, standing
 
 HOST = ScriptedHost()
 

@@ -10,8 +10,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from fedcohort.core.errors import MissingExtraError, ParameterError
-from fedcohort.report.export import export_figures, find_browser
-from fedcohort.report.page import assemble
+from fedcohort.report.export import export_charts, find_browser
+from fedcohort.report.page import assemble, figure_files
 
 needs_browser = pytest.mark.skipif(
     not any(shutil.which(name) for name in ("chromium", "google-chrome")), reason="chromium is not installed"
@@ -20,7 +20,7 @@ needs_browser = pytest.mark.skipif(
 
 @needs_browser
 def test_svg_stands_alone(experiment, tmp_path):
-    written = export_figures(assemble([experiment]), tmp_path, "svg")
+    written = export_charts(figure_files(assemble([experiment])), tmp_path, "svg")
     names = {path.name for path in written}
     assert {"accuracy-rounds.svg", "accuracy-bytes.svg", "picks-fedcbs.svg", "accuracy.csv", "fedcor-map.svg"} <= names
     for path in written:
@@ -36,7 +36,7 @@ def test_svg_stands_alone(experiment, tmp_path):
 @needs_browser
 def test_png_and_pdf(small, tmp_path):
     report = assemble([small])
-    images = [path for path in export_figures(report, tmp_path / "png", "png") if path.suffix == ".png"]
+    images = [path for path in export_charts(figure_files(report), tmp_path / "png", "png") if path.suffix == ".png"]
     for path in images:
         data = path.read_bytes()
         assert data[:8] == b"\x89PNG\r\n\x1a\n"
@@ -44,13 +44,13 @@ def test_png_and_pdf(small, tmp_path):
     assert len(images) > 8
     loss = tuple(figure for figure in report.sections[0].figures if figure.name == "loss")
     one = dataclasses.replace(report, sections=(dataclasses.replace(report.sections[0], figures=loss),))
-    (document,) = (path for path in export_figures(one, tmp_path / "pdf", "pdf") if path.suffix == ".pdf")
+    (document,) = (path for path in export_charts(figure_files(one), tmp_path / "pdf", "pdf") if path.suffix == ".pdf")
     assert document.name == "loss.pdf" and document.read_bytes()[:5] == b"%PDF-"
 
 
 def test_an_unknown_format_and_a_missing_browser(small, tmp_path, monkeypatch):
     with pytest.raises(ParameterError, match="svg, png, pdf"):
-        export_figures(assemble([small]), tmp_path, "bmp")
+        export_charts(figure_files(assemble([small])), tmp_path, "bmp")
     monkeypatch.setenv("FEDCOHORT_BROWSER", "no-such-browser")
     with pytest.raises(MissingExtraError, match="no-such-browser"):
         find_browser()

@@ -16,7 +16,6 @@ from fedcohort.report.tables import gini
 from fedcohort.simulate.leaderboard import (
     Options,
     leaderboard_table,
-    leaderboards,
     leaderboards_of,
     rank_selectors,
     ranking,
@@ -33,7 +32,7 @@ def run(label, seed, accuracy, *, clock=None, selector=None, state="finished"):
     values["accuracy"] = np.array(accuracy, float)
     values["clock"] = np.array(clock if clock is not None else rounds + 1, float)
     return RunCurve(
-        f"{label}-s{seed}", label, selector or label, seed, state, "", "f", {}, rounds, values,
+        label, selector or label, seed, state, rounds, values, f"{label}-s{seed}", "", "f", {},
         np.zeros(0, int), np.zeros(0, int), None,
     )  # fmt: skip
 
@@ -273,7 +272,7 @@ def test_more_seeds_do_not_make_more_settings():
     assert (one.blocks, one.over) == (20, "seed") and one.friedman < 1e-4
 
 
-def false_positives(blocks_of, n_settings=8, seeds=5, labels=4, trials=400):
+def false_positives(blocks_of, n_settings=8, seeds=5, labels=4, trials=200):
     """Return how often equal selectors are told apart; seeds of a setting share what is peculiar to it."""
     rng, found = np.random.default_rng(7), 0
     for _ in range(trials):
@@ -343,11 +342,11 @@ def test_a_setting_has_targets_of_its_own(tmp_path):
     }
     run_experiment(config, tmp_path / "x")
     results = load(tmp_path / "x")
-    a, b = leaderboards(results)
+    a, b = results.leaderboards()
     assert (a.target, a.window, b.target) == (0.2, 2, 0.9)
     bundle = load_bundle([tmp_path / "x"])
     assert [board.target for board in boards(bundle.settings, bundle.options)] == [0.2, 0.9]
-    assert [board.target for board in leaderboards(results, targets=[0.5])] == [0.5, 0.5]
+    assert [board.target for board in results.leaderboards(targets=[0.5])] == [0.5, 0.5]
     live = ExperimentItem(tmp_path / "x", "x")
     live.poll()
     shown = [section["board"] for section in live.detail()["sections"]]

@@ -16,7 +16,7 @@ import pytest
 from fedcohort.cli.app import main
 from fedcohort.report.dashboard.feed import ExperimentItem
 from fedcohort.report.page import assemble, build_report
-from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
+from fedcohort.simulate.leaderboard import leaderboard_table
 from fedcohort.simulate.store.results import load
 
 # A baseline that is not uniform, a selector that diverges, no target, no window, a run shorter than the usual window.
@@ -97,7 +97,7 @@ def reproduced(path):
 
 def test_compare_report_dashboard_and_reproduction_agree(compared, tmp_path):
     path, from_compare = compared
-    (board,) = leaderboards(load(path))
+    (board,) = load(path).leaderboards()
     table = leaderboard_table(board)
     expected = [list(table.columns)] + [[f"{c.text} {c.note}".strip() for c in row] for row in table.rows]
     labelled = [[row[0].text, *line[1:]] for row, line in zip(table.rows, expected[1:], strict=True)]

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from fedcohort.report.figures import Figure
-from fedcohort.report.page import assemble, build_report, figure_html
+from fedcohort.report.figure import Figure, figure_html
+from fedcohort.report.page import assemble, build_report
 
 
 @pytest.fixture(scope="module")

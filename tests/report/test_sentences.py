@@ -26,7 +26,7 @@ def run(label, accuracy, *, seed=1, state="finished", picks=(), **columns):
     clients = np.array([c for cohort in picks for c in cohort], np.int64)
     pick_round = np.repeat(np.arange(len(picks)), [len(cohort) for cohort in picks])
     return RunCurve(
-        f"{label}-s{seed}", label, label, seed, state, "", "f", {}, rounds, values, pick_round, clients, None
+        label, label, seed, state, rounds, values, f"{label}-s{seed}", "", "f", {}, pick_round, clients, None
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from fedcohort.core.errors import ParameterError
 from fedcohort.report.data import boards, load_bundle
 from fedcohort.report.tables import participation_table
-from fedcohort.simulate.leaderboard import Options, leaderboard_table, leaderboards, to_text
+from fedcohort.simulate.leaderboard import Options, leaderboard_table, to_text
 from fedcohort.simulate.leaderboard.formats import Cell, Table, render, to_csv, to_html, to_latex, to_markdown
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.store.results import load
@@ -28,7 +28,7 @@ def test_nothing_dangerous_survives():
 
 
 def test_latex_braces_balance(experiment):
-    (board,) = leaderboards(load(experiment))
+    (board,) = load(experiment).leaderboards()
     text = to_latex(leaderboard_table(board))
     bare = re.sub(r"\\[{}]", "", text)
     assert bare.count("{") == bare.count("}")
@@ -55,7 +55,7 @@ def test_who_was_never_picked(small):
 
 
 def test_json_has_no_nan(experiment):
-    (board,) = leaderboards(load(experiment))
+    (board,) = load(experiment).leaderboards()
     found = json.loads(json.dumps(board.to_dict(), allow_nan=False))
     assert {row["label"] for row in found["rows"]} == {row.label for row in board.rows}
 
@@ -67,7 +67,7 @@ def test_an_unknown_format_is_refused():
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
 def test_text_fits_and_leaves_out_the_least_important_first(experiment, width):
-    (board,) = leaderboards(load(experiment))
+    (board,) = load(experiment).leaderboards()
     text = to_text(leaderboard_table(board), width)
     assert max(map(len, text.splitlines())) <= width
     for row in board.rows:

@@ -18,7 +18,7 @@ from fedcohort import Cohort, LabelCounts, Losses, Session, Trial
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.selectors.numerics.class_balance import qcid
-from fedcohort.testing.snapshot import differences, journal_content, standing
+from tests.snapshot import differences, journal_content, standing
 
 CASES = int(os.environ.get("FEDCOHORT_GARBAGE", "1500"))
 

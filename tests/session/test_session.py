@@ -22,7 +22,7 @@ from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS
 from fedcohort.journal.codec import state_fields
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
-from fedcohort.testing.snapshot import differences, full_disk, journal_content, standing
+from tests.snapshot import differences, full_disk, journal_content, standing
 
 NAMES = ["anna", "ben", "cem", "dora", "emil", "fay"]
 

@@ -8,7 +8,7 @@ import pytest
 from fedcohort import ClientTable, Session, Signal, Status, create
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
-from fedcohort.testing.snapshot import differences, standing
+from tests.snapshot import differences, standing
 
 
 def test_three_lines_choose_and_learn():

@@ -7,7 +7,7 @@ import pytest
 from fedcohort.core.errors import FedcohortError, SignalError
 from fedcohort.simulate.config.toml import ConfigError, merge_tables
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation, extend_experiment, run_experiment
+from fedcohort.simulate.rounds.runner import Simulation, run_experiment
 from fedcohort.simulate.store.results import ResultsError, load
 from fedcohort.simulate.store.writer import lock_folder
 
@@ -78,7 +78,7 @@ def journals(out):
 def test_seeds_rounds_and_selectors_at_once_equal_a_new_experiment(small, whole):
     before, clients, federations = rows(small), rows(small, "clients"), sorted(small.glob("federation-*"))
     kept = {path.name: path.read_bytes() for path in federations}
-    assert extend_experiment(small, seeds=[5], rounds=8, selectors={"fedcm-ts": {}, "fedacs": {}}) == "finished"
+    assert Simulation.extend(small, seeds=[5], rounds=8, selectors={"fedcm-ts": {}, "fedacs": {}}).run() == "finished"
     after = rows(small)
     assert {key: after[key] for key in before} == before  # bit for bit
     assert {key: value for key, value in rows(small, "clients").items() if key in clients} == clients
@@ -101,8 +101,8 @@ def test_seeds_rounds_and_selectors_at_once_equal_a_new_experiment(small, whole)
 
 
 def test_one_after_the_other_and_interrupted_equal_a_new_experiment(small, whole):
-    assert extend_experiment(small, selectors={"fedcm-ts": {}}) == "finished"
-    assert extend_experiment(small, rounds=7) == "finished"
+    assert Simulation.extend(small, selectors={"fedcm-ts": {}}).run() == "finished"
+    assert Simulation.extend(small, rounds=7).run() == "finished"
 
     class Stop(Listener):
         def on_round(self, run, row):
@@ -124,7 +124,7 @@ def test_only_what_is_missing_is_computed(small):
 
     parts = sorted((small / "journal").glob("*.sqlite"))
     old = {path.name: path.read_bytes() for path in parts}
-    assert extend_experiment(small, seeds=3, listeners=[Count()]) == "finished"
+    assert Simulation.extend(small, seeds=3, listeners=[Count()]).run() == "finished"
     assert {name for name, _ in made} == {run.id for run in load(small).runs if run.seed == 2}
     assert len(made) == 2 * 2 * 5
     assert all((small / "journal" / name).read_bytes() == data for name, data in old.items())
@@ -135,7 +135,7 @@ def test_runs_that_stopped_or_diverged_stay_as_they_ended(tmp_path):
     run_experiment({**merge_tables(TABLE, {"local": {"lr": 3e38}}), "settings": []}, out)
     before = {run.id: run for run in load(out).runs}
     assert {run.state for run in before.values()} == {"diverged"}
-    assert extend_experiment(out, rounds=9, seeds=3) == "finished"
+    assert Simulation.extend(out, rounds=9, seeds=3).run() == "finished"
     after = {run.id: run for run in load(out).runs}
     assert {name: after[name] for name in before} == before
 
@@ -160,7 +160,7 @@ def test_runs_that_stopped_or_diverged_stay_as_they_ended(tmp_path):
 def test_what_cannot_be_added_changes_nothing(shared, change, error, message):
     before = content(shared)
     with pytest.raises(error, match=rf"(?s){message}"):
-        extend_experiment(shared, **change)
+        Simulation.extend(shared, **change).run()
     assert content(shared) == before
 
 
@@ -174,13 +174,13 @@ def shared(tmp_path_factory):
 def test_an_experiment_that_is_going_on_or_lost_its_checkpoints_is_left_alone(small):
     before = content(small)
     with lock_folder(small), pytest.raises(ResultsError, match="Another process is working"):
-        extend_experiment(small, seeds=3)
+        Simulation.extend(small, seeds=3).run()
     assert content(small) == before
     for path in (small / "checkpoint").iterdir():
         path.unlink()
     before = content(small)
     with pytest.raises(ResultsError, match="no checkpoint"):
-        extend_experiment(small, seeds=3)
+        Simulation.extend(small, seeds=3).run()
     assert content(small) == before
 
 
@@ -189,15 +189,15 @@ def test_a_configuration_that_was_changed_is_refused(small):
     text = config.read_text()
     config.write_text(text.replace("lr = 0.1", "lr = 0.2"))
     before = content(small)
-    for attempt in (lambda: extend_experiment(small, seeds=3), lambda: Simulation.open(small)):
+    for attempt in (lambda: Simulation.extend(small, seeds=3).run(), lambda: Simulation.open(small)):
         with pytest.raises(ResultsError, match="was changed after the experiment began"):
             attempt()
     assert content(small) == before
     config.write_text(text)
-    assert extend_experiment(small, seeds=3) == "finished"
+    assert Simulation.extend(small, seeds=3).run() == "finished"
     assert Simulation.open(small).run() == "finished"  # the larger one is now its own
 
 
 def test_there_must_be_an_experiment(tmp_path):
     with pytest.raises(ResultsError, match="There is no experiment"):
-        extend_experiment(tmp_path / "nowhere", seeds=3)
+        Simulation.extend(tmp_path / "nowhere", seeds=3).run()

@@ -8,7 +8,7 @@ from fedcohort.scenario import Scenario, Shift, meant, seen
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import from_arrays
 from fedcohort.simulate.engine import Engine, HeldOut, Jobs
-from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards, to_text
+from fedcohort.simulate.leaderboard import leaderboard_table, to_text
 from fedcohort.simulate.metrics import Participation, jain, worst_tenth
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.judge import Views
@@ -215,7 +215,7 @@ def test_results_and_leaderboard_name_who_loses(tmp_path):
     results = run(DATA, tmp_path / "a", scenario={"shift": {"views": ["invert"], "share": 0.2}}, seeds=[0, 1])
     facts = results.federation(results.runs[0])
     assert facts.group_names == ("plain", "invert") and np.bincount(facts.groups).tolist() == [16, 4]
-    (board,) = leaderboards(results)
+    (board,) = results.leaderboards()
     row = board.rows[0]
     for name in ("worst_group", "worst_tenth", "client_spread", "jain", "longest_absence", "asked"):
         assert row.fair(name).count == 2, name
@@ -232,7 +232,7 @@ def test_a_gain_at_a_minoritys_cost_is_said(tmp_path):
     from dataclasses import replace
 
     results = run(DATA, tmp_path / "a", scenario={"shift": {"views": ["invert"], "share": 0.2}})
-    (board,) = leaderboards(results)
+    (board,) = results.leaderboards()
     rows = []
     for row in board.rows:
         gains = not row.baseline

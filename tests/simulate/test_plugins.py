@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fedcohort.core.errors import FedcohortError
-from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
+from fedcohort.simulate.leaderboard import leaderboard_table
 from fedcohort.simulate.leaderboard.formats import to_text
 from fedcohort.simulate.rounds.runner import Simulation, run_experiment
 from fedcohort.simulate.store.results import load
@@ -202,7 +202,7 @@ def test_a_selector_that_raises_ends_its_own_run(tmp_path, stage, at):
     )
     if stage != "twice":
         assert "ZeroDivisionError: nobody is greedy enough (mine.py, line" in failed.reason
-    (board,) = leaderboards(load(out))
+    (board,) = load(out).leaderboards()
     text = to_text(leaderboard_table(board))
     assert "1 failed" in text and "runs.json says why" in " ".join(text.split())
     json.dumps(board.to_dict(), allow_nan=False)

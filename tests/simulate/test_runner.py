@@ -22,7 +22,6 @@ from fedcohort.core.errors import (
 from fedcohort.journal import read_journal
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import to_toml
-from fedcohort.simulate.leaderboard import leaderboards
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.rounds.runner import Simulation, default_out, run_experiment
@@ -313,7 +312,7 @@ def test_a_diverged_run_is_marked_and_the_others_finish(tmp_path):
         "wild-s0": "diverged",
         "wild-s1": "diverged",
     }
-    (board,) = leaderboards(load(tmp_path / "x"))
+    (board,) = load(tmp_path / "x").leaderboards()
     wild = next(row for row in board.rows if row.label == "wild")
     assert wild.diverged == 2
     json.dumps(board.to_dict(), allow_nan=False)
@@ -322,7 +321,7 @@ def test_a_diverged_run_is_marked_and_the_others_finish(tmp_path):
 def test_leaderboard_of_targets_and_baseline(whole):
     curves = load(whole).curves
     target = float(np.median(curves["uniform-s0"].accuracy))
-    (board,) = leaderboards(load(whole), targets=[target], terminal=3)
+    (board,) = load(whole).leaderboards(targets=[target], terminal=3)
     assert board.baseline == "uniform"
     uniform = next(row for row in board.rows if row.label == "uniform")
     reached = [curves[f"uniform-s{seed}"].rounds_to(target) for seed in (0, 1)]
@@ -339,7 +338,7 @@ def test_improvement_is_measured_against_the_iid_setting(tmp_path):
     settings = [{"name": "skewed"}, {"name": "iid", "scenario": {"partition": {"name": "iid", "clients": 12}}}]
     config = table(selectors={"uniform": {}, "fedcbs": {}}, settings=settings, run={"reference": "iid", "terminal": 4})
     assert run(tmp_path / "x", config) == "finished"
-    rows = {(b.setting, row.label): row for b in leaderboards(load(tmp_path / "x")) for row in b.rows}
+    rows = {(b.setting, row.label): row for b in load(tmp_path / "x").leaderboards() for row in b.rows}
     terminal = {key: row.terminal.mean for key, row in rows.items()}
     row = rows["skewed", "fedcbs"]
     lost = terminal["iid", "uniform"] - terminal["skewed", "uniform"]
@@ -425,7 +424,7 @@ def test_directories_that_are_no_experiments(tmp_path, whole):
     (tmp_path / "runs.json").write_text("[]")
     empty = load(tmp_path)
     assert empty.rounds.num_rows == 0 and empty.runs == [] and empty.curves == {}
-    assert leaderboards(empty) == ()
+    assert empty.leaderboards() == ()
     (tmp_path / "runs.json").write_text("[3]")
     with pytest.raises(ResultsError, match=r"runs\.json is damaged"):
         load(tmp_path)

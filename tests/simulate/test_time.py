@@ -84,3 +84,17 @@ def test_a_run_in_time_continues_where_it_was(tmp_path):
     assert found == expected
     whole.close()
     again.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_run_ends_with_the_round_in_which_its_time_is_up(mode):
+    options = {"rounds": 1000, "seconds": 500.0, "eval_every": 1000, "cohort": 3, "mode": mode}
+    made, _ = group({**in_time(), "run": options})
+    while not made.done:
+        made.step()
+    (run,) = made.runs
+    found = made.drain().to_pylist()
+    assert found[-2]["clock"] < 500 <= found[-1]["clock"] and len(found) < 1000
+    assert [row["accuracy"] is not None for row in found] == [False] * (len(found) - 1) + [True]
+    assert (run.state, run.reason) == ("stopped", "its 500 simulated seconds are over")
+    made.close()

@@ -32,7 +32,6 @@ class Change:
     ----------
     round, ticket : int
         The first round and cohort they hold for.
-    rules : Rules
     what : str
         How they differ from those before, in words.
     """
@@ -49,10 +48,8 @@ class Exceeded:
 
     Attributes
     ----------
-    client : str
     since : int
         The round in which the limit took effect.
-    what : str
     """
 
     client: str
@@ -68,7 +65,6 @@ class Proof:
     ----------
     rounds : int
         Rounds with a cohort that were not abandoned.
-    clients : int
     rules : Rules or None
         Those in force at the end.
     most : int

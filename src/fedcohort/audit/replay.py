@@ -37,7 +37,6 @@ class Replay:
 
     Parameters
     ----------
-    journal : Journal
     meta : its :meth:`Journal.meta`
     selector : the one it began with
     """
@@ -76,7 +75,6 @@ class Replay:
 
         Parameters
         ----------
-        ticket : int
         values : the answer to the selector's question, if one is on record
         """
         row, session = self.cohorts[ticket], self.playing

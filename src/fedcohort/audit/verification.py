@@ -10,9 +10,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import fedcohort
 from fedcohort.audit import participation, replay
 from fedcohort.core.errors import FedcohortError, JournalError
+from fedcohort.core.version import __version__
 from fedcohort.journal import Journal
 from fedcohort.journal.database import Database, Seal
 from fedcohort.journal.integrity import file_problems, missing, row_problems, version_of
@@ -30,10 +30,8 @@ class Finding:
 
     Attributes
     ----------
-    check : str
     sound : bool or None
         None where it could not be made.
-    text : str
     """
 
     check: str
@@ -47,12 +45,10 @@ class Examination:
 
     Attributes
     ----------
-    path : Path
     version : int
         Of its schema.
     seal : Seal or None
         How often it was opened and committed, and whether it is in use; version 2 does not say.
-    findings : tuple of Finding
     """
 
     path: Path
@@ -71,7 +67,6 @@ def examine(path: str | Path, *, again: bool = True) -> Examination:
 
     Parameters
     ----------
-    path : path
     again : bool
         Whether to play the session again as well, which takes as long as its selector did.
     """
@@ -180,7 +175,7 @@ def _again(journal: Journal) -> Finding:
         return Finding("replay", None, f"not possible: {outcome.problem}")
     if outcome.problem is not None:
         writer = journal.meta().get("fedcohort")
-        if _release(writer) != _release(fedcohort.__version__):
+        if _release(writer) != _release(__version__):
             return Finding(
                 "replay",
                 None,

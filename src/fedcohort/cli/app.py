@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-import fedcohort
 from fedcohort.cli.analytics import analytics
 from fedcohort.cli.audit import audit
 from fedcohort.cli.bench import bench
@@ -34,6 +33,7 @@ from fedcohort.cli.run import run
 from fedcohort.cli.scenario import scenario_app
 from fedcohort.core.errors import FedcohortError, MissingExtraError
 from fedcohort.core.text import OneLine
+from fedcohort.core.version import __version__
 
 app = typer.Typer(
     name="fedcohort",
@@ -67,7 +67,7 @@ EXTRAS = {
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(fedcohort.__version__)
+        print(__version__)
         raise typer.Exit
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcohort.cli.experiment import INTERRUPTED
 from fedcohort.cli.options import (
+    ClientOption,
     DeviceOption,
     FormatOption,
+    LabelOption,
     OutOption,
     ProcessesOption,
     QuietOption,
@@ -29,17 +31,25 @@ if TYPE_CHECKING:
 
     from fedcohort.simulate.rounds.runner import Simulation
 
+_QUICK = "A trial with --quick: one seed, 20 rounds. Everything runs; no number here is a result."
+
 
 def bench(
     data: Annotated[
         str,
         typer.Option(
-            help="digits, fashion-mnist, cifar10, or with real owners: watch, flights, birdstrikes, speeches, stdlib, "
-            "femnist."
+            help="digits, fashion-mnist, cifar10; with real owners: watch, flights, birdstrikes, speeches, stdlib, "
+            "femnist; or your own .csv, .parquet, .npz or folder."
         ),
     ] = "digits",
+    label: LabelOption = None,
+    client: ClientOption = None,
     suite: Annotated[
-        str | None, typer.Option(help="'natural': all datasets with real owners, each in a folder of its own.")
+        str | None,
+        typer.Option(
+            help="'natural': all datasets with real owners, each in a folder of its own; 'time': rounds and "
+            "asynchronous runs by the clock, on digits or fashion-mnist."
+        ),
     ] = None,
     selectors: Annotated[
         str | None,
@@ -51,7 +61,10 @@ def bench(
     seeds: Annotated[
         str, typer.Option(help="'report' (to publish results), 'tuning' (to choose parameters), or a list such as 1,2.")
     ] = "report",
-    settings: Annotated[str | None, typer.Option(help="Only these settings, separated by commas.")] = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(help="Only these settings, separated by commas; with --suite time, these kinds of availability."),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Check that everything runs: one seed, 20 rounds, no usable result.")
     ] = False,
@@ -87,23 +100,64 @@ def bench(
         _finish(run.resume(resume, device=device, processes=processes), console, quick, format)
         return
     chosen = split_names(selectors, "--selectors") if selectors else run.every_selector()
-    pieces = {data: out_dir or default_out(f"bench-{data}")}
+    entries = selector_entries([name for name in chosen if name != "uniform"])
+    only = split_names(settings, "--settings") if settings else ()
+    command = " ".join(["fedcohort", *sys.argv[1:]])
+    if suite == run.TIME:
+        target = out_dir or default_out("bench-time")
+        times = run.plan_time(data, entries, _seeds(seeds), regimes=only, quick=quick, folder=folder)
+        for name, wanted in times.items():
+            place = target / name
+            if (place / "meta.json").is_file():
+                simulation = run.resume(place, device=device, processes=processes)
+            else:
+                simulation = run.begin(wanted, place, device=device, processes=processes, command=command)
+            _run(simulation, console, f"the same command with --out {target}")
+        _show_times(target, console, quick, format)
+        return
+    pieces = {data: out_dir or default_out(f"bench-{PurePath(data).stem}")}
     if suite is not None:
         pieces = {name: (out_dir or default_out(f"bench-{suite}")) / name for name in _datasets(suite)}
     for name, target in pieces.items():
-        simulation = run.begin(
+        wanted, notes = run.plan(
             name,
-            selector_entries([label for label in chosen if label != "uniform"]),
+            entries,
             _seeds(seeds),
-            target,
-            settings=split_names(settings, "--settings") if settings else (),
+            settings=only,
             quick=quick,
             folder=folder,
-            device=device,
-            processes=processes,
-            command=" ".join(["fedcohort", *sys.argv[1:]]),
+            columns={key: value for key, value in (("label", label), ("client", client)) if value is not None},
         )
+        for note in notes:
+            say(console, f"note: {note}")
+        simulation = run.begin(wanted, target, device=device, processes=processes, command=command)
         _finish(simulation, console, quick, format)
+
+
+def _run(simulation: Simulation, console: Console, command: str) -> None:
+    """Run an experiment to its end; ``command`` continues it after an interruption."""
+    simulation.listeners.append(Progress(console))
+    say(console, f"{len(simulation.experiment.plans)} runs; results in {simulation.out}")
+    with finish_round_on_interrupt(simulation, partial(say, console)):
+        state = simulation.run()
+    if state == "interrupted":
+        say(console, f"interrupted; continue with: {command}")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _show_times(target: Path, console: Console, quick: bool, format: Format) -> None:
+    """Score the suite "time" and print its tables."""
+    from fedcohort.studies.benchmark.run import write_time_scores
+    from fedcohort.studies.benchmark.timed_scores import selection, ways
+
+    scores = write_time_scores(target)
+    if format is Format.JSON:
+        print_json({"out": str(target), **scores.to_dict()})
+    else:
+        if quick:
+            say(out(), _QUICK)
+        print_tables([ways(scores), selection(scores)], out())
+    say(console, f"the scores: {target / 'bench.json'}")
 
 
 def _finish(simulation: Simulation, console: Console, quick: bool, format: Format) -> None:
@@ -111,22 +165,13 @@ def _finish(simulation: Simulation, console: Console, quick: bool, format: Forma
     from fedcohort.studies.benchmark.page import matrix, minorities, robustness
     from fedcohort.studies.benchmark.run import write_scores
 
-    simulation.listeners.append(Progress(console))
-    say(console, f"{len(simulation.experiment.plans)} runs; results in {simulation.out}")
-    with finish_round_on_interrupt(simulation, partial(say, console)):
-        state = simulation.run()
-    if state == "interrupted":
-        say(console, f"interrupted; continue with: fedcohort bench --resume {simulation.out}")
-        raise typer.Exit(INTERRUPTED)
+    _run(simulation, console, f"fedcohort bench --resume {simulation.out}")
     scores = write_scores(simulation.out)
     if format is Format.JSON:
         print_json({"out": str(simulation.out), **scores.to_dict()})
     else:
         if quick:
-            say(
-                out(),
-                "A trial with --quick: one seed, 20 rounds. Everything runs; no number here is a result.",
-            )
+            say(out(), _QUICK)
         print_tables([matrix(scores), minorities(scores), robustness(scores)], out())
         for line in () if quick else scores.lines:
             say(out(), f"{line.label}: {line.sentence}")
@@ -134,10 +179,11 @@ def _finish(simulation: Simulation, console: Console, quick: bool, format: Forma
 
 
 def _datasets(suite: str) -> tuple[str, ...]:
+    from fedcohort.studies.benchmark.run import TIME
     from fedcohort.studies.benchmark.suite import SUITES
 
     if suite not in SUITES:
-        raise typer.BadParameter(f"There is no suite {suite!r}. Known: {', '.join(SUITES)}.")
+        raise typer.BadParameter(f"There is no suite {suite!r}. Known: {', '.join((*SUITES, TIME))}.")
     return SUITES[suite]
 
 

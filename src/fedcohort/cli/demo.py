@@ -20,7 +20,7 @@ from fedcohort.cli.experiment import command_line, execute
 from fedcohort.cli.options import DeviceOption, ExplainOption, OutOption, QuietOption, parse_seeds
 from fedcohort.cli.output import Format, out
 from fedcohort.core.terminal import err, say
-from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, leaderboards
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow
 from fedcohort.simulate.leaderboard.words import names, percent
 
 _BADLY = -0.01  # below uniform selection of the same training by more than this, in most seeds
@@ -149,7 +149,7 @@ def demo(
         explain=explain,
     )
     results = load(folder)
-    boards = leaderboards(results)
+    boards = results.leaderboards()
     sentences, reasons = summarise(boards, results.config), explain_losses(boards, results.config)
     groups = compare_worst_groups(boards)
     with err(quiet).status("drawing the report"):

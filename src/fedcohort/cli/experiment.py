@@ -13,7 +13,7 @@ import typer
 from fedcohort.api import simulator
 from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.terminal import err, say
-from fedcohort.simulate.leaderboard import leaderboard_table, leaderboards
+from fedcohort.simulate.leaderboard import leaderboard_table
 from fedcohort.simulate.rounds.progress import run_with_progress
 from fedcohort.simulate.store.results import load
 
@@ -96,7 +96,7 @@ def execute(
         say(console, f"interrupted; continue with: fedcohort run --resume {simulation.out}")
         raise typer.Exit(INTERRUPTED)
     results = load(simulation.out)
-    boards = leaderboards(results)
+    boards = results.leaderboards()
     if format is Format.JSON:
         shown = [board.to_dict() for board in boards]
         print_json({"out": str(simulation.out), "state": state, "leaderboards": shown})

@@ -80,7 +80,7 @@ def explain(  # the command line's options are this signature
         for failed, what in found.failures.items():
             say(console, f"{failed}: {what}")
     if found.threshold is not None and found.client is None:
-        say(console, f"The lowest score picked was {found.threshold:.6g}.")
+        say(console, f"The lowest score picked was {found.threshold:.5g}.")
     for key, value in found.notes.items():
         say(console, f"{key}: {value:.6g}" if isinstance(value, float) else f"{key}: {value}")
     if found.coverage is not None:

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-import fedcohort
 from fedcohort.cli.options import complete_selector
 from fedcohort.cli.templates import check_name, template_files, write_app
 from fedcohort.core.errors import InputError
 from fedcohort.core.terminal import err, say
+from fedcohort.core.version import __version__
 
 flare_app = typer.Typer(
     name="flare",
@@ -83,7 +83,7 @@ def job_files(name: str, selector: str) -> dict[str, str]:
         answers += "        robust=task.plan().local,\n"
     values = {
         "name": name,
-        "version": fedcohort.__version__,
+        "version": __version__,
         "selector": chosen.name,
         "classes": "10",
         "scenario": scenario,

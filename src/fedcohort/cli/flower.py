@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-import fedcohort
 from fedcohort.cli.options import complete_selector
 from fedcohort.cli.templates import check_name, template_files, write_app
 from fedcohort.core.terminal import err, say
+from fedcohort.core.version import __version__
 
 flower_app = typer.Typer(
     name="flower",
@@ -38,6 +38,9 @@ def new(
             autocompletion=complete_selector,
         ),
     ] = "power-of-choice",
+    asynchronous: Annotated[
+        bool, typer.Option("--async", help="Clients answer one by one, without rounds; the selector must allow it.")
+    ] = False,
 ) -> None:
     """Write a complete Flower app with client selection.
 
@@ -46,12 +49,26 @@ def new(
 
     Example: fedcohort flower new my-app --selector fedcor
     """
-    files = app_files(directory.resolve().name, selector)
+    files = app_files(directory.resolve().name, selector, asynchronous)
     write_app(directory, files)
     say(err(), f"The app is complete. {directory / 'README.md'} says how to run it.")
 
 
-def app_files(name: str, selector: str) -> dict[str, str]:
+_ROUNDS = {
+    "strategy": "CohortStrategy",
+    "settings": "        cohort_size=plan.options.size,\n        filter=plan.filter,\n",
+    "run": "rounds = 10\ncohort = 4\n",
+}
+_FLOW = {
+    "strategy": "AsyncCohortStrategy",
+    "settings": "        busy=plan.options.size,\n        buffer=plan.options.buffer,\n"
+    "        period=plan.options.period,\n        aggregator=plan.aggregator,\n",
+    "run": 'mode = "async"\nrounds = 10  # global models\ncohort = 4  # clients at work at the same time\n'
+    'buffer = 2  # answers that make a model\n\n[aggregator]\nname = "fedbuff"\n',
+}
+
+
+def app_files(name: str, selector: str, asynchronous: bool = False) -> dict[str, str]:
     """Return the files of an app called ``name``, as path -> text.
 
     Parameters
@@ -60,15 +77,19 @@ def app_files(name: str, selector: str) -> dict[str, str]:
         Letters, digits, '-' and '_', beginning with a letter.
     selector : str
         A registered selector, ``module:Class``, or ``file.py:Class``, whose file becomes part of the app.
+    asynchronous : bool
+        Whether clients answer one by one.
     """
     from fedcohort import create
     from fedcohort.core.registry import is_reference
     from fedcohort.core.signals import Signal
     from fedcohort.selectors import Uniform
+    from fedcohort.session.validation import check_one_at_a_time
 
     package = name.replace("-", "_")
     check_name(name)
     chosen = create(selector)
+    check_one_at_a_time(asynchronous, chosen)
     requires = chosen.requires
     scenario, answers, filter_ = "", "", ""
     if any(signal.held_out for signal in requires):
@@ -90,13 +111,14 @@ def app_files(name: str, selector: str) -> dict[str, str]:
         sections[chosen.name] = f'\nname = "{selector}"'
     values = {
         "name": name,
-        "version": fedcohort.__version__,
+        "version": __version__,
         "package": package,
         "selector": chosen.name,
         "classes": "10",
         "scenario": scenario,
         "answers": answers,
         "filter": filter_,
+        **(_FLOW if asynchronous else _ROUNDS),
         "selectors": "\n\n".join(f"[selectors.{label}]{lines}" for label, lines in sections.items()),
     }
     template = importlib.resources.files("fedcohort.hosts") / "flower" / "template"

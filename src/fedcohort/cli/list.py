@@ -119,8 +119,7 @@ def _entry(name: str, item: Any) -> dict[str, Any]:
 
 
 def _presets(name: str | None) -> list[dict[str, Any]]:
-    from fedcohort.scenario import PRESETS
-    from fedcohort.scenario.presets import preset
+    from fedcohort.scenario import PRESETS, preset
 
     if name is not None:
         preset(name)  # an unknown name is an error that suggests the nearest one

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from fedcohort.cli.options import MAX_ROUND, FormatOption, QuietOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import write_file
 from fedcohort.core.terminal import err, say
+from fedcohort.report.export import export_charts
 from fedcohort.report.live_page import build_live_report, ending
-from fedcohort.report.page import assemble, build_report
+from fedcohort.report.page import assemble, build_report, figure_files
 from fedcohort.simulate.leaderboard.formats import render
 
 
@@ -80,15 +83,7 @@ def report(  # the command line's options are this signature
                 "experiments, --target, --baseline, --export and --tables do not go with it.",
                 hint=f"fedcohort report {live[0]}",
             )
-        page, accounts = build_live_report(live, title=title, rounds=round_ or ())
-        _write(output, page)
-        if format is Format.JSON:
-            print_json({"report": str(output), "runs": [account.to_dict() for account in accounts]})
-            return
-        for account in accounts:
-            for line in ending(account):
-                say(messages, line)
-        say(out(), str(output))
+        _report_live(live, output, title, round_ or (), format, messages)
         return
     with messages.status("reading the results"):
         found = assemble(
@@ -107,10 +102,8 @@ def report(  # the command line's options are this signature
     _write(output, build_report(found))
     written = []
     if export is not None:
-        from fedcohort.report.export import export_figures
-
         with messages.status("drawing the figures"):
-            written = export_figures(found, export, picture.value)
+            written = export_charts(figure_files(found), export, picture.value)
     if format is Format.JSON:
         print_json(
             {
@@ -126,6 +119,25 @@ def report(  # the command line's options are this signature
     say(out(), str(output))
     if written:
         say(messages, f"{len(written)} files in {export}")
+
+
+def _report_live(
+    journals: Sequence[Path],
+    output: Path,
+    title: str | None,
+    rounds: Sequence[int],
+    format: Format,
+    messages: Console,
+) -> None:
+    page, accounts = build_live_report(journals, title=title, rounds=rounds)
+    _write(output, page)
+    if format is Format.JSON:
+        print_json({"report": str(output), "runs": [account.to_dict() for account in accounts]})
+        return
+    for account in accounts:
+        for line in ending(account):
+            say(messages, line)
+    say(out(), str(output))
 
 
 def _write(output: Path, page: str) -> None:

@@ -35,7 +35,6 @@ def array_shapes(path: Path, most: int = MAX_BYTES) -> dict[str, tuple[int, ...]
 
     Parameters
     ----------
-    path : Path
     most : int
         Largest total size in bytes, unpacked.
 

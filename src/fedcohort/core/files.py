@@ -67,8 +67,6 @@ def write_file(path: Path, data: bytes, *, durable: bool = True) -> None:
 
     Parameters
     ----------
-    path : Path
-    data : bytes
     durable : bool
         Wait until the data are on disk. A file that may be lost in a power failure does not need this.
 

@@ -35,7 +35,6 @@ class SelectorRun:
     ----------
     label : str
         The selector's label in the experiment.
-    seed : int
     rounds : int
         Rounds on record.
     state : mapping
@@ -137,7 +136,6 @@ class Picture:
     ----------
     name : str
         Letters, digits and '-'. Selectors that share a picture (two versions of one method) are drawn into one.
-    title : str
     quantity : str
         What the vertical axis shows; empty for a map.
     view : callable

@@ -282,7 +282,6 @@ class Outcome:
 
     Attributes
     ----------
-    round : int
     clients : (k,) int array
     status : (k,) int8 array of :class:`Status`
     kept : (k,) bool array

@@ -127,7 +127,6 @@ class Signal(str):
         One sentence: what it is.
     known : Known
         When it is known. One that is declared outside the library is known after a round, in its report.
-    by : Party
     how : LossOf, VectorOf or None
         How it is computed from a model and a client's data; None for what somebody simply knows.
     width : int, "classes" or None

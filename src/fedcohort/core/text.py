@@ -23,7 +23,6 @@ def printable(text: object, *, lines: bool = False) -> str:
 
     Parameters
     ----------
-    text : object
     lines : bool
         Whether to keep line breaks and tabs; by default the result is one line.
 

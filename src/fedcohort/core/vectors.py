@@ -35,7 +35,6 @@ def vector_signal(
 
     Parameters
     ----------
-    how : VectorOf
     rows : (m, P) array or tensor
         One vector per client.
     sound : (m,) bool array

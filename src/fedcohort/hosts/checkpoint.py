@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from io import FileIO
 from pathlib import Path
 
@@ -101,15 +101,17 @@ class CheckpointFiles:
             self.folder.mkdir(parents=True, exist_ok=True)
             return open(path, "wb", buffering=0)
 
-    def prune(self, current: str) -> None:
-        """Delete all but the newest ``keep`` checkpoints; the one the journal names always stays."""
+    def prune(self, current: str, needed: Container[str] = ()) -> None:
+        """Delete all but the newest ``keep`` checkpoints; the one the journal names and those ``needed`` stay."""
         if self._files is None:  # those of earlier runs with the same journal
             self._files = sorted(file.name for file in self.folder.glob("after-*.safetensors"))
         elif current not in self._files:
             self._files.append(current)
-        while len(self._files) > self.keep and self._files[0] != current:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(self._files.pop(0)))
+        for file in self._files[: -self.keep]:
+            if file != current and file not in needed:
+                self._files.remove(file)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path(file))
 
 
 def _has_type(tensor: AnyArray) -> bool:

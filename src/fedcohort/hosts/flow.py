@@ -13,12 +13,13 @@ on where it was after a kill between any two events.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.params import Constraint, Interval, Optional
@@ -28,7 +29,14 @@ from fedcohort.session.session import Session
 
 _COUNT = Interval(int, 1, None)
 _NO_METRICS: Mapping[Signal, FloatArray] = {}
-_BUFFER, _SINCE = "buffer", "since"  # keys of what is stored with the session
+_BUFFER, _SINCE, _FAILURES = "buffer", "since", "failures"  # keys of what is stored with the session
+_BATCHES = "flow"  # the stream from which the batches of a ticket are drawn
+_TRIES = 3  # a client that fails so often during one model is passed over until the next
+
+
+def batch_seed(seed: int, ticket: int) -> int:
+    """Return the seed of a ticket's local training: a client may train twice from one model, on other batches."""
+    return int(streams.stream(seed, _BATCHES, ticket).integers(1 << 62))
 
 
 @dataclass(frozen=True)
@@ -87,13 +95,11 @@ class Flow:
     session : Session
         One that is asynchronous; what it has on record is taken up.
     policy : FlowPolicy
-    now : float
-        The time, from any beginning; only ``period`` depends on it.
+    now : float, optional
+        The time, from any beginning; only ``period`` depends on it. Default: when the newest model came.
 
     Attributes
     ----------
-    busy : (N,) bool array
-        Who is at work.
     waiting : list of Answered
         What the next model is made of, in the order of arrival.
 
@@ -112,18 +118,21 @@ class Flow:
     ([1, 2], 1)
     """
 
-    def __init__(self, session: Session, policy: FlowPolicy, now: float = 0.0) -> None:
+    def __init__(self, session: Session, policy: FlowPolicy, now: float | None = None) -> None:
         if not session.asynchronous:
             raise InputError("A flow needs an asynchronous session.", hint="Session(..., asynchronous=True)")
         self.session = session
         self.policy = policy
-        self.busy: BoolArray = np.zeros(session.table.n, np.bool_)
+        self._busy: BoolArray = np.zeros(session.table.n, np.bool_)
         self._at_work: dict[int, Cohort] = {}
         for cohort in session.pending:
             self._begin(cohort)
         stored = session.host_state if isinstance(session.host_state, Mapping) else {}
         self.waiting = [Answered(*map(int, row)) for row in stored.get(_BUFFER, ())]
-        self._since = float(stored.get(_SINCE, now))  # when the newest model came
+        since = float(stored.get(_SINCE, now or 0.0))
+        # When the newest model came; the clock of another process may have begun later.
+        self._since = since if now is None else min(since, now)
+        self._failures = {int(client): int(count) for client, count in stored.get(_FAILURES, ())}
         self.request: RoundRequest
 
     def _begin(self, cohort: Cohort) -> None:
@@ -131,6 +140,20 @@ class Flow:
         self.busy[cohort.clients] = True
 
     # -- whom to ask --------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> BoolArray:
+        """(N,) who is at work."""
+        if (joined := self.session.table.n - len(self._busy)) > 0:
+            self._busy = np.append(self._busy, np.zeros(joined, np.bool_))
+        return self._busy
+
+    @property
+    def passed_over(self) -> BoolArray:
+        """(N,) who has failed three times since the newest model; such clients are asked if nobody else is there."""
+        found: BoolArray = np.zeros(self.session.table.n, np.bool_)
+        found[[client for client, count in self._failures.items() if count >= _TRIES]] = True
+        return found
 
     @property
     def free(self) -> int:
@@ -144,8 +167,16 @@ class Flow:
 
     def open(self, available: BoolArray | None = None) -> Query | None:
         """Return the question the selector wants answered before it chooses one of ``available`` (N,), or None."""
-        self.request = RoundRequest(1, available)
+        self.request = self._request(available)
         return self.session.query(self.request)
+
+    def _request(self, available: BoolArray | None) -> RoundRequest:
+        if self._failures:
+            there = np.ones(self.session.table.n, np.bool_) if available is None else available
+            others = there & ~self.passed_over
+            if (others & ~self.busy).any():
+                available = others
+        return RoundRequest(1, available)
 
     def choose(self, answer: Answer | None = None, *, available: BoolArray | None = None) -> Cohort:
         """Return the next client as a cohort of one; empty where nobody is there or the selector ends the run.
@@ -153,7 +184,7 @@ class Flow:
         ``answer`` is that to the question of :meth:`open`. Without a question ``available`` is enough.
         """
         if answer is None and (available is not None or not hasattr(self, "request")):
-            self.request = RoundRequest(1, available)
+            self.request = self._request(available)
         cohort = self.session.ask(self.request, answer)
         del self.request
         if cohort.size:
@@ -185,16 +216,34 @@ class Flow:
             raise InputError(
                 f"Nobody works on ticket {ticket}.", hint=f"at work are {', '.join(map(str, self._at_work)) or 'none'}"
             )
-        waiting = list(self.waiting)
-        sound = status is Status.OK
+        waiting, failures = list(self.waiting), dict(self._failures)
+        client, sound = int(cohort.clients[0]), status is Status.OK
         if sound:
-            waiting.append(Answered(ticket, int(cohort.clients[0]), cohort.round))
+            waiting.append(Answered(ticket, client, cohort.round))
+            failures.pop(client, None)
+        else:
+            failures[client] = failures.get(client, 0) + 1
         report = RoundReport(ticket, cohort.clients, status=[int(status)], metrics=metrics)
-        self.session.tell(report, host=self._stored(waiting, self._since, state))
-        del self._at_work[ticket]
-        self.busy[cohort.clients] = False
-        self.waiting = waiting
+        self.session.tell(report, host=self._stored(waiting, self._since, failures, state))
+        self._end(cohort)
+        self.waiting, self._failures = waiting, failures
         return sound
+
+    def abandon(self, ticket: int, reason: str) -> None:
+        """Let a client go that was chosen and cannot be asked; it counts as if it had never been chosen."""
+        self.session.abandon(ticket, reason)
+        self._end(self._at_work[ticket])
+
+    def _end(self, cohort: Cohort) -> None:
+        del self._at_work[cohort.ticket]
+        self.busy[cohort.clients] = False
+
+    def discard(self, tickets: Container[int]) -> None:
+        """Drop waiting answers of which no model can be made, as if they had failed; on record with the next event."""
+        for one in self.waiting:
+            if one.ticket in tickets:
+                self._failures[one.client] = self._failures.get(one.client, 0) + 1
+        self.waiting = [one for one in self.waiting if one.ticket not in tickets]
 
     def staleness(self, answered: Answered) -> int:
         """Return how many models came since the one that an answer began with."""
@@ -222,10 +271,13 @@ class Flow:
         since = now if self.policy.period is None else self.due_at + math.floor(
             (now - self.due_at) / self.policy.period
         ) * self.policy.period  # fmt: skip
-        self.session.advance([one.ticket for one in used], host=self._stored([], since, state))
-        self.waiting, self._since = [], since
+        self.session.advance([one.ticket for one in used], host=self._stored([], since, {}, state))
+        self.waiting, self._since, self._failures = [], since, {}
         return used
 
     @staticmethod
-    def _stored(waiting: list[Answered], since: float, state: Mapping[str, Any] | None) -> dict[str, Any]:
-        return {**(state or {}), _BUFFER: [list(one) for one in waiting], _SINCE: since}
+    def _stored(
+        waiting: list[Answered], since: float, failures: Mapping[int, int], state: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        stored: dict[str, Any] = {**(state or {}), _BUFFER: [list(one) for one in waiting], _SINCE: since}
+        return {**stored, _FAILURES: [list(item) for item in failures.items()]} if failures else stored

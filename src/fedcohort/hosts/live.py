@@ -27,7 +27,7 @@ from fedcohort.session.resume import participations
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 
-_LOOK_EVERY = 0.25  # seconds between two looks at the clients online, while a round cannot begin
+LOOK_EVERY = 0.25  # seconds between two looks at the clients online, while nobody can be asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +71,10 @@ class Aggregation:
     corrections: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-class Host(ABC):
-    """Reaches the clients of a federation, for :func:`play`.
+class Messenger(ABC):
+    """Reaches the clients of a federation.
 
-    Four methods do the work. The others have defaults: override :meth:`answer` for selectors that ask questions,
-    :meth:`store` to save models, and the ``on_`` methods to show or log what happens.
+    Override :meth:`answer` for selectors that ask questions, and the ``on_`` methods to show or log what happens.
     """
 
     @abstractmethod
@@ -97,13 +96,6 @@ class Host(ABC):
         Without any it waits for the first one, at most until the time ``until``.
         """
 
-    @abstractmethod
-    def combine(self, round_: Round) -> Aggregation:
-        """Average the sound models among ``round_.in_order()`` into the next global model.
-
-        ``round_.shortfall(n)`` says whether ``n`` sound models are too few.
-        """
-
     def answer(self, query: Query, available: IntArray) -> Answer:
         """Answer what a selector wants to know before it chooses among ``available``."""
         raise InputError(
@@ -111,19 +103,12 @@ class Host(ABC):
             hint="choose a selector without queries, or override Host.answer",
         )
 
-    def store(self, round_: Round, aggregation: Aggregation) -> Any:
-        """Save the new global model; what is returned is stored with the round, as the session's ``host_state``."""
-        return None
-
     def absent(self) -> Sequence[str]:
         """Return in words which clients are connected and cannot take part, and why."""
         return ()
 
-    def on_round(self, number: int, again: bool) -> None:
-        """Called before round ``number``; ``again``: with a cohort that was chosen before the run was cut off."""
-
     def on_waiting(self, shortage: Shortage, seconds: float) -> None:
-        """Called now and then while a round cannot begin, for ``seconds`` so far."""
+        """Called now and then while nobody can be chosen, for ``seconds`` so far."""
 
     def on_ready(self) -> None:
         """Called when enough clients are there."""
@@ -134,6 +119,30 @@ class Host(ABC):
     def on_chosen(self, cohort: Cohort, available: int) -> None:
         """Called when a cohort is chosen among so many."""
 
+    def on_late(self, reply: Reply, round_: int) -> None:
+        """Called when somebody has answered after ``round_`` was closed."""
+
+
+class Host(Messenger):
+    """Reaches the clients of a federation and averages their models, for :func:`play`.
+
+    Five methods do the work. The others have defaults: override :meth:`store` to save models.
+    """
+
+    @abstractmethod
+    def combine(self, round_: Round) -> Aggregation:
+        """Average the sound models among ``round_.in_order()`` into the next global model.
+
+        ``round_.shortfall(n)`` says whether ``n`` sound models are too few.
+        """
+
+    def store(self, round_: Round, aggregation: Aggregation) -> Any:
+        """Save the new global model; what is returned is stored with the round, as the session's ``host_state``."""
+        return None
+
+    def on_round(self, number: int, again: bool) -> None:
+        """Called before round ``number``; ``again``: with a cohort that was chosen before the run was cut off."""
+
     def on_closed(self, round_: Round, aggregation: Aggregation) -> None:
         """Called when a round with a new model is on record."""
 
@@ -142,9 +151,6 @@ class Host(ABC):
 
     def on_unfinished(self, cohort: Cohort, why: str) -> None:
         """Called when a cohort that was cut off is given up and chosen anew."""
-
-    def on_late(self, reply: Reply, round_: int) -> None:
-        """Called when somebody has answered after ``round_`` was closed."""
 
 
 def play(host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None = None) -> str | None:
@@ -163,22 +169,99 @@ def play(host: Host, session: Session, policy: Policy, rounds: int, leases: Leas
     leases : Leases, optional
         Shared with other runs of the federation: a client that works for one of them is no candidate here.
     """
-    return _Player(host, session, policy, rounds, leases).play()
+    return _RoundPlayer(host, session, policy, rounds, leases).play()
 
 
-class _Player:
-    """One call of :func:`play`."""
+class Player:
+    """What rounds and flows of a live federation share: who can be asked, leases, orders, late replies.
 
-    def __init__(self, host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None) -> None:
+    Parameters
+    ----------
+    messenger : Messenger
+    session : Session
+    policy : Policy
+    rounds : int
+        Of the session in all, those already on record included.
+    leases : Leases, optional
+    """
+
+    def __init__(
+        self, messenger: Messenger, session: Session, policy: Policy, rounds: int, leases: Leases | None
+    ) -> None:
         self.leases = leases
-        self.host = host
+        self._messenger = messenger
         self.session = session
         self.policy = policy
         self.rounds = rounds
-        self.attempts = Attempts.of(session, policy)
-        self.pace = Pace.of(session, host.now()) if policy.deadline == "auto" else None
         self.online: IntArray = np.empty(0, np.int64)
         self.written_off: set[tuple[int, str]] = set()  # by ticket, the clients reported as failed without an answer
+
+    def _lease(self, cohort: Cohort) -> str:
+        """Lease a cohort; return who of it works for another run, or an empty text."""
+        taken = {} if self.leases is None else self.leases.take(cohort.names)
+        return "; ".join(f"{name} works for {run}" for name, run in taken.items())
+
+    def _look(self) -> IntArray:
+        """See which clients are online and what an operator has ordered; return those that are busy."""
+        found = self._messenger.online()
+        self.online = self._free(found.clients)
+        taken = orders.take(self.session, self._check_feasible)
+        for order in taken:
+            self._messenger.on_rules(order)
+        if taken:  # an order may block clients or let them in again
+            found = self._messenger.online()
+            self.online = self._free(found.clients)
+        return self._indices(found.busy)
+
+    def _free(self, clients: Sequence[str] | IntArray) -> IntArray:
+        """Return those of the clients that work for no other run."""
+        found = self._indices(clients)
+        elsewhere = {} if self.leases is None else self.leases.elsewhere()
+        table = self.session.table
+        taken = [table.index(name) for name in elsewhere if name in table]
+        return found[~np.isin(found, taken)] if taken else found
+
+    def _indices(self, clients: Sequence[str] | IntArray) -> IntArray:
+        # An array is passed on as it is: the session recognises one that it was given before.
+        return clients if isinstance(clients, np.ndarray) else self.session.table.indices(clients)
+
+    def _check_feasible(self, session: Session, rules: Rules) -> None:
+        """Refuse rules that the clients there are cannot keep."""
+        size = self.policy.size_for(len(self.online))
+        if size is not None:
+            spent = dict.fromkeys(session.table.names_of(self.online), 0) | participations(session.journal)
+            rules.check_feasible(spent, size, self.rounds - session.round)
+
+    def _take_late(self, replies: Iterable[Reply]) -> None:
+        """Put replies on record that came after their round was closed."""
+        for reply in replies:
+            if self.leases is not None:
+                self.leases.release([reply.client])
+            if reply.status not in (Status.OK, Status.INVALID):
+                continue  # it is free again, and brought nothing
+            if (reply.ticket, reply.client) not in self.written_off:
+                self.session.tell(RoundReport(reply.ticket, [reply.client]))
+            row = self.session.journal.cohorts(after=reply.ticket - 1)[0]
+            why = f"answered after {reply.seconds:.1f} s, when the round was closed"
+            self._note_failures(row.round, reply.ticket, {reply.client: why})
+            self._messenger.on_late(reply, row.round)
+
+    def _note_failures(self, round_: int, ticket: int, reasons: Mapping[str, str]) -> None:
+        self.session.note(FAILURES, {"round": round_, "ticket": ticket, "failures": dict(reasons)})
+
+    def _note_corrections(self, round_: int, corrections: Mapping[str, Sequence[str]]) -> None:
+        texts = {client: list(found) for client, found in corrections.items()}
+        self.session.note(CORRECTED, {"round": round_, "corrections": texts})
+
+
+class _RoundPlayer(Player):
+    """One call of :func:`play`."""
+
+    def __init__(self, host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None) -> None:
+        super().__init__(host, session, policy, rounds, leases)
+        self.host = host
+        self.attempts = Attempts.of(session, policy)
+        self.pace = Pace.of(session, host.now()) if policy.deadline == "auto" else None
 
     def play(self) -> str | None:
         while True:
@@ -242,11 +325,6 @@ class _Player:
         now = 0.0 if self.pace is None else self.pace.time(self.host.now())
         return Round(self.session, self.policy, len(self.online), self.pace, now)
 
-    def _lease(self, cohort: Cohort) -> str:
-        """Lease a cohort; return who of it works for another run, or an empty text."""
-        taken = {} if self.leases is None else self.leases.take(cohort.names)
-        return "; ".join(f"{name} works for {run}" for name, run in taken.items())
-
     def _wait(self) -> IntArray:
         """Wait until enough clients can be asked, and return them."""
         host, session = self.host, self.session
@@ -265,38 +343,7 @@ class _Player:
                 host.on_ready()
                 return found
             host.on_waiting(found, now - begun)
-            until = now + _LOOK_EVERY
-
-    def _look(self) -> IntArray:
-        """See which clients are online and what an operator has ordered; return those that are busy."""
-        found = self.host.online()
-        self.online = self._free(found.clients)
-        taken = orders.take(self.session, self._check_feasible)
-        for order in taken:
-            self.host.on_rules(order)
-        if taken:  # an order may block clients or let them in again
-            found = self.host.online()
-            self.online = self._free(found.clients)
-        return self._indices(found.busy)
-
-    def _free(self, clients: Sequence[str] | IntArray) -> IntArray:
-        """Return those of the clients that work for no other run."""
-        found = self._indices(clients)
-        elsewhere = {} if self.leases is None else self.leases.elsewhere()
-        table = self.session.table
-        taken = [table.index(name) for name in elsewhere if name in table]
-        return found[~np.isin(found, taken)] if taken else found
-
-    def _indices(self, clients: Sequence[str] | IntArray) -> IntArray:
-        # An array is passed on as it is: the session recognises one that it was given before.
-        return clients if isinstance(clients, np.ndarray) else self.session.table.indices(clients)
-
-    def _check_feasible(self, session: Session, rules: Rules) -> None:
-        """Refuse rules that the clients there are cannot keep."""
-        size = self.policy.size_for(len(self.online))
-        if size is not None:
-            spent = dict.fromkeys(session.table.names_of(self.online), 0) | participations(session.journal)
-            rules.check_feasible(spent, size, self.rounds - session.round)
+            until = now + LOOK_EVERY
 
     # -- one round ----------------------------------------------------------------------------------------------------
 
@@ -310,8 +357,7 @@ class _Player:
         if round_.reasons:
             self._note_failures(cohort.round, cohort.ticket, round_.reasons)
         if made.corrections:
-            texts = {client: list(found) for client, found in made.corrections.items()}
-            session.note(CORRECTED, {"round": cohort.round, "corrections": texts})
+            self._note_corrections(cohort.round, made.corrections)
         if made.error:
             silent = round_.abandon(made.error, made.metrics)
             self.written_off.update((cohort.ticket, client) for client in silent)
@@ -350,30 +396,17 @@ class _Player:
         round_.close(elapsed(round_.deadline))
 
     def _take_late(self, replies: Iterable[Reply]) -> None:
-        """Put replies on record that came after their round was closed."""
-        for reply in replies:
-            if self.leases is not None:
-                self.leases.release([reply.client])
+        found = list(replies)
+        for reply in found if self.pace is not None else ():
             self._time_late(reply)
-            if reply.status not in (Status.OK, Status.INVALID):
-                continue  # it is free again, and brought nothing
-            if (reply.ticket, reply.client) not in self.written_off:
-                self.session.tell(RoundReport(reply.ticket, [reply.client]))
-            row = self.session.journal.cohorts(after=reply.ticket - 1)[0]
-            why = f"answered after {reply.seconds:.1f} s, when the round was closed"
-            self._note_failures(row.round, reply.ticket, {reply.client: why})
-            self.host.on_late(reply, row.round)
+        super()._take_late(found)
 
     def _time_late(self, reply: Reply) -> None:
-        """Put on record how long a late client took, if deadlines follow from it."""
-        if self.pace is None:
-            return
+        """Put on record how long a late client took, because deadlines follow from it."""
+        assert self.pace is not None
         row = self.session.journal.cohorts(after=reply.ticket - 1)[0]
         places = np.flatnonzero(row.clients == self.session.table.index(reply.client)).tolist()
         failed = reply.status is not Status.OK
         self.pace.correct(reply.ticket, places, np.array([reply.seconds]), np.array([failed]))
         body = {"ticket": reply.ticket, "places": places, "seconds": [reply.seconds], "failed": [0] if failed else []}
         self.session.note(TIMES, body)
-
-    def _note_failures(self, round_: int, ticket: int, reasons: Mapping[str, str]) -> None:
-        self.session.note(FAILURES, {"round": round_, "ticket": ticket, "failures": dict(reasons)})

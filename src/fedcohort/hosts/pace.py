@@ -89,9 +89,7 @@ def incidence(seconds: FloatArray, answered: BoolArray, failed: BoolArray) -> In
     return Incidence(times[known], np.cumsum(before * answers)[known], np.cumsum(before * failures)[known])
 
 
-def expected_rounds(
-    found: Incidence, n: int, enough: int, least: int, needed: int
-) -> tuple[FloatArray, FloatArray]:
+def expected_rounds(found: Incidence, n: int, enough: int, least: int, needed: int) -> tuple[FloatArray, FloatArray]:
     """Return how long rounds last on average and how many models they bring, with each of the times as deadline.
 
     Parameters

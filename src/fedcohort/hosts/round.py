@@ -350,7 +350,7 @@ class Round:
             self.replies[reply.client] = reply
 
     def _arrive(self, client: str, status: Status, reason: str, seconds: float) -> bool:
-        if not self._places:
+        if not self._places:  # made when the first reply comes: the simulator has rounds without names
             self._places = {name: place for place, name in enumerate(self.cohort.names)}
         place = self._places.get(client)
         if place is None:
@@ -358,6 +358,7 @@ class Round:
                 f"The client {client!r} is not in the cohort of ticket {self.cohort.ticket}.",
                 hint=f"its clients are {', '.join(self.cohort.names[:_NAMED])}",
             )
+        # Messages may be delivered twice, and a client may send twice: the first reply is what the round was closed by.
         if self.seconds[place] < np.inf:
             return False
         self.seconds[place], self.status[place] = seconds, status
@@ -392,7 +393,7 @@ class Round:
 
     def invalidate(self, places: IntArray) -> None:
         """Mark replies as unusable that looked sound when they arrived."""
-        self.status = self.status.copy()
+        self.status = self.status.copy()  # it may be the array of whoever called settle
         self.status[places] = _INVALID
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
@@ -580,6 +581,8 @@ class Shortage:
         Who still works on something else.
     excluded : tuple of str
         Why the rules exclude clients.
+    failed : tuple of str
+        Who has failed so often since the newest model that it is asked again only after the next.
     """
 
     online: int
@@ -588,6 +591,7 @@ class Shortage:
     needed: int
     busy: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
     def describe(self, seconds: float | None = None, absent: Sequence[str] = ()) -> str:
         """Return it in words.
@@ -614,6 +618,8 @@ class Shortage:
             )
         if rules:
             return f"the rules have admitted nobody{rules}{long}"
+        if self.failed:
+            return f"all clients that are free have failed again and again{long}: {join_names(self.failed)}"
         return f"all clients online have been busy with something else{long}: {join_names(self.busy)}"
 
     def error(self, round_: int, seconds: float, absent: Sequence[str] = ()) -> FederationTimeoutError:

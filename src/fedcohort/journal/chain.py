@@ -37,8 +37,6 @@ class Part:
 
     Attributes
     ----------
-    table : str
-    columns : tuple of str
     again : bool
         Whether it may be recorded again; then the newest link counts.
     """

@@ -30,21 +30,38 @@ def pack(array: AnyArray) -> bytes:
     return header + b"\n" + contiguous.tobytes()
 
 
+def pack_indices(array: IntArray) -> bytes:
+    """Return indices of clients as :func:`pack` does, in as few bytes as the largest of them needs.
+
+    >>> len(pack_indices(np.arange(10))), unpack(pack_indices(np.arange(3)))
+    (29, array([0, 1, 2]))
+    """
+    narrow = narrowest(array)
+    header = f'["<i8", {list(array.shape)}, "{narrow}"]'.encode()
+    return header + b"\n" + array.astype(narrow).tobytes()
+
+
+def narrowest(indices: IntArray) -> str:
+    """Return the smallest type that holds indices, which are not negative."""
+    largest = int(indices.max(initial=0))
+    return next(kind for kind in ("<u1", "<u2", "<u4", "<i8") if largest <= np.iinfo(kind).max)
+
+
 def unpack(data: bytes) -> AnyArray:
-    """Return the read-only array :func:`pack` wrote.
+    """Return the read-only array that :func:`pack` or :func:`pack_indices` wrote.
 
     >>> unpack(pack(np.array([[1.5, 2.5]])))
     array([[1.5, 2.5]])
     """
     header, _, raw = data.partition(b"\n")
-    dtype, shape = _layout(header)
-    return freeze(np.frombuffer(raw, dtype=dtype).reshape(shape).copy())
+    dtype, shape, stored = _layout(header)
+    return freeze(np.frombuffer(raw, dtype=stored).reshape(shape).astype(dtype))
 
 
 @lru_cache(maxsize=256)  # a journal has very many cohorts, and few sizes of them
-def _layout(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    dtype, shape = json.loads(header)
-    return np.dtype(dtype), tuple(shape)
+def _layout(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], np.dtype[Any]]:
+    dtype, shape, *stored = json.loads(header)
+    return np.dtype(dtype), tuple(shape), np.dtype(stored[0] if stored else dtype)
 
 
 def pack_many(arrays: Mapping[str, AnyArray]) -> bytes:
@@ -75,15 +92,17 @@ def compress(data: bytes) -> bytes:
     return zlib.compress(data, 1)
 
 
-def decompress(data: bytes, most: int, what: str) -> bytes:
+def decompress(data: bytes, most: int, what: str, common: bytes = b"") -> bytes:
     """Return what :func:`compress` packed; :class:`JournalError` as soon as it turns out to be more than ``most``.
+
+    ``common`` is the dictionary it was compressed with, if any.
 
     >>> decompress(compress(b"abc" * 1000), 10, "A name")
     Traceback (most recent call last):
         ...
     fedcohort.core.errors.JournalError: A name takes more than the 10 bytes that it may have unpacked.
     """
-    unpacker = zlib.decompressobj()
+    unpacker = zlib.decompressobj(zdict=common)
     try:
         found = unpacker.decompress(data, max(most, 1))
         if len(found) > most or (not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1)):

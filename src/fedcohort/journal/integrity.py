@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-import fedcohort
 from fedcohort.core.errors import JournalError
+from fedcohort.core.version import __version__
 from fedcohort.journal.database import Seal
 from fedcohort.journal.lock import Mark
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, READABLE, SCHEMA, SCHEMA_VERSION, TABLES
@@ -29,7 +29,7 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
         )
     if version not in READABLE:
         raise JournalError(
-            f"The journal {path} has schema version {version}; this fedcohort ({fedcohort.__version__}) reads versions "
+            f"The journal {path} has schema version {version}; this fedcohort ({__version__}) reads versions "
             f"{' and '.join(map(str, READABLE))}.",
             hint="use the version of fedcohort that wrote it, or start a new journal",
         )
@@ -91,7 +91,6 @@ def missing(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> str |
 
     Parameters
     ----------
-    path : Path
     seal : Seal
         That of the newest commit found.
     mark : Mark, optional

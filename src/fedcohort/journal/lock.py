@@ -79,7 +79,6 @@ class Mark:
     ----------
     id : str
         Which journal.
-    commits : int
     """
 
     id: str

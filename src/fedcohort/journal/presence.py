@@ -59,7 +59,6 @@ class Presence:
         By name, since when members are not online; those that went last first, at most :data:`MOST_OFFLINE`.
     offline_count : int
         How many there are in all.
-    host : str
     """
 
     state: str

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, freeze
+from fedcohort.journal.codec import narrowest
 
 _CLIENT, _STATUS, _KEPT, _METRIC = (np.dtype(code) for code in ("<i8", "i1", "?", "<f8"))
-
-
-def _column_types(columns: Sequence[Any]) -> Iterator[tuple[Any, np.dtype[Any]]]:
-    """Yield columns in the order they are stored, each with the type it is stored in."""
-    return zip(columns, chain((_CLIENT, _STATUS, _KEPT), repeat(_METRIC)))  # noqa: B905  # the types never end
+_HALF = np.dtype("<f4")
+_MARK = "r1"  # what earlier versions wrote begins with a number, and has all columns in full
+_ALIKE, _SHORT, _FULL = "=48"  # how a metric is stored: once for all clients, as 32-bit numbers, as they are
 
 
 class ReplyRow(NamedTuple):
@@ -38,7 +36,6 @@ class ReplyBlock:
 
     Attributes
     ----------
-    ticket : int
     at : float
         When the report came, in seconds since 1970.
     late : bool
@@ -65,26 +62,45 @@ class ReplyBlock:
         return cls(ticket, at, late, clients, np.full(count, status, np.int8), np.zeros(count, np.bool_), {})
 
     def encode(self) -> bytes:
-        """Return the columns as bytes: a line with their length and the metrics' names, then one after the other.
+        """Return the columns as bytes: a line that names them, then one after the other.
 
-        A metric of V numbers per client stands as ``name:V`` in that line, its rows one after the other.
+        The line has a mark, the number of clients, the type of their indices, and for status and kept and each metric
+        how it is stored, which is no less exact than it came. A metric of V numbers per client stands as ``name:V``,
+        its rows one after the other.
         """
-        named = (name if column.ndim == 1 else f"{name}:{column.shape[1]}" for name, column in self.metrics.items())
-        head = " ".join([str(len(self.clients)), *named])
-        columns = (self.clients, self.status, self.kept, *self.metrics.values())
-        return b"".join([head.encode(), b"\n", *(c.astype(d, copy=False).tobytes() for c, d in _column_types(columns))])
+        narrow = narrowest(self.clients)
+        words, body = [_MARK, str(len(self.clients)), narrow], [self.clients.astype(narrow).tobytes()]
+        for column, dtype in ((self.status, _STATUS), (self.kept, _KEPT)):
+            how, data = _stored(column.astype(dtype, copy=False))
+            words.append(how)
+            body.append(data)
+        for name, column in self.metrics.items():
+            how, data = _stored(column.astype(_METRIC, copy=False))
+            words.append(how + (name if column.ndim == 1 else f"{name}:{column.shape[1]}"))
+            body.append(data)
+        return b"".join([" ".join(words).encode(), b"\n", *body])
 
     @classmethod
     def decode(cls, ticket: int, at: float, late: bool, data: bytes) -> ReplyBlock:
-        """Return the block whose columns :meth:`encode` wrote."""
+        """Return the block whose columns :meth:`encode` wrote, in this version or an earlier one."""
         head, _, _ = data.partition(b"\n")
-        count, *names = head.decode().split(" ")
+        words = head.decode().split(" ")
+        if words[0] == _MARK:
+            _, count, narrow, status_how, kept_how, *named = words
+            layouts = [(_FULL, np.dtype(narrow), _CLIENT), (status_how, _STATUS, _STATUS), (kept_how, _KEPT, _KEPT)]
+            layouts += [(word[:1], _HALF if word.startswith(_SHORT) else _METRIC, _METRIC) for word in named]
+            names = [word[1:] for word in named]
+        else:
+            count, *names = words
+            layouts = [(_FULL, dtype, dtype) for dtype in (_CLIENT, _STATUS, _KEPT, *[_METRIC] * len(names))]
         found, offset = [], len(head) + 1
-        for name, dtype in _column_types(("", "", "", *names)):
+        for name, (how, stored, dtype) in zip(("", "", "", *names), layouts, strict=True):
             _, vector, width = name.partition(":")
             shape = (int(count), int(width)) if vector else (int(count),)
-            found.append(freeze(np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)))
-            offset += found[-1].nbytes
+            values = np.frombuffer(data, stored, 1 if how == _ALIKE else math.prod(shape), offset)
+            offset += values.nbytes
+            whole = np.full(shape, values[0]) if how == _ALIKE else values.reshape(shape)
+            found.append(freeze(whole.astype(dtype, copy=False)))
         clients, status, kept, *columns = found
         metrics = {name.partition(":")[0]: column for name, column in zip(names, columns, strict=True)}
         return cls(ticket, at, late, clients, status, kept, metrics)
@@ -102,6 +118,20 @@ class ReplyBlock:
                 self.clients.tolist(), self.status.tolist(), self.kept.tolist(), metrics, strict=True
             )
         ]
+
+
+def _stored(column: AnyArray) -> tuple[str, bytes]:
+    """Return how a column is stored, and its bytes: every bit of it can be had back."""
+    data = column.tobytes()
+    size = column.dtype.itemsize
+    if column.size and data == data[:size] * column.size:
+        return _ALIKE, data[:size]
+    if column.dtype == _METRIC:
+        with np.errstate(over="ignore"):
+            short = column.astype(_HALF)
+        if short.astype(_METRIC).tobytes() == data:
+            return _SHORT, short.tobytes()
+    return _FULL, data
 
 
 def newest(blocks: Iterable[ReplyBlock]) -> list[ReplyRow]:

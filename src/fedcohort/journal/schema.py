@@ -27,7 +27,6 @@ class SqlTable:
 
     Parameters
     ----------
-    name : str
     columns : str
         As SQL declares them, without the checksum.
     key : str

@@ -1,23 +1,29 @@
 """Scores of a choice as bytes: most of a journal, so they are kept small.
 
-A choice among 100 clients has a hundred scores, each with several parts, in every round. A score is kept as a 32-bit
-number (seven digits), its parts with four digits, which is what explanations print; bytes of like significance stand
-together, because they compress well. Where all candidates are on record, their order follows from the scores.
+A choice among 100 clients has a hundred scores, each with several parts, in every round. A score is kept with five
+digits, or with seven where five would make different scores equal; its parts with four digits, which is what
+explanations print. A part that is the rest of the score, what the other parts leave of it, is not kept. Bytes of like
+significance stand together, because they compress well. Where all candidates are on record, their order follows from
+the scores.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.errors import JournalError
-from fedcohort.journal.codec import compress, decompress, unpack_many
+from fedcohort.journal.codec import decompress, unpack_many
 
-_MARK = b"s1\n"  # scores of earlier versions begin with the bracket of a JSON list
-_DROPPED = 10  # bits of a part's mantissa: 13 stay, an error below 1 in 16,000
+_MARK = b"s2\n"
+_BEFORE = b"s1\n"  # of an earlier version; one before that begins with the bracket of a JSON list
+_PART, _SCORE, _EXACT = 10, 7, 0  # bits of a mantissa that are dropped: 13 or 16 of 23 stay
+_COMMON = b', "wide": false, "rest": null, "names": ["score", "part:{"n": 100, "whole": true'  # of most headers
+_NEAR = 2.0**-13  # the error that a part may have
 _MOST_PARTS = 256
 _HEADER = 65_536
 
@@ -32,11 +38,16 @@ def pack_scores(arrays: Mapping[str, AnyArray]) -> bytes:
         columns.append(rank.astype("<i8"))
     numbers = {name: values for name, values in arrays.items() if name not in ("client", "rank")}
     wide = not all(_fits(values) for values in numbers.values())
-    for name, values in numbers.items():
-        ordered = np.asarray(values, np.float64)[order]
-        columns.append(ordered.astype("<f8") if wide else _shorten(ordered, exact=name == "score"))
-    head = json.dumps({"n": len(client), "whole": whole, "wide": wide, "names": list(numbers)}).encode()
-    return _MARK + compress(b"\n".join([head, b"".join(map(_planes, columns))]))
+    ordered = {name: np.asarray(values, np.float64)[order] for name, values in numbers.items()}
+    short = {name: values.astype("<f8") for name, values in ordered.items()}
+    rest = None
+    if not wide:
+        short = {n: _short_scores(v) if n == "score" else _shorten(v, _PART) for n, v in ordered.items()}
+        rest = _rest(ordered, short)
+    columns += [values for name, values in short.items() if name != rest]
+    head = json.dumps({"n": len(client), "whole": whole, "wide": wide, "rest": rest, "names": list(numbers)}).encode()
+    packer = zlib.compressobj(6, zdict=_COMMON)
+    return _MARK + packer.compress(b"\n".join([head, b"".join(map(_planes, columns))])) + packer.flush()
 
 
 def unpack_scores(data: bytes, clients: int) -> dict[str, AnyArray]:
@@ -44,31 +55,38 @@ def unpack_scores(data: bytes, clients: int) -> dict[str, AnyArray]:
 
     Parameters
     ----------
-    data : bytes
     clients : int
         How many the federation has, which limits what the bytes may unpack to.
     """
-    if not data.startswith(_MARK):
+    if not data.startswith((_MARK, _BEFORE)):
         return unpack_many(data)
-    body = decompress(data[len(_MARK) :], _HEADER + 8 * (_MOST_PARTS + 3) * max(clients, 1), "The scores of a cohort")
-    head, _, rest = body.partition(b"\n")
+    most = _HEADER + 8 * (_MOST_PARTS + 3) * max(clients, 1)
+    common = _COMMON if data.startswith(_MARK) else b""
+    body = decompress(data[len(_MARK) :], most, "The scores of a cohort", common)
+    head, _, bytes_ = body.partition(b"\n")
     try:
         known = json.loads(head)
         n, whole, names = int(known["n"]), bool(known["whole"]), [str(name) for name in known["names"]]
+        rest = known.get("rest")
+        stored = [name for name in names if name != rest]
         kind = np.dtype("<f8" if known["wide"] else "<f4")
         whole_numbers = np.dtype("<i8")
-        dtypes = [whole_numbers] * (1 if whole else 2) + [kind] * len(names)
+        dtypes = [whole_numbers] * (1 if whole else 2) + [kind] * len(stored)
         found, at = [], 0
         for dtype in dtypes:
             size = n * dtype.itemsize
-            planes = np.frombuffer(rest, np.uint8, size, at).reshape(dtype.itemsize, n)
+            planes = np.frombuffer(bytes_, np.uint8, size, at).reshape(dtype.itemsize, n)
             found.append(np.ascontiguousarray(planes.T).view(dtype).reshape(n))
             at += size
+        numbers = dict(zip(stored, found[1 if whole else 2 :], strict=True))
+        numbers = {name: values.astype(np.float64) for name, values in numbers.items()}
+        if rest is not None:
+            numbers[rest] = _left_by(numbers)
     except (ValueError, KeyError, TypeError) as error:
         raise JournalError(f"The scores of a cohort cannot be read: {error}.") from error
     arrays: dict[str, AnyArray] = {"client": np.cumsum(found[0])}
     arrays["rank"] = np.arange(1, n + 1) if whole else found[1]
-    arrays |= {name: values.astype(np.float64) for name, values in zip(names, found[1 if whole else 2 :], strict=True)}
+    arrays |= {name: numbers[name] for name in names}
     if not whole:
         return arrays
     best_first = np.argsort(-arrays["score"], kind="stable")
@@ -82,14 +100,43 @@ def _fits(values: AnyArray) -> bool:
     return not size.size or bool(size.max() < 1e38 and size.min() > 1e-37)
 
 
-def _shorten(values: FloatArray, *, exact: bool) -> AnyArray:
-    """Return 32-bit numbers; of a part rounded to 13 bits of its mantissa."""
+def _short_scores(values: FloatArray) -> AnyArray:
+    """Return 32-bit numbers with 16 bits of their mantissas, or with all where that makes different scores equal."""
+    short, exact = (_shorten(values, dropped) for dropped in (_SCORE, _EXACT))
+    return short if len(np.unique(short)) == len(np.unique(exact)) else exact
+
+
+def _rest(exact: Mapping[str, FloatArray], short: Mapping[str, AnyArray]) -> str | None:
+    """Return the name of a part that is what the others leave of the score, to the digits that a part is kept with."""
+    kept = {name: values.astype(np.float64) for name, values in short.items()}
+    for name in kept:
+        if name != "score" and "score" in kept:
+            left = _left_by({other: values for other, values in kept.items() if other != name})
+            with np.errstate(invalid="ignore"):
+                near = np.abs(left - exact[name]) <= _NEAR * np.abs(exact[name])
+            if (near | (left == exact[name]) | (np.isnan(left) & np.isnan(exact[name]))).all():
+                return name
+    return None
+
+
+def _left_by(numbers: Mapping[str, FloatArray]) -> FloatArray:
+    """Return what the parts leave of the score."""
+    left = numbers["score"].copy()
+    with np.errstate(invalid="ignore"):
+        for name, values in numbers.items():
+            if name != "score":
+                left -= values
+    return left
+
+
+def _shorten(values: FloatArray, dropped: int) -> AnyArray:
+    """Return 32-bit numbers, rounded by that many bits of their mantissas."""
     short = values.astype("<f4")
-    if exact:
+    if not dropped:
         return short
     bits = short.view("<u4").copy()
     number = np.isfinite(short)
-    bits[number] = (bits[number] + np.uint32(1 << (_DROPPED - 1))) & np.uint32(~((1 << _DROPPED) - 1) & 0xFFFFFFFF)
+    bits[number] = (bits[number] + np.uint32(1 << (dropped - 1))) & np.uint32(~((1 << dropped) - 1) & 0xFFFFFFFF)
     return bits.view("<f4")
 
 

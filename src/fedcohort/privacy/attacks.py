@@ -52,15 +52,13 @@ class Recovered:
 # -- lattices -----------------------------------------------------------------------------------------------------
 
 
-def reduced_basis(gram: fmpz_mat, delta: float = 0.99) -> tuple[fmpz_mat, fmpz_mat]:
+def reduced_basis(gram: fmpz_mat) -> tuple[fmpz_mat, fmpz_mat]:
     """Return a reduced basis of the lattice that vectors with these inner products generate.
 
     Parameters
     ----------
     gram : (m, m) integer matrix
         Inner products of the generating vectors, which may depend on each other.
-    delta : float
-        LLL's parameter, below 1: the larger, the shorter the basis and the longer it takes.
 
     Returns
     -------
@@ -75,7 +73,7 @@ def reduced_basis(gram: fmpz_mat, delta: float = 0.99) -> tuple[fmpz_mat, fmpz_m
     inner = basis * gram * basis.transpose()
     if not basis.nrows():
         return basis, inner
-    reduced, turns = inner.lll(True, delta, 0.51, "gram")
+    reduced, turns = inner.lll(True, 0.99, 0.51, "gram")
     return turns * basis, reduced
 
 
@@ -98,7 +96,7 @@ def _floats(matrix: fmpz_mat) -> FloatArray:
     return np.array([float(entry) for entry in matrix.entries()]).reshape(matrix.nrows(), matrix.ncols())
 
 
-def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int | None = None) -> Recovered | None:
+def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int) -> Recovered | None:
     """Return the counts of all clients from S alone, up to the order of the classes; None if the lattice is not enough.
 
     Parameters
@@ -109,8 +107,6 @@ def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int |
         Samples of each client.
     classes : int
         B.
-    use : int, optional
-        How many clients to generate the lattice with; default 2 B + 6.
 
     Examples
     --------
@@ -129,7 +125,7 @@ def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int, *, use: int |
     known = _Products([[int(x) for x in row] for row in whole], [int(q) for q in total])
     # Small clients give short generators, clients without samples none.
     order = [int(i) for i in np.argsort(np.diag(whole)) if known.gram[int(i)][int(i)] > 0]
-    wanted = min(len(order), use or 2 * classes + 6)
+    wanted = min(len(order), 2 * classes + 6)
     while wanted:
         found = known.solve(order[:wanted])
         if found is not None and found.shape[1] <= classes:
@@ -321,7 +317,6 @@ def name_classes(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
 
     Parameters
     ----------
-    found : Recovered
     known : mapping of client to (B,) counts
         The clients of a coalition.
     """

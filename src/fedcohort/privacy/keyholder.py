@@ -30,7 +30,6 @@ class KeyHolder:
 
     Parameters
     ----------
-    secret : SecretKey
     clients : mapping of str to bytes
         The enrolled clients and the public halves of their keys; see :func:`~fedcohort.privacy.scheme.enrolled`.
     record : path, optional

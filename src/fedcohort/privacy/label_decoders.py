@@ -159,68 +159,55 @@ class EncryptedLabels:
             )
 
 
-class RotatedLabels:
-    """Class balance from counts that clients rotated with a secret they share.
-
-    Parameters
-    ----------
-    classes : int
-    """
+class _VisibleRows:
+    """Rows that the server reads one by one, without a key holder."""
 
     def __init__(self, classes: int) -> None:
         self.classes = whole_number(classes, "The number of classes", least=1)
+
+    def _unpack(self, client: str, data: bytes, size: int | None) -> FloatArray:
+        raise NotImplementedError(type(self).__name__)
 
     def check(self, client: str, sealed: bytes) -> None:
         """Raise CiphertextError when a row cannot be used."""
-        unpack_rotated_counts(client, sealed, self.classes, None)
+        self._unpack(client, sealed, None)
+
+    def _rows(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int]) -> list[FloatArray]:
+        rows, refused = [], {}
+        for name, data in sealed.items():
+            try:
+                rows.append(self._unpack(name, data, sizes.get(name)))
+            except CiphertextError as error:
+                refused[name] = error.message
+        if refused:
+            raise ClientRefusedError(refused)
+        return rows
+
+    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
+        """Return nothing: there is no key holder."""
+        return {}
+
+
+class RotatedLabels(_VisibleRows):
+    """Class balance from counts that clients rotated with a secret they share."""
+
+    def _unpack(self, client: str, data: bytes, size: int | None) -> FloatArray:
+        return unpack_rotated_counts(client, data, self.classes, size)
 
     def open(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> LabelFactor:
         """Return the factor; see :class:`LabelDecoder`."""
-        rows, refused = [], {}
-        for name, data in sealed.items():
-            try:
-                rows.append(unpack_rotated_counts(name, data, self.classes, sizes.get(name)))
-            except CiphertextError as error:
-                refused[name] = error.message
-        if refused:
-            raise ClientRefusedError(refused)
-        return LabelFactor(rows, self.classes)
-
-    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
-        """Return nothing: there is no key holder."""
-        return {}
+        return LabelFactor(self._rows(sealed, sizes), self.classes)
 
 
-class NoisyLabels:
-    """Class balance from counts with noise, which clients released under differential privacy.
+class NoisyLabels(_VisibleRows):
+    """Class balance from counts with noise, which clients released under differential privacy."""
 
-    Parameters
-    ----------
-    classes : int
-    """
-
-    def __init__(self, classes: int) -> None:
-        self.classes = whole_number(classes, "The number of classes", least=1)
-
-    def check(self, client: str, sealed: bytes) -> None:
-        """Raise CiphertextError when the counts cannot be used."""
-        unpack_noisy_counts(client, sealed, self.classes, None)
+    def _unpack(self, client: str, data: bytes, size: int | None) -> FloatArray:
+        return unpack_noisy_counts(client, data, self.classes, size)
 
     def open(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]) -> LabelCounts:
         """Return the counts; see :class:`LabelDecoder`."""
-        rows, refused = [], {}
-        for name, data in sealed.items():
-            try:
-                rows.append(unpack_noisy_counts(name, data, self.classes, sizes.get(name)))
-            except CiphertextError as error:
-                refused[name] = error.message
-        if refused:
-            raise ClientRefusedError(refused)
-        return LabelCounts(rows)
-
-    def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
-        """Return nothing: there is no key holder."""
-        return {}
+        return LabelCounts(self._rows(sealed, sizes))
 
 
 def pack_noisy_counts(client: str, counts: Iterable[float]) -> bytes:

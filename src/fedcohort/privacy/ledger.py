@@ -193,7 +193,6 @@ class Ledger:
         Parameters
         ----------
         counts : (B,) whole numbers
-        noise : CountNoise
         refresh : bool
             Whether to draw again, which is another release and is charged. Otherwise the first answer with this noise
             is repeated for ever, whatever the data are now: a changed answer would reveal that the data changed. The

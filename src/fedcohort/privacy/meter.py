@@ -65,14 +65,7 @@ class AttackFinding:
 
 @dataclass(frozen=True, eq=False)
 class Exposure:
-    """One way to share labels: what each observer learns, and a verdict in a sentence.
-
-    Attributes
-    ----------
-    option : str
-    findings : tuple of AttackFinding
-    verdict : str
-    """
+    """One way to share labels: what each observer learns, and a verdict in a sentence."""
 
     option: str
     findings: tuple[AttackFinding, ...]
@@ -89,7 +82,6 @@ class Audit:
         The clients.
     ignorance : (N,) array
         Error of an observer who knows only the label shares of all clients together.
-    exposures : tuple of Exposure
     """
 
     names: tuple[str, ...]
@@ -113,7 +105,6 @@ def audit(
     ----------
     counts : (N, B) whole numbers
         The true label counts of the clients.
-    names : sequence of str, optional
     epsilons : sequence of float
         Budgets of the noisy option to try.
     coalition : int
@@ -122,7 +113,6 @@ def audit(
         Each client's update of the output layer's bias in one local training, if updates are sent in the clear.
     step : float
         Learning rate times local steps of that training.
-    rng : Generator
     """
     found = numbers(counts, "'counts'")
     budgets = [number(epsilon, "'epsilons'") for epsilon in listing(epsilons, "'epsilons'", "numbers")]

@@ -49,7 +49,6 @@ class Release:
         Each part is epsilon-DP.
     variance : float, optional
         Each part is a whole number that may differ by 1, with discrete Gaussian noise of this variance.
-    parts : int
     """
 
     kind: str

@@ -31,7 +31,6 @@ class SecretRotation:
     ----------
     seed : bytes
         At least 16 random bytes, known to the clients and nobody else.
-    classes : int
 
     Examples
     --------

@@ -137,13 +137,7 @@ class PublicKey:
 
 @dataclass(frozen=True)
 class SecretKey:
-    """What opens boxes and signs confirmations. It stays with the key holder.
-
-    Parameters
-    ----------
-    public : PublicKey
-    body : bytes
-    """
+    """What opens boxes and signs confirmations. It stays with the key holder."""
 
     public: PublicKey
     body: bytes
@@ -169,7 +163,6 @@ def make_keys(classes: int, most_samples: int = 100_000) -> SecretKey:
 
     Parameters
     ----------
-    classes : int
     most_samples : int
         How many samples a client may state: as few as honest clients have. A client that lies sees the more of the
         others' counts in its products the larger its own may be.
@@ -252,10 +245,7 @@ class Statement:
 
     Parameters
     ----------
-    client : str
-    size : int
     counts : (B,) int array
-    commitment : str
     """
 
     client: str
@@ -386,11 +376,8 @@ def open_statement(secret: SecretKey, client: str, verifier: bytes | None, data:
 
     Parameters
     ----------
-    secret : SecretKey
-    client : str
     verifier : bytes or None
         The public half of the client's key; None for a statement whose signature was checked before.
-    data : bytes
 
     Raises
     ------

@@ -123,10 +123,8 @@ class KeyHolderServer:
 
     Parameters
     ----------
-    holder : KeyHolder
     token : str
         Every request must carry it.
-    address : tuple of str and int
     certificate, key : path, optional
         For TLS; without them the address must be on this machine.
     """

@@ -4,7 +4,7 @@ Nothing here trains or imports torch; everything is read from result directories
 """
 
 from fedcohort.report.data import Bundle, RunCurve, SelectorRuns, Setting, load_bundle
-from fedcohort.report.figures import Figure
+from fedcohort.report.figure import Figure
 from fedcohort.report.page import Report, assemble, build_report, load_figures
 
 __all__ = [

@@ -20,7 +20,14 @@ from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.journal.lock import is_locked
 from fedcohort.report import palette
 from fedcohort.session.coverage import Coverage, Tally, sentences
-from fedcohort.simulate.leaderboard import Leaderboard, Options, SettingOptions, leaderboards_of, setting_name
+from fedcohort.simulate.leaderboard import (
+    Leaderboard,
+    Options,
+    RunNumbers,
+    SettingOptions,
+    leaderboards_of,
+    setting_name,
+)
 from fedcohort.simulate.store.results import Results, ResultsError, load
 
 if TYPE_CHECKING:
@@ -34,28 +41,20 @@ _NUMBERS = (
 
 
 @dataclass(frozen=True)
-class RunCurve:
+class RunCurve(RunNumbers):
     """One run as arrays.
 
     Attributes
     ----------
-    values : mapping of column name to (T,) float array
-        NaN where nothing was recorded.
     pick_round, pick_client : (P,) int arrays
         Every membership of a client in a cohort.
     journal : path of the run's journal, when there is one
     """
 
     id: str
-    label: str
-    selector: str
-    seed: int
-    state: str
     reason: str
     federation: str
     params: Mapping[str, Any]
-    round: IntArray
-    values: Mapping[str, FloatArray]
     pick_round: IntArray
     pick_client: IntArray
     journal: Path | None

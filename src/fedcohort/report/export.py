@@ -14,14 +14,12 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcohort.core.errors import FedcohortError, MissingExtraError, ParameterError, UnknownNameError
+from fedcohort.core.errors import FedcohortError, MissingExtraError, ParameterError
 from fedcohort.core.files import write_file
-from fedcohort.core.registry import nearest
-from fedcohort.report.figures import Figure
-from fedcohort.report.page import Report, figure_files, figure_html
 from fedcohort.report.render import render
 
 FORMATS = ("svg", "png", "pdf")
@@ -31,6 +29,7 @@ _FLAGS = (
     "--disable-component-update", "--disable-sync", "--disable-quic", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--host-resolver-rules=MAP * ~NOTFOUND",  # nothing here needs a network, so nothing gets one
 )  # fmt: skip
+_WIDTH = 760  # of a figure, in points
 _PIXELS = 3  # of a PNG per point, enough for print at column width
 
 
@@ -71,60 +70,31 @@ def _browse(browser: str, page: Path, *actions: str) -> str:
     return done.stdout
 
 
-def export_figures(report: Report, folder: str | Path, form: str, *, width: int = 760) -> list[Path]:
-    """Write every figure of a report, each view of it, and its numbers as CSV.
+def export_charts(charts: Sequence[Mapping[str, Any]], folder: str | Path, form: str) -> list[Path]:
+    """Write charts, each view of them, and their numbers as CSV; return the files.
 
     Parameters
     ----------
-    report : Report
-    folder : where the files go; created if missing
-    form : "svg", "png" or "pdf"
-    width : of a figure, in points
-
-    Returns
-    -------
-    list of the files written
+    charts : sequence of mappings
+        What :meth:`fedcohort.report.figure.Figure.chart` returns.
+    folder : str or path
+        Where the files go; created if missing.
+    form : str
+        "svg", "png" or "pdf".
     """
-    _check_format(form)
+    if form not in FORMATS:
+        raise ParameterError(f"Figures can be exported as {', '.join(FORMATS)}. Got {form!r}.")
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ExportError(f"The folder {target} cannot be created: {error.strerror or error}.") from error
-    return _draw(figure_files(report), target, form, width)
+    return _draw(charts, target, form)
 
 
-def save_figure(figure: Figure, path: Path, view: str | None = None, *, width: int = 760) -> Path:
-    """Write one view of one figure, in the format that the path's ending names."""
-    form = path.suffix.removeprefix(".").lower()
-    if form == "html":
-        _write(path, figure_html(figure).encode())
-        return path
-    if form != "csv":
-        _check_format(form)
-    if view is not None and view not in figure.views:
-        near = nearest(view, list(figure.views))
-        raise UnknownNameError(
-            f"The figure {figure.name!r} has no view {view!r}. Known: {', '.join(figure.views)}.",
-            hint=f"did you mean {near!r}?" if near else None,
-        )
-    chosen = [v for v in figure.spec["views"] if view in (None, v["name"])][:1]
-    spec = {"title": figure.title, "sentence": figure.sentence, **figure.spec, "views": chosen, "file": "figure"}
-    with tempfile.TemporaryDirectory(prefix="fedcohort-figure-") as folder:
-        written = _draw([spec], Path(folder), "svg" if form == "csv" else form, width)
-        (drawing,) = [file for file in written if file.suffix == f".{form}"]
-        _write(path, drawing.read_bytes())
-    return path
-
-
-def _check_format(form: str) -> None:
-    if form not in FORMATS:
-        raise ParameterError(f"Figures can be exported as {', '.join(FORMATS)}. Got {form!r}.")
-
-
-def _draw(figures: list[dict[str, Any]], target: Path, form: str, width: int) -> list[Path]:
+def _draw(figures: Sequence[Mapping[str, Any]], target: Path, form: str) -> list[Path]:
     browser = find_browser()
-    options = {"width": width, "png": _PIXELS if form == "png" else 0}
+    options = {"width": _WIDTH, "png": _PIXELS if form == "png" else 0}
     page = render("export.html", figures=figures, options=options)
     written: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="fedcohort-export-") as scratch:
@@ -137,14 +107,14 @@ def _draw(figures: list[dict[str, Any]], target: Path, form: str, width: int) ->
         for item in json.loads(html.unescape(found[1])):
             path = target / f"{item['file']}.{item['kind']}"
             if item["kind"] == "png":
-                _write(path, base64.b64decode(item["content"]))
+                write_figure(path, base64.b64decode(item["content"]))
             elif item["kind"] == "svg" and form == "pdf":
                 path = path.with_suffix(".pdf")
                 _print_pdf(browser, item["content"], Path(scratch), path)
             elif item["kind"] == "svg" and form == "png":
                 continue
             else:
-                _write(path, item["content"].encode())
+                write_figure(path, item["content"].encode())
             written.append(path)
     return sorted(written)
 
@@ -162,12 +132,13 @@ def _print_pdf(browser: str, svg: str, scratch: Path, path: Path) -> None:
     printed.unlink(missing_ok=True)
     _browse(browser, single, "--no-pdf-header-footer", f"--print-to-pdf={printed.absolute()}")
     try:
-        _write(path, printed.read_bytes())
+        write_figure(path, printed.read_bytes())
     except FileNotFoundError:
         raise ExportError(f"The browser {browser} printed nothing for {path}.") from None
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_figure(path: Path, data: bytes) -> None:
+    """Write a file; an error names it."""
     try:
         write_file(path.resolve(), data)
     except OSError as error:

@@ -7,18 +7,15 @@ same spec is drawn in the report, in the dashboard and in exported files.
 from __future__ import annotations
 
 import base64
-import html
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
-from fedcohort.core.text import escape_html
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
+from fedcohort.report.figure import Figure
 from fedcohort.report.tables import gini
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, RunProgress, SelectorRanking, ranking
 from fedcohort.simulate.leaderboard.numbers import LOST
@@ -29,48 +26,6 @@ from fedcohort.simulate.leaderboard.words import names, number, percent, quantit
 POINTS = 400  # of a curve, at most
 HEAT_COLUMNS = 250
 HEAT_ROWS = 250
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One picture.
-
-    Attributes
-    ----------
-    name : short name, unique in a setting; used for file names
-    title : what is shown
-    sentence : what to see in it, computed from the numbers
-    spec : what the chart code draws
-    """
-
-    name: str
-    title: str
-    sentence: str
-    spec: Mapping[str, Any]
-
-    @property
-    def views(self) -> tuple[str, ...]:
-        """Names of the pictures it holds: over rounds, over time, one per selector and so on."""
-        return tuple(view["name"] for view in self.spec["views"])
-
-    def save(self, path: str | Path, view: str | None = None) -> Path:
-        """Write it as .svg, .png, .pdf, .csv (its numbers) or .html, by the ending of ``path``.
-
-        All but HTML are drawn by a browser of the Chromium family without a window. ``view`` is one of :attr:`views`;
-        default: the first.
-        """
-        from fedcohort.report.export import save_figure
-
-        return save_figure(self, Path(path), view)
-
-    def _repr_html_(self) -> str:
-        from fedcohort.report.page import figure_html
-
-        page = html.escape(figure_html(self), quote=True)
-        return (
-            f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" title="{escape_html(self.title)}" '
-            'style="width:100%;height:520px;border:0"></iframe>'
-        )
 
 
 # -- helpers --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from fedcohort.core.plots import Intervals, Lines, Picture, Points, SelectorRun,
 from fedcohort.core.selector_spec import class_of
 from fedcohort.report import palette
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
-from fedcohort.report.figures import POINTS, Figure, json_numbers
+from fedcohort.report.figure import Figure
+from fedcohort.report.figures import POINTS, json_numbers
 from fedcohort.simulate.store.results import open_journal
 
 MAX_POINTS = 600  # clients drawn one by one

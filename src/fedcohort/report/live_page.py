@@ -19,7 +19,8 @@ from fedcohort.journal import read_journal
 from fedcohort.report import palette
 from fedcohort.report.account import Account, JournalHistory, account
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
-from fedcohort.report.figures import Figure, json_numbers, participation, picks
+from fedcohort.report.figure import Figure
+from fedcohort.report.figures import json_numbers, participation, picks
 from fedcohort.report.page import Pane, build_page
 from fedcohort.report.render import card
 from fedcohort.report.why import explanations_of
@@ -58,7 +59,7 @@ def run_view(found: Account, past: JournalHistory, clients: int) -> RunView:
 
 
 def build_live_report(
-    paths: Sequence[str | Path], *, title: str | None = None, rounds: Sequence[int] = (), theme: str | None = None
+    paths: Sequence[str | Path], *, title: str | None = None, rounds: Sequence[int] = ()
 ) -> tuple[str, list[Account]]:
     """Return the HTML of a report on live runs, and their accounts.
 
@@ -69,8 +70,6 @@ def build_live_report(
         Heading; default: the journals' names.
     rounds : sequence of int
         Rounds whose choices the report explains, in addition to evenly spaced ones.
-    theme : "light" or "dark", optional
-        Default: as the reader's system says.
     """
     panes, accounts, warnings = [], [], []
     for number, path in enumerate(paths):
@@ -102,7 +101,7 @@ def build_live_report(
         (sum(sum(a.failures().values()) for a in accounts), "failure"),
     ]  # fmt: skip
     heading = title or ", ".join(found.name for found in accounts)
-    return build_page(heading, facts, warnings, panes, theme=theme), accounts
+    return build_page(heading, facts, warnings, panes), accounts
 
 
 # -- sentences and tables -------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from markupsafe import Markup
 from fedcohort.core.errors import UnknownNameError
 from fedcohort.core.registry import nearest
 from fedcohort.report.data import Bundle, Setting, boards, load_bundle
-from fedcohort.report.figures import Figure, general_figures
+from fedcohort.report.figure import Figure
+from fedcohort.report.figures import general_figures
 from fedcohort.report.insights import selector_figures
 from fedcohort.report.render import card, render
 from fedcohort.report.setup import setup_card
@@ -117,15 +118,8 @@ def load_figures(*paths: str | Path, setting: str | None = None) -> dict[str, Fi
     return {figure.name: figure for figure in section.figures}
 
 
-def build_report(report: Report, *, theme: str | None = None) -> str:
-    """Return the HTML of a report.
-
-    Parameters
-    ----------
-    report : Report
-    theme : "light" or "dark", optional
-        Default: as the reader's system says.
-    """
+def build_report(report: Report) -> str:
+    """Return the HTML of a report."""
     panes = [
         Pane(section.setting.name, _blocks(section, number), {f.name: f for f in section.figures}, section.explanations)
         for number, section in enumerate(report.sections)
@@ -137,7 +131,6 @@ def build_report(report: Report, *, theme: str | None = None) -> str:
         panes,
         remarks=report.remarks,
         setup=setup_card(report.bundle),
-        theme=theme,
     )
 
 
@@ -159,7 +152,6 @@ def build_page(
     *,
     remarks: Sequence[str] = (),
     setup: Markup = NOTHING,
-    theme: str | None = None,
 ) -> str:
     """Return a self-contained page.
 
@@ -170,17 +162,15 @@ def build_page(
     warnings, remarks : sentences above everything else
     panes : the tabs
     setup : the last card
-    theme : "light" or "dark", optional
     """
     data: dict[str, Any] = {"figures": {}, "explanations": {}}
     for number, pane in enumerate(panes):
         for figure in pane.figures.values():
-            data["figures"][f"{number}-{figure.name}"] = _chart_data(figure, pane.name if len(panes) > 1 else None)
+            data["figures"][f"{number}-{figure.name}"] = figure.chart(pane.name if len(panes) > 1 else None)
         data["explanations"][str(number)] = pane.explanations
     return render(
         "report.html",
         title=title,
-        theme=theme,
         facts=facts,
         remarks=remarks,
         warnings=warnings,
@@ -191,22 +181,10 @@ def build_page(
     )
 
 
-def figure_html(figure: Figure) -> str:
-    """Return one figure as a page of its own."""
-    data = {"figures": {f"0-{figure.name}": _chart_data(figure, None)}, "explanations": {}}
-    return render("figure.html", figure=figure, data=data)
-
-
 def figure_files(report: Report) -> list[dict[str, Any]]:
-    """Return every figure with the name of the file it is saved as."""
+    """Return every figure as the chart code draws it, with the name of the file it is saved as."""
     several = len(report.sections) > 1
-    return [_chart_data(f, s.setting.name if several else None) for s in report.sections for f in s.figures]
-
-
-def _chart_data(figure: Figure, where: str | None) -> dict[str, Any]:
-    """Return what the chart code draws, with a file name; ``where`` names the pane if there are several."""
-    slug = "" if where is None else "-" + "".join(c if c.isalnum() else "-" for c in where).strip("-")
-    return {"title": figure.title, "sentence": figure.sentence, "file": f"{figure.name}{slug}", **figure.spec}
+    return [f.chart(s.setting.name if several else None) for s in report.sections for f in s.figures]
 
 
 def _facts(report: Report) -> list[tuple[int, str]]:

@@ -12,8 +12,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-import fedcohort
 from fedcohort.core.text import printable
+from fedcohort.core.version import __version__
 from fedcohort.report import palette
 from fedcohort.simulate.leaderboard.formats import to_html
 
@@ -51,7 +51,7 @@ def _environment() -> jinja2.Environment:
     )
     # NaN is not JSON, and the order of figures is theirs.
     found.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    found.globals.update(asset=_asset, colours=Markup(palette.css()), version=fedcohort.__version__)
+    found.globals.update(asset=_asset, colours=Markup(palette.css()), version=__version__)
     found.filters["table"] = lambda table: Markup(to_html(table))  # it escapes every cell
     return found
 

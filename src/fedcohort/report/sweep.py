@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedcohort.report.data import SelectorRuns, Setting
-from fedcohort.report.figures import Figure, json_numbers, so_far
+from fedcohort.report.figure import Figure
+from fedcohort.report.figures import json_numbers, so_far
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow
 from fedcohort.simulate.leaderboard.words import names
 
@@ -28,7 +29,6 @@ class Sweep:
 
     Attributes
     ----------
-    selector, parameter : str
     lines : mapping of a name for the other swept parameters' values to (value, label) pairs, ascending
     """
 

@@ -124,7 +124,7 @@ def as_json(why: Why) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
 
 
 def _row(row: ScoreRow) -> dict[str, Any]:

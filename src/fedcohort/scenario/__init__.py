@@ -10,7 +10,7 @@ from fedcohort.scenario.availability import (
     UniformShare,
 )
 from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
-from fedcohort.scenario.devices import DEVICES, Devices, DrawnDevices, Presence, Roster, Sessions
+from fedcohort.scenario.devices import DEVICES, Attendance, Devices, DrawnDevices, OnlineDevices, Sessions
 from fedcohort.scenario.dirichlet import (
     ClassHeterogeneity,
     ClientHeterogeneity,
@@ -26,8 +26,8 @@ from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool
 from fedcohort.scenario.picture import text_picture
 from fedcohort.scenario.predefined import Custom, Natural
-from fedcohort.scenario.presets import PRESETS, Preset, preset
-from fedcohort.scenario.scenario import RoundEvents, Scenario
+from fedcohort.scenario.presets import PRESETS, Preset
+from fedcohort.scenario.scenario import RoundEvents, Scenario, preset
 from fedcohort.scenario.shift import VIEWS, Shift, meant, seen
 from fedcohort.scenario.traces import Trace, TraceDevices, fit, read_fedscale, read_flash, read_trace, write_trace
 from fedcohort.scenario.unequal import Quantity, RareHolders
@@ -41,6 +41,7 @@ __all__ = [
     "VIEWS",
     "Always",
     "Assignment",
+    "Attendance",
     "Availability",
     "Bernoulli",
     "ClassBiased",
@@ -64,13 +65,12 @@ __all__ = [
     "MixedHeterogeneity",
     "Natural",
     "NoLatency",
+    "OnlineDevices",
     "Partition",
     "Pool",
-    "Presence",
     "Preset",
     "Quantity",
     "RareHolders",
-    "Roster",
     "RoundEvents",
     "Scenario",
     "Sessions",

@@ -27,7 +27,6 @@ class Groups:
         What a group has in common: how its clients see their samples, the class they hold most of, or the owner.
     of : (N,) int64
         The group of every client.
-    names : tuple of str
     views : tuple of str
         How each group sees its samples, a name of :data:`~fedcohort.scenario.shift.VIEWS`; "plain" is as they are.
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedcohort.core.errors import UnknownNameError
-from fedcohort.core.registry import nearest
 from fedcohort.scenario.availability import ClassBiased, UniformShare
 from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
 from fedcohort.scenario.dirichlet import (
@@ -20,7 +18,7 @@ from fedcohort.scenario.dirichlet import (
 from fedcohort.scenario.latency import ShiftedExponential
 from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.predefined import Natural
-from fedcohort.scenario.scenario import Scenario
+from fedcohort.scenario.scenario import NAMED, Scenario, preset
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,8 @@ class PaperTraining:
     ----------
     local : mapping
         Keys of the section ``[local]`` of an experiment.
-    rounds : int
     targets : tuple of float
         Accuracies whose rounds the paper counts.
-    aggregator : str
     ours : tuple of str
         What the paper does not specify and we chose.
     """
@@ -286,29 +282,13 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+NAMED.update({name: found.scenario for name, found in PRESETS.items()})
+
+
 def find_preset(name: str) -> Preset:
     """Return a preset by name; the error names the nearest one."""
-    if not isinstance(name, str) or name not in PRESETS:
-        near = nearest(str(name), list(PRESETS))
-        raise UnknownNameError(
-            f"There is no scenario {name!r}. Known: {', '.join(sorted(PRESETS))}.",
-            hint=f"did you mean {near!r}?" if near else None,
-        )
+    preset(name)
     return PRESETS[name]
-
-
-def preset(name: str) -> Scenario:
-    """Return the scenario of a paper by name.
-
-    >>> preset("fedacs-low").partition
-    Skewness(clients=200, samples=2000, median=0.2, maximum=3.0)
-    >>> preset("fedacs-lo")
-    Traceback (most recent call last):
-        ...
-    fedcohort.core.errors.UnknownNameError: There is no scenario 'fedacs-lo'. ...
-      hint: did you mean 'fedacs-low'?
-    """
-    return find_preset(name).scenario
 
 
 def preset_table(name: str, data: str) -> dict[str, Any]:
@@ -316,7 +296,6 @@ def preset_table(name: str, data: str) -> dict[str, Any]:
 
     Parameters
     ----------
-    name : str
     data : str
         The dataset; a paper trains differently on each.
 

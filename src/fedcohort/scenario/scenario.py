@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import ParameterError, ScenarioError
+from fedcohort.core.errors import ParameterError, ScenarioError, UnknownNameError
 from fedcohort.core.params import Interval, Optional, Parameterized, param, parameters
 from fedcohort.core.protocol import Status
 from fedcohort.core.registry import Registry, nearest
@@ -227,12 +227,16 @@ class Scenario(Parameterized):
     ) -> FloatArray:
         """Return how long each of ``clients`` (k,) takes for a share of its usual work, if it does not fail."""
         durations = self.latency.durations(federation.sizes, clients, seed=seed, round=round, work=work)
+        return self._slowed(durations, federation, clients)
+
+    def _slowed(self, durations: FloatArray, federation: Federation, clients: IntArray) -> FloatArray:
         if self.rare_slowness == 1:
             return durations
         return durations * np.where(federation.holds_rare[clients], self.rare_slowness, 1.0)
 
     def timed_events(
         self,
+        federation: Federation,
         clients: IntArray,
         *,
         seed: int,
@@ -245,18 +249,18 @@ class Scenario(Parameterized):
 
         Parameters
         ----------
+        federation : Federation
         clients : (k,) int array
             Who begins at ``time``.
         seed, ticket : int
             Which experiment, which cohort.
-        time : float
         samples : (k,) float array
             Samples that each goes through, each as often as it is taken.
         transfer : float or (k,) array
             Bytes that each receives and sends.
         """
         assert self.devices is not None
-        seconds = self.devices.durations(clients, samples, transfer, seed=seed)
+        seconds = self._slowed(self.devices.durations(clients, samples, transfer, seed=seed), federation, clients)
         durations, status = self.devices.work(clients, seconds, seed=seed, time=time)
         if self.failure:
             failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, ticket) < self.failure
@@ -368,8 +372,6 @@ class Scenario(Parameterized):
                 )
         base = cls()
         if "preset" in table:
-            from fedcohort.scenario.presets import preset
-
             base = preset(table["preset"])
         changes: dict[str, Any] = {}
         for key, value in table.items():
@@ -402,6 +404,30 @@ class Scenario(Parameterized):
             values = {info.name: getattr(self.devices, info.name) for info in parameters(type(self.devices))}
             table["devices"] = {"name": self.devices.name} | _plain(values)
         return table | _plain({info.name: getattr(self, info.name) for info in parameters(Scenario)})
+
+
+NAMED: dict[str, Scenario] = {}
+"""Scenarios of papers by name; :mod:`fedcohort.scenario.presets` fills it."""
+
+
+def preset(name: str) -> Scenario:
+    """Return the scenario of a paper by name.
+
+    >>> preset("fedacs-low").partition
+    Skewness(clients=200, samples=2000, median=0.2, maximum=3.0)
+    >>> preset("fedacs-lo")
+    Traceback (most recent call last):
+        ...
+    fedcohort.core.errors.UnknownNameError: There is no scenario 'fedacs-lo'. ...
+      hint: did you mean 'fedacs-low'?
+    """
+    if not isinstance(name, str) or name not in NAMED:
+        near = nearest(str(name), list(NAMED))
+        raise UnknownNameError(
+            f"There is no scenario {name!r}. Known: {', '.join(sorted(NAMED))}.",
+            hint=f"did you mean {near!r}?" if near else None,
+        )
+    return NAMED[name]
 
 
 _PARTS: dict[str, type] = {

@@ -45,7 +45,6 @@ class Coverage:
         As many as uniform cohorts of the same sizes would have asked at least, from as many candidates.
     never : int
         Members never asked to train in any round.
-    expected_never : float
     rounds : int
         Rounds looked at in all.
     """

@@ -43,7 +43,6 @@ class Condition:
 
     Attributes
     ----------
-    text : str
     names : frozenset of str
         The attributes it asks for.
 

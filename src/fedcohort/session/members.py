@@ -20,7 +20,6 @@ class Membership:
 
     Parameters
     ----------
-    table : ClientTable
     active : (N,) bool array
         Whether each client is a member; one that left keeps its row.
 

@@ -47,12 +47,7 @@ SESSION_EVENTS = frozenset({
 
 
 class EventRecorder:
-    """Writes a session's events to a journal.
-
-    Parameters
-    ----------
-    journal : Journal
-    """
+    """Writes a session's events to a journal."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal

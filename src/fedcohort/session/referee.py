@@ -92,7 +92,6 @@ class Eligibility:
         Those of them that must be in the cohort, most urgent first.
     codes : (N,) int16 array
         0, or one more than the place in ``reasons`` of why a client is excluded.
-    reasons : tuple of str
     """
 
     allowed: IntArray
@@ -108,13 +107,7 @@ class Eligibility:
 
 
 class Referee:
-    """Applies rules to one federation and counts participations for them.
-
-    Parameters
-    ----------
-    rules : Rules
-    table : ClientTable
-    """
+    """Applies rules to one federation and counts participations for them."""
 
     def __init__(self, rules: Rules, table: ClientTable) -> None:
         self.rules = rules
@@ -126,6 +119,7 @@ class Referee:
         self._set_table(table)
 
     def _set_table(self, table: ClientTable) -> None:
+        # Rules name clients, rounds number them: names are looked up here, once, and not in every round.
         self._table = table
         names = {name: i for i, name in enumerate(table.names)} if self.rules.blocked or self.rules.pinned else {}
         self._blocked = np.array([names[n] for n in self.rules.blocked if n in names], np.int64)

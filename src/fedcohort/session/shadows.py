@@ -119,7 +119,6 @@ class Shadows:
 
         Parameters
         ----------
-        turn : Turn
         slate : Slate
             That of the session's own selector.
         answer : Answer or None

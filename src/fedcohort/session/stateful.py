@@ -26,7 +26,6 @@ class StatefulSelector:
 
     Parameters
     ----------
-    selector : Selector
     table : ClientTable
         The federation.
     state : the selector's state

@@ -91,7 +91,6 @@ def answer_of(query: Query | None, table: ClientTable, given: Mapping[str, Any])
     Parameters
     ----------
     query : Losses, Trial or None
-    table : ClientTable
     given : mapping of str to function, mapping or array
         A function from client names to numbers, numbers by client name, or the numbers of all clients.
     """
@@ -187,8 +186,6 @@ def check_signals(
 
     Parameters
     ----------
-    selector : Selector
-    clients : ClientTable
     signals : frozenset of Signal or None
         What the host supplies in reports and answers; None trusts it to supply what is required.
     label : str

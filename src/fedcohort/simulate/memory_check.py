@@ -24,7 +24,7 @@ def memory_limit() -> int | None:
     return min(found, default=None)
 
 
-def check_memory(what: str, size: int, hint: str = _HINT) -> None:
+def check_memory(what: str, size: int) -> None:
     """Raise an error if ``size`` bytes exceed the memory.
 
     >>> check_memory("The test samples", 10**30)
@@ -35,7 +35,7 @@ def check_memory(what: str, size: int, hint: str = _HINT) -> None:
     there = memory_limit()
     if there is not None and size > there:
         raise InputError(
-            f"{what} would need {format_bytes(size)} of memory, but this machine has {format_bytes(there)}.", hint=hint
+            f"{what} would need {format_bytes(size)} of memory, but this machine has {format_bytes(there)}.", hint=_HINT
         )
 
 

@@ -40,7 +40,6 @@ class SkewnessReport:
         Clients by skewness, with credible intervals.
     federation : Federation
         The clients; being simulated, their true skewness is known.
-    rounds : int
     megabytes : float
         Sent both ways.
     """
@@ -63,13 +62,13 @@ class SkewnessReport:
         return float(spearmanr(-self.ranking.win_rate, self.true_skewness).statistic)
 
 
-def rounds_needed(clients: int, cohort: int, per_client: int = ROUNDS_PER_CLIENT) -> int:
-    """Return how many rounds let every client duel ``per_client`` times on average.
+def rounds_needed(clients: int, cohort: int) -> int:
+    """Return how many rounds let every client duel :data:`ROUNDS_PER_CLIENT` times on average.
 
     >>> rounds_needed(200, 10)
     400
     """
-    return math.ceil(clients * per_client / cohort)
+    return math.ceil(clients * ROUNDS_PER_CLIENT / cohort)
 
 
 def rank_by_skewness(
@@ -94,7 +93,6 @@ def rank_by_skewness(
         Of the credible intervals.
     rate : float
         Learning rate of the mean step, positive.
-    device : str, optional
     on_start : callable, optional
         Called with the number of rounds before the first.
     on_round : callable, optional

@@ -29,6 +29,7 @@ from fedcohort.simulate.rounds.group import OnRound
 from fedcohort.simulate.rounds.single_run import play_run
 
 FEWEST_SAMPLES = 20
+_COMPONENTS = 5  # principal components that are checked
 _NEARLY = 0.1  # a distance to a Gaussian that is there, and small
 _STEADY, _SLOW = 0.9, 0.5  # similarities of covariances
 
@@ -132,7 +133,6 @@ def diagnose(
     looks: int = 6,
     every: int = 10,
     samples: int = 200,
-    components: int = 5,
     device: str | None = None,
     on_start: Callable[[int], None] | None = None,
     on_round: OnRound | None = None,
@@ -145,9 +145,6 @@ def diagnose(
         A configuration; its data, scenario, model, local training, cohort and first seed are used.
     looks, every, samples : int
         How many looks, at rounds 0, every, 2 every, ..., and how many cohorts are tried at each.
-    components : int
-        Principal components that are checked.
-    device : str, optional
     on_start : callable, optional
         Called with the number of rounds before the first.
     on_round : callable, optional
@@ -169,6 +166,6 @@ def diagnose(
         )
     return Diagnosis(
         rounds=np.arange(len(changes)) * every,
-        normality=[normality(part, components) for part in changes],
+        normality=[normality(part, _COMPONENTS) for part in changes],
         similarity=stationarity(changes),
     )

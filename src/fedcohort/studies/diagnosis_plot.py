@@ -8,14 +8,15 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.text import escape_html
 from fedcohort.studies.diagnose import Diagnosis
 
+_COMPONENTS = 3  # of the last look, drawn
 _WIDTH, _HEIGHT, _EDGE = 240.0, 170.0, 34.0
 _BAR, _LINE, _INK = "#8fb8de", "#b3261e", "#333333"
 
 
-def diagnosis_svg(found: Diagnosis, components: int = 3) -> str:
+def diagnosis_svg(found: Diagnosis) -> str:
     """Return an SVG: components of the last look against a Gaussian of their variance, and the similarity of looks."""
     last = found.normality[-1]
-    shown = min(components, last.components.shape[1])
+    shown = min(_COMPONENTS, last.components.shape[1])
     panels = [_histogram(last.components[:, j], j, float(last.explained[j])) for j in range(shown)]
     panels.append(_similarity(found))
     width = len(panels) * (_WIDTH + _EDGE) + _EDGE

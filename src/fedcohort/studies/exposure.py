@@ -21,7 +21,6 @@ class Exposed:
 
     Attributes
     ----------
-    names : tuple of str
     counts : (N, B) int array
         Label counts of the training samples, as the clients see them.
     updates : (N, B) float array
@@ -43,7 +42,6 @@ def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exp
     ----------
     table : mapping
         A configuration; its data, scenario, model, local training and first seed are used.
-    device : str, optional
     """
     of_comparisons = ("selectors", "settings", "sweep")
     Experiment.from_dict(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ from fedcohort.testing.host import ScriptedHost, Trace, failing
 AnySelector = Selector[Any]
 Check = Callable[[AnySelector], None]
 CHECKS: dict[str, Check] = {}
-_SEEDS = 150
+_SEEDS = 75
+_ROUNDS_ELSEWHERE = 12
 _P_VALUE = 1e-9
 
 
@@ -196,36 +197,52 @@ def check_other_process(selector: AnySelector) -> None:
     if module == "__main__" or getattr(sys.modules.get(module), qualname, None) is not type(selector):
         return  # defined at a prompt or inside a function
     host = ScriptedHost()
-    here = host.play(host.session(selector, seed=5), 12)
+    here = host.play(host.session(selector, seed=5), _ROUNDS_ELSEWHERE)
+    try:
+        (there,) = play_elsewhere([selector])
+    except ModuleNotFoundError:
+        return  # defined in a file that only this process can import
+    _require(here == there, f"another process picks other cohorts: {_first_difference(here, there)}")
+
+
+def play_elsewhere(selectors: Sequence[AnySelector]) -> list[Trace]:
+    """Return the cohorts that each selector picks in another process, which has another hash seed.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        The other process cannot import a selector.
+    """
     script = (
         "import importlib, json, sys\n"
         "from fedcohort.core.protocol import SELECTORS\n"
         "from fedcohort.testing import ScriptedHost\n"
-        "spec = json.loads(sys.argv[1])\n"
-        "if spec['reference']:\n"
-        "    thing = SELECTORS.get(spec['reference'])\n"
-        "else:\n"
-        "    module, _, name = spec['class'].partition(':')\n"
-        "    thing = importlib.import_module(module)\n"
-        "    for part in name.split('.'): thing = getattr(thing, part)\n"
-        "params = {k: tuple(v) if isinstance(v, list) else v for k, v in spec['params'].items()}\n"
         "host = ScriptedHost()\n"
-        "print(json.dumps(host.play(host.session(thing(**params), seed=5), 12)))\n"
+        "traces = []\n"
+        "for spec in json.load(sys.stdin):\n"
+        "    if spec['reference']:\n"
+        "        thing = SELECTORS.get(spec['reference'])\n"
+        "    else:\n"
+        "        module, _, name = spec['class'].partition(':')\n"
+        "        thing = importlib.import_module(module)\n"
+        "        for part in name.split('.'): thing = getattr(thing, part)\n"
+        "    params = {k: tuple(v) if isinstance(v, list) else v for k, v in spec['params'].items()}\n"
+        f"    traces.append(host.play(host.session(thing(**params), seed=5), {_ROUNDS_ELSEWHERE}))\n"
+        "print(json.dumps(traces))\n"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
-        [sys.executable, "-c", script, json.dumps(spec)],
-        env=environment,
+        [sys.executable, "-c", script],
+        input=json.dumps([describe(selector) for selector in selectors]),
+        env={**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     if done.returncode and "ModuleNotFoundError" in done.stderr:
-        return  # defined in a file that only this process can import
+        raise ModuleNotFoundError(done.stderr.strip()[-300:])
     _require(done.returncode == 0, f"it cannot run in another process: {done.stderr.strip()[-300:]}")
-    there = [tuple(cohort) for cohort in json.loads(done.stdout)]
-    _require(here == there, f"another process picks other cohorts: {_first_difference(here, there)}")
+    return [[tuple(cohort) for cohort in trace] for trace in json.loads(done.stdout)]
 
 
 @_check("resume")

@@ -24,7 +24,6 @@ class ScriptedHost:
 
     Parameters
     ----------
-    n : int
     seed : int
         The seed of the facts (sizes, labels, losses), not of the session.
     order : (n,) int array, optional
@@ -133,7 +132,6 @@ class ScriptedHost:
         ----------
         open_session : callable
             Returns the session; with ``reopen`` it is closed after every event and asked for anew.
-        events : int
         """
         draw = np.random.default_rng([self.seed, 11])
         trace: list[tuple[frozenset[int], int]] = []

@@ -58,7 +58,6 @@ def reduce_losses(
         when no measure is made of it.
     lengths : torch.Tensor
         (q,) samples of each client, at least one.
-    measures : sequence of LossMeasure
     local : LocalTraining or None
         The weights of the robust loss; not needed where no measure is made of it.
     """

@@ -23,6 +23,8 @@ from fedcohort.report.account import read_account
 from fedcohort.simulate.config.experiment import read_table, to_toml
 from fedcohort.simulate.rounds.runner import run_experiment
 
+from .conftest import Node
+
 # What a selector decides from must be the same in both worlds; how long a real client takes is not, and Shapley values
 # are the simulator's alone.
 ELSEWHERE = frozenset({Signal.DURATION, Signal.SHAPLEY_VALUE})
@@ -46,9 +48,9 @@ def experiment_table(labels: list[str]) -> dict[str, Any]:
     return {**table, "selectors": {label: SETTINGS.get(label, {}) for label in labels}}
 
 
-def write_app(folder: Path, table: dict[str, Any], name: str = "parity-app") -> Path:
+def write_app(folder: Path, table: dict[str, Any], name: str = "parity-app", asynchronous: bool = False) -> Path:
     """Write the app of ``fedcohort flower new`` with an experiment of our own."""
-    files = app_files(name, "power-of-choice")
+    files = app_files(name, "power-of-choice", asynchronous)
     files["experiment.toml"] = to_toml(table)
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -111,20 +113,19 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield modules
 
 
-def run_in_process(app: Any, kit: Any, name: str, journals: Path) -> None:
-    """Run a selector of an app on eight nodes of the in-process grid."""
+def run_in_process(app: Any, grid: Any, name: str, journals: Path) -> None:
+    """Run a selector of an app on eight nodes of an in-process grid."""
     config = {"selector": name, "num-server-rounds": 0, "wait-for": 0, "deadline": 60.0, "journal": str(journals)}
-    grid = kit.FakeGrid(kit.Clock())
     grid.run_config = config
     for number in range(8):
-        grid.add(kit.Node(app["client_app"].app, {"partition-id": number}, latency=0.0), node_id=900 - number)
+        grid.add(Node(app["client_app"].app, {"partition-id": number}, latency=0.0), node_id=900 - number)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config, series_id=1)
     app["server_app"].main(grid, context)
 
 
 @pytest.mark.parametrize("name", LABELS)
 def test_the_app_on_an_in_process_grid(name: str, app: Any, kit: Any, simulated: Path, tmp_path: Path) -> None:
-    run_in_process(app, kit, name, tmp_path)
+    run_in_process(app, kit.FakeGrid(kit.Clock()), name, tmp_path)
     assert_same(simulated / f"{name}-s7.sqlite", tmp_path / f"{name}.sqlite", rounds=5)
 
 
@@ -142,7 +143,7 @@ def test_rules_admit_the_same_clients_in_both_worlds(kit: Any, tmp_path: Path) -
     table["run"] = {**table["run"], "shadows": ["active-fl"]}
     run_experiment(table, tmp_path / "out")
     with imported(write_app(tmp_path / "app", table, "ruled-app"), "ruled_app") as app:
-        run_in_process(app, kit, "uniform", tmp_path / "live")
+        run_in_process(app, kit.FakeGrid(kit.Clock()), "uniform", tmp_path / "live")
     simulated, live = tmp_path / "out" / "journal" / "uniform-s7.sqlite", tmp_path / "live" / "uniform.sqlite"
     assert_same(simulated, live, rounds=5)
     ours, theirs = read_account(simulated), read_account(live)

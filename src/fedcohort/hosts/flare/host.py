@@ -19,8 +19,8 @@ from fedcohort.core.signals import METRIC_SIGNALS, Signal
 from fedcohort.core.text import shorten
 from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER
 from fedcohort.hosts.flare.replies import (
-    Checked,
-    Checker,
+    CheckedResult,
+    ResultChecker,
     for_aggregation,
     measures_of,
     odd_metrics,
@@ -112,7 +112,7 @@ class FlareHost(Host):
         self.model: dict[str, AnyArray] = {}
         self.inbox: queue.Queue[Arrival] = queue.Queue()
         self.letters: list[Letter] = []  # that are open, or on which somebody is still at work
-        self._open: tuple[Letter, Checker] | None = None
+        self._open: tuple[Letter, ResultChecker] | None = None
         self._next: tuple[dict[str, AnyArray], FLModel] | None = None  # of the round that was combined last
         self._saved: str | None = None
         self._waited = 0.0
@@ -249,7 +249,7 @@ class FlareHost(Host):
         there = set(self.sites.connected)
         names = [name for name in cohort.names if name in there]
         letter = self._train(names, self.model, record, cohort)
-        self._open = (letter, Checker(self.model, required))
+        self._open = (letter, ResultChecker(self.model, required))
         return {name: "not connected" for name in cohort.names if name not in there}
 
     def _train(
@@ -278,13 +278,13 @@ class FlareHost(Host):
         return found
 
     @staticmethod
-    def _reply(ticket: int, checked: Checked, seconds: float) -> Reply:
+    def _reply(ticket: int, checked: CheckedResult, seconds: float) -> Reply:
         return Reply(ticket, checked.name, checked.status, checked.reason, seconds, checked)
 
     @staticmethod
-    def _checked(checker: Checker, arrival: Arrival) -> Checked:
+    def _checked(checker: ResultChecker, arrival: Arrival) -> CheckedResult:
         if arrival.result is None:
-            return Checked(arrival.site, Status.FAILED, arrival.problem)
+            return CheckedResult(arrival.site, Status.FAILED, arrival.problem)
         return checker.check(arrival.site, arrival.result, arrival.seconds)
 
     # -- the average --------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class FlareHost(Host):
         letter, _ = self._open
         self._open = None
         self._close(letter)
-        checked: list[Checked] = [reply.content for reply in round_.in_order()]
+        checked: list[CheckedResult] = [reply.content for reply in round_.in_order()]
         weights, lowered = self._bounded([reply for reply in checked if reply.status is Status.OK])
         corrections = {name: [text] for name, text in lowered.items()}
         for reply in checked:
@@ -323,7 +323,7 @@ class FlareHost(Host):
             corrections=corrections,
         )
 
-    def _bounded(self, replies: Sequence[Checked]) -> tuple[dict[str, float], dict[str, str]]:
+    def _bounded(self, replies: Sequence[CheckedResult]) -> tuple[dict[str, float], dict[str, str]]:
         """Return what sound replies weigh, by site, and for each that was lowered why."""
         sizes = {name: description.size for name, description in self.sites.described.items()}
         return bounded_weights({reply.name: reply.weight for reply in replies}, sizes, self.controller.max_share)
@@ -338,7 +338,7 @@ class FlareHost(Host):
         kept[ok] = decision.kept
         return kept
 
-    def _aggregate(self, chosen: Sequence[Checked], weights: Mapping[str, float]) -> tuple[str, dict[str, str]]:
+    def _aggregate(self, chosen: Sequence[CheckedResult], weights: Mapping[str, float]) -> tuple[str, dict[str, str]]:
         """Let FLARE aggregate; return why nothing came of it, and whose model it cannot take.
 
         The checks cannot know what an aggregator will make of a model. When it raises, or its result is not finite,
@@ -354,7 +354,7 @@ class FlareHost(Host):
                 return "", {blamed.name: f"the others can be aggregated, but not together with it: {error}"}
         return error, {}
 
-    def _attempt(self, chosen: Sequence[Checked], weights: Mapping[str, float]) -> str:
+    def _attempt(self, chosen: Sequence[CheckedResult], weights: Mapping[str, float]) -> str:
         try:
             model, result = self.controller.aggregate(for_aggregation(chosen, self.model, weights), self.model)
         except Exception as error:  # an aggregator of the job's own may raise anything
@@ -367,7 +367,7 @@ class FlareHost(Host):
         self._next = ({key: model[key] for key in self.model}, result)
         return ""
 
-    def _columns(self, measures: Measures, checked: Sequence[Checked]) -> Mapping[Signal, FloatArray]:
+    def _columns(self, measures: Measures, checked: Sequence[CheckedResult]) -> Mapping[Signal, FloatArray]:
         """Return what is required, and what every sound reply brought besides."""
         brought = [reply.values for reply in checked if reply.status is Status.OK]
         extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
@@ -437,7 +437,7 @@ class FlareHost(Host):
                 continue
             letter = self._train(names, self.model, {**question(()), SEED: seed}, None)
             arrivals = self._exchange(letter, names, self.policy.fixed_deadline)
-            checker = Checker(self.model, ())
+            checker = ResultChecker(self.model, ())
             checked = [self._checked(checker, arrivals[name]) for name in names if name in arrivals]
             models = [reply for reply in checked if reply.status is Status.OK]
             if not models:

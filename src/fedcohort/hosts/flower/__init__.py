@@ -1,7 +1,8 @@
 """Selection on a live Flower federation: the same selectors, the same cohorts, on other people's machines.
 
-:class:`CohortStrategy` wraps any Flower strategy and decides who takes part; :func:`cohort_client` gives a ClientApp
-the answers a selector may ask for. Both sides work with Flower's message API (flwr 1.41 or newer).
+:class:`CohortStrategy` wraps any Flower strategy and decides who takes part, :class:`AsyncCohortStrategy` does so
+without rounds; :func:`cohort_client` gives a ClientApp the answers a selector may ask for. All of it works with
+Flower's message API (flwr 1.41 or newer).
 """
 
 import importlib
@@ -18,6 +19,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from fedcohort.hosts.answers import Facts
+    from fedcohort.hosts.flower.async_strategy import AsyncCohortStrategy
     from fedcohort.hosts.flower.client import Answers, client_name, cohort_client, torch_answers
     from fedcohort.hosts.flower.private import Private
     from fedcohort.hosts.flower.strategy import CohortStrategy, FederationTimeoutError, RoundError, ServerValidation
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answers",
+    "AsyncCohortStrategy",
     "CohortStrategy",
     "Facts",
     "FederationTimeoutError",
@@ -40,6 +43,7 @@ __all__ = [
 ]
 # A SuperNode starts a process for every message; it should not import the server's side as well.
 _HOMES = {
+    "async_strategy": ("AsyncCohortStrategy",),
     "client": ("Answers", "Facts", "client_name", "cohort_client", "torch_answers"),
     "private": ("Private",),
     "strategy": ("CohortStrategy", "FederationTimeoutError", "RoundError", "ServerValidation"),

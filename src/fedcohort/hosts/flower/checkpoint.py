@@ -1,22 +1,113 @@
-"""The model and the strategy's memory after a round: what a checkpoint of a Flower run holds."""
+"""What a Flower run saves: the model and the strategy's memory after a round, and answers that wait for a model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcohort.core.arrays import AnyArray
+from fedcohort.core.protocol import Status
 from fedcohort.hosts.checkpoint import CheckpointFiles
 from fedcohort.hosts.flower.npy import as_numpy, to_array
+from fedcohort.hosts.flower.replies import Checked
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
 
 _FORMAT = "fedcohort-flower-2"
 _OLDER = "fedcohort-flower-1"  # of 0.2: arrays without dimensions got one
+_ANSWER = "fedcohort-flower-answer-1"
 _MODEL, _STRATEGY = "model/", "strategy/"
+
+
+class WaitingAnswer(NamedTuple):
+    """A sound answer that waits for the next global model.
+
+    Attributes
+    ----------
+    reply : Checked
+        With nothing in its message but the model and the metrics.
+    size : int or None
+        The samples the client had declared.
+    times : float
+        How often it counts, by the selector.
+    """
+
+    reply: Checked
+    size: int | None
+    times: float
+
+    @classmethod
+    def of(cls, reply: Checked, size: int | None, times: float) -> WaitingAnswer:
+        """Return an answer with what is worth keeping of a reply."""
+        arrays_key, metrics_key, _ = reply.kind
+        content = RecordDict({arrays_key: reply.arrays, metrics_key: reply.metrics})
+        message = Message(content, dst_node_id=1, message_type="train")
+        return cls(reply._replace(message=message, values={}, gradient=None), size, times)
+
+
+class AnswerFiles(CheckpointFiles):
+    """Answers that wait for the next global model, each in a file named by its ticket."""
+
+    @staticmethod
+    def name(rounds: int) -> str:
+        """Return the file name of the answer to a ticket."""
+        return f"answer-{rounds:08d}.safetensors"
+
+    def save(self, ticket: int, answer: WaitingAnswer) -> None:
+        """Write an answer; it is durable when this returns."""
+        reply = answer.reply
+        header = {
+            "format": _ANSWER,
+            "client": reply.name,
+            "records": json.dumps(reply.kind[:2]),
+            "widths": json.dumps(reply.kind[2]),
+            "model": _types(reply.arrays),
+            "metrics": json.dumps(dict(reply.metrics)),
+            "size": json.dumps(answer.size),
+            "times": json.dumps(answer.times),
+            "weight": json.dumps(reply.weight),
+        }
+        self.write(ticket, _tensors(reply.arrays), header)
+
+    def load(self, ticket: int) -> WaitingAnswer:
+        """Return a saved answer."""
+        header, tensors = self.read(self.name(ticket), _ANSWER)
+        reply = Checked(
+            name=header["client"],
+            status=Status.OK,
+            reason="",
+            message=None,
+            values={},
+            gradient=None,
+            arrays=_model(json.loads(header["model"]), tensors),
+            metrics=MetricRecord(json.loads(header["metrics"])),
+            kind=(*json.loads(header["records"]), tuple(json.loads(header["widths"]))),
+            weight=json.loads(header["weight"]),
+        )
+        return WaitingAnswer.of(reply, json.loads(header["size"]), json.loads(header["times"]))
+
+    def keep_only(self, tickets: Iterable[int]) -> None:
+        """Delete all other answers."""
+        names = {self.name(ticket) for ticket in tickets}
+        for file in self.folder.glob("answer-*.safetensors"):
+            if file.name not in names:
+                file.unlink(missing_ok=True)
+
+
+def _types(arrays: ArrayRecord) -> str:
+    # safetensors sorts its tensors; Flower's strategies and torch go by the order of the record.
+    return json.dumps({key: array.dtype for key, array in arrays.items()})
+
+
+def _tensors(arrays: ArrayRecord) -> dict[str, AnyArray]:
+    return {f"{_MODEL}{key}": as_numpy(array) for key, array in arrays.items()}
+
+
+def _model(types: Mapping[str, str], tensors: Mapping[str, AnyArray]) -> ArrayRecord:
+    return ArrayRecord({key: to_array(tensors[f"{_MODEL}{key}"], dtype) for key, dtype in types.items()})
 
 
 class Checkpoints(CheckpointFiles):
@@ -28,12 +119,11 @@ class Checkpoints(CheckpointFiles):
         ``config`` is what the strategy has written into the train config, as a schedule does.
         """
         plain, state = memory.save()
-        tensors: dict[str, AnyArray] = {f"{_MODEL}{key}": as_numpy(array) for key, array in arrays.items()}
+        tensors = _tensors(arrays)
         tensors.update({f"{_STRATEGY}{key}": np.asarray(array, order="C") for key, array in state.items()})
         header = {
             "format": _FORMAT,
-            # safetensors sorts its tensors; Flower's strategies and torch go by the order of the record.
-            "model": json.dumps({key: array.dtype for key, array in arrays.items()}),
+            "model": _types(arrays),
             "strategy": json.dumps(plain),
             "config": json.dumps({k: {"bytes": v.hex()} if isinstance(v, bytes) else v for k, v in config.items()}),
         }
@@ -61,7 +151,7 @@ class Checkpoints(CheckpointFiles):
             config.update({k: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for k, v in written.items()})
         model: dict[str, str] | list[str] = json.loads(header["model"])
         if isinstance(model, dict):
-            return ArrayRecord({key: to_array(tensors[f"{_MODEL}{key}"], dtype) for key, dtype in model.items()})
+            return _model(model, tensors)
         flat = {key for key, array in (like or {}).items() if array.shape == ()}
         found = {key: tensors[f"{_MODEL}{key}"] for key in model}
         return ArrayRecord({key: Array(array.reshape(()) if key in flat else array) for key, array in found.items()})

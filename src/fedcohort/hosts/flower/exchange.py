@@ -101,7 +101,7 @@ class Outbox:
 
     def receive(self, until: float) -> list[GridReply]:
         """Return what has arrived; without anything, wait for it until the time ``until``."""
-        begun = min((since for _, since in self.waiting.values()), default=until)
+        begun = max((since for _, since in self.waiting.values()), default=until)
         while True:
             if self._pause_first:
                 self._pause(begun, until)
@@ -149,9 +149,17 @@ class Debt:
 
 @dataclass
 class Debts:
-    """Everything that is still owed by anybody."""
+    """Everything that is still owed by anybody.
+
+    Attributes
+    ----------
+    open : list of Debt
+    working : dict of str to int
+        Who trains and will be waited for, with its node; only where clients answer one by one.
+    """
 
     open: list[Debt] = field(default_factory=list)
+    working: dict[str, int] = field(default_factory=dict)
 
     def add(self, outbox: Outbox, nodes: Mapping[str, int], ticket: int | None = None) -> None:
         """Note who has not answered, if anybody."""
@@ -161,7 +169,9 @@ class Debts:
 
     def busy(self, name: str, node: int) -> bool:
         """Whether a client still owes an answer."""
-        return any(debt.nodes.get(name) == node and name in debt.outbox.owing() for debt in self.open)
+        return self.working.get(name) == node or any(
+            debt.nodes.get(name) == node and name in debt.outbox.owing() for debt in self.open
+        )
 
     def collect(self) -> list[tuple[Debt, GridReply]]:
         """Return the answers that have come since, and forget what is settled."""

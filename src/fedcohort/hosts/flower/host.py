@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr.fedcohort")
 _OK, _INVALID = Status.OK, Status.INVALID
+CHECKPOINT = "checkpoint"  # the key of the newest model in what is stored with the session
 _TRIAL = "trial"
 _LOG_EVERY = 10.0  # seconds between two lines of the log that say what is waited for
 _NAMED = 8  # clients named in a line of the log
@@ -192,19 +193,24 @@ class FlowerHost(Host):
 
     def send(self, cohort: Cohort) -> Mapping[str, str]:
         """Send the strategy's own train messages."""
-        session, server_round = self._running, cohort.round + 1
         self._config_before = dict(self.config)
-        forget_round(self.inner, server_round)  # of a run in this process that was cut off
-        required = session.requires & METRIC_SIGNALS
+        forget_round(self.inner, cohort.round + 1)  # of a run in this process that was cut off
         outbox = self._outbox()
         self._open = (cohort, outbox)
+        return self._send(cohort, self.arrays, self.config, outbox, self._running.seed)
+
+    def _send(
+        self, cohort: Cohort, arrays: ArrayRecord, config: ConfigRecord, outbox: Outbox, seed: int
+    ) -> dict[str, str]:
+        session = self._running
+        required = session.requires & METRIC_SIGNALS
         return self.training.send(
             cohort,
             self.population.online,
-            self.arrays,
-            self.config,
+            arrays,
+            config,
             outbox,
-            seed=session.seed,
+            seed=seed,
             required=required,
             asked=required | (self.wished & self.population.supplied_signals()),
             commitment=receipt(session.journal, cohort.ticket, cohort.round),
@@ -222,8 +228,7 @@ class FlowerHost(Host):
                 for reply, found in zip(replies, checked, strict=True)
             ]
             return found + self._late()
-        if (left := until - self.now()) > 0:
-            self._sleep(left)
+        self._sleep_until(until)
         return self._late()
 
     def _late(self) -> list[Reply]:
@@ -233,6 +238,10 @@ class FlowerHost(Host):
             for debt, reply in self.debts.collect()
             if debt.ticket is not None
         ]
+
+    def _sleep_until(self, until: float) -> None:
+        if (left := until - self.now()) > 0:
+            self._sleep(left)
 
     # -- the average --------------------------------------------------------------------------------------------------
 
@@ -244,7 +253,7 @@ class FlowerHost(Host):
         online, sent = self.population.online, self.arrays
         self.debts.add(outbox, {name: online[name].node for name in outbox.owing() if name in online}, cohort.ticket)
         answered: list[Checked] = [reply.content for reply in round_.in_order()]
-        checked, corrections = self.training.bound_weights(answered, online, sent)
+        checked, corrections = self.training.bounded(answered, online, sent)
         refused = {
             now.name: now.reason
             for now, before in zip(checked, answered, strict=True)
@@ -256,8 +265,6 @@ class FlowerHost(Host):
         measures = measures_of(sent, checked, samples)
         kept = self._apply_filter(checked, measures)
         average = self._aggregate(round_, checked, kept, corrections)
-        if average.arrays is not None:
-            average = replace(average, arrays=with_integers(average.arrays, sent))
         if average.blamed:
             checked = [
                 reply._replace(status=_INVALID, reason=average.blamed[reply.name])
@@ -268,10 +275,7 @@ class FlowerHost(Host):
             kept = kept & np.array([reply.name not in average.blamed for reply in checked])
             measures = measures_of(sent, checked, samples)
             refused.update(average.blamed)
-        if average.metrics is not None:
-            log.info("\t└──> Aggregated MetricRecord: %s", average.metrics)
-            self.result.train_metrics_clientapp[cohort.round + 1] = average.metrics
-        self._average = average
+        self._keep_average(average, cohort.round + 1)
         return Aggregation(
             kept,
             self._columns(measures, checked),
@@ -279,6 +283,12 @@ class FlowerHost(Host):
             refused=refused,
             corrections=corrections,
         )
+
+    def _keep_average(self, average: Average, server_round: int) -> None:
+        if average.metrics is not None:
+            log.info("\t└──> Aggregated MetricRecord: %s", average.metrics)
+            self.result.train_metrics_clientapp[server_round] = average.metrics
+        self._average = average
 
     def _apply_filter(self, checked: Sequence[Checked], measures: Measures) -> BoolArray:
         """Return which of the replies the filter keeps."""
@@ -318,19 +328,32 @@ class FlowerHost(Host):
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
             for reply in chosen:
                 scale_weight(reply, self.weight_key, share[reply.name])
+        return self._average_models(
+            cohort.round + 1, chosen, as_errors(checked, self.training.sent), corrections, round_.shortfall
+        )
+
+    def _average_models(
+        self,
+        server_round: int,
+        chosen: list[Checked],
+        errors: Sequence[Message],
+        corrections: dict[str, list[str]],
+        shortfall: Callable[[int], str],
+    ) -> Average:
+        """Let the strategy average models that are weighted already; ``shortfall`` says whether they are too few."""
         metrics, uneven = common_metrics({reply.name: reply.metrics for reply in chosen}, self.weight_key)
         if uneven:
             chosen = [with_metrics(reply, metrics[reply.name]) for reply in chosen]
             for name, texts in uneven.items():
                 corrections.setdefault(name, []).extend(texts)
-        if short := round_.shortfall(len(chosen)):
+        if short := shortfall(len(chosen)):
             return Average(error=short)
         if not any(weight_of(reply, self.weight_key) > 0 for reply in chosen):
             return Average(error="too few sound models")
-        found = aggregate(self.inner, cohort.round + 1, chosen, as_errors(checked, self.training.sent))
+        found = aggregate(self.inner, server_round, chosen, errors)
         if len(chosen) - len(found.blamed) < self.settings.min_replies:
             return Average(blamed=found.blamed, error=found.error)
-        return found
+        return found if found.arrays is None else replace(found, arrays=with_integers(found.arrays, self.arrays))
 
     def _columns(self, measures: Measures, checked: Sequence[Checked]) -> Mapping[Signal, FloatArray]:
         """Return the report's numbers: what is required, the duration, and what every sound reply brought besides."""
@@ -347,24 +370,31 @@ class FlowerHost(Host):
 
     def store(self, round_: Round, aggregation: Aggregation) -> Any:
         """Put the strategy's metrics on record, and the model and the strategy's memory into a checkpoint."""
-        cohort, average = round_.cohort, self._average
-        numbers = {f"train/{key}": value for key, value in scalars(average.metrics).items()}
+        self._record_metrics(round_.cohort.round)
+        return self._save_model(round_.cohort.round + 1)
+
+    def _record_metrics(self, round_: int) -> None:
+        """Put the strategy's metrics of the newest average on record."""
+        numbers = {f"train/{key}": value for key, value in scalars(self._average.metrics).items()}
         if numbers:
-            self._running.record(cohort.round, numbers)
-        store = self.settings.checkpoints
+            self._running.record(round_, numbers)
+
+    def _save_model(self, rounds: int) -> dict[str, Any] | None:
+        """Save the newest average as the model after so many rounds; return what names it."""
+        store, arrays = self.settings.checkpoints, self._average.arrays
         if store is None:
             return None
-        assert average.arrays is not None
+        assert arrays is not None
         # Of the config only what the strategy wrote; the rest is the app's, which may say otherwise next time.
         written = {k: v for k, v in self.config.items() if k not in self._given or self._given[k] != v}
-        self._saved = store.save(cohort.round + 1, average.arrays, self.memory, written)
-        return {"checkpoint": self._saved}
+        self._saved = store.save(rounds, arrays, self.memory, written)
+        return {CHECKPOINT: self._saved}
 
     def evaluate(self, round_: int, arrays: ArrayRecord) -> None:
         """Evaluate the model after a round on clients and at the server, and put the numbers on record."""
         session = self._running
         numbers, corrections = self.evaluation.on_clients(round_ + 1, arrays, self.population.online, self._outbox())
-        _log_corrections(round_, corrections)
+        log_corrections(round_, corrections)
         if corrections:
             session.note(CORRECTED, {"round": round_, "corrections": {n: list(t) for n, t in corrections.items()}})
         numbers.update(self.evaluation.at_server(round_ + 1, arrays))
@@ -413,7 +443,7 @@ class FlowerHost(Host):
             replies = exchange(self._outbox(), messages, deadline, self.debts)
             answers = [replies[name] for name in names if name in replies]
             sound = self.training.checks(arrays, ()).check_all(answers)
-            checked, _ = self.training.bound_weights(sound, online, arrays)
+            checked, _ = self.training.bounded(sound, online, arrays)
             models = [reply for reply in checked if reply.status is _OK]
             if not models:
                 log.warning("a trial of %s brought no model", ", ".join(names))
@@ -463,19 +493,23 @@ class FlowerHost(Host):
 
     def on_closed(self, round_: Round, aggregation: Aggregation) -> None:
         """Go on with the new model: let old checkpoints go, log, evaluate."""
-        average, cohort = self._average, round_.cohort
-        assert average.arrays is not None
-        self.result.arrays = self.arrays = average.arrays
-        if self.settings.checkpoints is not None and self._saved is not None:
-            self.settings.checkpoints.prune(self._saved)
+        cohort = round_.cohort
+        self._take_over_model()
         _log_replies(round_, aggregation)
         models = int(aggregation.kept.sum())
         say(
             "round", "round %d: models in the average: %d", cohort.round, models,
             round=cohort.round, ticket=cohort.ticket, models=models, without=len(round_.reasons),
-            metrics=scalars(average.metrics),
+            metrics=scalars(self._average.metrics),
         )  # fmt: skip
-        self.evaluate(cohort.round, average.arrays)
+        self.evaluate(cohort.round, self.arrays)
+
+    def _take_over_model(self, needed: Container[str] = ()) -> None:
+        """Go on with the newest average; old checkpoints go, except those ``needed``."""
+        assert self._average.arrays is not None
+        self.result.arrays = self.arrays = self._average.arrays
+        if self.settings.checkpoints is not None and self._saved is not None:
+            self.settings.checkpoints.prune(self._saved, needed)
 
     def on_abandoned(self, round_: Round, aggregation: Aggregation) -> None:
         """Make the strategy forget the round, which is configured anew when it is tried again."""
@@ -503,16 +537,21 @@ class FlowerHost(Host):
 
 def _log_replies(round_: Round, aggregation: Aggregation) -> None:
     """Log whose model is missing and whose was corrected."""
-    cohort = round_.cohort
-    for name, reason in round_.reasons.items():
+    log_failures(round_.cohort, round_.reasons)
+    log_corrections(round_.cohort.round, aggregation.corrections)
+
+
+def log_failures(cohort: Cohort, reasons: Mapping[str, str]) -> None:
+    """Log which clients of a cohort brought no sound model, and why."""
+    for name, reason in reasons.items():
         say(
             "client-failed", "\t> %s: %s", name, reason,
             round=cohort.round, ticket=cohort.ticket, client=name, reason=reason,
         )  # fmt: skip
-    _log_corrections(cohort.round, aggregation.corrections)
 
 
-def _log_corrections(round_: int, corrections: Mapping[str, Sequence[str]]) -> None:
+def log_corrections(round_: int, corrections: Mapping[str, Sequence[str]]) -> None:
+    """Log what was changed about replies."""
     for name, texts in corrections.items():
         for text in texts:
             say("corrected", "\t> %s: %s", name, text, level=logging.WARNING, round=round_, client=name, reason=text)

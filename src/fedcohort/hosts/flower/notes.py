@@ -48,6 +48,7 @@ def record_start(
         "filter": repr(settings.filter),
         "signals": sorted(signals),
         _RULES: None if settings.rules is None else settings.rules.to_dict(),
+        **settings.more_settings(),
     }
     before = session.journal.events(_SETTINGS)[-1:]
     changed = [f"{key} was {before[0][key]}, is {value}" for key, value in now.items()

@@ -479,7 +479,7 @@ class Population:
 
     def busy(self, session: Session, clients: IntArray) -> IntArray:
         """Return those of ``clients`` that still work on something else."""
-        if not self.debts.open:
+        if not self.debts.open and not self.debts.working:
             return clients[:0]
         online, names = self.online, session.table.names_of(clients)
         return clients[[self.debts.busy(name, online[name].node) for name in names]]

@@ -294,23 +294,36 @@ def clip_update(reply: Checked, sent: ArrayRecord, most: float) -> tuple[Checked
 
     The update is what a client changed in the floating-point arrays; the rest of the model stays as it sent it.
     """
+    steps = _steps(reply, sent)
+    norm = math.sqrt(sum(float(np.vdot(step, step)) for step in steps.values()))
+    return (reply, norm) if norm <= most else (_stepped(reply, steps, sent, most / norm), norm)
+
+
+def move_update(reply: Checked, sent: ArrayRecord, onto: ArrayRecord, factor: float) -> Checked:
+    """Return an OK reply to the model ``sent`` as one to the model ``onto``, its update multiplied by ``factor``."""
+    return _stepped(reply, _steps(reply, sent), onto, factor)
+
+
+def _steps(reply: Checked, sent: ArrayRecord) -> dict[str, FloatArray]:
+    """Return what a client added to each floating-point array of the model ``sent``."""
+    before = {key: array.numpy() for key, array in sent.items()}
+    return {
+        key: numbers(reply.arrays[key].numpy()).astype(np.float64) - numbers(array).astype(np.float64)
+        for key, array in before.items()
+        if is_float(array.dtype)
+    }
+
+
+def _stepped(reply: Checked, steps: Mapping[str, FloatArray], model: ArrayRecord, factor: float) -> Checked:
+    """Return an OK reply whose floating-point arrays are those of ``model`` plus ``factor`` times ``steps``."""
     moved = {}
-    total = 0.0
-    for key, array in sent.items():
-        before = array.numpy()
-        if is_float(before.dtype):
-            begin = numbers(before).astype(np.float64)
-            step = numbers(reply.arrays[key].numpy()).astype(np.float64) - begin
-            moved[key] = (begin, step, before.dtype)
-            total += float(np.vdot(step, step))
-    norm = math.sqrt(total)
-    if norm <= most:
-        return reply, norm
-    shorter = {k: to_array(convert(begin + most / norm * step, dtype)) for k, (begin, step, dtype) in moved.items()}
-    arrays = ArrayRecord({**reply.arrays, **shorter})
+    for key, step in steps.items():
+        begin = model[key].numpy()
+        moved[key] = to_array(convert(numbers(begin).astype(np.float64) + factor * step, begin.dtype))
+    arrays = ArrayRecord({**reply.arrays, **moved})
     assert reply.message is not None
     reply.message.content[reply.kind[0]] = arrays
-    return reply._replace(arrays=arrays), norm
+    return reply._replace(arrays=arrays)
 
 
 def measures_of(model: ArrayRecord, replies: Sequence[Checked], samples: FloatArray) -> Measures:

@@ -16,11 +16,11 @@ from fedcohort.core.signals import SIGNALS, Signal
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.evaluation import has_evaluation
-from fedcohort.hosts.flower.host import FlowerHost
+from fedcohort.hosts.flower.host import CHECKPOINT, FlowerHost
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.population import facts_in, rules_in
 from fedcohort.hosts.flower.replies import output_of
-from fedcohort.hosts.leases import leases_of
+from fedcohort.hosts.leases import Leases, leases_of
 from fedcohort.hosts.live import play
 from fedcohort.hosts.round import join_names
 from fedcohort.journal import is_blank
@@ -32,6 +32,8 @@ log = logging.getLogger("flwr.fedcohort")
 
 class LiveRun:
     """One call of ``start``."""
+
+    asynchronous = False
 
     def __init__(self, host: FlowerHost) -> None:
         self.host = host
@@ -59,7 +61,7 @@ class LiveRun:
             unknown = host.shadow_facts - facts_in(journal)
             session = host.session = self._reopen_session(None if unknown else settings.shadows)
             self.population.require(session.selector.requires)
-            if _is_finished(session, num_rounds):
+            if self._is_finished(session):
                 self._resume(session, initial_arrays)
                 say(
                     "finished", "the run is finished: %s holds %d of %d rounds", journal, session.round, num_rounds,
@@ -82,7 +84,7 @@ class LiveRun:
         notes.record_start(session, settings, host.levels, self.population.supplied_signals(), num_rounds)
         self._resume(session, initial_arrays)
         leases = None if settings.leases is None else leases_of(settings.leases, journal, host.policy.fixed_deadline)
-        stop = play(host, session, host.policy, num_rounds, leases)
+        stop = self._play(session, leases)
         if stop is not None:
             say("stopped", "the selector declares the run finished: %s", stop, reason=stop)
         notes.record_end(session, settings.clock() - begun)
@@ -90,6 +92,17 @@ class LiveRun:
         for line in io.StringIO(str(host.result)):
             log.info("\t%s", line.rstrip("\n"))
         return host.result
+
+    def _play(self, session: Session, leases: Leases | None) -> str | None:
+        return play(self.host, session, self.host.policy, self.host.num_rounds, leases)
+
+    def _is_finished(self, session: Session) -> bool:
+        """Whether nothing is left to do: enough rounds, or the selector declared the run finished."""
+        last = session.journal.cohorts()[-1:]
+        stopped = bool(last) and last[0].stop is not None
+        # Without rounds, clients are at work to the end; what they bring belongs to models that nobody wants.
+        open_ = bool(session.pending) and not self.asynchronous
+        return not open_ and (session.round >= self.host.num_rounds or stopped)
 
     def _check_model(self, arrays: ArrayRecord) -> None:
         """Refuse a model that cannot supply what the selector requires, before anybody trains."""
@@ -140,6 +153,14 @@ class LiveRun:
         session = Session.open(
             settings.journal, settings.selector, shadows=shadows, rules=rules, commit="manual", sign=settings.sign
         )
+        if session.asynchronous != self.asynchronous:
+            session.close()
+            ways = ("in rounds", "asynchronously")
+            raise InputError(
+                f"The run of the journal {settings.journal} went on {ways[session.asynchronous]}; it cannot be "
+                f"continued {ways[self.asynchronous]}.",
+                hint="CohortStrategy runs rounds, AsyncCohortStrategy does not; or start a new journal",
+            )
         notes.log_rules(session, before, settings.rules if session.rules == settings.rules else rules)
         if session.seed != settings.seed:
             session.close()
@@ -179,6 +200,7 @@ class LiveRun:
             commit="manual",
             audit=settings.audit,
             sign=settings.sign,
+            asynchronous=self.asynchronous,
         )
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -200,7 +222,11 @@ class LiveRun:
                     into[round_ + 1] = MetricRecord({**found})
         if session.round == 0:
             host.evaluation.at_server(0, host.arrays)
-        elif not session.pending and self.population.online and not has_evaluation(recorded.get(session.round - 1, {})):
+        elif (
+            (self.asynchronous or not session.pending)
+            and self.population.online
+            and not has_evaluation(recorded.get(session.round - 1, {}))
+        ):
             host.evaluate(session.round - 1, host.arrays)  # the run was cut off before this was on record
 
     def _load_model(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
@@ -209,7 +235,7 @@ class LiveRun:
             return initial_arrays
         first = store.name(0)
         if session.host_state is not None:
-            name = str(session.host_state["checkpoint"])
+            name = str(session.host_state[CHECKPOINT])
         elif (begun := session.journal.last()[1] >= 0) and store.exists(first):
             name = first
         elif begun:
@@ -221,13 +247,6 @@ class LiveRun:
             store.save(0, initial_arrays, host.memory, {})
             return initial_arrays
         arrays = store.load(name, host.memory, host.config, like=initial_arrays)
-        done = session.round - len(session.pending)
+        done = session.round - (0 if self.asynchronous else len(session.pending))
         say("continued", "continuing after %d rounds with %s", done, store.folder / name, rounds=done)
         return arrays
-
-
-def _is_finished(session: Session, num_rounds: int) -> bool:
-    """Whether nothing is left to do: enough rounds, or the selector declared the run finished."""
-    last = session.journal.cohorts()[-1:]
-    stopped = bool(last) and last[0].stop is not None
-    return not session.pending and (session.round >= num_rounds or stopped)

@@ -211,21 +211,16 @@ class CohortStrategy(Strategy):
                     f"The {name!r} parameter of CohortStrategy must be {kind.__name__}. Got {short_repr(value)}.",
                     hint=f"pass {name}={kind.__name__}(...)",
                 )
-        self.selector = _create("selector", selector, Selector, SELECTORS)
+        self.selector = create_part("selector", selector, Selector, SELECTORS)
         self.strategy = FedAvg() if strategy is None else check_strategy(strategy)
         if any(isinstance(level, CohortStrategy) for level in levels(self.strategy)):
             raise ParameterError("A CohortStrategy cannot wrap another one.")
         if sample_size(levels(self.strategy), "train", 1_000_000) == 0:
             raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
-        if self.selector.aggregator not in (None, "fedavg"):  # what Flower's strategies are
-            log.warning(
-                "the selector %r is unbiased with the aggregator %r, which Flower does not have; the wrapped strategy "
-                "takes a mean by size of its weights, and the average may be biased",
-                self.selector.name, self.selector.aggregator,
-            )  # fmt: skip
+        self._warn_of_bias()
         if filter is None and Signal.KEPT in self.selector.requires:
             filter = FILTERS.create(self.selector.default_filter)
-        self.filter = KeepAll() if filter is None else _create("filter", filter, Filter, FILTERS)
+        self.filter = KeepAll() if filter is None else create_part("filter", filter, Filter, FILTERS)
         if Need.LOGITS in self.filter.needs and validation is None:
             raise ParameterError(
                 f"The filter {self.filter.name!r} judges models on the server's own data; 'validation' is missing.",
@@ -262,7 +257,7 @@ class CohortStrategy(Strategy):
                 hint="leave max_update_norm out",
             )
         self.max_update_norm = max_update_norm
-        self.shadows = {n: _create("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
+        self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         self.labels = labels
         if sign is not None:
             if not audit:
@@ -279,6 +274,18 @@ class CohortStrategy(Strategy):
         self.checkpoints = None if checkpoints is None else Checkpoints(checkpoints, keep_checkpoints)
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
+
+    def more_settings(self) -> dict[str, Any]:
+        """Return what a journal says about the settings of a strategy of another kind."""
+        return {}
+
+    def _warn_of_bias(self) -> None:
+        if self.selector.aggregator not in (None, "fedavg"):  # what Flower's strategies are
+            log.warning(
+                "the selector %r is unbiased with the aggregator %r, which Flower does not have; the wrapped strategy "
+                "takes a mean by size of its weights, and the average may be biased",
+                self.selector.name, self.selector.aggregator,
+            )  # fmt: skip
 
     def summary(self) -> None:
         """Log the settings, the wrapped strategy's after our own."""
@@ -327,7 +334,7 @@ class CohortStrategy(Strategy):
         evaluate_config: ConfigRecord | None,
         evaluate_fn: EvaluateFn | None,
     ) -> Result:
-        log.info("Starting CohortStrategy around %s:", type(self.strategy).__name__)
+        log.info("Starting %s around %s:", type(self).__name__, type(self.strategy).__name__)
         self.summary()
         everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
         if self.cohort_size is None and everybody and self.selector.selects:
@@ -335,8 +342,7 @@ class CohortStrategy(Strategy):
                 "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
                 "or cohort_size"
             )
-        host = FlowerHost(
-            self,
+        run = self._live_run(
             grid,
             num_rounds=num_rounds,
             timeout=timeout,
@@ -344,7 +350,6 @@ class CohortStrategy(Strategy):
             evaluate_config=evaluate_config or ConfigRecord(),
             evaluate_fn=evaluate_fn,
         )
-        run = LiveRun(host)
         failed: BaseException | None = None
         try:
             return run.play(initial_arrays)
@@ -354,6 +359,9 @@ class CohortStrategy(Strategy):
             raise
         finally:
             run.close(failed)
+
+    def _live_run(self, grid: Grid, **options: Any) -> LiveRun:
+        return LiveRun(FlowerHost(self, grid, **options))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -388,7 +396,7 @@ def _check(name: str, value: object, constraint: Constraint) -> None:
         )
 
 
-def _create(parameter: str, given: T | str, kind: Any, registry: Registry[T]) -> T:
+def create_part(parameter: str, given: T | str, kind: Any, registry: Registry[T]) -> T:
     """Return an object that was given, or the one its registered name stands for."""
     if isinstance(given, str):
         return registry.create(given)

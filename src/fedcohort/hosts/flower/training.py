@@ -94,29 +94,43 @@ class Training:
         """Return the checks of replies to ``arrays``."""
         return Checker(arrays, self._weight_key, required, same_shapes=not self._grows)
 
-    def bound_weights(
+    def bounded(
         self, replies: Iterable[Checked], online: Mapping[str, Card], arrays: ArrayRecord
     ) -> tuple[list[Checked], dict[str, list[str]]]:
-        """Return checked replies as they may enter an average, and what was changed about each."""
+        """Return checked replies to ``arrays`` as they may enter an average, and what was changed about each."""
+        found, said = self.bound_weights(replies, {name: card.description.size for name, card in online.items()})
+        for i, reply in enumerate(found):
+            found[i], texts = self.shorten(reply, arrays)
+            if texts:
+                said.setdefault(reply.name, []).extend(texts)
+        return found, said
+
+    def shorten(self, reply: Checked, arrays: ArrayRecord) -> tuple[Checked, list[str]]:
+        """Return a checked reply to ``arrays`` whose update is within its bound, and what was changed about it."""
+        most = self._max_update_norm
+        if most is None or reply.status is not _OK:
+            return reply, []
+        reply, norm = clip_update(reply, arrays, most)
+        return reply, [f"its update of the norm {norm:g} was shortened to {most:g}"] if norm > most else []
+
+    def bound_weights(
+        self, replies: Iterable[Checked], sizes: Mapping[str, int | None]
+    ) -> tuple[list[Checked], dict[str, list[str]]]:
+        """Return checked replies with weights within their bounds, and what was changed about each.
+
+        ``sizes`` are the samples that clients declared, by name.
+        """
         found = with_common_names(list(replies), self._records)
         said: dict[str, list[str]] = {}
         weights, lowered = bounded_weights(
             {reply.name: reply.weight for reply in found if reply.status is _OK},
-            {name: card.description.size for name, card in online.items()},
+            sizes,
             self._max_share,
         )
         for i, reply in enumerate(found):
             if reply.name in lowered:
                 found[i] = with_weight(reply, self._weight_key, weights[reply.name])
                 said[reply.name] = [lowered[reply.name]]
-        if (most := self._max_update_norm) is not None:
-            for i, reply in enumerate(found):
-                if reply.status is _OK:
-                    found[i], norm = clip_update(reply, arrays, most)
-                    if norm > most:
-                        said.setdefault(reply.name, []).append(
-                            f"its update of the norm {norm:g} was shortened to {most:g}"
-                        )
         return found, said
 
     def messages(

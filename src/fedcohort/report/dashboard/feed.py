@@ -12,7 +12,8 @@ from fedcohort.core.protocol import Status
 from fedcohort.report import palette
 from fedcohort.report.dashboard.attendance import Attendance, status_name
 from fedcohort.report.data import Setting, boards, is_orphaned, runs_of, setting_of
-from fedcohort.report.figures import Figure, accuracy, balance, participation, picks
+from fedcohort.report.figure import Figure
+from fedcohort.report.figures import accuracy, balance, participation, picks
 from fedcohort.report.sweep import sweep
 from fedcohort.report.why import as_json, explain
 from fedcohort.simulate.leaderboard import Options, leaderboard_table, setting_name

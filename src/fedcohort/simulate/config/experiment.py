@@ -134,7 +134,6 @@ class Experiment:
 
     Attributes
     ----------
-    name : str
     table : dict
         The complete configuration as plain values; :func:`to_toml` writes it.
     plans : tuple of RunPlan

@@ -26,7 +26,6 @@ def larger_experiment(
 
     Parameters
     ----------
-    out : Path
     seeds : sequence of int or int or None
         Seeds to add, or how many seeds there should be in all.
     rounds : int or None

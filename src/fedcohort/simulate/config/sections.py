@@ -49,6 +49,11 @@ class RunOptions(Parameterized):
     """How long and how often: the section ``[run]``."""
 
     rounds: int = param(100, Interval(int, 1, 10**7), "rounds of training")
+    seconds: float | None = param(
+        None,
+        Optional(Interval(float, 0, None, "neither")),
+        "simulated seconds after which a run ends, with the round it is in; None: after its rounds",
+    )
     cohort: int | str = param(10, _Count(), "clients per round; with mode 'async', clients at work at the same time")
     mode: str = param(
         "sync", OneOf(("sync", "async")), "rounds, or clients that are replaced one by one; then a round is a model"

@@ -55,7 +55,6 @@ class _Package:
         Pattern, for :meth:`Path.glob`, of the wanted files below a folder of installed packages.
     command : str
         What gets the archive.
-    licence : str
     digest : str
         SHA-256 of the files, each with its name, in the order of their names.
     """
@@ -391,7 +390,6 @@ def next_characters(texts: Mapping[str, str], alphabet: str, every: int, name: s
         Characters that are told apart, in lower case; one more class stands for all others.
     every : int
         A sample begins at one character in so many.
-    name, source : str
 
     Examples
     --------

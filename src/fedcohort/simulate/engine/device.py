@@ -67,8 +67,6 @@ class DeviceProgram:
         Number of classes.
     device : torch.device
         Where to compute.
-    graphs : bool
-        Capture the steps as CUDA graphs.
     tf32 : bool
         Let matrix products round their inputs to TF32.
     """
@@ -81,12 +79,11 @@ class DeviceProgram:
         *,
         classes: int,
         device: torch.device,
-        graphs: bool = True,
         tf32: bool = False,
     ) -> None:
         self.net, self.local, self.classes, self.device = net, local, classes, device
         self.n_train = store.n_train
-        self.graphs = graphs and device.type == "cuda"
+        self.graphs = device.type == "cuda"
         self.tf32 = tf32
         if device.type == "cuda" and isinstance(net, LayerNet) and net.image is not None:
             from fedcohort.simulate.engine.fused import usable  # brings in a compiler
@@ -154,6 +151,8 @@ class DeviceProgram:
         if steps == 0:
             return self._flat(start)
         width = min(self.local.batch_size, int(table.n.max()))
+        # A graph of all steps would take memory for each; one of a single step would be launched for each. So the
+        # steps are cut into equal chunks, rounded up such that runs of nearly as many steps share a graph.
         chunks = -(-steps // _UNROLLED)
         unrolled = _round_up(-(-steps // chunks), 5)
         with self._precision():
@@ -205,7 +204,7 @@ class DeviceProgram:
     def _prepare(self, jobs: int, unrolled: int, width: int, pulled: bool, prox: float) -> _StepBuffers:
         key = (jobs, unrolled, width, pulled, prox)
         if key not in self._tables:
-            if len(self._tables) >= _GRAPHS:
+            if len(self._tables) >= _GRAPHS:  # each holds memory of the device for as long as it is kept
                 self._tables.pop(next(iter(self._tables)))
             size, device = self.net.trainable, self.device
             shape = (unrolled, jobs, width)

@@ -18,18 +18,20 @@ from fedcohort.simulate.engine.crops import crop, crop_table
 from fedcohort.training.local import BatchPlan, LocalTraining
 from fedcohort.training.losses import cross_entropy, robust_from_cross_entropies
 
+_CHUNK = 512  # samples predicted at once
+
 
 def robust_loss(logits: torch.Tensor, labels: torch.Tensor, pseudo: torch.Tensor, local: LocalTraining) -> torch.Tensor:
     """Return FLASH's loss of each sample, shape (n,), from logits (n, C), labels (n,) and pseudo-labels (n,)."""
     return robust_from_cross_entropies(cross_entropy(logits, labels), cross_entropy(logits, pseudo), local)
 
 
-def pseudo_labels(model: nn.Module, x: torch.Tensor, chunk: int = 512) -> torch.Tensor:
+def pseudo_labels(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return the classes ``model`` predicts for ``x`` (n, ...), shape (n,)."""
     training = model.training
     model.eval()
     with torch.no_grad():
-        parts = [model(x[start : start + chunk]).argmax(1) for start in range(0, len(x), chunk)]
+        parts = [model(x[start : start + _CHUNK]).argmax(1) for start in range(0, len(x), _CHUNK)]
     model.train(training)
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=x.device)
 

@@ -10,15 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.registry import nearest
+from fedcohort.simulate.leaderboard.rows import (
+    AT_THE_END,
+    FAIRNESS,
+    SO_FAR,
+    LeaderRow,
+    Paired,
+    RunProgress,
+    SeedRow,
+    ToTarget,
+)
 from fedcohort.simulate.leaderboard.significance import holm, paired_t_test
+from fedcohort.simulate.leaderboard.table import Leaderboard
 from fedcohort.simulate.metrics import (
     TERMINAL_ROUNDS,
     Curve,
@@ -31,39 +42,30 @@ from fedcohort.simulate.metrics import (
 LOST = ("diverged", "failed")  # states of runs that have no terminal accuracy
 _BYTES = ("bytes_down", "bytes_up")
 _QUERY_BYTES = ("query_bytes_down", "query_bytes_up")
-_AT_THE_END = ("worst_group", "worst_tenth", "client_spread")  # means over the same rounds as terminal accuracy
-_SO_FAR = ("jain", "longest_absence")  # as the last evaluation found them
-FAIRNESS = (*_AT_THE_END, *_SO_FAR, "asked")
-"""Columns of ``rounds/`` that say who pays for an average."""
-CLEAR = 0.005  # of accuracy: what a minority loses beyond it is worth a sentence
 
 
-class RunNumbers(Protocol):
-    """What the leaderboard needs of a run: its identity, and its columns over the rounds so far."""
+@dataclass(frozen=True)
+class RunNumbers:
+    """What the leaderboard needs of a run: its identity, and its columns over the rounds so far.
 
-    @property
-    def label(self) -> str:
-        """What the configuration calls the selector."""
+    Attributes
+    ----------
+    label, selector : str
+        What the configuration calls the selector, and its registered name.
+    state : str
+        Running, finished, stopped, diverged or failed.
+    round : (T,) int array
+        Finished rounds, ascending from 0.
+    values : mapping of column name to (T,) float array
+        NaN where nothing was recorded; "accuracy" is the score of whatever metric there is.
+    """
 
-    @property
-    def selector(self) -> str:
-        """Its registered name."""
-
-    @property
-    def seed(self) -> int:
-        """Of the run."""
-
-    @property
-    def state(self) -> str:
-        """Running, finished, stopped, diverged or failed."""
-
-    @property
-    def round(self) -> IntArray:
-        """(T,) finished rounds, ascending from 0."""
-
-    @property
-    def values(self) -> Mapping[str, FloatArray]:
-        """(T,) columns by name, NaN where nothing was recorded; "accuracy" is the score of whatever metric there is."""
+    label: str
+    selector: str
+    seed: int
+    state: str
+    round: IntArray
+    values: Mapping[str, FloatArray]
 
 
 @dataclass(frozen=True)
@@ -126,292 +128,6 @@ class Options:
         )
 
 
-@dataclass(frozen=True)
-class Paired:
-    """Terminal accuracy against the baseline over the seeds in which both have one.
-
-    Attributes
-    ----------
-    seeds : int
-        How many such seeds.
-    difference : float
-        Mean difference.
-    wins : int
-        Seeds in which this selector was strictly better.
-    p : float
-        Two-sided paired t-test, corrected over the comparisons of the table by Holm's method; NaN when there are
-        fewer than two seeds or the differences do not vary.
-    """
-
-    seeds: int
-    difference: float
-    wins: int
-    p: float
-
-
-@dataclass(frozen=True)
-class SeedRow:
-    """One run of a selector.
-
-    Attributes
-    ----------
-    seed : int
-    state : str
-    rounds : int
-        How many rounds were run.
-    rounds_to : tuple of int or None
-        For each target of the board; None when it was never reached.
-    seconds_to : tuple of float or None
-        Simulated seconds until then.
-    megabytes_to : tuple of float or None
-        Sent and received until then, queries included.
-    best, early_stop, terminal : float
-        Accuracies; terminal is NaN for a run that diverged or failed.
-    window : int
-        How many last rounds terminal accuracy is the mean of.
-    qcid : float
-        Mean class imbalance of the cohorts.
-    megabytes, query_megabytes : float
-        Both ways, of training and of queries.
-    clock : float
-        Simulated seconds in all.
-    fair : mapping of str to float
-        By the names of :data:`FAIRNESS`: accuracy of the worst group and of the worst tenth of clients, its standard
-        deviation over clients, Jain's index of participation, the longest absence in rounds, questions asked in all.
-        Accuracies are NaN for a run that diverged or failed.
-    """
-
-    seed: int
-    state: str
-    rounds: int
-    rounds_to: tuple[int | None, ...]
-    seconds_to: tuple[float | None, ...]
-    megabytes_to: tuple[float | None, ...]
-    best: float
-    early_stop: float
-    terminal: float
-    window: int
-    qcid: float
-    megabytes: float
-    query_megabytes: float
-    clock: float
-    fair: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ToTarget:
-    """How long a selector took to reach a target accuracy.
-
-    Attributes
-    ----------
-    target : float
-    rounds, seconds : Spread
-        Over the seeds that reached it; ``rounds.count`` says how many.
-    speed_up : float
-        The baseline's mean rounds divided by these; NaN unless all seeds of both reached it, because a mean over the
-        lucky ones would flatter.
-    """
-
-    target: float
-    rounds: Spread
-    seconds: Spread
-    speed_up: float
-
-
-@dataclass(frozen=True)
-class LeaderRow:
-    """One selector's line of the leaderboard.
-
-    ``improvement`` is the share of the baseline's loss against IID data that the selector recovers; NaN without a
-    reference.
-    """
-
-    label: str
-    selector: str
-    baseline: bool
-    seeds: tuple[SeedRow, ...]
-    to_target: tuple[ToTarget, ...]
-    improvement: float
-    paired: Paired | None
-
-    @property
-    def runs(self) -> int:
-        """How many there are, diverged and failed ones included."""
-        return len(self.seeds)
-
-    @property
-    def diverged(self) -> int:
-        """How many diverged."""
-        return sum(seed.state == "diverged" for seed in self.seeds)
-
-    @property
-    def failed(self) -> int:
-        """How many failed."""
-        return sum(seed.state == "failed" for seed in self.seeds)
-
-    @property
-    def lost(self) -> int:
-        """How many diverged or failed: the means over the others flatter."""
-        return self.diverged + self.failed
-
-    @property
-    def main(self) -> ToTarget:
-        """The highest target, which speed-ups are about."""
-        return self.to_target[-1]
-
-    @property
-    def best(self) -> Spread:
-        """Best accuracy."""
-        return Spread.of([seed.best for seed in self.seeds])
-
-    @property
-    def early_stop(self) -> Spread:
-        """Accuracy where a stopping rule stopped, else the best."""
-        return Spread.of([seed.early_stop for seed in self.seeds])
-
-    @property
-    def terminal(self) -> Spread:
-        """Accuracy at the end."""
-        return Spread.of([seed.terminal for seed in self.seeds])
-
-    @property
-    def qcid(self) -> Spread:
-        """Mean class imbalance of the cohorts."""
-        return Spread.of([seed.qcid for seed in self.seeds])
-
-    @property
-    def megabytes(self) -> Spread:
-        """Sent and received, queries included."""
-        return Spread.of([seed.megabytes + seed.query_megabytes for seed in self.seeds])
-
-    @property
-    def query_share(self) -> float:
-        """Part of all bytes that queries cost."""
-        total = sum(seed.megabytes + seed.query_megabytes for seed in self.seeds)
-        return sum(seed.query_megabytes for seed in self.seeds) / total if total > 0 else math.nan
-
-    @property
-    def clock(self) -> Spread:
-        """Simulated seconds in all."""
-        return Spread.of([seed.clock for seed in self.seeds])
-
-    def fair(self, name: str) -> Spread:
-        """One of :data:`FAIRNESS`."""
-        return Spread.of([seed.fair.get(name) for seed in self.seeds])
-
-
-@dataclass(frozen=True)
-class RunProgress:
-    """How far the runs of a setting are.
-
-    Attributes
-    ----------
-    least, most : int
-        Fewest and most rounds of the runs that are still going, or of all runs once they have ended.
-    planned : int, optional
-        Rounds planned for each run.
-    running : int
-        Runs that have not ended.
-    """
-
-    least: int
-    most: int
-    planned: int | None
-    running: int
-
-    @property
-    def words(self) -> str:
-        """Where the runs stand, for a sentence: "round 62 of 2,000"."""
-        rounds = f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
-        return f"round {rounds}" + (f" of {self.planned:,}" if self.planned else "")
-
-
-@dataclass(frozen=True)
-class Leaderboard:
-    """The table of one setting, best terminal accuracy first; selectors that lost a run come after all others.
-
-    Attributes
-    ----------
-    setting : str
-    targets : tuple of float
-        Ascending; the highest is the one speed-ups are about.
-    target_source : str
-        Where that one comes from.
-    window : int
-        How many last rounds terminal accuracy is the mean of, in the longest run.
-    window_source : str
-        Why so many.
-    baseline : str
-    reference : str, optional
-    rows : tuple of LeaderRow
-    progress : Progress
-    metric : Metric
-        What "best" and "terminal" are scores of.
-    """
-
-    setting: str
-    targets: tuple[float, ...]
-    target_source: str
-    window: int
-    window_source: str
-    baseline: str
-    reference: str | None
-    rows: tuple[LeaderRow, ...]
-    progress: RunProgress
-    metric: Metric = Metric()
-
-    @property
-    def target(self) -> float:
-        """The accuracy that speed-ups are about; NaN when the baseline was never evaluated."""
-        return self.targets[-1]
-
-    @property
-    def base(self) -> LeaderRow:
-        """The baseline's row."""
-        return next(row for row in self.rows if row.baseline)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every run has ended."""
-        return self.progress.running == 0
-
-    @property
-    def at_a_cost(self) -> tuple[tuple[LeaderRow, float], ...]:
-        """Selectors that gain on average and lose in the worst group, each with that loss (negative)."""
-        base = {seed.seed: seed.fair.get("worst_group", math.nan) for seed in self.base.seeds}
-        found = []
-        for row in self.rows:
-            lost = Spread.of([s.fair.get("worst_group", math.nan) - base.get(s.seed, math.nan) for s in row.seeds])
-            if row.paired is not None and row.paired.difference > 0 and lost.mean < -CLEAR:
-                found.append((row, lost.mean))
-        return tuple(found)
-
-    @property
-    def note(self) -> str:
-        """What a reader must know about target, window, spread and p-values."""
-        from fedcohort.simulate.leaderboard.table import note
-
-        return note(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers as plain values, None where a number is not known."""
-        from fedcohort.simulate.leaderboard.table import to_dict
-
-        return to_dict(self)
-
-    def __str__(self) -> str:
-        from fedcohort.simulate.leaderboard.formats import to_text
-        from fedcohort.simulate.leaderboard.table import leaderboard_table
-
-        return to_text(leaderboard_table(self))
-
-    def _repr_html_(self) -> str:
-        from fedcohort.simulate.leaderboard.formats import notebook
-        from fedcohort.simulate.leaderboard.table import leaderboard_table
-
-        return notebook([leaderboard_table(self)])
-
-
 # -- one setting ----------------------------------------------------------------------------------------------------
 
 
@@ -421,7 +137,6 @@ def find_baseline(labels: Mapping[str, str], options: Options, setting: str) -> 
     Parameters
     ----------
     labels : mapping of label to selector
-    options : Options
     setting : name of the setting, for the error
     """
     name = options.baseline
@@ -470,47 +185,40 @@ def leaderboard(
         Its name.
     runs : sequence of RunNumbers
         At least one; runs of one label differ in their seed.
-    options : Options, optional
     planned : int, optional
         Rounds planned for each run.
     ideal : float, optional
         Terminal accuracy of the baseline on IID data.
     """
     options = options or Options()
+    _check_targets(options)
     labels = {run.label: run.selector for run in runs}
     base = find_baseline(labels, options, setting)
-    for target in options.targets:
-        if options.metric.share and not 0 < target <= 1:
-            raise InputError(f"A target accuracy must be in (0, 1]. Got {target:g}.", hint="62% is 0.62")
-    ends = {(run.label, run.seed): terminal_accuracy(run, options) for run in runs}
-    level, source = _default_target(base, [end for (label, _), end in ends.items() if label == base], options.metric)
+    level, source = _default_target(
+        base, [terminal_accuracy(run, options) for run in runs if run.label == base], options.metric
+    )
     targets = tuple(sorted(set(options.targets))) or (level,)
-    by_label = {label: [_seed(run, targets, options) for run in runs if run.label == label] for label in labels}
-    against = {seed.seed: seed.terminal for seed in by_label[base]}
-    paired = {
-        label: _compare_pairs({s.seed: s.terminal for s in seeds}, against)
-        for label, seeds in by_label.items()
-        if label != base
+    by_label = {
+        label: sorted((_seed(run, targets, options) for run in runs if run.label == label), key=lambda s: s.seed)
+        for label in labels
     }
-    corrected = dict(zip(paired, holm([p.p for p in paired.values()]), strict=True))
-    own = Spread.of(list(against.values())).mean
-    rows = []
-    for label, seeds in by_label.items():
-        seeds.sort(key=lambda seed: seed.seed)
-        end = Spread.of([seed.terminal for seed in seeds]).mean
-        better = math.nan if ideal is None or label == base else relative_improvement(end, own, ideal)
-        rows.append(
-            LeaderRow(
-                label=label,
-                selector=labels[label],
-                baseline=label == base,
-                seeds=tuple(seeds),
-                to_target=tuple(_to_target(seeds, by_label[base], i, t) for i, t in enumerate(targets)),
-                improvement=better,
-                paired=None if label == base else replace(paired[label], p=corrected[label]),
-            )
+    paired = _paired_with(base, by_label)
+    own = _mean_end(by_label[base])
+    rows = [
+        LeaderRow(
+            label=label,
+            selector=labels[label],
+            baseline=label == base,
+            seeds=tuple(seeds),
+            to_target=tuple(_to_target(seeds, by_label[base], i, t) for i, t in enumerate(targets)),
+            improvement=(
+                math.nan if ideal is None or label == base else relative_improvement(_mean_end(seeds), own, ideal)
+            ),
+            paired=paired.get(label),
         )
-    rows.sort(key=lambda r: (r.lost > 0, -r.terminal.mean if not math.isnan(r.terminal.mean) else math.inf, r.label))
+        for label, seeds in by_label.items()
+    ]
+    rows.sort(key=_place)
     longest = max(seed.rounds for row in rows for seed in row.seeds)
     return Leaderboard(
         setting=setting,
@@ -524,6 +232,30 @@ def leaderboard(
         progress=_progress(runs, planned),
         metric=options.metric,
     )
+
+
+def _check_targets(options: Options) -> None:
+    for target in options.targets:
+        if options.metric.share and not 0 < target <= 1:
+            raise InputError(f"A target accuracy must be in (0, 1]. Got {target:g}.", hint="62% is 0.62")
+
+
+def _paired_with(base: str, by_label: Mapping[str, Sequence[SeedRow]]) -> dict[str, Paired]:
+    """Compare every other label with the baseline, seed by seed; p-values are corrected over all of them."""
+    ends = {label: {seed.seed: seed.terminal for seed in seeds} for label, seeds in by_label.items()}
+    paired = {label: _compare_pairs(mine, ends[base]) for label, mine in ends.items() if label != base}
+    corrected = holm([one.p for one in paired.values()])
+    return {label: replace(one, p=p) for (label, one), p in zip(paired.items(), corrected, strict=True)}
+
+
+def _mean_end(seeds: Sequence[SeedRow]) -> float:
+    return Spread.of([seed.terminal for seed in seeds]).mean
+
+
+def _place(row: LeaderRow) -> tuple[bool, float, str]:
+    """Sort by terminal accuracy; a selector that lost a run comes after all others, because its mean flatters."""
+    end = row.terminal.mean
+    return row.lost > 0, math.inf if math.isnan(end) else -end, row.label
 
 
 def _progress(runs: Sequence[RunNumbers], planned: int | None) -> RunProgress:
@@ -594,12 +326,12 @@ def _fair(run: RunNumbers, options: Options) -> dict[str, float]:
     for name in FAIRNESS:
         values = np.asarray(run.values.get(name, ()), np.float64)
         known = values[np.isfinite(values)]
-        if not len(known) or (name in _AT_THE_END and run.state in LOST):
+        if not len(known) or (name in AT_THE_END and run.state in LOST):
             found[name] = math.nan
-        elif name in _AT_THE_END:
+        elif name in AT_THE_END:
             found[name] = Curve(run.round, values).terminal(window)
         else:
-            found[name] = float(known[-1] if name in _SO_FAR else known.sum())
+            found[name] = float(known[-1] if name in SO_FAR else known.sum())
     return found
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from fedcohort.simulate.leaderboard.numbers import (
     LOST,
-    Leaderboard,
     Options,
     RunNumbers,
     find_baseline,
@@ -20,6 +19,7 @@ from fedcohort.simulate.leaderboard.numbers import (
     terminal_accuracy,
 )
 from fedcohort.simulate.leaderboard.significance import SelectorRanking, rank_selectors
+from fedcohort.simulate.leaderboard.table import Leaderboard
 from fedcohort.simulate.metrics import Spread
 
 
@@ -87,7 +87,6 @@ def leaderboards_of(
     Parameters
     ----------
     settings : mapping of a setting's name to its runs
-    options : Options
     own : mapping of a setting's name to its own options
     """
     ideal = None

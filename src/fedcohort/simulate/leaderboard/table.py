@@ -1,19 +1,16 @@
-"""The leaderboard as a table, the same everywhere, and as plain values for machines."""
+"""The leaderboard: its lines as a table, the same everywhere, and as plain values for machines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-from fedcohort.simulate.leaderboard.formats import Cell, Table
-from fedcohort.simulate.leaderboard.numbers import FAIRNESS
+from fedcohort.simulate.leaderboard.formats import Cell, Table, notebook, to_text
+from fedcohort.simulate.leaderboard.rows import FAIRNESS, LeaderRow, RunProgress
 from fedcohort.simulate.leaderboard.words import deviation, duration, number
 from fedcohort.simulate.metrics import Metric, Spread
-
-if TYPE_CHECKING:
-    from fedcohort.simulate.leaderboard.numbers import Leaderboard, LeaderRow
 
 # Heading, and how soon a narrow place gives the column up.
 _GROUP_COLUMNS = (("worst_group", "Worst group", 3), ("worst_tenth", "Worst tenth", 6))
@@ -23,6 +20,78 @@ _TURN_COLUMNS = (
     ("longest_absence", "Longest absence", 15, "{:.0f}"),
 )
 FEW_SEEDS = 5  # below, a p-value says little and the table says so
+CLEAR = 0.005  # of accuracy: what a minority loses beyond it is worth a sentence
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """The table of one setting, best terminal accuracy first; selectors that lost a run come after all others.
+
+    Attributes
+    ----------
+    targets : tuple of float
+        Ascending; the highest is the one speed-ups are about.
+    target_source : str
+        Where that one comes from.
+    window : int
+        How many last rounds terminal accuracy is the mean of, in the longest run.
+    window_source : str
+        Why so many.
+    metric : Metric
+        What "best" and "terminal" are scores of.
+    """
+
+    setting: str
+    targets: tuple[float, ...]
+    target_source: str
+    window: int
+    window_source: str
+    baseline: str
+    reference: str | None
+    rows: tuple[LeaderRow, ...]
+    progress: RunProgress
+    metric: Metric = Metric()
+
+    @property
+    def target(self) -> float:
+        """The accuracy that speed-ups are about; NaN when the baseline was never evaluated."""
+        return self.targets[-1]
+
+    @property
+    def base(self) -> LeaderRow:
+        """The baseline's row."""
+        return next(row for row in self.rows if row.baseline)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every run has ended."""
+        return self.progress.running == 0
+
+    @property
+    def at_a_cost(self) -> tuple[tuple[LeaderRow, float], ...]:
+        """Selectors that gain on average and lose in the worst group, each with that loss (negative)."""
+        base = {seed.seed: seed.fair.get("worst_group", math.nan) for seed in self.base.seeds}
+        found = []
+        for row in self.rows:
+            lost = Spread.of([s.fair.get("worst_group", math.nan) - base.get(s.seed, math.nan) for s in row.seeds])
+            if row.paired is not None and row.paired.difference > 0 and lost.mean < -CLEAR:
+                found.append((row, lost.mean))
+        return tuple(found)
+
+    @property
+    def note(self) -> str:
+        """What a reader must know about target, window, spread and p-values."""
+        return note(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers as plain values, None where a number is not known."""
+        return to_dict(self)
+
+    def __str__(self) -> str:
+        return to_text(leaderboard_table(self))
+
+    def _repr_html_(self) -> str:
+        return notebook([leaderboard_table(self)])
 
 
 def leaderboard_table(
@@ -32,7 +101,6 @@ def leaderboard_table(
 
     Parameters
     ----------
-    board : Leaderboard
     drawn : mapping of label to (colour, dash), optional
         How each selector's line is drawn, shown beside its name.
     explain : bool

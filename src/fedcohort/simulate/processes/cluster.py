@@ -40,11 +40,8 @@ class GroupHost:
 
     Parameters
     ----------
-    prepared : Prepared
     number : int
         Which group.
-    device : str
-    workers : int
     saved : bytes, optional
         The checkpoint to continue from.
     journals : dict of file name to bytes

@@ -22,8 +22,6 @@ class HandOver:
     rounds : Arrow table
     round : int
         The next round to run.
-    checkpoint : bytes
-    infos : list of RunInfo
     done : bool
         Whether every run of the group has ended.
     journals : dict of file name to bytes

@@ -25,7 +25,6 @@ def finish_round_on_interrupt(simulation: Simulation, say: Callable[[str], None]
 
     Parameters
     ----------
-    simulation : Simulation
     say : callable
         Receives messages for the user.
     """

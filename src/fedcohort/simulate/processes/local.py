@@ -128,7 +128,6 @@ class LocalDriver:
 
     Parameters
     ----------
-    simulation : Simulation
     count : int
         Number of processes.
     asked : bool

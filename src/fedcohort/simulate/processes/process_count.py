@@ -30,8 +30,6 @@ def choose_process_count(experiment: Experiment, device: str, asked: int | None,
 
     Parameters
     ----------
-    experiment : Experiment
-    device : str
     asked : int or None
         The requested number; it overrides the configuration.
     operations : float

@@ -21,14 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Answer, Cohort, Query, Status
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.flow import Flow, FlowPolicy
+from fedcohort.hosts.flow import Flow, FlowPolicy, batch_seed
 from fedcohort.hosts.round import Round
-from fedcohort.scenario import Always, Roster
+from fedcohort.scenario import Always, OnlineDevices
 from fedcohort.session.validation import check_one_at_a_time
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Jobs, TrainingResult
@@ -43,7 +42,6 @@ from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.training.filters import KeepAll
 
 _OK, _FAILED = int(Status.OK), int(Status.FAILED)
-_BATCHES = "flow"  # the stream from which the batches of a ticket are drawn
 _INTEGERS = ("ticket", "version", "status", "steps", "trained", "sound")
 _NUMBERS = ("begins", "seconds")
 
@@ -123,9 +121,9 @@ class Flight:
         assert options.size is not None
         self.run = run
         self.flow = Flow(run.session, FlowPolicy(options.size, options.buffer, options.period), run.clock)
-        self.roster: Roster | None = None
+        self.roster: OnlineDevices | None = None
         if run.devices is not None and not run.devices.always_on:
-            self.roster = Roster(run.devices, len(run.federation), seed=run.plan.seed, time=run.clock)
+            self.roster = OnlineDevices(run.devices, len(run.federation), seed=run.plan.seed, time=run.clock)
         self.jobs: dict[int, Job] = {}  # by ticket
         self.models: dict[int, torch.Tensor] = {}  # by version, those that clients to be trained begin with
         self.answered: dict[int, Job] = {}  # by ticket, what the next model is made of
@@ -219,15 +217,10 @@ class FlowBatch(Batch):
             federation=np.repeat([run.context.index for run in runs], lengths),
             client=np.concatenate(clients),
             round=np.array([job.cohort.round for _, job in every]),
-            # A client may train twice from one model, and then on other batches.
-            seed=np.array([_seed(run.plan.seed, job.cohort.ticket) for run, job in every]),
+            seed=np.array([batch_seed(run.plan.seed, job.cohort.ticket) for run, job in every]),
             steps=np.array([job.steps for _, job in every]),
         )
         return self.engine.train(models, work, prox=self._prox)
-
-
-def _seed(seed: int, ticket: int) -> int:
-    return int(streams.stream(seed, _BATCHES, ticket).integers(1 << 62))
 
 
 class AsynchronousGroup(Group):
@@ -285,7 +278,7 @@ class AsynchronousGroup(Group):
                 self.batch.train_jobs(untrained, [self._flight(run).untrained for run in untrained], self._flights)
             waiting = untrained
         made = [run for run in runs if run in ready and self._aggregate(run)]
-        tests = self._tests({run.row: run for run in made if is_due(run)})
+        tests = self._tests({run.row: run for run in made if is_due(run, run.clock)})
         share = (time.perf_counter() - began) / max(len(made), 1)
         for run in made:
             self._report(run, tests.get(run.row), share, on_round)
@@ -333,6 +326,7 @@ class AsynchronousGroup(Group):
         begins = run.clock + seconds
         if run.devices is not None:
             events = plan.scenario.timed_events(
+                run.federation,
                 clients,
                 seed=plan.seed,
                 ticket=cohort.ticket,
@@ -427,8 +421,8 @@ class AsynchronousGroup(Group):
         flight.models = {version: model for version, model in flight.models.items() if version in needed}
         if test is not None and sound is None:
             run.end("diverged", f"the global model's test loss became NaN or infinite in round {run.round}")
-        elif run.round + 1 >= run.rounds:
-            run.end("finished")
+        else:
+            run.end_if_over()
         run.round += 1
         if on_round is not None:
             on_round(run.info(self._keys[run.row]), row)

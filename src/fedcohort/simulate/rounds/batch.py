@@ -22,7 +22,6 @@ class Batch:
 
     Parameters
     ----------
-    engine : Engine
     models : (R, P) tensor on the engine's device
     prox : float
         Weight of the proximal term that all runs share.
@@ -119,7 +118,6 @@ class Batch:
 
         Parameters
         ----------
-        turns : sequence of Arrived
         params : (J, P) tensor
             Models after training, of all turns.
 

@@ -143,7 +143,6 @@ class CostModel:
 
         Parameters
         ----------
-        cost : RoundCost
         seconds : float
             How long the round's training lasts.
         durations : (k,) float array
@@ -152,8 +151,6 @@ class CostModel:
             How many clients sent something back.
         holders : int
             How many of the cohort had the current model from a query already.
-        cohort : int
-        signals : frozenset of Signal
         copies : int
             Vectors of the model's size that go each way per client.
         """
@@ -181,7 +178,6 @@ class CostModel:
 
         Parameters
         ----------
-        cost : RoundCost
         evaluation : (a,) float array
             Seconds each available client takes for one evaluation.
         training : list of (k,) float arrays

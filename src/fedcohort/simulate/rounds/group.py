@@ -37,7 +37,7 @@ from fedcohort.simulate.rounds.judge import Views
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import FederationContext, Run
 from fedcohort.simulate.rounds.server import ServerSamples, server_samples
-from fedcohort.simulate.rounds.stages import Answered, Arrived, Asked, Averaged, Chosen, Evaluated, Test
+from fedcohort.simulate.rounds.stages import Arrived, Asked, Averaged, Chosen, Evaluated, QueryAnswered, Test
 from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.simulate.store.results import ResultsError, RunInfo
 from fedcohort.simulate.store.rows import RowBuffer
@@ -59,15 +59,10 @@ class Group:
 
     Parameters
     ----------
-    plans : sequence of RunPlan
     keys : sequence of str
         Each plan's federation, a key of ``federations``.
-    dataset : Dataset
-    federations : mapping of str to Federation
     journals : Path, optional
         Folder of the sessions' journals; None keeps them in memory.
-    device : str
-    workers : int, optional
     allow_other_engine : bool
         Whether :meth:`resume` takes a checkpoint that another kind of engine made.
     """
@@ -505,7 +500,8 @@ class Group:
     def _evaluate(self, turns: Sequence[Averaged]) -> list[Evaluated]:
         """Ask the early-stop rules, and test the models of which it is time to know how good they are."""
         stops = [_stop(turn) for turn in turns]
-        due = [i for i, turn in enumerate(turns) if stops[i] is not None or is_due(turn.run)]
+        ends = [turn.run.clock + turn.chosen.cost.seconds for turn in turns]
+        due = [i for i, turn in enumerate(turns) if stops[i] is not None or is_due(turn.run, ends[i])]
         tests = self._tests({i: turns[i].run for i in due})
         return [Evaluated(turn, stops[i], tests.get(i)) for i, turn in enumerate(turns)]
 
@@ -582,7 +578,7 @@ def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
 # -- one turn --------------------------------------------------------------------------------------------------
 
 
-def _choose(turn: Answered) -> Chosen:
+def _choose(turn: QueryAnswered) -> Chosen:
     """Get the cohort, and find out which clients will answer in time."""
     (run, round_, available, _), cost = turn.asked, turn.cost
     plan = run.plan
@@ -599,6 +595,7 @@ def _choose(turn: Answered) -> Chosen:
         else:
             copies = run.aggregator.model_copies
             events = plan.scenario.timed_events(
+                run.federation,
                 cohort.clients,
                 seed=plan.seed,
                 ticket=cohort.ticket,
@@ -702,9 +699,9 @@ def _stop(turn: Averaged) -> str | None:
     return reason if turn.chosen.cohort.stop is None else turn.chosen.cohort.stop
 
 
-def is_due(run: Run) -> bool:
-    """Whether the model is tested after this round in any case."""
-    return run.round + 1 >= run.rounds or (run.round + 1) % run.eval_every == 0
+def is_due(run: Run, clock: float) -> bool:
+    """Whether the model is tested after this round, which ends at ``clock``, in any case."""
+    return run.is_last(clock) or (run.round + 1) % run.eval_every == 0
 
 
 def _conclude(turn: Evaluated, diverged: bool) -> None:
@@ -717,5 +714,5 @@ def _conclude(turn: Evaluated, diverged: bool) -> None:
         run.end("diverged", f"{what} became NaN or infinite in round {run.round}")
     elif turn.stop is not None:
         run.end("stopped", turn.stop)
-    elif run.round + 1 >= run.rounds:
-        run.end("finished")
+    else:
+        run.end_if_over()

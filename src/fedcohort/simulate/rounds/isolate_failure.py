@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-import fedcohort
 from fedcohort.core.errors import DeviceError, FedcohortError, JournalError
 from fedcohort.core.registry import is_reference
 from fedcohort.core.text import error_text
@@ -36,10 +35,8 @@ def isolate_failure(run: Run, part: str, work: Callable[[], T]) -> T | None:
 
     Parameters
     ----------
-    run : Run
     part : str
         Whose code this is, for example "the selector 'mine.py:Greedy'".
-    work : callable
     """
     try:
         return work()
@@ -62,7 +59,7 @@ def _is_foreign(error: BaseException) -> bool:
 def fail(run: Run, part: str, error: BaseException) -> None:
     """End a run because one of its parts raised."""
     text = error.message if isinstance(error, FedcohortError) else error_text(error)
-    ours = str(Path(fedcohort.__file__).parent)
+    ours = str(Path(__file__).parents[2])
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     run.end("failed", f"{part} raised an error in round {run.round}: {text.rstrip('.')}{where}")

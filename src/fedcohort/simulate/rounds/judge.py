@@ -50,7 +50,6 @@ class Judge:
     ----------
     tests : tuple of HeldOut
         What models are tested on, in the order :meth:`verdict` takes the results.
-    groups : Groups
     """
 
     tests: tuple[HeldOut, ...]
@@ -77,11 +76,6 @@ class Judge:
 
 class Views:
     """The samples of a lock-step group's federations as their clients see them, and a judge for each federation.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    federations : sequence of Federation
 
     Attributes
     ----------

@@ -39,8 +39,6 @@ class Prepared:
 
     Attributes
     ----------
-    datasets : dict of str to Dataset
-    federations : dict of str to Federation
     data_keys, federation_keys : tuple of str
         For each plan.
     groups : dict of int to tuple of int
@@ -137,7 +135,7 @@ def prepare(
     for plan, identity in zip(experiment.plans, identities, strict=True):
         data_key = _data_key(plan.data)
         if data_key not in datasets:
-            datasets[data_key] = _load(plan)
+            datasets[data_key] = load_data(plan)
         dataset = datasets[data_key]
         if (data_key, plan.model.name) not in built:
             _check_task(plan, dataset)
@@ -181,7 +179,8 @@ def _samples(plan: RunPlan, federation: Federation) -> int:
     return plan.local.steps_for(largest, largest) * min(plan.local.batch_size, largest)
 
 
-def _load(plan: RunPlan) -> Dataset:
+def load_data(plan: RunPlan) -> Dataset:
+    """Return the data of a run; an error in a source of the user's own names it."""
     data = plan.data
     try:
         return data.source.load(data.folder, data.download)

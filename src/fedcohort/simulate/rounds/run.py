@@ -30,7 +30,7 @@ from fedcohort.core.text import short_repr
 from fedcohort.hosts.pace import Pace
 from fedcohort.hosts.round import Policy
 from fedcohort.journal import Savepoint
-from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency, Roster
+from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency, OnlineDevices
 from fedcohort.scenario.shift import RELABEL
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import RunPlan, values_of
@@ -249,7 +249,7 @@ class Run:
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.always = isinstance(plan.scenario.availability, Always)
         self.devices = plan.scenario.devices
-        self.roster: Roster | None = None  # who is on, with devices that are not always on
+        self.roster: OnlineDevices | None = None  # who is on, with devices that are not always on
         self.begins = 0.0  # when this round begins: with devices, as soon as somebody is on
         self.instant = (
             isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure and self.devices is None
@@ -351,7 +351,7 @@ class Run:
         if self.devices is None or self.devices.always_on:
             return None
         if self.roster is None:
-            self.roster = Roster(self.devices, len(self.federation), seed=self.plan.seed, time=self.clock)
+            self.roster = OnlineDevices(self.devices, len(self.federation), seed=self.plan.seed, time=self.clock)
         self.begins = self.roster.wait(self.clock)
         return self.roster.on
 
@@ -401,6 +401,18 @@ class Run:
     def end(self, state: str, reason: str = "") -> None:
         """Mark the run as over."""
         self.state, self.reason = state, reason
+
+    def is_last(self, clock: float) -> bool:
+        """Whether this round, which ends at ``clock``, is the last one."""
+        limit = self.plan.options.seconds
+        return self.round + 1 >= self.rounds or (limit is not None and clock >= limit)
+
+    def end_if_over(self) -> None:
+        """Mark the run as over if this was its last round, or its simulated time is up."""
+        if self.round + 1 >= self.rounds:
+            self.end("finished")
+        elif self.is_last(self.clock):
+            self.end("stopped", f"its {self.plan.options.seconds:g} simulated seconds are over")
 
     def info(self, federation_key: str) -> RunInfo:
         """Return the run's entry of runs.json."""

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-import fedcohort
 from fedcohort.core.errors import FedcohortError, InputError, SignalError
 from fedcohort.core.validate import instance
 from fedcohort.core.validate import path as check_path
+from fedcohort.core.version import __version__
 from fedcohort.journal.live import live_files, remove_live
 from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
@@ -51,12 +51,10 @@ class Simulation:
 
     Parameters
     ----------
-    experiment : Experiment
     out : Path
         A new or empty directory, or one to continue with ``resume``.
     resume : bool
         The directory may hold fewer runs and rounds than ``experiment``; see :mod:`fedcohort.simulate.config.extend`.
-    listeners : sequence of Listener
     device : str, optional
         Instead of the configuration's.
     processes : int, optional
@@ -178,7 +176,6 @@ class Simulation:
 
         Parameters
         ----------
-        out : Path
         seeds : sequence of int or int, optional
             Seeds to add, or how many there are to be in all.
         rounds : int, optional
@@ -279,7 +276,7 @@ class Simulation:
             for dataset in self.prepared.datasets.values()
         ]
         return {
-            "fedcohort": fedcohort.__version__,
+            "fedcohort": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
@@ -521,30 +518,3 @@ def run_experiment(
     experiment = Experiment.from_dict(table if isinstance(table, Mapping) else read_table(table))
     simulation = Simulation(experiment, Path(out), device=device, listeners=listeners, command=" ".join(sys.argv))
     return simulation.run()
-
-
-def extend_experiment(
-    out: str | Path,
-    *,
-    seeds: Sequence[int] | int | None = None,
-    rounds: int | None = None,
-    selectors: Mapping[str, Any] | None = None,
-    device: str | None = None,
-    listeners: Sequence[Listener] = (),
-) -> str:
-    """Add seeds, rounds or selectors to an experiment, as :meth:`Simulation.extend` says, and run what is missing.
-
-    Returns
-    -------
-    str
-        "finished" or "interrupted".
-    """
-    return Simulation.extend(
-        Path(out),
-        seeds=seeds,
-        rounds=rounds,
-        selectors=selectors,
-        device=device,
-        listeners=listeners,
-        command=" ".join(sys.argv),
-    ).run()

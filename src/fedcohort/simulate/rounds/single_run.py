@@ -37,7 +37,6 @@ def play_run(
         The section of that name, with one entry.
     adjust_plan : function
         Returns the plan to play, given the one the configuration says and the federation.
-    device : str or None
     on_start : callable or None
         Called with the number of rounds before the first.
     on_round : callable or None

@@ -41,6 +41,18 @@ from fedcohort.journal.decisions import Decisions
 from fedcohort.journal.live import live_files, live_of, read_live, read_with_live
 from fedcohort.session.coverage import Coverage, Tally, known_counts, sentences
 from fedcohort.simulate.config.toml import parse_toml
+from fedcohort.simulate.leaderboard import (
+    Leaderboard,
+    Options,
+    RunNumbers,
+    SettingOptions,
+    leaderboard_table,
+    leaderboards_of,
+    setting_name,
+    to_text,
+)
+from fedcohort.simulate.leaderboard.formats import notebook
+from fedcohort.simulate.leaderboard.rows import FAIRNESS
 from fedcohort.simulate.metrics import Curve, Metric
 from fedcohort.simulate.store.facts import FederationFacts, count_clients, read_facts
 
@@ -48,14 +60,13 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
 
-    from fedcohort.simulate.leaderboard import Leaderboard
-
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 2  # 1 kept cohorts in rounds/ and in a second table clients/ as well; it is read from its journals
 RUN_STATES = ("running", "finished", "stopped", "diverged", "failed")
 FOLDERS = ("rounds", "journal", "checkpoint")
 LIVE = "live.sqlite"
 _CREATED = re.compile(r"(federation-.*|data)\.npz|runs\.json|config\.toml|\..*\.tmp")  # before meta.json
+_COMPARED = ("qcid", "clock", "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up", *FAIRNESS)
 _PART = re.compile(r"part-(\d{5,})\.parquet")
 _KEY = re.compile(r"[\w-]*")  # of a federation's file
 COVERS = b"fedcohort.parts"
@@ -81,7 +92,6 @@ class RunInfo:
         Unique, safe as a file name ("fedcor-s1").
     selector, label : str
         Registered name, and what the configuration calls it.
-    seed : int
     setting : dict
         The keys in which this run differs from the experiment's base configuration.
     params : dict
@@ -92,7 +102,6 @@ class RunInfo:
         running, finished, stopped (by its selector), diverged, or failed: something of its own raised an error.
     reason : str
         Why it stopped, diverged or failed.
-    rounds_done : int
     engines : tuple of (int, str)
         Which kind of engine trained, and from which round on; empty for an experiment of an earlier version.
     """
@@ -482,11 +491,39 @@ class Results:
     def _columns(self) -> dict[str, AnyArray]:
         return {}
 
-    def leaderboards(self, **options: Any) -> tuple[Leaderboard, ...]:
-        """Return the leaderboard of each setting; options as in :func:`fedcohort.simulate.leaderboard.leaderboards`."""
-        from fedcohort.simulate.leaderboard import leaderboards
+    def leaderboards(
+        self,
+        *,
+        targets: Sequence[float] | None = None,
+        terminal: int | None = None,
+        baseline: str | None = None,
+        reference: str | None = None,
+    ) -> tuple[Leaderboard, ...]:
+        """Return the leaderboard of each setting, finished or still running.
 
-        return leaderboards(self, **options)
+        Parameters
+        ----------
+        targets : sequence of float, optional
+            Accuracies (or values of the task's metric) to reach. Default: the configuration's; without any, where the
+            baseline ends, rounded down to a whole percent.
+        terminal : int, optional
+            Last rounds for terminal accuracy. Default: the configuration's; without it 50, or a fifth of a shorter run.
+        baseline, reference : str, optional
+            Label to compare with, and the setting that stands for IID data. Default: the configuration's.
+        """
+        options = Options.of(self.config).override(targets, terminal, baseline, reference)
+        settings: dict[str, list[RunNumbers]] = {}
+        own: dict[str, SettingOptions] = {}
+        for run in self.runs:
+            rounds = self.column(run, "round")
+            if not len(rounds) and run.state != "failed":
+                continue
+            name = setting_name(run.setting)
+            values = {column: self.column(run, column) for column in _COMPARED} | {"accuracy": self.score(run)}
+            label = run.label or run.selector
+            settings.setdefault(name, []).append(RunNumbers(label, run.selector, run.seed, run.state, rounds, values))
+            own[name] = SettingOptions.of(self.config, run.setting)
+        return leaderboards_of(settings, options, own)
 
     def to_pandas(self, table: str = "rounds") -> pandas.DataFrame:
         """Return ``rounds`` or ``clients`` as a data frame, with label, selector, seed and setting in every row."""
@@ -496,8 +533,6 @@ class Results:
             import pandas
         except ImportError as error:
             raise MissingExtraError("Data frames need pandas.", hint="pip install 'fedcohort[notebook]'") from error
-        from fedcohort.simulate.leaderboard import setting_name
-
         runs = {run.id: run for run in self.runs}
         frame = (self.rounds if table == "rounds" else self.clients).to_pandas()
         run_of_row = [runs[name] for name in frame["run"]]
@@ -527,15 +562,10 @@ class Results:
         return f"Results({self._summary()})"
 
     def __str__(self) -> str:
-        from fedcohort.simulate.leaderboard import leaderboard_table, to_text
-
         width = shutil.get_terminal_size().columns
         return "\n\n".join(to_text(leaderboard_table(board), width) for board in self.leaderboards()) or repr(self)
 
     def _repr_html_(self) -> str:
-        from fedcohort.simulate.leaderboard import leaderboard_table
-        from fedcohort.simulate.leaderboard.formats import notebook
-
         tables = [leaderboard_table(board) for board in self.leaderboards()]
         return f"<p>{escape_html(self._summary())}</p>" + notebook(tables)
 
@@ -605,7 +635,6 @@ def load(path: str | Path, before: Results | None = None) -> Results:
 
     Parameters
     ----------
-    path : path
     before : Results, optional
         What was read of it earlier; then only what is new is read from its parts and journals.
 

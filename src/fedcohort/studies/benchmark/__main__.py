@@ -8,12 +8,28 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedcohort.core.errors import DataError, FedcohortError
 from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt, print_to_stderr
 from fedcohort.simulate.rounds.listener import Deadline
+from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.studies.benchmark import timed_scores
 from fedcohort.studies.benchmark.page import markdown
-from fedcohort.studies.benchmark.run import begin, every_selector, parse_seeds, read_scores, resume, write_scores
+from fedcohort.studies.benchmark.run import (
+    TIME,
+    begin,
+    every_selector,
+    is_timed,
+    parse_seeds,
+    plan,
+    plan_time,
+    read_scores,
+    read_time_scores,
+    resume,
+    write_scores,
+    write_time_scores,
+)
 from fedcohort.studies.benchmark.scores import Scores
 from fedcohort.studies.benchmark.suite import DATASETS, SUITES
 
@@ -23,13 +39,24 @@ STOPPED = 75  # of sysexits: try again
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
     parser = argparse.ArgumentParser(prog="python -m fedcohort.studies.benchmark", description=__doc__)
-    parser.add_argument("--data", choices=DATASETS, default="digits")
     parser.add_argument(
-        "--suite", choices=SUITES, help="all datasets of a kind, each in a folder of its own below --out"
+        "--data", default="digits", help=f"{', '.join(DATASETS)}; or your own .csv, .parquet, .npz or folder"
+    )
+    parser.add_argument("--label", help="of a table of your own: the column to predict")
+    parser.add_argument("--client", help="of a table of your own: the column that names each row's client")
+    parser.add_argument(
+        "--suite",
+        choices=(*SUITES, TIME),
+        help="natural: all datasets with real owners, each in a folder of its own below --out; time: rounds and "
+        "asynchronous runs by the clock, on --data digits or fashion-mnist",
     )
     parser.add_argument("--selectors", default="", help="names separated by commas; default: all")
     parser.add_argument("--seeds", default="report", help="report, tuning, or a list such as 1,2")
-    parser.add_argument("--settings", default="", help="only these settings, separated by commas")
+    parser.add_argument(
+        "--settings",
+        default="",
+        help="only these settings, separated by commas; with --suite time, these kinds of availability",
+    )
     parser.add_argument("--quick", action="store_true", help="check that everything runs: one seed, 20 rounds")
     parser.add_argument("--out", type=Path, help="a new folder, or one to continue; required for a run")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
@@ -47,18 +74,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = " ".join(["fedcohort bench", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         if given.page is not None:
-            print(markdown(read_scores(given.page)), end="")
+            if is_timed(given.page):
+                print(timed_scores.markdown(read_time_scores(given.page)), end="")
+            else:
+                print(markdown(read_scores(given.page)), end="")
             return 0
         if given.merge:
             _print(write_scores(*given.merge))
             return 0
+        if given.suite == TIME:
+            return _run_time(given, until, command)
         pieces = {name: given.out / name for name in SUITES[given.suite]} if given.suite else {given.data: given.out}
         missing = []
         for data, out in pieces.items():
             try:
                 if not _run(given, data, out, until, command):
-                    print_to_stderr("stopped; run the same command to continue")
-                    return STOPPED
+                    return _stopped()
             except DataError as error:
                 if len(pieces) == 1:
                     raise
@@ -76,18 +107,61 @@ def _run(given: argparse.Namespace, data: str, out: Path, until: float | None, c
     if (out / "meta.json").is_file():
         simulation = resume(out, device=given.device, processes=given.processes)
     else:
-        simulation = begin(
+        wanted, notes = plan(
             data,
-            {name: {} for name in [name for name in given.selectors.split(",") if name] or every_selector()},
+            _selectors(given),
             parse_seeds(given.seeds),
-            out,
-            settings=[name for name in given.settings.split(",") if name],
+            settings=_names(given.settings),
             quick=given.quick,
             folder=given.folder,
-            device=given.device,
-            processes=given.processes,
-            command=command,
+            columns={key: getattr(given, key) for key in ("label", "client") if getattr(given, key) is not None},
         )
+        for note in notes:
+            print_to_stderr(f"note: {note}")
+        simulation = begin(wanted, out, device=given.device, processes=given.processes, command=command)
+    if not _play(simulation, until):
+        return False
+    _print(write_scores(out))
+    return True
+
+
+def _run_time(given: argparse.Namespace, until: float | None, command: str) -> int:
+    """Run both pieces of the suite "time" and print its tables."""
+    pieces = plan_time(
+        given.data,
+        _selectors(given),
+        parse_seeds(given.seeds),
+        regimes=_names(given.settings),
+        quick=given.quick,
+        folder=given.folder,
+    )
+    for name, wanted in pieces.items():
+        out = given.out / name
+        if (out / "meta.json").is_file():
+            simulation = resume(out, device=given.device, processes=given.processes)
+        else:
+            simulation = begin(wanted, out, device=given.device, processes=given.processes, command=command)
+        if not _play(simulation, until):
+            return _stopped()
+    print(timed_scores.markdown(write_time_scores(given.out)), end="")
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _selectors(given: argparse.Namespace) -> dict[str, Any]:
+    return {name: {} for name in _names(given.selectors) or every_selector()}
+
+
+def _stopped() -> int:
+    print_to_stderr("stopped; run the same command to continue")
+    return STOPPED
+
+
+def _play(simulation: Simulation, until: float | None) -> bool:
+    """Run an experiment; return whether it got to its end."""
     with contextlib.suppress(ImportError):  # it is drawn with rich, which the simulator does not need
         from fedcohort.simulate.rounds.progress import Progress
 
@@ -96,10 +170,7 @@ def _run(given: argparse.Namespace, data: str, out: Path, until: float | None, c
         simulation.listeners.append(Deadline(simulation.stop, until))
     with finish_round_on_interrupt(simulation, print_to_stderr):
         state = simulation.run()
-    if state != "finished":
-        return False
-    _print(write_scores(out))
-    return True
+    return state == "finished"
 
 
 def _print(scores: Scores) -> None:

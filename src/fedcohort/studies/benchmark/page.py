@@ -12,7 +12,7 @@ from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard import SelectorRanking, Table
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
 from fedcohort.studies.benchmark.scores import Scores, SelectorScore
-from fedcohort.studies.benchmark.suite import suite
+from fedcohort.studies.benchmark.suite import described
 
 UNTIMED = (
     "How much sooner uniform's accuracy is reached is not shown: these scores are of an earlier version, which counted "
@@ -136,7 +136,7 @@ _PURPOSES = {
 
 def page(scores: Scores, made: str = "") -> str:
     """Return the page as HTML; ``made`` says with which version and when, by default this one and today."""
-    known = {setting.name: setting for setting in suite(scores.data)}
+    known = described(scores.data)
     ranking = scores.ranking
     place = {} if ranking is None else _places(ranking)
     return render(

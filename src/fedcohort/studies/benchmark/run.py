@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically
+from fedcohort.studies.benchmark import timed, timed_scores
 from fedcohort.studies.benchmark.frozen import Frozen, check_same
+from fedcohort.studies.benchmark.own import own_table
 from fedcohort.studies.benchmark.page import page
 from fedcohort.studies.benchmark.scores import Scores, score
-from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, table
+from fedcohort.studies.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEEDS, table
+from fedcohort.studies.benchmark.timed_scores import TimeScores, score_time
 
 QUICK_ROUNDS = 20
+TIME = "time"  # the suite by the clock
+T = TypeVar("T")
 
 
 def every_selector() -> list[str]:
@@ -42,15 +48,77 @@ def parse_seeds(text: str) -> list[int]:
         raise InputError(f"Seeds must be 'report', 'tuning', or a list such as 1,2. Got {text!r}.") from None
 
 
-def begin(
-    data: str,
+def plan(
+    data: str | Dataset,
     selectors: Mapping[str, Any],
     seeds: Sequence[int],
-    out: Path,
     *,
     settings: Sequence[str] = (),
     quick: bool = False,
     folder: str | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a benchmark as an experiment's configuration, and what was decided for the user, in sentences.
+
+    Parameters
+    ----------
+    data : str or Dataset
+        As :func:`~fedcohort.studies.benchmark.suite.table` takes it, or data of one's own, as
+        :func:`~fedcohort.studies.benchmark.own.own_table` takes them.
+    selectors : mapping of str to table
+        Entries of ``[selectors]`` by label.
+    seeds : sequence of int
+    settings : sequence of str
+        Only these.
+    quick : bool
+        One seed and few rounds, to see that everything runs.
+    folder : str, optional
+        Where the datasets are.
+    columns : mapping, optional
+        Of a table of one's own: ``label`` and ``client``.
+    """
+    others = {name: entry for name, entry in selectors.items() if name != "uniform"}
+    chosen = list(seeds)[: 1 if quick else None]
+    rounds = QUICK_ROUNDS if quick else 0
+    if not isinstance(data, str) or data not in DATASETS:
+        return own_table(data, others, chosen, columns=columns, folder=folder, settings=settings, rounds=rounds)
+    if columns:
+        raise InputError(
+            f"{' and '.join(columns)} name columns of a table of your own, but {data!r} is a dataset of the benchmark.",
+            hint="name the file: --data people.csv",
+        )
+    wanted = table(data, others, chosen, settings=settings, rounds=rounds)
+    if folder is not None:
+        wanted["data"]["folder"] = folder
+    return wanted, []
+
+
+def plan_time(
+    data: str,
+    selectors: Mapping[str, Any],
+    seeds: Sequence[int],
+    *,
+    regimes: Sequence[str] = (),
+    quick: bool = False,
+    folder: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Return the experiments of the suite "time" by the folder that each gets below that of the results.
+
+    Parameters are those of :func:`plan`; ``regimes`` are kinds of availability.
+    """
+    others = {name: entry for name, entry in selectors.items() if name != "uniform"}
+    chosen = list(seeds)[: 1 if quick else None]
+    wanted = timed.tables(data, others, chosen, regimes=regimes, rounds=QUICK_ROUNDS if quick else 0)
+    if folder is not None:
+        for table_ in wanted.values():
+            table_["data"]["folder"] = folder
+    return wanted
+
+
+def begin(
+    wanted: Mapping[str, Any],
+    out: Path,
+    *,
     device: str | None = None,
     processes: int | None = None,
     command: str = "",
@@ -59,31 +127,15 @@ def begin(
 
     Parameters
     ----------
-    data : str
-        As :func:`~fedcohort.studies.benchmark.suite.table` takes it.
-    selectors : mapping of str to table
-        Entries of ``[selectors]`` by label.
-    seeds : sequence of int
+    wanted : mapping
+        Of :func:`plan`.
     out : Path
-    settings : sequence of str
-        Only these.
-    quick : bool
-        One seed and few rounds, to see that everything runs.
-    folder : str, optional
-        Where the datasets are.
     device, processes, command
         As :class:`~fedcohort.simulate.rounds.runner.Simulation` takes them.
     """
-    wanted = table(
-        data,
-        {name: entry for name, entry in selectors.items() if name != "uniform"},
-        list(seeds)[: 1 if quick else None],
-        settings=settings,
-        rounds=QUICK_ROUNDS if quick else 0,
+    simulation = Simulation(
+        Experiment.from_dict(dict(wanted)), out, device=device, processes=processes, command=command
     )
-    if folder is not None:
-        wanted["data"]["folder"] = folder
-    simulation = Simulation(Experiment.from_dict(wanted), out, device=device, processes=processes, command=command)
     Frozen.of(simulation.experiment).write(out)
     return simulation
 
@@ -105,13 +157,35 @@ def write_scores(*folders: Path) -> Scores:
     return scores
 
 
+def write_time_scores(out: Path) -> TimeScores:
+    """Score the suite "time" in a folder; write bench.json and bench.md beside its pieces."""
+    scores = score_time(*(load(out / piece) for piece in timed.PIECES))
+    write_atomically(out / "bench.json", (json.dumps(scores.to_dict(), indent=1) + "\n").encode())
+    write_atomically(out / "bench.md", timed_scores.markdown(scores).encode())
+    return scores
+
+
 def read_scores(path: Path) -> Scores:
     """Return the scores of a bench.json."""
+    return _read(path, Scores.from_dict)
+
+
+def read_time_scores(path: Path) -> TimeScores:
+    """Return the scores of a bench.json of the suite "time"."""
+    return _read(path, TimeScores.from_dict)
+
+
+def is_timed(path: Path) -> bool:
+    """Whether a bench.json is of the suite "time"."""
+    return _read(path, lambda found: bool(found.get("suite") == TIME))
+
+
+def _read(path: Path, make: Callable[[Any], T]) -> T:
     try:
-        return Scores.from_dict(json.loads(read_file(path)))
+        return make(json.loads(read_file(path)))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"{path} does not hold scores of the benchmark ({type(error).__name__}: {error}).",
             hint="name a bench.json, as 'fedcohort bench' writes it beside the results",

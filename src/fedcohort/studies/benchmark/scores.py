@@ -18,14 +18,14 @@ from fedcohort.simulate.leaderboard import (
     LeaderRow,
     SeedRow,
     SelectorRanking,
-    leaderboards,
     rank_selectors,
 )
 from fedcohort.simulate.leaderboard.numbers import LOST
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.store.results import Results
 from fedcohort.studies.benchmark.frozen import Frozen, together
-from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS, VERSION, kinds, rounds_of, suite
+from fedcohort.studies.benchmark.own import data_title
+from fedcohort.studies.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEEDS, VERSION, kinds, rounds_of, suite
 
 # What a submission calls each speed.
 _SPEEDS = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
@@ -34,14 +34,14 @@ _CLEAR = 0.5  # points from which a gain or a loss is worth a word; the sentence
 
 
 @dataclass(frozen=True)
-class Interval:
+class MeanInterval:
     """A mean over seeds, and half of its 95% interval (NaN with one seed)."""
 
     mean: float
     half: float
 
     @classmethod
-    def of(cls, values: FloatArray) -> Interval:
+    def of(cls, values: FloatArray) -> MeanInterval:
         """Return that of some values."""
         return cls(float(values.mean()), half_interval(values))
 
@@ -64,8 +64,8 @@ class Claim:
     """Never worse than uniform by more than half a point? One setting's answer, for the mean and the worst group."""
 
     setting: str
-    mean: Interval
-    minority: Interval | None
+    mean: MeanInterval
+    minority: MeanInterval | None
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,9 @@ class SelectorScore:
     def claims(self) -> tuple[Claim, ...]:
         """How it compares with uniform in every setting, for the mean and for the worst group."""
         return tuple(
-            Claim(name, Interval.of(values), Interval.of(self.minority[name]) if name in self.minority else None)
+            Claim(
+                name, MeanInterval.of(values), MeanInterval.of(self.minority[name]) if name in self.minority else None
+            )
             for name, values in self.gain.items()
         )
 
@@ -291,7 +293,8 @@ class Scores:
         """What the result is good for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
         if self.version != VERSION:
             return self.said
-        if self.rounds != rounds_of(self.data) or set(self.settings) != {setting.name for setting in suite(self.data)}:
+        whole = {setting.name for setting in suite(self.data)} if self.data in DATASETS else set(self.settings)
+        if self.rounds != rounds_of(self.data) or set(self.settings) != whole:
             return "trial"
         if set(self.seeds) <= set(REPORT_SEEDS):
             return "report"
@@ -387,10 +390,10 @@ class Scores:
 def score(*results: Results) -> Scores:
     """Score experiments of :func:`fedcohort.studies.benchmark.suite.table`: one, or several with different settings."""
     frozen = together([part.path for part in results])
-    boards = [board for part in results for board in leaderboards(part)]
+    boards = [board for part in results for board in part.leaderboards()]
     if len({board.setting for board in boards}) < len(boards):
         raise InputError("Results that are scored together must have different settings.")
-    lengths = {(str(part.config["data"]["name"]), int(part.config["run"]["rounds"])) for part in results}
+    lengths = {(data_title(part.config["data"]), int(part.config["run"]["rounds"])) for part in results}
     if len(lengths) != 1:
         raise InputError(f"Results that are scored together must be of one dataset and length. Got {sorted(lengths)}.")
     ((data, rounds),) = lengths
@@ -421,7 +424,7 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], group
         row = _row(board, label)
         ours, theirs = _by_seed(row), _by_seed(board.base)
         gain[board.setting] = np.array(
-            [100 * (_final_accuracy(ours[seed]) - _final_accuracy(theirs[seed])) for seed in seeds]
+            [100 * (terminal_accuracy(ours[seed]) - terminal_accuracy(theirs[seed])) for seed in seeds]
         )
         for measure in _SPEEDS:
             limit = horizon(board, measure)
@@ -431,7 +434,7 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], group
         limit = horizon(board, "rounds")
         times = [_cost_to_target(seed, "rounds")[0] for seed in row.seeds]
         reached[board.setting] = float(np.mean([time is not None and time <= limit for time in times]))
-        lost = [_worst_group(ours[seed]) - _worst_group(theirs[seed]) for seed in seeds]
+        lost = [worst_group_accuracy(ours[seed]) - worst_group_accuracy(theirs[seed]) for seed in seeds]
         if np.isfinite(lost).all():
             minority[board.setting] = 100 * np.array(lost)
     return SelectorScore(label, gain, faster, reached, grouped, minority)
@@ -478,11 +481,12 @@ def _by_seed(row: LeaderRow) -> dict[int, SeedRow]:
     return {seed.seed: seed for seed in row.seeds}
 
 
-def _final_accuracy(seed: SeedRow) -> float:
+def terminal_accuracy(seed: SeedRow) -> float:
+    """Return where a run ends; 0 for one that diverged or failed."""
     return 0.0 if math.isnan(seed.terminal) else seed.terminal
 
 
-def _worst_group(seed: SeedRow) -> float:
+def worst_group_accuracy(seed: SeedRow) -> float:
     """Return how accurate a run is for its worst group, or for the worst tenth of clients where groups are single ones.
 
     A run that diverged or failed is 0% accurate for everybody; NaN where it is not known.

@@ -45,7 +45,7 @@ class BenchmarkSetting:
 
 
 @dataclass(frozen=True)
-class _Size:
+class Size:
     """How a dataset is benchmarked."""
 
     clients: int
@@ -57,12 +57,13 @@ class _Size:
     server: int  # samples of each class the server keeps
     evaluated: int = 2  # rounds between two evaluations
     only: tuple[str, ...] = ()  # settings, where all would take too long
+    unit: int = 20  # so many clients can be divided 3 : 1 between the halves of the classes; 20 for ten classes
 
 
 _SIZES = {
-    "digits": _Size(60, 40, 6, 60, "mlp", {"batch_size": 16, "steps": 10, "lr": 0.1}, 5),
-    "fashion-mnist": _Size(100, 500, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, evaluated=5),
-    "cifar10": _Size(
+    "digits": Size(60, 40, 6, 60, "mlp", {"batch_size": 16, "steps": 10, "lr": 0.1}, 5),
+    "fashion-mnist": Size(100, 500, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, evaluated=5),
+    "cifar10": Size(
         100,
         500,
         10,
@@ -76,14 +77,16 @@ _SIZES = {
             *("concept-20%", "sizes", "rare-slow", "permuted-30%", "cohort-2", "day-night"),
         ),
     ),
-    "femnist": _Size(300, 0, 20, 100, "mlp", {"batch_size": 20, "steps": 20, "lr": 0.05}, 2, evaluated=5),
-    "watch": _Size(10, 0, 3, 100, "mlp", {"batch_size": 32, "steps": 20, "lr": 0.03}, 5, evaluated=5),
-    "flights": _Size(175, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, evaluated=5),
-    "birdstrikes": _Size(50, 0, 8, 60, "mlp", {"batch_size": 32, "steps": 10, "lr": 0.05}, 5, evaluated=2),
-    "speeches": _Size(43, 0, 5, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, evaluated=5),
-    "stdlib": _Size(105, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, evaluated=5),
+    "femnist": Size(300, 0, 20, 100, "mlp", {"batch_size": 20, "steps": 20, "lr": 0.05}, 2, evaluated=5),
+    "watch": Size(10, 0, 3, 100, "mlp", {"batch_size": 32, "steps": 20, "lr": 0.03}, 5, evaluated=5),
+    "flights": Size(175, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, evaluated=5),
+    "birdstrikes": Size(50, 0, 8, 60, "mlp", {"batch_size": 32, "steps": 10, "lr": 0.05}, 5, evaluated=2),
+    "speeches": Size(43, 0, 5, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, evaluated=5),
+    "stdlib": Size(105, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, evaluated=5),
 }
 DATASETS = tuple(_SIZES)
+OWN_ROUNDS = 100
+"""Rounds of a benchmark on data of one's own."""
 SUITES = {"natural": NATURAL}
 """Datasets that are run together, by name."""
 
@@ -100,14 +103,20 @@ def suite(data: str) -> tuple[BenchmarkSetting, ...]:
 
 def _every(data: str) -> tuple[BenchmarkSetting, ...]:
     """Return all settings that a dataset could have."""
-    size = _size(data)
-    return _natural() if data in NATURAL else (*_skews(size), *_worlds(size))
+    if data not in _SIZES:  # data of one's own: the names and meanings are the same for all sizes
+        return (*natural_settings(), *drawn_settings(_SIZES["fashion-mnist"]))
+    return natural_settings() if data in NATURAL else drawn_settings(_size(data))
 
 
-def _skews(size: _Size) -> tuple[BenchmarkSetting, ...]:
+def drawn_settings(size: Size) -> tuple[BenchmarkSetting, ...]:
+    """Return the federations that are made of data without owners."""
+    return (*_skews(size), *_worlds(size))
+
+
+def _skews(size: Size) -> tuple[BenchmarkSetting, ...]:
     """Return the federations of the five papers: labels skewed, wrong, late or lost."""
     n = size.clients
-    online = 20 * max(1, round(0.3 * n / 20))  # a multiple of 20 can be divided 3 : 1 over ten classes
+    online = size.unit * max(1, round(0.3 * n / size.unit))
 
     def spread(alpha: float) -> dict[str, Any]:
         return {"name": "dirichlet", "clients": n, "alpha": alpha}
@@ -192,7 +201,7 @@ def _skews(size: _Size) -> tuple[BenchmarkSetting, ...]:
     )
 
 
-def _worlds(size: _Size) -> tuple[BenchmarkSetting, ...]:
+def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
     """Return what breaks selectors that were made for skewed labels alone: minorities, sizes, rare and slow clients."""
     n = size.clients
 
@@ -246,7 +255,7 @@ def _worlds(size: _Size) -> tuple[BenchmarkSetting, ...]:
         BenchmarkSetting(
             "cohort-half",
             "no paper",
-            f"half of {half} clients a round, a fifth see images turned",
+            "half of all clients a round, a fifth see images turned",
             {**here, "partition": spread(0.3, half)},
             {"cohort": half // 2},
         ),
@@ -274,6 +283,11 @@ def _worlds(size: _Size) -> tuple[BenchmarkSetting, ...]:
     )
 
 
+def described(data: str) -> dict[str, BenchmarkSetting]:
+    """Return the settings that results on a dataset, also on one's own, may name."""
+    return {setting.name: setting for setting in _every(data)}
+
+
 def kinds(data: str, settings: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Group settings that differ only in how long clients take: for accuracy they are one kind.
 
@@ -282,7 +296,7 @@ def kinds(data: str, settings: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     >>> kinds("digits", ["noise", "skew-noise", "skew-noise-slow"])
     (('noise',), ('skew-noise', 'skew-noise-slow'))
     """
-    known = {setting.name: setting for setting in _every(data)} if data in DATASETS else {}
+    known = described(data)
     found: dict[str, list[str]] = {}
     for name in settings:
         setting = known.get(name)
@@ -314,22 +328,38 @@ def table(
     rounds : int
         Instead of the suite's; such a result is no submission.
     """
-    size = _size(data)
-    every = {setting.name: setting for setting in suite(data)}
-    for name in settings:
-        if name not in every:
-            near = nearest(name, list(every))
+    return experiment_table(
+        f"bench-{data}", {"name": data}, _size(data), suite(data), selectors, seeds, settings=settings, rounds=rounds
+    )
+
+
+def experiment_table(
+    name: str,
+    data: Any,
+    size: Size,
+    every: Sequence[BenchmarkSetting],
+    selectors: Mapping[str, Any],
+    seeds: Sequence[int],
+    *,
+    settings: Sequence[str] = (),
+    rounds: int = 0,
+) -> dict[str, Any]:
+    """Return settings of one size on some data as an experiment's configuration; see :func:`table`."""
+    by_name = {setting.name: setting for setting in every}
+    for wanted in settings:
+        if wanted not in by_name:
+            near = nearest(wanted, list(by_name))
             raise UnknownNameError(
-                f"The benchmark of {data} has no setting {name!r}. Known: {', '.join(every)}.",
+                f"{name} has no setting {wanted!r}. Known: {', '.join(by_name)}.",
                 hint=f"did you mean {near!r}?" if near else None,
             )
     if not seeds:
         raise InputError("The benchmark needs at least one seed.")
-    chosen = [every[name] for name in settings] or list(every.values())
+    chosen = [by_name[wanted] for wanted in settings] or list(by_name.values())
     return {
-        "name": f"bench-{data}",
+        "name": name,
         "seeds": list(seeds),
-        "data": {"name": data},
+        "data": data,
         "model": {"name": size.model},
         "local": dict(size.local),
         "scenario": {"validation": 0.1, "server_validation": size.server},
@@ -353,10 +383,11 @@ def table(
 
 def rounds_of(data: str) -> int:
     """Return how many rounds the benchmark of a dataset makes."""
-    return _size(data).rounds
+    return _size(data).rounds if data in _SIZES else OWN_ROUNDS
 
 
-def _natural() -> tuple[BenchmarkSetting, ...]:
+def natural_settings() -> tuple[BenchmarkSetting, ...]:
+    """Return the federations of data with real owners."""
     owners = {"name": "natural"}
     return (
         BenchmarkSetting("natural", "Fed-CBS", "real owners, all available", {"partition": owners}),
@@ -370,12 +401,12 @@ def _natural() -> tuple[BenchmarkSetting, ...]:
     )
 
 
-def _size(data: str) -> _Size:
+def _size(data: str) -> Size:
     if data not in _SIZES:
         near = nearest(data, list(_SIZES))
         raise UnknownNameError(
             f"There is no benchmark of {data!r}. Known: {', '.join(_SIZES)}.",
-            hint=f"did you mean {near!r}?" if near else f"on data of your own: fedcohort compare --data {data}",
+            hint=f"did you mean {near!r}?" if near else None,
         )
     return _SIZES[data]
 

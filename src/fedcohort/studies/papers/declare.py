@@ -28,14 +28,12 @@ class Measure:
     ----------
     name : str
         The key under which a record keeps it.
-    title : str
     lower : bool
         Whether less is better.
     scale : float
         What a recorded value is multiplied with to have the paper's unit.
     ratio : bool
         Whether margins are ratios (rounds, imbalance) or differences (points of accuracy).
-    digits : int
     """
 
     name: str
@@ -97,10 +95,8 @@ class Beats:
     ----------
     text : str
         As a sentence.
-    measure : str
     better, worse : str or tuple of str
         Labels; of several, the mean counts.
-    settings : tuple of str
     """
 
     text: str
@@ -135,7 +131,6 @@ class Study:
 
     Attributes
     ----------
-    name : str
     parts : mapping of str to dict
         Experiments without name and seeds, each a piece that can be run by itself. Settings of all parts have different
         names.
@@ -147,7 +142,6 @@ class Study:
         The label whose end others catch up with.
     differences : tuple of str
         What is different from the paper, each with its reason.
-    extra : callable, optional
     gpu_minutes : float
         About how long it takes on one H200, from rates measured before; 0 where nothing is known.
     """
@@ -192,9 +186,6 @@ class Exhibit:
     ----------
     name : str
         Such as "fedcor-table-1-fmnist".
-    paper, place, title : str
-    study : Study
-    grids : tuple of Grid
     claims : tuple of Beats and Near
         Besides those that the grids make.
     notes : tuple of str

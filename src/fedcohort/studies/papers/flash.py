@@ -100,15 +100,10 @@ _PLAIN = {"loss": "cross-entropy"}
 _DATA = {"femnist": "femnist", "cifar10": "cifar10", "digits": "digits"}
 
 
-def _base(
-    data: str, settings: Sequence[Mapping[str, Any]], selectors: Mapping[str, Any], *, robust: bool = True
-) -> dict[str, Any]:
+def _base(data: str, settings: Sequence[Mapping[str, Any]], selectors: Mapping[str, Any]) -> dict[str, Any]:
     small = data == "digits"
-    local: dict[str, Any] = (
-        {"batch_size": 16, "steps": 10, "lr": 0.1} if small else {"batch_size": 50, "steps": 20, "lr": 0.05}
-    )
-    if robust:
-        local["loss"] = "robust"
+    steps = {"batch_size": 16, "steps": 10, "lr": 0.1} if small else {"batch_size": 50, "steps": 20, "lr": 0.05}
+    local: dict[str, Any] = {**steps, "loss": "robust"}
     partition = {"name": "dominant-class", "clients": 50 if small else 100, "share": 0.0, "replacement": True}
     if data == "cifar10":
         partition["samples"] = 450

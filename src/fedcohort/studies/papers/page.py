@@ -13,7 +13,7 @@ from fedcohort.simulate.leaderboard.formats import DASHES, Cell, Table, to_markd
 from fedcohort.studies.papers.catalogue import EXHIBITS
 from fedcohort.studies.papers.declare import MEASURES, Exhibit, Grid, Measure, Study
 from fedcohort.studies.papers.record import StudyRecord
-from fedcohort.studies.papers.verdicts import ClaimVerdict, Ratio, count_verdicts, judge, ratios
+from fedcohort.studies.papers.verdicts import ClaimVerdict, MarginComparison, count_verdicts, judge, ratios
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
 _MOST_CURVES = 8
@@ -73,7 +73,7 @@ def _ours(mean: tuple[float | None, float, int] | None, measure: Measure) -> Cel
     return Cell(text if math.isnan(std) else f"{text} ± {number(measure.scale * std, measure)}")
 
 
-def ratio_table(exhibit: Exhibit, found: Sequence[Ratio]) -> Table:
+def ratio_table(exhibit: Exhibit, found: Sequence[MarginComparison]) -> Table:
     """Return every comparison with the paper's margin and ours."""
     names = exhibit.study.names
     rows = []
@@ -221,15 +221,14 @@ def _figures_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
     return tables
 
 
-def markdown(exhibit: Exhibit, record: StudyRecord, level: int = 1) -> str:
+def markdown(exhibit: Exhibit, record: StudyRecord) -> str:
     """Return an exhibit's page as Markdown."""
-    head, below = "#" * level, "#" * (level + 1)
-    lines = [f"{head} {exhibit.paper}, {exhibit.place}: {exhibit.title}", "", summary(judge(exhibit, record)), ""]
+    lines = [f"# {exhibit.paper}, {exhibit.place}: {exhibit.title}", "", summary(judge(exhibit, record)), ""]
     lines += [f"- {text}" for text in conditions(exhibit, record)]
     lines += [f"- Differs from the paper: {text}" for text in exhibit.study.differences]
     lines += [f"- {text}" for text in exhibit.notes]
     for table in tables_of(exhibit, record):
-        lines += ["", f"{below} {table.title}", "", to_markdown(table).strip()]
+        lines += ["", f"## {table.title}", "", to_markdown(table).strip()]
     return "\n".join(lines) + "\n"
 
 

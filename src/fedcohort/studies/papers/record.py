@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-import fedcohort
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.files import read_file
-from fedcohort.simulate.leaderboard import leaderboards
-from fedcohort.simulate.leaderboard.numbers import LeaderRow
+from fedcohort.core.version import __version__
+from fedcohort.simulate.leaderboard import LeaderRow
 from fedcohort.simulate.metrics import Curve
 from fedcohort.simulate.store.results import Results, RunInfo
 from fedcohort.simulate.store.writer import write_atomically
@@ -35,7 +34,6 @@ class StudyRecord:
 
     Attributes
     ----------
-    study : str
     settings : dict
         By setting: ``seeds``, ``rounds`` made, ``planned`` by the study, ``finished``, ``made`` (how, when, on what),
         and ``labels``: for each label the measures, a value per seed (None where a target was never reached), and
@@ -117,7 +115,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
     """Return the record of one part's experiment, as far as it has got; ``quick`` marks a trial."""
     planned = study.rounds
     made = {
-        "fedcohort": fedcohort.__version__,
+        "fedcohort": __version__,
         "command": results.meta.get("command", ""),
         "device": results.meta.get("device", ""),
         "date": time.strftime("%Y-%m-%d"),
@@ -129,7 +127,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
     runs: dict[tuple[str, str], list[RunInfo]] = {}
     for run in results.runs:
         runs.setdefault((str(run.setting.get("name", "")), run.label), []).append(run)
-    for board in leaderboards(results):
+    for board in results.leaderboards():
         if board.setting not in study.settings(part):
             raise InputError(f"The part {part!r} of {study.name} has no setting {board.setting!r}.")
         members = [run for (setting, _), found in runs.items() if setting == board.setting for run in found]

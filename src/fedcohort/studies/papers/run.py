@@ -85,7 +85,6 @@ def reproduce(
         alone are made, with its seeds and rounds.
     quick : bool
         One seed, few rounds and the small digits in place of the data: does everything run?
-    device : str, optional
     processes : int, optional
         Number of processes that run in parallel.
     minutes : float, optional

@@ -36,9 +36,6 @@ def distil(model: Any, targets: Any, server: Server, *, steps: int, batch_size: 
     model : (P,) where the student starts
     targets : (V, C) probabilities
         What the teachers say of every sample of the server.
-    server : Server
-    steps, batch_size : int
-    rate : float
     """
     first = second = zeros(model)
     for step, places in enumerate(server.batches(batch_size, steps)):

@@ -56,14 +56,30 @@ class LastUpdates(Memory):
         self.own.restore(arrays)
 
 
-def _shares(members: Members, weighting: str) -> FloatArray:
-    """(k,) what each member is of all clients: 1 / N, or its part of all samples."""
-    return members.share if weighting == "size" else np.full(len(members), 1.0 / members.federation)
+@dataclass(frozen=True, kw_only=True)
+class _Remembering(Aggregator):
+    """What FedVARP and MIFA share: every client's last update, and how clients count."""
+
+    weighting: str = param("count", _WEIGHTING, "clients count equally (the paper) or by their samples")
+
+    def memory(self, federation: int, model: Any) -> LastUpdates:
+        """Return updates of zero."""
+        return LastUpdates(federation, model)
+
+    def _checked(self, models: Any, members: Members, memory: Memory | None) -> LastUpdates:
+        self._check(models, members)
+        if not isinstance(memory, LastUpdates):
+            raise self._foreign(memory)
+        return memory
+
+    def _shares(self, members: Members) -> FloatArray:
+        """(k,) what each member is of all clients: 1 / N, or its part of all samples."""
+        return members.share if self.weighting == "size" else np.full(len(members), 1.0 / members.federation)
 
 
 @AGGREGATORS.register("fedvarp")
 @dataclass(frozen=True, kw_only=True)
-class FedVarp(Aggregator):
+class FedVarp(_Remembering):
     r"""FedVARP: absent clients take part with their last updates ([Jhunjhunwala2022]_, Algorithm 1).
 
     .. math:: v = \frac{1}{N} \sum_{j=1}^{N} y_j + \frac{1}{|S|} \sum_{i \in S} (\Delta_i - y_i), \qquad
@@ -86,30 +102,23 @@ class FedVarp(Aggregator):
     """
 
     global_rate: float = param(1.0, Interval(float, 0, None, "neither"), "global step size (eta_s)")
-    weighting: str = param("count", _WEIGHTING, "clients count equally (the paper) or by their samples")
-
-    def memory(self, federation: int, model: Any) -> LastUpdates:
-        """Return updates of zero."""
-        return LastUpdates(federation, model)
 
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the mean of all last updates, corrected by what the cohort's have changed."""
-        self._check(models, members)
-        if not isinstance(memory, LastUpdates):
-            raise self._foreign(memory)
+        memory = self._checked(models, members, memory)
         weights = members.weights_by(self.weighting)
         rate = self.global_rate * float(weights @ members.learning_rates)
         change = memory.change(old, models, members)
         direction = memory.mean + average(weights, change)
-        memory.absorb(change, members, _shares(members, self.weighting))
+        memory.absorb(change, members, self._shares(members))
         return Combined(old + rate * direction, self.global_rate * weights)
 
 
 @AGGREGATORS.register("mifa")
 @dataclass(frozen=True, kw_only=True)
-class Mifa(Aggregator):
+class Mifa(_Remembering):
     r"""MIFA: the mean of the last updates of all clients ([Gu2021]_, Algorithm 1).
 
     .. math:: y_i \leftarrow \Delta_i \text{ for } i \in S, \qquad w \leftarrow w + \eta \frac{1}{N} \sum_{j=1}^{N} y_j.
@@ -129,20 +138,12 @@ class Mifa(Aggregator):
     array([1.5])
     """
 
-    weighting: str = param("count", _WEIGHTING, "clients count equally (the paper) or by their samples")
-
-    def memory(self, federation: int, model: Any) -> LastUpdates:
-        """Return updates of zero."""
-        return LastUpdates(federation, model)
-
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the mean of all last updates, the cohort's new ones among them."""
-        self._check(models, members)
-        if not isinstance(memory, LastUpdates):
-            raise self._foreign(memory)
+        memory = self._checked(models, members, memory)
         rate = float(members.weights_by(self.weighting) @ members.learning_rates)
-        shares = _shares(members, self.weighting)
+        shares = self._shares(members)
         memory.absorb(memory.change(old, models, members), members, shares)
         return Combined(old + rate * memory.mean, shares)

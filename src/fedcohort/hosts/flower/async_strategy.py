@@ -1,0 +1,123 @@
+"""A Flower strategy without rounds: as soon as a client answers or fails, another one takes its place.
+
+It differs from ``CohortStrategy`` in one line::
+
+    strategy = AsyncCohortStrategy("balanced", FedAvg(), busy=30, buffer=10, journal="run.sqlite", seed=1)
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=500)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any, cast
+
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedcohort.core.errors import ParameterError
+from fedcohort.core.protocol import Selector
+from fedcohort.hosts.flow import FlowPolicy
+from fedcohort.hosts.flower.flow_host import FlowerFlowHost
+from fedcohort.hosts.flower.run import LiveRun
+from fedcohort.hosts.flower.strategy import CohortStrategy, create_part
+from fedcohort.hosts.flower.wrapped_strategy import changes_shape, private_cohort_size
+from fedcohort.hosts.leases import Leases
+from fedcohort.hosts.live_flow import play_flow
+from fedcohort.session.session import Session
+from fedcohort.session.validation import check_one_at_a_time
+from fedcohort.training.aggregators import AGGREGATORS, Aggregator, FedAsync, FedAvgStale, FedBuff
+
+log = logging.getLogger("flwr.fedcohort")
+_OF_ROUNDS = {
+    "cohort_size": "pass busy, the number of clients at work",
+    "spares": "a client that fails is replaced at once",
+    "min_replies": "pass buffer, the number of answers that make a model",
+    "filter": "filters compare the models of a round",
+}
+
+
+class AsyncCohortStrategy(CohortStrategy):
+    """Choose clients one by one with a fedcohort selector; average their stale updates with any Flower strategy.
+
+    Flower's rounds are global models here: ``num_rounds`` is their number, and ``server-round`` in a client's config is
+    one more than the number of the model it is sent.
+
+    Parameters
+    ----------
+    selector : Selector or str
+        One that can choose one client at a time: ``uniform``, ``balanced``, ``fedcbs`` and others.
+    strategy : Strategy
+        Any strategy of Flower's message API except those for differential privacy and trees.
+    busy : int
+        How many clients work at the same time.
+    buffer : int
+        How many sound answers make a new global model: 1 is FedAsync, more is FedBuff.
+    period : float, optional
+        Seconds between two models instead, whatever has come by then.
+    aggregator : Aggregator or str
+        What each answer counts for, by its staleness: ``fedbuff``, ``fedasync`` or ``fedavg-stale``.
+    **settings
+        As in :class:`CohortStrategy`, except ``cohort_size``, ``spares``, ``min_replies`` and ``filter``, which belong
+        to rounds. ``deadline`` is how long one client has; then another one takes its place.
+    """
+
+    def __init__(
+        self,
+        selector: Selector[Any] | str,
+        strategy: Strategy | None = None,
+        *,
+        busy: int,
+        buffer: int = 1,
+        period: float | None = None,
+        aggregator: Aggregator | str = "fedbuff",
+        **settings: Any,
+    ) -> None:
+        for name, hint in _OF_ROUNDS.items():
+            if name in settings:
+                raise ParameterError(f"The {name!r} parameter belongs to rounds, which there are none of.", hint=hint)
+        self.flow = FlowPolicy(busy, buffer, period)
+        found = create_part("aggregator", aggregator, Aggregator, AGGREGATORS)
+        if not isinstance(found, FedBuff | FedAsync | FedAvgStale):
+            raise ParameterError(
+                "The 'aggregator' parameter of AsyncCohortStrategy must be 'fedbuff', 'fedasync' or 'fedavg-stale'. "
+                f"Got {found.name!r}.",
+                hint="the wrapped strategy may be FedAdam or another one of Flower's",
+            )
+        self.aggregator = found
+        for what, refused in (
+            ("adds noise for a cohort", strategy is not None and private_cohort_size(strategy) is not None),
+            ("adds trees", strategy is not None and changes_shape(strategy)),
+        ):
+            if refused:
+                raise ParameterError(
+                    f"{type(strategy).__name__} {what}, and cannot average updates of older models.",
+                    hint="use CohortStrategy, which runs rounds",
+                )
+        super().__init__(selector, strategy, cohort_size=busy, **settings)
+        check_one_at_a_time(True, self.selector)
+
+    def more_settings(self) -> dict[str, Any]:
+        """Return what a journal says about the flow."""
+        return {**dataclasses.asdict(self.flow), "aggregator": repr(self.aggregator)}
+
+    def _warn_of_bias(self) -> None:
+        by_size = isinstance(self.aggregator, FedAvgStale)
+        if self.selector.aggregator not in (None, "fedavg" if by_size else "mean"):
+            log.warning(
+                "the selector %r is unbiased with the aggregator %r; with %r the average may be biased",
+                self.selector.name, self.selector.aggregator, self.aggregator.name,
+            )  # fmt: skip
+
+    def _live_run(self, grid: Grid, **options: Any) -> LiveRun:
+        return _AsyncRun(FlowerFlowHost(self, grid, **options))
+
+
+class _AsyncRun(LiveRun):
+    """One call of ``start``, without rounds."""
+
+    asynchronous = True
+
+    def _play(self, session: Session, leases: Leases | None) -> str | None:
+        host = cast(FlowerFlowHost, self.host)
+        return play_flow(host, session, host.policy, host.settings.flow, host.num_rounds, leases)

@@ -1,0 +1,158 @@
+"""Define the suite ``time``: four ways to make a global model, under four kinds of availability, by the clock.
+
+All runs get the same simulated day on the same federation: two classes are rare, their holders take three times as
+long, and speeds are log-normal. The question is when a run reaches the accuracy at which uniform selection in plain
+rounds ends; how many rounds or models that takes does not matter. The suite is in two pieces, because only some
+selectors can choose one client at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedcohort.core.errors import InputError, UnknownNameError
+from fedcohort.core.registry import nearest
+from fedcohort.simulate.config.experiment import Experiment
+
+VERSION = 1
+DAY = 86_400.0
+MOST = {"rounds": 400, "flow": 1500}  # rounds or models of a run, several times what uniform selection makes in a day
+SLOWNESS = 3.0  # how many times longer holders of rare classes take
+
+REGIMES: dict[str, Mapping[str, Any] | None] = {
+    "always-on": None,
+    "day-night": {"session": 14_400.0, "gap": 14_400.0, "spread": 0.5, "daily": 1.0, "peak": 21.0},
+    "short-sessions": {"session": 900.0, "gap": 1800.0, "spread": 0.8},
+    # `fedcohort scenario fit` on the made-up phones of bench/phones_trace.py
+    "fitted": {"session": 9036.0, "gap": 15010.0, "spread": 1.844, "variety": 0.5259, "daily": 0.8161, "peak": 21.39},
+}
+"""The state ``online`` of each kind of availability; None: always on."""
+
+ROUNDS, SPARES, PERIOD, BUFFER = "rounds", "over-committed", "semi-synchronous", "fedbuff"
+WAYS = {
+    ROUNDS: "k clients are asked, the model waits for the last one",
+    SPARES: "1.3 k are asked, the round closes with the first k",
+    PERIOD: "1.3 k at work, a model every ten minutes of what has come",
+    BUFFER: "1.3 k at work, a model of every k/2 answers",
+}
+"""How a global model is made."""
+PIECES = {"rounds": (ROUNDS, SPARES), "flow": (PERIOD, BUFFER)}
+_TICK = 600.0  # seconds between two models of the semi-synchronous way
+
+
+@dataclass(frozen=True)
+class _Size:
+    """How a dataset is used."""
+
+    clients: int
+    cohort: int  # k
+    local: Mapping[str, Any]
+    server: int  # samples of each class the server keeps
+
+    @property
+    def asked(self) -> int:
+        """1.3 k."""
+        return math.ceil(1.3 * self.cohort)
+
+    @property
+    def speed(self) -> float:
+        """Samples a second, so that the median client works for five minutes."""
+        return float(self.local["batch_size"] * self.local["steps"]) / 300.0
+
+
+_SIZES = {
+    "digits": _Size(60, 6, {"batch_size": 16, "steps": 10, "lr": 0.1}, 5),
+    "fashion-mnist": _Size(100, 10, {"batch_size": 50, "steps": 20, "lr": 0.05}, 20),
+}
+DATASETS = tuple(_SIZES)
+
+
+def setting_name(regime: str, way: str) -> str:
+    """Return what a setting is called."""
+    return f"{regime}/{way}"
+
+
+def tables(
+    data: str, selectors: Mapping[str, Any], seeds: Sequence[int], *, regimes: Sequence[str] = (), rounds: int = 0
+) -> dict[str, dict[str, Any]]:
+    """Return the suite as two configurations: ``rounds`` with all selectors, ``flow`` with those that can do it.
+
+    Parameters
+    ----------
+    data : str
+        digits or fashion-mnist.
+    selectors : mapping
+        The tables ``[selectors.LABEL]``; ``uniform`` is added.
+    seeds : sequence of int
+    regimes : sequence of str
+        Only these kinds of availability.
+    rounds : int
+        Models of each run at most, in place of a whole day; such a result is a trial.
+    """
+    if data not in _SIZES:
+        raise UnknownNameError(f"The suite 'time' is run on {' or '.join(_SIZES)}. Got {data!r}.")
+    for name in regimes:
+        if name not in REGIMES:
+            near = nearest(name, list(REGIMES))
+            raise UnknownNameError(
+                f"The suite 'time' has no setting {name!r}. Known: {', '.join(REGIMES)}.",
+                hint=f"did you mean {near!r}?" if near else None,
+            )
+    if not seeds:
+        raise InputError("The benchmark needs at least one seed.")
+    chosen = list(regimes) or list(REGIMES)
+    every = {"uniform": {}, **selectors}
+    in_rounds = _table(data, "rounds", every, seeds, chosen, rounds)
+    able = {plan.label for plan in Experiment.from_dict(in_rounds).plans if plan.selector.one_at_a_time}
+    # FedBuff takes the place of what a selector brings along: its plain mean of updates is what sampling by size needs.
+    one_by_one = {label: {**entry, "aggregator": "fedbuff"} for label, entry in every.items() if label in able}
+    return {"rounds": in_rounds, "flow": _table(data, "flow", one_by_one, seeds, chosen, rounds)}
+
+
+def _table(
+    data: str, piece: str, selectors: Mapping[str, Any], seeds: Sequence[int], regimes: Sequence[str], rounds: int
+) -> dict[str, Any]:
+    size = _SIZES[data]
+    devices = {"speed": size.speed, "speed_spread": 0.8}
+    partition = {"name": "rare-holders", "clients": size.clients, "rare": 2, "share": 0.1, "alpha": 0.3}
+    return {
+        "name": f"time-{piece}",
+        "seeds": list(seeds),
+        "data": {"name": data},
+        "model": {"name": "mlp"},
+        "local": dict(size.local),
+        "scenario": {
+            "partition": partition,
+            "rare_slowness": SLOWNESS,
+            "validation": 0.1,
+            "server_validation": size.server,
+        },
+        "run": {"rounds": rounds or MOST[piece], "seconds": DAY, "cohort": size.cohort, "baseline": "uniform"},
+        "selectors": dict(selectors),
+        "settings": [
+            {
+                "name": setting_name(regime, way),
+                "scenario": {"devices": devices if state is None else {**devices, "states": {"online": dict(state)}}},
+                "run": _run(size, way),
+            }
+            for regime, state in REGIMES.items()
+            if regime in regimes
+            for way in PIECES[piece]
+        ],
+    }
+
+
+def _run(size: _Size, way: str) -> dict[str, Any]:
+    """Return what a way changes in ``[run]``; evaluations are about as far apart in seconds in all of them."""
+    match way:
+        case "rounds":
+            return {}
+        case "over-committed":
+            return {"spares": size.asked - size.cohort, "eval_every": 3}
+        case "semi-synchronous":
+            return {"mode": "async", "cohort": size.asked, "period": _TICK, "eval_every": 3}
+        case _:
+            return {"mode": "async", "cohort": size.asked, "buffer": size.cohort // 2, "eval_every": 10}

@@ -1,0 +1,322 @@
+"""Score the suite ``time``: when runs reach the target, who takes part, and how the worst group fares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import fedcohort
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.errors import InputError
+from fedcohort.simulate.leaderboard import Leaderboard, SeedRow
+from fedcohort.simulate.leaderboard.formats import Cell, Table, to_markdown
+from fedcohort.simulate.store.results import Results
+from fedcohort.studies.benchmark.frozen import Frozen, together
+from fedcohort.studies.benchmark.scores import half_interval, terminal_accuracy, worst_group_accuracy
+from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS
+from fedcohort.studies.benchmark.timed import DAY, MOST, REGIMES, ROUNDS, VERSION, WAYS, setting_name
+
+HOUR = 3600.0
+_UNIFORM = "uniform"
+
+
+@dataclass(frozen=True)
+class TimeCell:
+    """One selector under one kind of availability and one way to make models; arrays have an entry for each seed.
+
+    Attributes
+    ----------
+    hours : (seeds,) array
+        Simulated hours to the target; the whole day for a run that does not reach it.
+    reached : (seeds,) bool array
+    accuracy, worst_group : (seeds,) array
+        At the end of the day, in [0, 1]; 0 for a run that diverged.
+    jain : (seeds,) array
+        Jain's index of participation.
+    """
+
+    regime: str
+    way: str
+    label: str
+    hours: FloatArray
+    reached: FloatArray
+    accuracy: FloatArray
+    worst_group: FloatArray
+    jain: FloatArray
+
+
+_MEASURES = ("hours", "reached", "accuracy", "worst_group", "jain")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster, the geometric mean over seeds, and its 95% interval (NaN with one seed)."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, logs: FloatArray) -> Ratio:
+        """Return that of the logs of the seeds' ratios."""
+        middle, half = float(logs.mean()), half_interval(logs)
+        return cls(*(math.exp(value) for value in (middle, middle - half, middle + half)))
+
+    @property
+    def cell(self) -> Cell:
+        """As a table shows it."""
+        return Cell(f"{self.mean:.2f}×", "" if math.isnan(self.low) else f"({self.low:.2f} to {self.high:.2f})")
+
+
+@dataclass(frozen=True)
+class TimeScores:
+    """The result of the suite.
+
+    Attributes
+    ----------
+    data : str
+    seeds : tuple of int
+    targets : mapping of regime to float
+        Where uniform selection ends in plain rounds, rounded down to a whole percent.
+    cells : tuple of TimeCell
+    complete : bool
+        Whether every run has ended.
+    whole : bool
+        Whether runs had the whole day.
+    frozen : Frozen or None
+    """
+
+    data: str
+    seeds: tuple[int, ...]
+    targets: Mapping[str, float]
+    cells: tuple[TimeCell, ...]
+    complete: bool
+    whole: bool = True
+    frozen: Frozen | None = None
+
+    @property
+    def purpose(self) -> str:
+        """What the result is good for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
+        if not self.whole or set(self.targets) != set(REGIMES):
+            return "trial"
+        if set(self.seeds) <= set(REPORT_SEEDS):
+            return "report"
+        return "tuning" if set(self.seeds) <= set(TUNING_SEEDS) else "own"
+
+    @property
+    def labels(self) -> list[str]:
+        """The selectors: uniform, then the others as they come."""
+        return list(dict.fromkeys([_UNIFORM, *(cell.label for cell in self.cells)]))
+
+    def find(self, regime: str, way: str, label: str) -> TimeCell | None:
+        """Return a cell; None where the selector cannot choose in this way."""
+        wanted = (regime, way, label)
+        return next((cell for cell in self.cells if (cell.regime, cell.way, cell.label) == wanted), None)
+
+    def faster(self, way: str, label: str, *, than: tuple[str, str], regimes: Sequence[str] = ()) -> Ratio | None:
+        """Return how many times faster a selector is in a way ``than`` another (way, selector), with the same seeds.
+
+        Over the regimes it is the geometric mean. Runs that do not reach the target count with the whole day.
+        """
+        logs = []
+        for regime in regimes or self.targets:
+            mine, base = self.find(regime, way, label), self.find(regime, *than)
+            if mine is None or base is None:
+                return None
+            logs.append(np.log(base.hours / mine.hours))
+        return Ratio.of(np.mean(logs, axis=0))
+
+    def difference(self, measure: str, way: str, label: str, *, than: tuple[str, str]) -> FloatArray | None:
+        """Return by how much a measure is higher than that of another (way, selector): (seeds,), mean over regimes."""
+        found = []
+        for regime in self.targets:
+            mine, base = self.find(regime, way, label), self.find(regime, *than)
+            if mine is None or base is None:
+                return None
+            found.append(getattr(mine, measure) - getattr(base, measure))
+        return np.asarray(np.mean(found, axis=0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "suite": "time",
+            "version": VERSION,
+            "fedcohort": fedcohort.__version__,
+            "data": self.data,
+            "seeds": list(self.seeds),
+            "day": DAY,
+            "purpose": self.purpose,
+            "whole": self.whole,
+            "complete": self.complete,
+            "frozen": None if self.frozen is None else self.frozen.to_dict(),
+            "regimes": {name: {"target": target, "online": REGIMES[name]} for name, target in self.targets.items()},
+            "cells": [
+                {
+                    "regime": cell.regime,
+                    "way": cell.way,
+                    "selector": cell.label,
+                    **{name: [round(float(x), 6) for x in getattr(cell, name)] for name in _MEASURES},
+                }
+                for cell in self.cells
+            ],
+        }
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> TimeScores:
+        """Return the scores that a bench.json of this suite holds."""
+        frozen = stored.get("frozen")
+        return TimeScores(
+            data=stored["data"],
+            seeds=tuple(stored["seeds"]),
+            targets={name: float(entry["target"]) for name, entry in stored["regimes"].items()},
+            cells=tuple(
+                TimeCell(
+                    cell["regime"],
+                    cell["way"],
+                    cell["selector"],
+                    *(np.array(cell[name], np.float64) for name in _MEASURES),
+                )
+                for cell in stored["cells"]
+            ),
+            complete=stored["complete"],
+            whole=stored["whole"],
+            frozen=None if frozen is None else Frozen(int(frozen["suite"]), dict(frozen["selectors"])),
+        )
+
+
+def score_time(*results: Results) -> TimeScores:
+    """Score the pieces of the suite together."""
+    frozen = together([part.path for part in results])
+    first = {board.setting: board for part in results for board in part.leaderboards()}
+    targets = {
+        regime: first[setting_name(regime, ROUNDS)].target
+        for regime in REGIMES
+        if setting_name(regime, ROUNDS) in first
+    }
+    if not targets:
+        raise InputError("The suite 'time' compares with uniform selection in rounds, which these results lack.")
+    known = sorted({target for target in targets.values() if not math.isnan(target)})
+    if len(known) < len(set(targets.values())):
+        raise InputError("Uniform selection in rounds was never evaluated, so there is no target.")
+    boards = {board.setting: board for part in results for board in part.leaderboards(targets=known)}
+    seeds = tuple(sorted({seed.seed for board in boards.values() for row in board.rows for seed in row.seeds}))
+    cells = []
+    for regime, target in targets.items():
+        for way in WAYS:
+            board = boards.get(setting_name(regime, way))
+            if board is not None:
+                cells += _cells(board, regime, way, target, seeds)
+    return TimeScores(
+        data=str(results[0].config["data"]["name"]),
+        seeds=seeds,
+        targets=targets,
+        cells=tuple(cells),
+        complete=all(board.finished for board in boards.values()),
+        whole=all(int(part.config["run"]["rounds"]) in MOST.values() for part in results),
+        frozen=frozen,
+    )
+
+
+def _cells(board: Leaderboard, regime: str, way: str, target: float, seeds: Sequence[int]) -> list[TimeCell]:
+    place = board.targets.index(target)
+    cells = []
+    for row in board.rows:
+        runs = {seed.seed: seed for seed in row.seeds}
+        mine = [runs[seed] for seed in seeds]
+        times = [_time(run, place) for run in mine]
+        cells.append(
+            TimeCell(
+                regime,
+                way,
+                row.label,
+                np.array(times) / HOUR,
+                np.array([time < DAY for time in times], np.float64),
+                np.array([terminal_accuracy(run) for run in mine]),
+                np.array([worst_group_accuracy(run) for run in mine]),
+                np.array([run.fair["jain"] for run in mine]),
+            )
+        )
+    return cells
+
+
+def _time(run: SeedRow, place: int) -> float:
+    """Return when a run reaches a target, the whole day where it does not: the restricted time of a censored run."""
+    found = run.seconds_to[place]
+    return DAY if found is None else min(found, DAY)
+
+
+# -- tables ---------------------------------------------------------------------------------------------------------
+
+
+def ways(scores: TimeScores) -> Table:
+    """Return what each way is worth with uniform selection."""
+    rows = []
+    for regime, target in scores.targets.items():
+        for way in WAYS:
+            cell = scores.find(regime, way, _UNIFORM)
+            faster = scores.faster(way, _UNIFORM, than=(ROUNDS, _UNIFORM), regimes=[regime])
+            if cell is None or faster is None:
+                continue
+            rows.append(
+                (
+                    Cell(f"{regime}, {target:.0%}" if way == ROUNDS else ""),
+                    Cell(way),
+                    _mean(cell.hours, "{:.1f}"),
+                    Cell("1") if way == ROUNDS else faster.cell,
+                    Cell(f"{cell.reached.mean():.0%}"),
+                    _mean(100 * cell.accuracy, "{:.1f}"),
+                    _mean(100 * cell.worst_group, "{:.1f}"),
+                    Cell(f"{cell.jain.mean():.2f}"),
+                )
+            )
+    head = ("availability, target", "way", "hours", "times as fast", "reached", "accuracy", "worst group", "Jain")
+    return Table(
+        "ways",
+        "Uniform selection: simulated hours to the target, and who pays",
+        head,
+        tuple(rows),
+        note="A run that does not reach the target counts with the whole day."
+        + (f" ± and brackets: 95% over {len(scores.seeds)} seeds." if len(scores.seeds) > 1 else ""),
+        wrap=frozenset({1}),
+    )
+
+
+def selection(scores: TimeScores) -> Table:
+    """Return, for each selector and way, how much faster it is than uniform selection in the same way."""
+    rows = []
+    for label in scores.labels:
+        if label == _UNIFORM:
+            continue
+        cells = [Cell(label)]
+        for way in WAYS:
+            faster = scores.faster(way, label, than=(way, _UNIFORM))
+            worst = scores.difference("worst_group", way, label, than=(way, _UNIFORM))
+            cells.append(Cell("–") if faster is None else faster.cell)
+            cells.append(Cell("–") if worst is None else Cell(f"{100 * worst.mean():+.1f}"))
+        rows.append(cells)
+    rows.sort(key=lambda row: -float(row[1].text.rstrip("×")))
+    head = ["selector"]
+    for way in WAYS:
+        head += [way, "group"]
+    return Table(
+        "selection",
+        "Selectors against uniform selection in the same way: times as fast, and points of the worst group",
+        tuple(head),
+        tuple(tuple(row) for row in rows),
+        note="Means over all kinds of availability, geometric ones of the speeds. –: it cannot choose one client at a "
+        "time.",
+    )
+
+
+def markdown(scores: TimeScores) -> str:
+    """Return both tables."""
+    return "\n\n".join(map(to_markdown, (ways(scores), selection(scores)))) + "\n"
+
+
+def _mean(values: FloatArray, form: str) -> Cell:
+    half = half_interval(values)
+    return Cell(form.format(values.mean()), "" if math.isnan(half) else "± " + form.format(half))
