@@ -110,8 +110,8 @@ def rewind(journal: Journal, savepoint: Savepoint) -> None:
             hint="put the journal back that was written last",
         )
     meta, database = journal.meta(), journal.database
-    # Some events change clients, rules or the selector in place, and deleting rows does not bring those back. A chain is
-    # there to show deletions.
+    # Some events change clients, rules or the selector in place, and deleting rows does not bring those back. A chain
+    # is there to show deletions.
     lasting = database.fetch(
         f"SELECT kind FROM events WHERE id > ? AND kind IN ({', '.join('?' * len(_LASTING))})",
         (savepoint.event, *_LASTING),
