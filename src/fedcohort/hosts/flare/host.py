@@ -17,6 +17,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
 from fedcohort.core.signals import METRIC_SIGNALS, Signal
 from fedcohort.core.text import shorten
+from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER
 from fedcohort.hosts.flare.replies import (
     CheckedResult,
     ResultChecker,
@@ -44,6 +45,7 @@ _TRIAL = "trial"
 _SLICE = 0.25  # seconds between two looks at whether the job was aborted
 _SETTLE = 10.0  # seconds to wait for sites that have not said what they hold, once enough have
 _AFTERLIFE = 60.0  # seconds, at least, that a task outlives its round, so that a late result can arrive
+_SLOWEST = 10.0  # with an automatic deadline, so many times as long as its round
 _LOG_EVERY = 10.0  # seconds between two lines of the log that say what is waited for
 
 
@@ -141,9 +143,11 @@ class FlareHost(Host):
         task = letter.task
         letter.closed = True
         if letter.at_work:
-            deadline = self.policy.deadline or 0.0
+            lasted = time.monotonic() - letter.begun
+            # An automatic deadline is short. Late results still show how slow sites are.
+            more = _SLOWEST * lasted if self.policy.deadline == "auto" else self.policy.fixed_deadline or 0.0
             task.targets[:] = [name for name in task.targets if name in letter.fetched]
-            task.timeout = int(time.monotonic() - letter.begun + max(deadline, _AFTERLIFE)) + 1
+            task.timeout = int(lasted + max(more, _AFTERLIFE)) + 1
         else:
             self.controller.communicator.cancel_task(task)
 
@@ -182,9 +186,13 @@ class FlareHost(Host):
             self.controller.warning(f"{arrival.site} takes no part: {problem}")
 
     def look(self) -> None:
-        """See who is connected, and ask those who are new what they hold."""
+        """See who is connected, and ask those who are new what they hold, and those who could not say."""
         self.sites.connected = tuple(self.controller.connected())
-        asked = {name for letter in self.letters if letter.kind == DESCRIBE for name in letter.targets}
+        questions = [letter for letter in self.letters if letter.kind == DESCRIBE and not letter.closed]
+        for letter in questions:
+            if self.now() - letter.begun > ASK_AGAIN_AFTER:
+                self._close(letter)
+        asked = {name for letter in questions if not letter.closed for name in letter.targets}
         new = [name for name in self.sites.unknown() if name not in asked]
         if new:
             self._post(DESCRIBE, new, {}, {})
@@ -403,7 +411,7 @@ class FlareHost(Host):
         if not there:
             return values
         letter = self._post(LOSSES, there, params, question(signals), current_round=self._running.round)
-        found = self._exchange(letter, there, self.controller.query_deadline or self.policy.deadline)
+        found = self._exchange(letter, there, self.controller.query_deadline or self.policy.fixed_deadline)
         for i, name in enumerate(names):
             arrival = found.get(name)
             if arrival is None or arrival.result is None:
@@ -428,7 +436,7 @@ class FlareHost(Host):
             if not names:
                 continue
             letter = self._train(names, self.model, {**question(()), SEED: seed}, None)
-            arrivals = self._exchange(letter, names, self.policy.deadline)
+            arrivals = self._exchange(letter, names, self.policy.fixed_deadline)
             checker = ResultChecker(self.model, ())
             checked = [self._checked(checker, arrivals[name]) for name in names if name in arrivals]
             models = [reply for reply in checked if reply.status is Status.OK]

@@ -299,7 +299,13 @@ class Group:
                     available = plan.scenario.available(run.federation, seed=plan.seed, round=run.round)
                     masks[key] = available
             run.update_attributes(changing=True)
-            round_ = Round(run.session, run.policy)
+            round_ = Round(
+                run.session,
+                run.policy,
+                online=None if available is None else int(available.sum()),
+                pace=run.pace,
+                now=run.begins,
+            )
             query = isolate_failure(run, run.selector_label, partial(round_.open, available))
             if run.running:
                 turns.append(Asked(run, round_, available, query))
@@ -598,6 +604,7 @@ def _choose(turn: QueryAnswered) -> Chosen:
                 transfer=copies * run.costs.model_bytes + run.costs.upload(run.needed, copies),
             )
         durations, status = events.durations, events.status
+    round_.begun = run.begins + cost.seconds
     cost.seconds += run.begins - run.clock  # nobody was on before
     seconds = round_.settle(durations, status)
     if count:
