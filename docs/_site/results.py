@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from _site.picture import CHANGED
+from _site.picture import CHANGED, stored_scores
 from fedcohort.studies.benchmark.page import page
 from fedcohort.studies.benchmark.run import read_scores
 from fedcohort.studies.papers.catalogue import EXHIBITS
@@ -21,7 +21,7 @@ RECORDS = ROOT / "reproduce" / "results"
 def write_pages(folder: Path) -> None:
     """Write every HTML page into a folder."""
     folder.mkdir(parents=True)
-    for path in sorted(BENCHMARKS.glob("benchmark_*.json")):
+    for path in stored_scores(BENCHMARKS):
         html = page(read_scores(path), made=f"fedcohort {_version(path)}")
         (folder / f"{path.stem.replace('_', '-')}.html").write_text(html, encoding="utf-8")
     for exhibit in EXHIBITS.values():
@@ -41,14 +41,14 @@ def index() -> str:
         "| data | selectors | settings | rounds | seeds | measured with |",
         "|---|--:|--:|--:|---|---|",
     ]
-    for path in sorted(BENCHMARKS.glob("benchmark_*.json")):
+    for path in stored_scores(BENCHMARKS):
         scores = read_scores(path)
         seeds = ", ".join(map(str, scores.seeds))
         lines.append(
             f"| {_link(path.stem.replace('_', '-'), scores.data)} | {len(scores.lines) + 1} | {len(scores.settings)} | "
             f"{scores.rounds} | {seeds} | fedcohort {_version(path)} |"
         )
-    older = {_version(path) for path in BENCHMARKS.glob("benchmark_*.json")} & CHANGED.keys()
+    older = {_version(path) for path in stored_scores(BENCHMARKS)} & CHANGED.keys()
     for version in sorted(older):
         names = ", ".join(f"`{name}`" for name in sorted(CHANGED[version]))
         lines += ["", f"Rows measured with version {version} are out of date for {names}, which have changed since."]
