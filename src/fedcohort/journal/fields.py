@@ -104,6 +104,7 @@ EVENTS: dict[str, Field] = {
     events.JOINED: _OWN,
     events.LEFT: _OWN,
     events.PLANNED: _OWN,
+    events.PROPOSED: _OWN,
     events.PRUNED: _OWN,
     events.RECOVERED: _OWN,
     events.REFUSED: {**_own("order", "round"), "reason": TextKind.SENTENCE},
@@ -115,6 +116,7 @@ EVENTS: dict[str, Field] = {
         "rules": _RULES,
     },
     events.SHADOW: {**_own("what", "round"), "name": TextKind.SENTENCE, "reason": TextKind.SENTENCE},
+    events.TIMES: _OWN,
     events.TRIED: _OWN,
     events.NEW_MODEL: _OWN,
 }

@@ -123,9 +123,8 @@ def prune(journal: Journal, keep: int) -> int:
         for ticket in old:
             journal.database.delete("scores", "ticket = ?", (ticket,))
             journal.database.delete("events", "kind = ? AND json_extract(body, '$.ticket') = ?", (EXCLUDED, ticket))
-            if journal.database.fetch("SELECT 1 FROM cohorts WHERE ticket = ? AND length(candidates) > 0", (ticket,)):
-                journal.database.change("cohorts", (ticket,), candidates=b"")
         if old:
+            journal.drop_candidates(old)
             journal.rebase(clients=False)
             journal.add_event(PRUNED, {"upto": last - keep})
     journal.compact()

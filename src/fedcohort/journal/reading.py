@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
+from fedcohort.journal.candidates import base_of, decode
 from fedcohort.journal.chain import Link, links, payload_of, strays
 from fedcohort.journal.codec import decode_scalar, decompress, decompress_json, unpack, unpack_many
 from fedcohort.journal.database import Database
@@ -143,14 +144,24 @@ class JournalReader:
 
     def candidates(self, ticket: int, n: int) -> IntArray | None:
         """Return the candidates for a cohort; None where they were pruned."""
-        ((mask,),) = self.database.fetch("SELECT candidates FROM cohorts WHERE ticket = ?", (ticket,))
-        if mask is None:
+        data = self._stored_candidates(ticket)
+        if data is None:
             return np.arange(n)
-        if not mask:
+        bits = self.candidate_bits(ticket) if data else None
+        return None if bits is None else np.flatnonzero(bits[:n])
+
+    def candidate_bits(self, ticket: int) -> BoolArray | None:
+        """Return which clients were candidates for a cohort; None where all were, or where they were pruned."""
+        data = self._stored_candidates(ticket)
+        if not data:
             return None
-        data = decompress(mask, (self.client_count() + 7) // 8, f"The list of candidates of ticket {ticket}")
-        bits = np.unpackbits(np.frombuffer(data, np.uint8))
-        return np.flatnonzero(bits[:n])
+        base = base_of(data)
+        other = None if base is None else self._stored_candidates(base)
+        return decode(data, other, self.client_count(), f"The list of candidates of ticket {ticket}")
+
+    def _stored_candidates(self, ticket: int) -> bytes | None:
+        rows = self.database.fetch("SELECT candidates FROM cohorts WHERE ticket = ?", (ticket,))
+        return rows[0][0] if rows else b""
 
     def reply_blocks(self, ticket: int | None = None) -> list[ReplyBlock]:
         """Return the replies as they were reported, of one cohort or all, oldest first."""

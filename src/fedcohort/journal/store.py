@@ -23,6 +23,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError
 from fedcohort.core.version import __version__
 from fedcohort.journal import opening
+from fedcohort.journal.candidates import CandidateEncoder, base_of, whole
 from fedcohort.journal.chain import UNCHAINED, VERSION, Chain
 from fedcohort.journal.codec import (
     as_json,
@@ -57,6 +58,7 @@ class Journal(JournalReader):
         self._delta_bytes: dict[tuple[str, str], int] = {}
         self._saved: dict[str, dict[str, AnyArray | Any]] = {}
         self._durable = (-1, -1)
+        self._candidates = CandidateEncoder()
         self._chain: Chain | None = None
         self._signer: Signer | None = None
         weakref.finalize(self, database.close)  # also when the program ends without closing it
@@ -151,6 +153,7 @@ class Journal(JournalReader):
                 self._sign()
         except BaseException:
             self._saved.clear()
+            self._candidates.restart()
             if self._chain is not None:
                 self._chain.forget()
             raise
@@ -230,15 +233,28 @@ class Journal(JournalReader):
         """Record a cohort; ``candidates`` is None when everybody in the federation was one."""
         mask = None
         if candidates is not None:
-            bits = np.zeros(n, np.bool_)
-            bits[candidates] = True
-            mask = compress(np.packbits(bits).tobytes())
+            if self._chain is not None:
+                self._candidates.restart()
+            mask = self._candidates.encode(row.ticket, candidates, n)
         weights, work = (None if x is None else pack(x) for x in (row.weights, row.work))
         chosen = (row.wanted, row.n_candidates, mask, pack_indices(row.clients), weights, work)
         notes = as_json(dict(row.notes), "What a selector noted about its cohort")
         self.database.add("cohorts", row.ticket, row.round, row.asked_at, row.told_at, *chosen, notes, row.stop)
         for kind in ("candidates", "cohort", *(("close",) if row.told_at is not None else ())):
             self._link(kind, row.ticket)
+
+    def drop_candidates(self, tickets: Iterable[int]) -> None:
+        """Let the candidates of some cohorts go; those of others that refer to them are stored whole first."""
+        gone = set(tickets)
+        for ticket, data in self.database.fetch("SELECT ticket, candidates FROM cohorts WHERE length(candidates) > 0"):
+            if ticket not in gone and base_of(data) in gone:
+                found = self.candidate_bits(ticket)
+                assert found is not None
+                self.database.change("cohorts", (ticket,), candidates=whole(found))
+        for ticket in gone:
+            if self.database.fetch("SELECT 1 FROM cohorts WHERE ticket = ? AND length(candidates) > 0", (ticket,)):
+                self.database.change("cohorts", (ticket,), candidates=b"")
+        self._candidates.restart()
 
     def add_scores(self, ticket: int, selector: str, picked: IntArray, scores: bytes | None, note: str | None) -> None:
         """Record what a selector ('' is the session's own) picked and the scores it picked by, as packed arrays.

@@ -119,6 +119,7 @@ class Referee:
         self._set_table(table)
 
     def _set_table(self, table: ClientTable) -> None:
+        # Rules name clients, rounds number them: names are looked up here, once, and not in every round.
         self._table = table
         names = {name: i for i, name in enumerate(table.names)} if self.rules.blocked or self.rules.pinned else {}
         self._blocked = np.array([names[n] for n in self.rules.blocked if n in names], np.int64)

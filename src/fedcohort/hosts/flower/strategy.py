@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -45,7 +45,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     levels,
     sample_size,
 )
-from fedcohort.hosts.round import FederationTimeoutError, RoundError
+from fedcohort.hosts.round import DEADLINE, FederationTimeoutError, RoundError
 from fedcohort.hosts.wire import normal_form, plain
 from fedcohort.journal.place import place
 from fedcohort.journal.signing import Signer
@@ -99,8 +99,9 @@ class CohortStrategy(Strategy):
         ``min_train_nodes`` say; under differential privacy always the wrapper's ``num_sampled_clients``.
     spares : int
         So many clients more are asked to train, and the round closes with the first ``cohort_size`` sound models.
-    deadline : float, optional
-        Seconds after which a round closes with the models that are there. Default: the ``timeout`` of :meth:`start`.
+    deadline : float or "auto", optional
+        Seconds after which a round closes with the models that are there. ``"auto"``: every round gets the deadline,
+        and at most ``spares`` spares, with which models came fastest so far. Default: the ``timeout`` of :meth:`start`.
     query_deadline : float, optional
         Seconds clients have to answer questions before the choice. Default: as ``deadline``.
     wait_for : int, optional
@@ -165,7 +166,7 @@ class CohortStrategy(Strategy):
         seed: int = 0,
         cohort_size: int | None = None,
         spares: int = 0,
-        deadline: float | None = None,
+        deadline: float | Literal["auto"] | None = None,
         query_deadline: float | None = None,
         wait_for: int | None = None,
         patience: float = 600.0,
@@ -192,7 +193,7 @@ class CohortStrategy(Strategy):
         _check("seed", seed, Interval(int, 0, None))
         _check("cohort_size", cohort_size, Optional(count))
         _check("spares", spares, Interval(int, 0, None))
-        _check("deadline", deadline, Optional(seconds))
+        _check("deadline", deadline, DEADLINE)
         _check("query_deadline", query_deadline, Optional(seconds))
         _check("wait_for", wait_for, Optional(count))
         _check("patience", patience, seconds)

@@ -13,7 +13,7 @@ from fedcohort.simulate.leaderboard.formats import DASHES, Cell, Table, to_markd
 from fedcohort.studies.papers.catalogue import EXHIBITS
 from fedcohort.studies.papers.declare import MEASURES, Exhibit, Grid, Measure, Study
 from fedcohort.studies.papers.record import StudyRecord
-from fedcohort.studies.papers.verdicts import ClaimVerdict, Ratio, count_verdicts, judge, ratios
+from fedcohort.studies.papers.verdicts import ClaimVerdict, MarginComparison, count_verdicts, judge, ratios
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
 _MOST_CURVES = 8
@@ -73,7 +73,7 @@ def _ours(mean: tuple[float | None, float, int] | None, measure: Measure) -> Cel
     return Cell(text if math.isnan(std) else f"{text} ± {number(measure.scale * std, measure)}")
 
 
-def ratio_table(exhibit: Exhibit, found: Sequence[Ratio]) -> Table:
+def ratio_table(exhibit: Exhibit, found: Sequence[MarginComparison]) -> Table:
     """Return every comparison with the paper's margin and ours."""
     names = exhibit.study.names
     rows = []
