@@ -530,6 +530,7 @@ def test_rules_names_and_leases_hold(tmp_path: Path) -> None:
         (("uniform",), {"filter": "cmfl"}, "belongs to rounds"),
         (("uniform",), {"aggregator": "scaffold"}, "must be 'fedbuff', 'fedasync' or 'fedavg-stale'"),
         (("uniform",), {"busy": 0}, "FlowPolicy must be"),
+        (("uniform",), {"deadline": "auto"}, "'auto' closes rounds"),
         (("uniform", FedXgbBagging()), {}, "adds trees"),
         (("uniform", DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 2)), {}, "adds noise"),
     ],
