@@ -123,23 +123,10 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     settings = record.settings
     if not settings:
         return ["Not run yet."]
-    groups: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name, found in settings.items():
-        made = found["made"]
-        fewer = ["a trial on small data, not a result"] if made.get("trial") else []
-        if len(found["seeds"]) < study.seeds:
-            fewer.append(f"fewer seeds: {len(found['seeds'])} of {study.seeds}")
-        if found["rounds"] < found["planned"]:
-            fewer.append(f"fewer rounds: {found['rounds']:,} of {found['planned']:,}")
-        if not found["finished"]:
-            fewer.append("not finished")
-        text = (
-            f"{_seeds(found['seeds'])}, {found['rounds']:,} rounds"
-            f"{' (' + '; '.join(fewer) + ')' if fewer else ''}, on {made['device']}, {made['date']}, "
-            f"fedcohort {made['fedcohort']}, by `{made['command']}`"
-        )
-        groups.setdefault((text,), []).append(name)
-    sentences += [f"{', '.join(names)}: {text[0]}." for text, names in groups.items()]
+        groups.setdefault(_run_with(study, found), []).append(name)
+    sentences += [f"{', '.join(names)}: {text}." for text, names in groups.items()]
     sentences += _later(study, record)
     sentences += [
         f"The rows of {label} are those of version {version}; its rule has changed since."
@@ -155,6 +142,22 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     if missing:
         sentences.append(f"Not run: {', '.join(missing)}.")
     return sentences
+
+
+def _run_with(study: Study, found: Mapping[str, Any]) -> str:
+    """Return a setting's seeds and rounds, where they are fewer than the paper's, and what made them."""
+    made = found["made"]
+    fewer = ["a trial on small data, not a result"] if made.get("trial") else []
+    if len(found["seeds"]) < study.seeds:
+        fewer.append(f"fewer seeds: {len(found['seeds'])} of {study.seeds}")
+    if found["rounds"] < found["planned"]:
+        fewer.append(f"fewer rounds: {found['rounds']:,} of {found['planned']:,}")
+    if not found["finished"]:
+        fewer.append("not finished")
+    return (
+        f"{_seeds(found['seeds'])}, {found['rounds']:,} rounds{' (' + '; '.join(fewer) + ')' if fewer else ''}, on "
+        f"{made['device']}, {made['date']}, fedcohort {made['fedcohort']}, by `{made['command']}`"
+    )
 
 
 def _later(study: Study, record: StudyRecord) -> list[str]:
