@@ -69,6 +69,7 @@ _RULES: dict[str, Field] = {
     **_own("failures", "cool_off", "min_separation", "max_participations", "window", "max_in_window", "min_in_window"),
     **_own("budget", "cost"),
     "quotas": ByWord(ByLabel(_OWN)),
+    "at_most": ByWord(_OWN),
     "eligible": TextKind.CONDITION,
     "blocked": TextKind.NAME,
     "pinned": TextKind.NAME,
