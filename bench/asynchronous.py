@@ -26,7 +26,7 @@ import numpy as np
 from fedcohort import ClientTable, LabelCounts, Session
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.flow import Flow, FlowPolicy
-from fedcohort.scenario import DrawnDevices, Roster
+from fedcohort.scenario import DrawnDevices, OnlineDevices
 from fedcohort.scenario.devices import WEEK
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import from_arrays
@@ -77,7 +77,7 @@ def table(clients: int) -> ClientTable:
     return ClientTable(sizes=counts.sum(axis=1), labels=LabelCounts(counts))
 
 
-def play(flow: Flow, roster: Roster, seconds: np.ndarray, *, until: float, most: int) -> tuple[int, float]:
+def play(flow: Flow, roster: OnlineDevices, seconds: np.ndarray, *, until: float, most: int) -> tuple[int, float]:
     """Play events to a moment, or so many dispatches; return how many there were, and when it stopped."""
     queue: list[tuple[float, int]] = []
     clock, asked = 0.0, 0
@@ -125,7 +125,7 @@ def dispatch(clients: int, selector: str, busy: int, most: int, until: float = n
     devices = DrawnDevices(states={"online": PHONES})
     began = time.process_time()
     session = Session(selector, table(clients), asynchronous=True, commit="manual")
-    roster = Roster(devices, clients, seed=0)
+    roster = OnlineDevices(devices, clients, seed=0)
     seconds = np.random.default_rng(3).exponential(mean, clients)
     ready = time.process_time()
     flow = Flow(session, FlowPolicy(busy, buffer=max(busy // 10, 1)))

@@ -7,20 +7,30 @@ import sys
 import pytest
 
 
-def fedcohort(*arguments, cwd=None, env=None):
+@pytest.fixture
+def fedcohort(command):
+    """The command line in this process: starting another takes seconds."""
+
+    def call(*arguments, cwd=None):
+        done = command(*arguments, cwd=cwd)
+        return done.returncode, done.stdout, done.stderr
+
+    return call
+
+
+def another_process(*arguments, cwd=None):
     done = subprocess.run(
         [sys.executable, "-m", "fedcohort.cli.app", *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,
-        env=env,
         timeout=120,
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
 
 
-def test_list_names_every_selector():
+def test_list_names_every_selector(fedcohort):
     code, out, _ = fedcohort("list", "--format", "json")
     entries = json.loads(out)
     assert code == 0
@@ -30,45 +40,45 @@ def test_list_names_every_selector():
 
 
 @pytest.mark.parametrize("kind", ["filters", "aggregators", "partitions", "presets", "datasets", "models"])
-def test_every_kind_can_be_listed(kind):
+def test_every_kind_can_be_listed(fedcohort, kind):
     code, out, err = fedcohort("list", kind, "--format", "json")
     assert code == 0, err
     assert json.loads(out)
 
 
-def test_list_says_who_is_left_out_on_purpose():
+def test_list_says_who_is_left_out_on_purpose(fedcohort):
     _, out, _ = fedcohort("list", "selectors", "fedacs")
     assert "may leave clients out: a client that keeps losing its duels" in " ".join(out.split())
     _, out, _ = fedcohort("list", "selectors", "uniform")
     assert "leave clients out" not in out
 
 
-def test_one_selector_is_shown_with_its_parameters():
+def test_one_selector_is_shown_with_its_parameters(fedcohort):
     code, out, _ = fedcohort("list", "selectors", "active-fl")
     assert code == 0 and "alpha1" in out and "fraction of clients dropped" in out.replace("\n", " ")
 
 
-def test_a_typo_gets_a_hint_and_no_traceback():
+def test_a_typo_gets_a_hint_and_no_traceback(fedcohort):
     code, out, err = fedcohort("list", "selectors", "unifrom")
     assert code == 1 and out == ""
     assert "There is no selector 'unifrom'" in err and "hint: did you mean 'uniform'?" in err
     assert "Traceback" not in err
-    code, _, err = fedcohort("--debug", "list", "selectors", "unifrom")
+    code, _, err = another_process("--debug", "list", "selectors", "unifrom")
     assert code == 1 and "Traceback" in err
 
 
-def test_wrong_usage_is_exit_code_2():
+def test_wrong_usage_is_exit_code_2(fedcohort):
     assert fedcohort("nonsense")[0] == 2
     assert fedcohort("list", "nonsense")[0] == 2
     assert fedcohort("check")[0] == 2
 
 
-def test_check_passes_a_registered_selector():
+def test_check_passes_a_registered_selector(fedcohort):
     code, out, err = fedcohort("check", "uniform")
     assert code == 0 and "relabelling" in out and "passes all" in err
 
 
-def test_check_finds_what_is_wrong_in_a_file(tmp_path):
+def test_check_finds_what_is_wrong_in_a_file(fedcohort, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "from fedcohort import Cohort, Selector\n"
@@ -84,7 +94,7 @@ def test_check_finds_what_is_wrong_in_a_file(tmp_path):
     failed = {c["check"] for c in result["checks"] if not c["passed"]}
     assert code == 1 and not result["passed"]
     assert failed == {"relabelling", "everybody-eventually", "documentation"}
-    code, _, _ = fedcohort("check", "mine:First", cwd=tmp_path)
+    code, _, _ = another_process("check", "mine:First", cwd=tmp_path)
     assert code == 1
 
 
@@ -98,19 +108,19 @@ def test_check_finds_what_is_wrong_in_a_file(tmp_path):
         ("powr-of-choice", "There is no selector"),
     ],
 )
-def test_bad_targets(target, message, tmp_path):
+def test_bad_targets(fedcohort, target, message, tmp_path):
     code, _, err = fedcohort("check", target, cwd=tmp_path)
     assert code == 1 and message in " ".join(err.split())
 
 
-def test_help_and_version():
-    code, out, _ = fedcohort("--help")
+def test_help_and_version(fedcohort):
+    code, out, _ = another_process("--help")
     assert code == 0 and "list" in out and "check" in out
     code, out, _ = fedcohort("--version")
     assert code == 0 and out.count(".") == 2
 
 
-def test_list_says_whose_a_selector_is():
+def test_list_says_whose_a_selector_is(fedcohort):
     _, out, _ = fedcohort("list", "--format", "json")
     origins = {e["name"]: e["origin"] for e in json.loads(out)}
     assert {origins[name] for name in ("flash", "fedacs", "fedcbs", "fedcor", "fedcm-ts")} == {"paper"}
@@ -121,7 +131,7 @@ def test_list_says_whose_a_selector_is():
     assert "from: ours" in out
 
 
-def test_list_says_which_aggregator_makes_a_selector_unbiased():
+def test_list_says_which_aggregator_makes_a_selector_unbiased(fedcohort):
     _, out, _ = fedcohort("list", "selectors", "gradnorm")
     assert "unbiased with the aggregator: inverse-probability" in out
     _, out, _ = fedcohort("list", "--format", "json")

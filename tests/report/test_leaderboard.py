@@ -272,7 +272,7 @@ def test_more_seeds_do_not_make_more_settings():
     assert (one.blocks, one.over) == (20, "seed") and one.friedman < 1e-4
 
 
-def false_positives(blocks_of, n_settings=8, seeds=5, labels=4, trials=400):
+def false_positives(blocks_of, n_settings=8, seeds=5, labels=4, trials=200):
     """Return how often equal selectors are told apart; seeds of a setting share what is peculiar to it."""
     rng, found = np.random.default_rng(7), 0
     for _ in range(trials):

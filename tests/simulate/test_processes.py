@@ -126,6 +126,7 @@ def test_a_process_that_dies_is_replaced_and_another_stop_can_be_continued(alone
     same(out, alone[0])
 
 
+@pytest.mark.slow
 def test_without_enough_memory_fewer_processes_go_on(alone, own, tmp_path, monkeypatch, caplog):
     """One that runs out of memory gives its group back; the last one's error is everybody's."""
     short = []

@@ -419,10 +419,14 @@ class _Audit(Replay):
     def _judge(self) -> None:
         """Remark on every freedom a server took; refuse what leaves nothing of the choice."""
         drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
-        empty = len(self.cohorts) - len(drawn)
         given_up = [ticket for ticket in drawn if ticket in self.abandoned]
         unexplained = [ticket for ticket in given_up if not self._has_failure(ticket)]
-        few = _SHARE * len(drawn)
+        self._remark_on_events()
+        self._remark_on_draws(len(drawn), len(given_up), len(unexplained))
+        self._refuse_freedom(len(drawn), given_up, unexplained)
+
+    def _remark_on_events(self) -> None:
+        """Remark on what was changed while the session ran: the selector, the rules, the record itself."""
         self.remarks += [
             f"From round {body['round']} on {_selector_name(body['to'])!r} chose, in place of "
             f"{_selector_name(body['from'])!r}."
@@ -444,37 +448,45 @@ class _Audit(Replay):
             )
         lost = [int(body["round"]) for body in self.journal.events(RECOVERED)]
         self.remarks += [f"Its newest commits were lost, and it went on from round {round_}." for round_ in lost]
-        if unexplained or len(given_up) > few:
+
+    def _remark_on_draws(self, drawn: int, given_up: int, unexplained: int) -> None:
+        """Remark on draws that were made again, were empty, or left little to choose."""
+        few, empty = _SHARE * drawn, len(self.cohorts) - drawn
+        if unexplained or given_up > few:
             self.remarks.append(
-                f"{len(given_up)} of {len(drawn)} draws were abandoned and drawn anew, {len(unexplained)} of them "
-                "without a failure on record."
+                f"{given_up} of {drawn} draws were abandoned and drawn anew, {unexplained} of them without a failure "
+                "on record."
             )
         if empty > few:
             self.remarks.append(f"{empty} rounds passed without a cohort, because nobody was available or admitted.")
         if len(self.narrow) > few:
             self.remarks.append(
-                f"In {len(self.narrow)} of {len(drawn)} draws no more clients were available than were asked for."
+                f"In {len(self.narrow)} of {drawn} draws no more clients were available than were asked for."
             )
         if self.again:
             self.remarks.append(f"Numbers about the model that were recorded again later: {self.again}.")
-        if len(given_up) > len(drawn) - len(given_up):
+
+    def _refuse_freedom(self, drawn: int, given_up: list[int], unexplained: list[int]) -> None:
+        """Refuse a journal whose server could have had any cohort: by drawing again, by waiting, or by its rules."""
+        empty = len(self.cohorts) - drawn
+        if len(given_up) > drawn - len(given_up):
             raise CannotBeConfirmed(
-                f"Of {len(drawn)} draws {len(given_up)} were abandoned: whoever abandons draws has the cohorts it "
-                f"likes. These are: {_list_of(given_up, self.abandoned)}."
+                f"Of {drawn} draws {len(given_up)} were abandoned: whoever abandons draws has the cohorts it likes. "
+                f"These are: {_list_of(given_up, self.abandoned)}."
             )
-        if len(unexplained) > max(1.0, few):
+        if len(unexplained) > max(1.0, _SHARE * drawn):
             raise CannotBeConfirmed(
-                f"Of {len(drawn)} draws {len(unexplained)} were abandoned without a failure on record: whoever "
-                f"abandons draws has the cohorts it likes. These are: {_list_of(unexplained, self.abandoned)}."
+                f"Of {drawn} draws {len(unexplained)} were abandoned without a failure on record: whoever abandons "
+                f"draws has the cohorts it likes. These are: {_list_of(unexplained, self.abandoned)}."
             )
-        if empty > len(drawn) > 0:
+        if empty > drawn > 0:
             raise CannotBeConfirmed(
-                f"{empty} rounds passed without a cohort, and {len(drawn)} had one: whoever lets rounds pass has the "
+                f"{empty} rounds passed without a cohort, and {drawn} had one: whoever lets rounds pass has the "
                 "cohorts it likes."
             )
-        if len(self.forced) > len(drawn) / 2:
+        if len(self.forced) > drawn / 2:
             raise CannotBeConfirmed(
-                f"In {len(self.forced)} of {len(drawn)} draws the rules left no more clients than were asked for, or "
+                f"In {len(self.forced)} of {drawn} draws the rules left no more clients than were asked for, or "
                 "demanded all that were picked, so that nothing was chosen."
             )
 

@@ -69,6 +69,7 @@ _RULES: dict[str, Field] = {
     **_own("failures", "cool_off", "min_separation", "max_participations", "window", "max_in_window", "min_in_window"),
     **_own("budget", "cost"),
     "quotas": ByWord(ByLabel(_OWN)),
+    "at_most": ByWord(_OWN),
     "eligible": TextKind.CONDITION,
     "blocked": TextKind.NAME,
     "pinned": TextKind.NAME,
@@ -104,6 +105,7 @@ EVENTS: dict[str, Field] = {
     events.JOINED: _OWN,
     events.LEFT: _OWN,
     events.PLANNED: _OWN,
+    events.PROPOSED: _OWN,
     events.PRUNED: _OWN,
     events.RECOVERED: _OWN,
     events.REFUSED: {**_own("order", "round"), "reason": TextKind.SENTENCE},
@@ -115,6 +117,7 @@ EVENTS: dict[str, Field] = {
         "rules": _RULES,
     },
     events.SHADOW: {**_own("what", "round"), "name": TextKind.SENTENCE, "reason": TextKind.SENTENCE},
+    events.TIMES: _OWN,
     events.TRIED: _OWN,
     events.NEW_MODEL: _OWN,
 }

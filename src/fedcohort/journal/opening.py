@@ -135,6 +135,7 @@ def open_for_writing(
         raise
     database = orphan_after_fork(Database(connection, str(path), seal=seal, lock=lock, commit=commit))
     try:
+        # A crash from here on is seen by the next opening: the seal says "in use", and nobody holds the lock.
         database.reseal(in_use=True, generation=seal.generation + 1)
     except BaseException:
         database.close()
@@ -365,7 +366,7 @@ def snapshot(path: Path) -> bytes:
 def _copy(path: Path, to: sqlite3.Connection) -> None:
     source = open_for_reading(path)
     try:
-        source.connection.backup(to)
+        source.connection.backup(to)  # with what lies in the companion, which a copied file would lack
     finally:
         source.close()
     if version_of(to, path) == SCHEMA_VERSION:

@@ -201,45 +201,32 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         Dense index or the host's name.
     """
     round_ = whole_number(round_, "A round")
-    last, _ = journal.last()
-    rows = journal.cohorts(round_=round_) if 0 <= round_ <= last else []
-    if not rows:
-        raise InputError(f"There is no round {round_}; the journal holds rounds 0 to {last}.")
     table, active = journal.table()
     index = None
     if client is not None:
         index = table.index(client) if isinstance(client, str) else table.index(table.name(client))
-    cohort = rows[-1]
-    if index is not None and journal.meta().get("asynchronous"):  # many cohorts of one: that of the client, if any
-        cohort = next((row for row in reversed(rows) if index in row.clients.tolist()), cohort)
+    cohort = _find_cohort(journal, round_, index)
     rule, meanings = about_selector(journal.meta().get("selector"))
     scores = journal.scores(cohort.ticket)
     picked, arrays, _ = scores.pop("", (cohort.clients, {}, None))
     if not arrays and meanings:  # a round in which a selector that scores did not, such as those of a warm-up
         rule = "No scores led to this choice."
-    all_rows = _rows(table, picked, arrays, cohort.n_candidates)
-    scored = [row.score for row in all_rows if row.picked and row.score is not None]
+    rows = _rows(table, picked, arrays, cohort.n_candidates)
+    scored = [row.score for row in rows if row.picked and row.score is not None]
     threshold = min(scored) if scored else None
-    status = None
-    if index is None:
-        reason = f"Round {round_}: {len(picked)} of {cohort.n_candidates} candidates were picked."
-        own = all_rows
-        was_picked = False
-    else:
-        own = tuple(row for row in all_rows if row.client == index)
+    reason = f"Round {round_}: {len(picked)} of {cohort.n_candidates} candidates were picked."
+    was_picked, status = False, None
+    if index is not None:
+        rows = tuple(row for row in rows if row.client == index)
         was_picked = index in picked.tolist()
         if was_picked:
-            reason = f"Client {table.name(index)} was picked in round {round_}{_place(own, cohort.n_candidates)}."
+            reason = f"Client {table.name(index)} was picked in round {round_}{_place(rows, cohort.n_candidates)}."
             replies = [r for r in journal.replies(cohort.ticket) if r.client == index]
             status = Status(replies[0].status).name if replies else None
         else:
             recorded = len(arrays["client"]) if arrays else None
-            reason, was_candidate = _why_not(journal, table, cohort, index, own, threshold, recorded)
+            reason, was_candidate = _why_not(journal, table, cohort, index, rows, threshold, recorded)
             rule = rule if was_candidate else ""  # how the selector picks had no part in it
-    shadows: dict[str, tuple[str, ...] | str] = {
-        shadow: note if note else tuple(table.name(int(c)) for c in theirs)
-        for shadow, (theirs, _, note) in scores.items()
-    }
     return Explanation(
         round=round_,
         ticket=cohort.ticket,
@@ -247,16 +234,30 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         name=None if index is None else table.name(index),
         picked=was_picked,
         reason=reason,
-        rows=own,
+        rows=rows,
         threshold=threshold,
         status=status,
         failures=MappingProxyType(_failures(journal, table, cohort)),
-        shadows=MappingProxyType(shadows),
+        shadows=MappingProxyType(
+            {name: note or tuple(table.name(int(c)) for c in theirs) for name, (theirs, _, note) in scores.items()}
+        ),
         notes=MappingProxyType(dict(cohort.notes)),
         coverage=Tally.of(table.n, journal.picks(round_)).coverage(active).warning,
         rule=rule,
         meanings=meanings,
     )
+
+
+def _find_cohort(journal: Journal, round_: int, client: int | None) -> CohortRow:
+    """Return a round's cohort: the last one, where it was drawn again."""
+    last, _ = journal.last()
+    rows = journal.cohorts(round_=round_) if 0 <= round_ <= last else []
+    if not rows:
+        raise InputError(f"There is no round {round_}; the journal holds rounds 0 to {last}.")
+    if client is None or not journal.meta().get("asynchronous"):
+        return rows[-1]
+    # A round of an asynchronous session has many cohorts of one client: that of the client asked about, if any.
+    return next((row for row in reversed(rows) if client in row.clients.tolist()), rows[-1])
 
 
 def _place(own: Sequence[ScoreRow], candidates: int) -> str:

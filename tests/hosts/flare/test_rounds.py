@@ -95,6 +95,21 @@ def test_a_deadline_closes_a_round_and_the_late_site_is_asked_last(tmp_path: Pat
     assert statuses(journal)[0]["site-4"] == Status.LATE
 
 
+def test_an_automatic_deadline_leaves_a_slow_site_behind(tmp_path: Path) -> None:
+    federation, journal = (
+        Federation(sites(4, site_1=0.2, site_2=0.2, site_3=0.2, site_4=8.0)),
+        tmp_path / "journal.sqlite",
+    )
+    federation.run(
+        CohortController("uniform", num_rounds=5, cohort_size=4, wait_for=4, deadline="auto", journal=str(journal))
+    )
+    assert not federation.panics and statuses(journal)[0]["site-4"] != Status.OK
+    record = read_journal(journal)
+    deadlines = [body["deadline"] for body in record.events("deadline")]
+    record.close()
+    assert deadlines[0] is None and all(deadline < 4 for deadline in deadlines[1:])
+
+
 def test_with_spares_the_first_models_are_enough(tmp_path: Path) -> None:
     federation, journal = Federation(sites(4, site_1=0.8)), tmp_path / "journal.sqlite"
     federation.run(CohortController("uniform", num_rounds=1, cohort_size=3, spares=1, wait_for=4, journal=str(journal)))

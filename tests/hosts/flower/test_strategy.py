@@ -48,6 +48,7 @@ from fedcohort.hosts.flower import (
 )
 from fedcohort.hosts.flower.wrapped_strategy import InnerStrategyError
 from fedcohort.journal import read_journal
+from fedcohort.journal.events import PROPOSED
 from fedcohort.selectors import All, PowerOfChoice, Uniform
 from fedcohort.session import Session
 from fedcohort.training.filters import CMFL, FedCA
@@ -217,6 +218,21 @@ def test_a_late_client_is_missing_then_late_and_not_asked_while_it_works(fleet: 
     found = [f for f in failures(tmp_path / "j") if f.client == "client-3"]
     assert found[0].status == Status.LATE and "answered after 25" in found[0].reason
     assert {f.client for f in failures(tmp_path / "j")} == {"client-3"}
+
+
+def test_an_automatic_deadline_leaves_a_slow_client_behind(fleet: Any, kit: Any, tmp_path: Path) -> None:
+    fleet.grid.nodes[fleet.grid.node_of("client-3")].latency = 60.0
+    strategy = fleet.strategy(All(), FedAvg(fraction_evaluate=0.0), journal=tmp_path / "j", deadline="auto")
+    strategy.start(fleet.grid, kit.model(), num_rounds=4)
+    assert fleet.clock.now < 20
+    fleet.strategy(All(), FedAvg(fraction_evaluate=0.0), journal=tmp_path / "j", deadline="auto").start(
+        fleet.grid, kit.model(), num_rounds=8
+    )
+    assert fleet.clock.now < 40
+    with Session.open(tmp_path / "j") as session:
+        assert session.round == 8
+        deadlines = [body["deadline"] for body in session.journal.events(PROPOSED)]
+    assert deadlines[0] is None and all(0.5 < deadline < 3 for deadline in deadlines[1:])
 
 
 def test_a_dead_node_never_stops_a_round(fleet: Any, kit: Any, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -108,7 +108,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         journal: str | None = None,
         seed: int = 0,
         spares: int = 0,
-        deadline: float | None = None,
+        deadline: float | Literal["auto"] | None = None,
         query_deadline: float | None = None,
         wait_for: int = 1,
         patience: float = 600.0,
@@ -222,7 +222,8 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             if session.journal.events(kind)[-1:] != [body]:
                 session.note(kind, body)
         if not self._finished(session):
-            leases = None if self.leases is None else leases_of(Path(self.leases), self._journal, self.deadline)
+            deadline = self._policy.fixed_deadline
+            leases = None if self.leases is None else leases_of(Path(self.leases), self._journal, deadline)
             stop = play(host, session, self._policy, self.num_rounds, leases)
             if stop is not None:
                 self.info(f"the selector declares the run finished: {stop}")

@@ -98,13 +98,14 @@ class FlowerHost(Host):
         self._given = dict(train_config)
         self._config_before = self._given  # of the round that is open
         self.levels = levels(self.inner)
-        deadline = settings.deadline or timeout
+        # With an automatic deadline, messages live as long as without one: late answers show how slow clients are.
+        deadline = settings.deadline if isinstance(settings.deadline, int | float) else timeout
         self.query_deadline = settings.query_deadline or deadline
         self.private = private_cohort_size(self.inner)  # None without differential privacy
         self.policy = Policy(
             size=self._size,
             spares=settings.spares,
-            deadline=deadline,
+            deadline="auto" if settings.deadline == "auto" else deadline,
             min_replies=settings.min_replies,
             tries=settings.tries,
             wait_for=max(settings.wait_for or min_clients(self.inner), 1),
@@ -217,16 +218,21 @@ class FlowerHost(Host):
         )
 
     def receive(self, until: float) -> list[Reply]:
-        """Return checked replies of the cohort that trains; between two rounds, what was owed from earlier ones."""
+        """Return checked replies of the cohort that trains, and what was owed from earlier rounds."""
         if self._open is not None:
             cohort, outbox = self._open
             replies = outbox.receive(until)
             checked = self.training.checker.check_all(replies)
-            return [
+            found = [
                 Reply(cohort.ticket, reply.name, found.status, found.reason, reply.seconds, found)
                 for reply, found in zip(replies, checked, strict=True)
             ]
+            return found + self._late()
         self._sleep_until(until)
+        return self._late()
+
+    def _late(self) -> list[Reply]:
+        """Return what was owed from earlier rounds and has come."""
         return [
             Reply(debt.ticket, reply.name, Status.OK if reply.error is None else Status.FAILED, "", reply.seconds)
             for debt, reply in self.debts.collect()

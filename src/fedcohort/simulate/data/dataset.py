@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -256,37 +256,43 @@ def from_arrays(
         owners, writer_names = _owners(name, writers, writer_names)
         if owners.shape != labels.shape[:1]:
             raise InputError(f"There must be one writer per label ({labels.shape[:1]}). Got {owners.shape}.")
-    if target != "number" and classes is None:
-        highest = max(int(labels.max(initial=0)), 0 if test_labels is None else int(test_labels.max(initial=0)))
-        classes = highest + 1
+    if target == "number":
+        classes = 0
+    elif classes is None:
+        every = labels if test_labels is None else np.concatenate([labels.ravel(), test_labels.ravel()])
+        classes = int(every.max(initial=0)) + 1
         if target == "class" and not class_names:
-            _check_gaps(name, labels if test_labels is None else np.concatenate([labels, test_labels]), classes)
-    owners_test: IntArray | None = None
-    remarks: tuple[str, ...] = ()
-    if tests is None or test_labels is None:
-        held_out = _held_out(name, labels, target, test_share, seed)
-        if owners is not None:
-            owners, owners_test = owners[~held_out], owners[held_out]
-        tests, test_labels = samples[held_out], labels[held_out]
-        samples, labels = samples[~held_out], labels[~held_out]
-        each = " of every class" if target == "class" else ""
-        remarks = (
-            f"{name} has no test set: {test_share:.0%}{each} is held out for testing, at random "
-            f"({len(test_labels):,} samples)",
-        )
-    classes = 0 if target == "number" or classes is None else classes
-    return Dataset(
+            _check_gaps(name, every, classes)
+    whole_set = Dataset(
         name=name,
         x_train=samples,
         y_train=labels,
-        x_test=tests,
-        y_test=test_labels,
+        x_test=samples if tests is None else tests,
+        y_test=labels if test_labels is None else test_labels,
         classes=classes,
         class_names=tuple(class_names) if class_names is not None else tuple(map(str, range(classes))),
         writers=owners,
-        writers_test=owners_test,
         writer_names=None if writer_names is None else tuple(writer_names),
-        remarks=remarks,
+    )
+    return _hold_out(whole_set, test_share, seed) if tests is None else whole_set
+
+
+def _hold_out(data: Dataset, share: float, seed: int) -> Dataset:
+    """Return the dataset with a share of its training samples as test set."""
+    held_out = _held_out(data.name, data.y_train, data.target, share, seed)
+    each = " of every class" if data.target == "class" else ""
+    count = int(held_out.sum())
+    return replace(
+        data,
+        x_train=data.x_train[~held_out],
+        y_train=data.y_train[~held_out],
+        x_test=data.x_train[held_out],
+        y_test=data.y_train[held_out],
+        writers=None if data.writers is None else data.writers[~held_out],
+        writers_test=None if data.writers is None else data.writers[held_out],
+        remarks=(
+            f"{data.name} has no test set: {share:.0%}{each} is held out for testing, at random ({count:,} samples)",
+        ),
     )
 
 

@@ -10,9 +10,9 @@ from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.registry import nearest
 from fedcohort.simulate.data import NATURAL
 
-VERSION = 2
+VERSION = 3
 TUNING_SEEDS = (0, 1, 2, 3, 4)
-REPORT_SEEDS = (300, 301, 302, 303, 304)
+REPORT_SEEDS = (400, 401, 402, 403, 404)
 """Choose parameters on the tuning seeds and report results on the report seeds; a result states which it used.
 
 Whoever changes the default selector after the report seeds were run raises the version and takes other seeds.
@@ -368,6 +368,7 @@ def experiment_table(
             "cohort": size.cohort,
             "eval_every": size.evaluated,
             "baseline": "uniform",
+            "lockstep": 96,  # a dozen processes with thousands of runs share one GPU's memory
         },
         "selectors": {"uniform": {}, **selectors},
         "settings": [
