@@ -422,8 +422,8 @@ class Session:
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """The signals the host must put into reports: the selector's own, not the shadows'."""
-        return frozenset(signal for signal in self.selector.requires if signal.reported)
+        """The signals the host must put into reports: the selector's own, not the shadows', nor what we know here."""
+        return frozenset(s for s in self.selector.requires if s.reported and s is not Signal.STALENESS)
 
     @property
     def state(self) -> Any:

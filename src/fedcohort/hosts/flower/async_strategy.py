@@ -77,6 +77,11 @@ class AsyncCohortStrategy(CohortStrategy):
         for name, hint in _OF_ROUNDS.items():
             if name in settings:
                 raise ParameterError(f"The {name!r} parameter belongs to rounds, which there are none of.", hint=hint)
+        if settings.get("deadline") == "auto":
+            raise ParameterError(
+                "The 'deadline' parameter of AsyncCohortStrategy must be a number of seconds: 'auto' closes rounds.",
+                hint="pass deadline=SECONDS, how long one client has",
+            )
         self.flow = FlowPolicy(busy, buffer, period)
         found = create_part("aggregator", aggregator, Aggregator, AGGREGATORS)
         if not isinstance(found, FedBuff | FedAsync | FedAvgStale):

@@ -218,30 +218,13 @@ class CohortStrategy(Strategy):
                     hint=f"pass {name}={kind.__name__}(...)",
                 )
         self.selector = create_part("selector", selector, Selector, SELECTORS)
-        self.strategy = FedAvg() if strategy is None else check_strategy(strategy)
-        if any(isinstance(level, CohortStrategy) for level in levels(self.strategy)):
-            raise ParameterError("A CohortStrategy cannot wrap another one.")
-        if sample_size(levels(self.strategy), "train", 1_000_000) == 0:
-            raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
+        self.strategy = self._wrapped(strategy, max_update_norm)
         self._warn_of_bias()
         if filter is None and Signal.KEPT in self.selector.requires:
             filter = FILTERS.create(self.selector.default_filter)
         self.filter = KeepAll() if filter is None else create_part("filter", filter, Filter, FILTERS)
-        if Need.LOGITS in self.filter.needs and validation is None:
-            raise ParameterError(
-                f"The filter {self.filter.name!r} judges models on the server's own data; 'validation' is missing.",
-                hint="pass validation=ServerValidation(logits=..., labels=...)",
-            )
-        if Signal.SERVER_LOSS in self.selector.requires and validation is None:
-            raise ParameterError(
-                "The selector holds losses against the server's own data; 'validation' is missing.",
-                hint="pass validation=ServerValidation(logits=..., labels=...)",
-            )
-        if Signal.SHAPLEY_VALUE in self.selector.requires:
-            raise ParameterError(
-                f"The selector {self.selector.name!r} needs Shapley values of models, which Flower does not supply.",
-                hint="use it in the simulator; 'fedcohort list selectors' names what each selector needs",
-            )
+        self._check_needs(validation)
+        self._check_late(late)
         self.validation = validation
         self.journal = None if journal is None else place(journal)
         self.seed = seed
@@ -257,23 +240,6 @@ class CohortStrategy(Strategy):
         self.classes = classes
         self.min_replies = min_replies
         self.max_share = max_share
-        why = {
-            "a filter compares the models of a round": not isinstance(self.filter, KeepAll),
-            f"{type(self.strategy).__name__} adds trees": changes_shape(self.strategy),
-            f"{type(self.strategy).__name__} adds noise for a cohort": private_cohort_size(self.strategy) is not None,
-        }
-        for reason, found in why.items():
-            if late == "count" and found:
-                raise ParameterError(
-                    f"The 'late' parameter of CohortStrategy must be 'discard': {reason}. Got {late!r}.",
-                    hint="models of earlier rounds can be counted with a plain average or an optimiser of the server",
-                )
-        if max_update_norm is not None and changes_shape(self.strategy):
-            raise ParameterError(
-                "The 'max_update_norm' parameter of CohortStrategy needs a model that keeps its shape; "
-                f"{type(self.strategy).__name__} adds trees.",
-                hint="leave max_update_norm out",
-            )
         self.max_update_norm = max_update_norm
         self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         self.labels = labels
@@ -292,6 +258,55 @@ class CohortStrategy(Strategy):
         self.checkpoints = None if checkpoints is None else Checkpoints(checkpoints, keep_checkpoints)
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
+
+    @staticmethod
+    def _wrapped(strategy: Strategy | None, max_update_norm: float | None) -> Strategy:
+        """Return the strategy that configures and averages; one that cannot be wrapped is refused."""
+        found = FedAvg() if strategy is None else check_strategy(strategy)
+        if any(isinstance(level, CohortStrategy) for level in levels(found)):
+            raise ParameterError("A CohortStrategy cannot wrap another one.")
+        if sample_size(levels(found), "train", 1_000_000) == 0:
+            raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
+        if max_update_norm is not None and changes_shape(found):
+            raise ParameterError(
+                "The 'max_update_norm' parameter of CohortStrategy needs a model that keeps its shape; "
+                f"{type(found).__name__} adds trees.",
+                hint="leave max_update_norm out",
+            )
+        return found
+
+    def _check_needs(self, validation: ServerValidation | None) -> None:
+        """Refuse a selector or filter that needs what this server does not have."""
+        if Need.LOGITS in self.filter.needs and validation is None:
+            raise ParameterError(
+                f"The filter {self.filter.name!r} judges models on the server's own data; 'validation' is missing.",
+                hint="pass validation=ServerValidation(logits=..., labels=...)",
+            )
+        if Signal.SERVER_LOSS in self.selector.requires and validation is None:
+            raise ParameterError(
+                "The selector holds losses against the server's own data; 'validation' is missing.",
+                hint="pass validation=ServerValidation(logits=..., labels=...)",
+            )
+        if Signal.SHAPLEY_VALUE in self.selector.requires:
+            raise ParameterError(
+                f"The selector {self.selector.name!r} needs Shapley values of models, which Flower does not supply.",
+                hint="use it in the simulator; 'fedcohort list selectors' names what each selector needs",
+            )
+
+    def _check_late(self, late: str) -> None:
+        """Refuse to count late models where the models of a round belong together."""
+        inner = type(self.strategy).__name__
+        why = {
+            "a filter compares the models of a round": not isinstance(self.filter, KeepAll),
+            f"{inner} adds trees": changes_shape(self.strategy),
+            f"{inner} adds noise for a cohort": private_cohort_size(self.strategy) is not None,
+        }
+        for reason, found in why.items():
+            if late == "count" and found:
+                raise ParameterError(
+                    f"The 'late' parameter of CohortStrategy must be 'discard': {reason}. Got {late!r}.",
+                    hint="models of earlier rounds can be counted with a plain average or an optimiser of the server",
+                )
 
     def more_settings(self) -> dict[str, Any]:
         """Return what a journal says about the settings of a strategy of another kind."""
