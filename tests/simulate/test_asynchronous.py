@@ -220,6 +220,24 @@ def test_a_run_ends_where_nobody_ever_comes(tmp_path):
     made.close()
 
 
+def test_places_stay_free_where_the_rules_admit_nobody():
+    made, _ = start(asynchronous(None), rules={"blocked": [str(i) for i in range(9)]})
+    rows = finish(made)
+    journal = made.runs[0].session.journal
+    chosen = [row.clients.tolist() for row in journal.cohorts()]
+    assert len(rows) == 12 and all(len(cohort) == 1 and cohort[0] >= 9 for cohort in chosen)
+    made.close()
+
+
+def test_a_run_ends_where_the_rules_admit_nobody_any_more():
+    run = {"rounds": 4, "cohort": 1, "buffer": 5}
+    made, _ = start(asynchronous(None, **run), rules={"max_participations": 1})  # 12 clients, 20 answers
+    rows = finish(made)
+    assert len(rows) == 2 and made.runs[0].state == "stopped"
+    assert "the rules admit nobody" in made.runs[0].reason
+    made.close()
+
+
 def test_an_experiment_in_both_modes(tmp_path):
     """A directory with a setting of each mode: rows, clients, leaderboards, resume and report read it."""
     table = {**BASE, **asynchronous(rounds=8), "selectors": {"uniform": {}, "balanced": {}}}

@@ -292,14 +292,15 @@ class AsynchronousGroup(Group):
                 return True
             while flow.free and run.running:
                 available = flight.available()
-                if not available.any():
+                if not available.any() or flow.exclusions(available) is not None:
                     break
                 self._begin(run, flight, available)
             if not run.running:
                 return False
             moment = flight.next_event()
             if moment == np.inf:
-                run.end("stopped", f"nobody is on after {run.clock:.0f} s")
+                who = "the rules admit nobody" if flight.available().any() else "nobody is on"
+                run.end("stopped", f"{who} after {run.clock:.0f} s")
                 return False
             if flight.queue and flight.queue[0][0] <= moment:
                 job = flight.jobs[flight.queue[0][1]]
