@@ -17,9 +17,14 @@ _LABEL, _PANEL, _ROW, _TOP = 190, 190, 20, 64
 _LEAST, _MOST = -6.0, 8.0  # points; what lies beyond is cut off, and its number says so
 
 
+def stored_scores(folder: Path) -> list[Path]:
+    """Return the files with scores of the benchmark; the suite "time" has its own picture."""
+    return sorted(path for path in folder.glob("benchmark_*.json") if path.name != "benchmark_time.json")
+
+
 def draw(folder: Path) -> str:
     """Return the picture of all scores in a folder as SVG."""
-    boards = [read_scores(path) for path in sorted(folder.glob("benchmark_*.json"))]
+    boards = [read_scores(path) for path in stored_scores(folder)]
     boards.sort(key=lambda scores: -len(scores.settings) * scores.rounds)
     found = [{line.label: line for line in scores.lines} for scores in boards]
     labels = sorted(

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from _site.picture import stored_scores
 from fedcohort.studies.benchmark.page import page
 from fedcohort.studies.benchmark.run import read_scores
 from fedcohort.studies.papers.catalogue import EXHIBITS
@@ -20,7 +21,7 @@ RECORDS = ROOT / "reproduce" / "results"
 def write_pages(folder: Path) -> None:
     """Write every HTML page into a folder."""
     folder.mkdir(parents=True)
-    for path in sorted(BENCHMARKS.glob("benchmark_*.json")):
+    for path in stored_scores(BENCHMARKS):
         html = page(read_scores(path), made=f"fedcohort {_stored(path, 'fedcohort')}")
         (folder / f"{path.stem.replace('_', '-')}.html").write_text(html, encoding="utf-8")
     for exhibit in EXHIBITS.values():
@@ -40,7 +41,7 @@ def index() -> str:
         "| data | selectors | settings | rounds | seeds | suite | measured with |",
         "|---|--:|--:|--:|---|---|---|",
     ]
-    for path in sorted(BENCHMARKS.glob("benchmark_*.json")):
+    for path in stored_scores(BENCHMARKS):
         scores = read_scores(path)
         seeds = ", ".join(map(str, scores.seeds))
         lines.append(

@@ -29,6 +29,7 @@ RETRIED = "try"  # the event of a pending cohort that is trained again
 _NAMED = 8  # clients named in an error
 _COUNT, _SECONDS = Interval(int, 1, None), Interval(float, 0, None, "neither")
 DEADLINE = Optional(Either(_SECONDS, OneOf(("auto",))))  # what a deadline may be
+LATE_REPLIES = OneOf(("discard", "count"))
 _NO_METRICS: Mapping[Signal, FloatArray] = {}
 # Plain numbers: NumPy takes several times as long over a member of an enumeration.
 _OK, _INVALID, _LATE, _MISSING = (int(s) for s in (Status.OK, Status.INVALID, Status.LATE, Status.MISSING))
@@ -59,6 +60,9 @@ class Policy:
         Seconds after which a round closes with the models that are there. ``"auto"``: deadline and spares follow from
         how long clients have taken (:mod:`fedcohort.hosts.pace`), ``spares`` is the most it may ask for, and a round
         waits for ``min_replies`` models in any case. Default: it waits for everybody.
+    late : "discard" or "count"
+        What becomes of a sound model that comes after its round was closed: it is recorded and left out, or it is
+        averaged with those of the next round that closes, as an update of an older model (:class:`Late`).
     min_replies : int
         With fewer sound models than this a round brings no model and is tried again. With 0 every round counts.
     tries : int
@@ -75,6 +79,7 @@ class Policy:
     size: int | Callable[[int], int | None] | None = None
     spares: int = 0
     deadline: float | Literal["auto"] | None = None
+    late: Literal["discard", "count"] = "discard"
     min_replies: int = 1
     tries: int = 3
     wait_for: int = 1
@@ -85,6 +90,7 @@ class Policy:
         constraints: dict[str, Constraint] = {
             "spares": Interval(int, 0, None),
             "deadline": DEADLINE,
+            "late": LATE_REPLIES,
             "min_replies": Interval(int, 0, None),
             "tries": _COUNT,
             "wait_for": _COUNT,
@@ -98,6 +104,10 @@ class Policy:
                 raise ParameterError(
                     f"The {name!r} parameter of Policy must be {constraint.describe()}. Got {value!r}."
                 )
+        if self.private and self.late == "count":
+            raise ParameterError(
+                "Late models cannot be counted under differential privacy: the noise is made for the models of a round."
+            )
 
     def size_for(self, online: int) -> int | None:
         """Return how many models a round needs when ``online`` clients are there; None: everybody's."""
@@ -189,6 +199,25 @@ class Reply(NamedTuple):
     content: Any = None
 
 
+class Late(NamedTuple):
+    """A sound reply to an earlier round that counts in this one.
+
+    Attributes
+    ----------
+    reply : Reply
+    staleness : int
+        How many global models there have been since the one that the client began with.
+    """
+
+    reply: Reply
+    staleness: int
+
+    @property
+    def discount(self) -> float:
+        """What its weight is multiplied by: FedBuff's 1 / sqrt(1 + staleness)."""
+        return float((1 + self.staleness) ** -0.5)
+
+
 class Round:
     """One round of a session: open it, choose, let replies arrive, finish it.
 
@@ -221,11 +250,13 @@ class Round:
         Why clients without a sound model have none.
     replies : dict of str to Reply
         As they arrived one by one.
+    late : list of Late
+        Replies to earlier rounds that count in this one.
     """
 
     __slots__ = (
-        "_failed", "_lasted", "_least", "_needed", "_pace", "_places", "_unreached", "begun", "cohort", "policy",
-        "proposal", "reasons", "replies", "request", "seconds", "session", "size", "status",
+        "_failed", "_lasted", "_least", "_needed", "_pace", "_places", "_unreached", "begun", "cohort", "late",
+        "policy", "proposal", "reasons", "replies", "request", "seconds", "session", "size", "status",
     )  # fmt: skip
 
     def __init__(
@@ -259,6 +290,7 @@ class Round:
         self.status: AnyArray
         self.reasons: dict[str, str] = {}
         self.replies: dict[str, Reply] = {}
+        self.late: list[Late] = []
         self._places: dict[str, int] = {}
         self._unreached: frozenset[str] = frozenset()
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedcohort.core.errors import JournalError
-from fedcohort.journal.lock import COMPANIONS, Lock, Mark, sync_folder
+from fedcohort.core.files import sync_folder
+from fedcohort.journal.lock import COMPANIONS, Lock, Mark
 from fedcohort.journal.schema import ERRORS, SEAL, TABLES
 
 Commit = Literal["always", "manual"]

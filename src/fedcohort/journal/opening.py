@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedcohort.core.errors import JournalError
+from fedcohort.core.files import sync_folder
 from fedcohort.journal.database import Commit, Database, Seal, connect, orphan_after_fork
 from fedcohort.journal.integrity import COPY, check, schema_problems, version_of
-from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, sync_folder, target
+from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, target
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, INDEXES, SCHEMA, SCHEMA_VERSION, TABLES
 
 log = logging.getLogger(__name__)

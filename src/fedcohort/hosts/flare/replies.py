@@ -178,6 +178,15 @@ def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
     )
 
 
+def moved_onto(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult:
+    """Return a sound reply to the model ``sent`` as one to ``model``: what the site added to floating-point arrays."""
+    params = {
+        key: (array + (reply.params[key] - sent[key])).astype(array.dtype) if array.dtype.kind == "f" else array
+        for key, array in model.items()
+    }
+    return reply._replace(params=params)
+
+
 def for_aggregation(replies: Sequence[CheckedResult], sent: Model, weights: Mapping[str, float]) -> list[FLModel]:
     """Return sound replies as FLARE's aggregation takes them: all of one kind, each with its weight."""
     diff = all(reply.result is not None and reply.result.params_type == ParamsType.DIFF for reply in replies)
