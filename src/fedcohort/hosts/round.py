@@ -147,7 +147,6 @@ def closing(
         When each client's reply arrives, counted from the beginning of the round; infinity for one that has not.
     status : (k,) array of Status
         What each client replies. MISSING stays MISSING.
-    deadline : float, optional
     enough : int, optional
         Default: everybody.
 
@@ -180,7 +179,6 @@ class Reply(NamedTuple):
     ----------
     ticket : int
         Of the cohort.
-    client : str
     status : Status
         OK; INVALID for a model that cannot be used; FAILED for an error; MISSING for a message that got lost.
     reason : str
@@ -204,7 +202,6 @@ class Late(NamedTuple):
 
     Attributes
     ----------
-    reply : Reply
     staleness : int
         How many global models there have been since the one that the client began with.
     """
@@ -223,8 +220,6 @@ class Round:
 
     Parameters
     ----------
-    session : Session
-    policy : Policy
     online : int, optional
         How many clients are online. Default: all of the session's.
     pace : Pace, optional
