@@ -75,14 +75,14 @@ class AsyncCohortStrategy(CohortStrategy):
     ) -> None:
         for name, hint in _OF_ROUNDS.items():
             if name in settings:
-                raise ParameterError(f"The {name!r} parameter belongs to rounds, which there are none of.", hint=hint)
+                raise ParameterError(f"The {name!r} parameter is about rounds, and there are none.", hint=hint)
         self.flow = FlowPolicy(busy, buffer, period)
         found = create_part("aggregator", aggregator, Aggregator, AGGREGATORS)
         if not isinstance(found, FedBuff | FedAsync | FedAvgStale):
             raise ParameterError(
                 "The 'aggregator' parameter of AsyncCohortStrategy must be 'fedbuff', 'fedasync' or 'fedavg-stale'. "
                 f"Got {found.name!r}.",
-                hint="the wrapped strategy may be FedAdam or another one of Flower's",
+                hint="the wrapped strategy may be FedAdam or another of Flower's strategies",
             )
         self.aggregator = found
         for what, refused in (
