@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, fused
-from fedcohort.simulate.engine.device import DeviceProgram, _Batches
+from fedcohort.simulate.engine.device import DeviceProgram
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.modules import ModuleBackend
@@ -182,27 +182,8 @@ def fmnist(device: torch.device, rounds: int, runs: int) -> None:
             table.plan(job, local)
     print(f"  plans of 10 clients {20 * (time.perf_counter() - began):.3f} ms")
     if device.type == "cuda":
-        program = engine.backend
-        t = next(iter(program._tables.values()))
-        sync(device)
-        began = time.perf_counter()
-        for _ in range(10):
-            t.graph.replay()
-        sync(device)
-        print(f"  replay of 20 steps {100 * (time.perf_counter() - began):.3f} ms")
-        jobs = Jobs(run, zeros, np.tile(clients, runs), zeros, zeros)
-        began = time.perf_counter()
-        for _ in range(20):
-            batches = _Batches(JobTable.of(jobs, engine.store, local), local, 20, len(t.vectors), 64)
-        middle = time.perf_counter()
-        for _ in range(20):
-            program._upload(t, batches, 0, None)
-        after = time.perf_counter()
-        sync(device)
-        print(
-            f"  plans as arrays {50 * (middle - began):.3f} ms, upload {50 * (after - middle):.3f} ms "
-            f"(with the device {50 * (time.perf_counter() - middle):.3f} ms)"
-        )
+        whole = Jobs(run, zeros, np.tile(clients, runs), zeros, zeros)
+        profile(engine.backend, JobTable.of(whole, engine.store, local), models)
     engine.close()
 
 

@@ -73,7 +73,7 @@ class Writer(nn.Module):
         return self.scores(self.memory(self.embedding(text))[0])
 
 
-def main(rounds: int = 20) -> None:
+def main(rounds: int = 10) -> None:
     """Compare two selectors and print the leaderboard."""
     here = Path(__file__).resolve()
     table = {

@@ -5,36 +5,26 @@ Run ``PYTHONPATH=src:docs python -m _site.picture`` after the scores have change
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 from fedcohort.core.text import escape_html
 from fedcohort.studies.benchmark.run import read_scores
-from fedcohort.studies.benchmark.scores import Scores
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "img" / "benchmark.svg"
-# Selectors whose rule, weights or aggregator changed after this version: its scores do not speak for them.
-CHANGED = {
-    "0.2.0": {"balanced", "gradnorm", "feel", "size-weighted", "divfl", "e3cs"},
-}
 _LABEL, _PANEL, _ROW, _TOP = 190, 190, 20, 64
 _LEAST, _MOST = -6.0, 8.0  # points; what lies beyond is cut off, and its number says so
 
 
-def current(path: Path) -> Scores:
-    """Return stored scores without the selectors that changed since they were measured."""
-    scores = read_scores(path)
-    changed = CHANGED.get(json.loads(path.read_text(encoding="utf-8"))["fedcohort"], set())
-    lines = tuple(line for line in scores.lines if line.label not in changed)
-    return replace(scores, lines=lines)
+def stored_scores(folder: Path) -> list[Path]:
+    """Return the files with scores of the benchmark; the suite "time" has its own picture."""
+    return sorted(path for path in folder.glob("benchmark_*.json") if path.name != "benchmark_time.json")
 
 
 def draw(folder: Path) -> str:
     """Return the picture of all scores in a folder as SVG."""
-    boards = [current(path) for path in sorted(folder.glob("benchmark_*.json"))]
+    boards = [read_scores(path) for path in stored_scores(folder)]
     boards.sort(key=lambda scores: -len(scores.settings) * scores.rounds)
     found = [{line.label: line for line in scores.lines} for scores in boards]
     labels = sorted(

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from _site.picture import CHANGED
+from _site.picture import stored_scores
 from fedcohort.studies.benchmark.page import page
 from fedcohort.studies.benchmark.run import read_scores
 from fedcohort.studies.papers.catalogue import EXHIBITS
@@ -21,8 +21,8 @@ RECORDS = ROOT / "reproduce" / "results"
 def write_pages(folder: Path) -> None:
     """Write every HTML page into a folder."""
     folder.mkdir(parents=True)
-    for path in sorted(BENCHMARKS.glob("benchmark_*.json")):
-        html = page(read_scores(path), made=f"fedcohort {_version(path)}")
+    for path in stored_scores(BENCHMARKS):
+        html = page(read_scores(path), made=f"fedcohort {_stored(path, 'fedcohort')}")
         (folder / f"{path.stem.replace('_', '-')}.html").write_text(html, encoding="utf-8")
     for exhibit in EXHIBITS.values():
         record = StudyRecord.read(RECORDS / f"{exhibit.study.name}.json", exhibit.study)
@@ -38,28 +38,24 @@ def index() -> str:
         "",
         "## The benchmark",
         "",
-        "| data | selectors | settings | rounds | seeds | measured with |",
-        "|---|--:|--:|--:|---|---|",
+        "| data | selectors | settings | rounds | seeds | suite | measured with |",
+        "|---|--:|--:|--:|---|---|---|",
     ]
-    for path in sorted(BENCHMARKS.glob("benchmark_*.json")):
+    for path in stored_scores(BENCHMARKS):
         scores = read_scores(path)
         seeds = ", ".join(map(str, scores.seeds))
         lines.append(
             f"| {_link(path.stem.replace('_', '-'), scores.data)} | {len(scores.lines) + 1} | {len(scores.settings)} | "
-            f"{scores.rounds} | {seeds} | fedcohort {_version(path)} |"
+            f"{scores.rounds} | {seeds} | version {_stored(path, 'benchmark')} | fedcohort {_stored(path, 'fedcohort')} |"
         )
-    older = {_version(path) for path in BENCHMARKS.glob("benchmark_*.json")} & CHANGED.keys()
-    for version in sorted(older):
-        names = ", ".join(f"`{name}`" for name in sorted(CHANGED[version]))
-        lines += ["", f"Rows measured with version {version} are out of date for {names}, which have changed since."]
     table = re.sub(r"^\| `([\w-]+)` \|", lambda m: f"| {_link(m[1], m[1])} |", overview(RECORDS), flags=re.M)
     lines += ["", "## The papers' tables and figures", "", table]
     return "\n".join(lines)
 
 
-def _version(path: Path) -> str:
-    """Return the version of fedcohort that made stored scores."""
-    return str(json.loads(path.read_text(encoding="utf-8"))["fedcohort"])
+def _stored(path: Path, key: str) -> str:
+    """Return something that stored scores say of themselves."""
+    return str(json.loads(path.read_text(encoding="utf-8"))[key])
 
 
 def _link(name: str, text: str) -> str:

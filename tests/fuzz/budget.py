@@ -1,6 +1,6 @@
 """How many cases are tried, and the count of those that were.
 
-``make test`` tries 20,000, always the same ones; ``make nightly`` a million, from a seed of its own (see nightly.py). A
+``make test`` tries 10,000, always the same ones; ``make nightly`` a million, from a seed of its own (see nightly.py). A
 case is one event of a session, one damaged file or folder, one configuration or one reply.
 """
 
@@ -11,7 +11,7 @@ from collections import Counter
 
 from hypothesis import HealthCheck, settings
 
-ENOUGH = 20_000
+ENOUGH = 10_000
 SHARES = {"session": 0.4, "journal": 0.03, "config": 0.1, "results": 0.02, "replies": 0.1, "descriptions": 0.35}
 EVENTS = 40  # in the life of one session
 CASES = int(os.environ.get("FEDCOHORT_FUZZ_CASES", ENOUGH))

@@ -9,7 +9,7 @@ import pytest
 
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import Status
-from fedcohort.scenario import DrawnDevices, Federation, Roster, Scenario, Sessions
+from fedcohort.scenario import DrawnDevices, Federation, OnlineDevices, Scenario, Sessions
 
 DAY = 86400.0
 PHONE = {"session": 2400.0, "gap": 5000.0, "spread": 0.7, "variety": 0.5, "daily": 0.8, "peak": 21.0, "zones": 5}
@@ -109,7 +109,7 @@ def test_work_fails_when_the_session_ends():
 
 def test_the_roster_is_presence_kept_up_to_date():
     devices = DrawnDevices(states={"online": PHONE})
-    roster = Roster(devices, 200, seed=9)
+    roster = OnlineDevices(devices, 200, seed=9)
     time = 0.0
     for step in np.random.default_rng(1).exponential(40, 400):
         time += float(step)
@@ -119,12 +119,12 @@ def test_the_roster_is_presence_kept_up_to_date():
 
 def test_waiting_ends_when_somebody_comes():
     devices = DrawnDevices(states={"online": {"session": 60.0, "gap": 6000.0}})
-    roster = Roster(devices, 2, seed=0)
+    roster = OnlineDevices(devices, 2, seed=0)
     time = roster.wait(0.0)
     assert roster.on.any()
     earlier = np.linspace(0, time * (1 - 1e-9), 500)
     assert not any(devices.presence(np.arange(2), seed=0, time=float(t)).on.any() for t in earlier)
-    assert Roster(DrawnDevices(), 3, seed=0).wait(5.0) == 5.0
+    assert OnlineDevices(DrawnDevices(), 3, seed=0).wait(5.0) == 5.0
 
 
 def test_a_million_clients_at_once():

@@ -12,7 +12,7 @@ import pytest
 from fedcohort.core.errors import ScenarioError
 from fedcohort.scenario import (
     DrawnDevices,
-    Roster,
+    OnlineDevices,
     Scenario,
     Sessions,
     Trace,
@@ -97,7 +97,7 @@ def test_clients_draw_their_devices(files):
     devices = TraceDevices(path=files[0])
     on = devices.presence(np.arange(30_000), seed=0, time=50.0).on
     assert on.mean() == pytest.approx(2 / 3, abs=0.01)
-    roster = Roster(devices, 3000, seed=0)
+    roster = OnlineDevices(devices, 3000, seed=0)
     for time in np.linspace(0, 500, 101):
         roster.advance(float(time))
         assert (roster.on == devices.presence(np.arange(3000), seed=0, time=float(time)).on).all()

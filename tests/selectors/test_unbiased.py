@@ -53,11 +53,11 @@ def state_of(selector, table, norm):
     return selector.init(table, np.random.default_rng(0))
 
 
-def aggregates(plan, sizes):
+def aggregates(plan, sizes, available=np.arange(N)):
     """(DRAWS,) the global model after one round from OLD, drawn again and again."""
     update, share, table = updates(sizes), sizes / sizes.sum(), ClientTable(sizes=sizes)
     state, rng = state_of(plan.selector, table, update), np.random.default_rng(11)
-    slate = Slate(round=9, size=SIZE, candidates=np.arange(N), clients=table)
+    slate = Slate(round=9, size=SIZE, candidates=available, clients=table)
     found = []
     for _ in range(DRAWS):
         cohort, _ = plan.selector.select(state, slate, None, rng)
@@ -81,6 +81,17 @@ def test_the_average_is_that_of_all_clients(label, sizes):
     error = found.std(ddof=1) / np.sqrt(len(found))
     assert abs(found.mean() - (OLD + 1.0)) < 3 * error
     assert error < 0.02  # the bias of fedavg is several times that
+
+
+@pytest.mark.parametrize("count", [SIZE, 8])
+@pytest.mark.parametrize("label", ["gradnorm", "feel", "delta"])
+def test_with_some_available_the_average_is_theirs(label, count):
+    """A third of the clients moves the model by their mean update, and not by a third of it."""
+    some = np.arange(count) * 2
+    update = updates(UNEQUAL)[some]
+    found = aggregates(plan_of(label), UNEQUAL, some)
+    wanted = OLD + update @ UNEQUAL[some] / UNEQUAL[some].sum()
+    assert abs(found.mean() - wanted) < 3 * found.std(ddof=1) / np.sqrt(len(found)) + 1e-9
 
 
 @pytest.mark.parametrize("label", ["gradnorm", "feel", "size-weighted"])

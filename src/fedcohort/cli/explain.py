@@ -68,6 +68,12 @@ def explain(  # the command line's options are this signature
     if format is Format.JSON:
         print_json(as_json(why))
         return
+    _print_reasons(why)
+    _print_shadows(why, find_journal(run, name))
+
+
+def _print_reasons(why: Why) -> None:
+    """Print why the cohort, or the client, was chosen, and the scores behind it."""
     console = out()
     say(console, why.explanation.reason, style="bold")
     found = why.explanation
@@ -89,6 +95,11 @@ def explain(  # the command line's options are this signature
     for part in why.parts:
         if part in found.meanings:
             say(console, f"{part}: {found.meanings[part]}", style="dim")
+
+
+def _print_shadows(why: Why, journal: Path) -> None:
+    """Print what shadow selectors would have picked, in this round and over all."""
+    console = out()
     for shadow in as_json(why)["shadows"]:
         if shadow["note"]:
             line = f"shadow {shadow['name']}: {shadow['note']}"
@@ -98,7 +109,7 @@ def explain(  # the command line's options are this signature
         say(console, line)
     if why.explanation.shadows:
         say(console, "Over all rounds:")
-        for past in read_account(find_journal(run, name)).shadows:
+        for past in read_account(journal).shadows:
             say(console, past.sentence())
 
 

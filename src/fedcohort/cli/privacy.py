@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcohort.cli.analytics import configuration
 from fedcohort.cli.options import (
     BaseArgument,
     DataOption,
@@ -77,15 +78,10 @@ def audit(
         names, matrix = _read_counts(counts)
         found = run_audit(matrix, names=names, epsilons=budgets, coalition=coalition, rng=rng)
     else:
-        from fedcohort.simulate.config.toml import find_table, merge_tables, override
         from fedcohort.studies.exposure import measure_exposure
 
-        change: dict[str, Any] = {}
-        if data or folder:
-            change["data"] = {k: v for k, v in (("name", data), ("folder", folder)) if v}
-        if scenario:
-            change["scenario"] = {"preset": scenario}
-        settings = override(merge_tables(find_table("demo" if config is None else config), change), set_ or [])
+        wanted = {"data": data, "folder": folder, "scenario": scenario, "cohort": None}
+        settings = configuration(config, wanted, set_ or [])
         say(err(quiet or format is Format.JSON), "training every client once ...")
         seen = measure_exposure(settings, device)
         found = run_audit(
@@ -100,6 +96,12 @@ def audit(
     if format is Format.JSON:
         print_json(_as_json(found))
         return
+    _print(found)
+    if clients:
+        _print_clients(found)
+
+
+def _print(found: Audit) -> None:
     console = out()
     rows = [
         [
@@ -121,14 +123,16 @@ def audit(
     console.print(table(columns, rows, title=title))
     for exposure in found.exposures:
         say(console, f": {exposure.verdict}", lead=exposure.option)
-    if clients:
-        chosen = [(e.option, e.findings[0]) for e in found.exposures]
-        lines = [
-            [name, f"{found.ignorance[i]:.3f}", *(_cell(f.error[i], f.exact[i]) for _, f in chosen)]
-            for i, name in enumerate(found.names)
-        ]
-        heads = ["client", "#knowing nothing", *(f"#{option}" for option, _ in chosen)]
-        console.print(table(heads, lines, title="error of the server alone, per client"))
+
+
+def _print_clients(found: Audit) -> None:
+    chosen = [(e.option, e.findings[0]) for e in found.exposures]
+    lines = [
+        [name, f"{found.ignorance[i]:.3f}", *(_cell(f.error[i], f.exact[i]) for _, f in chosen)]
+        for i, name in enumerate(found.names)
+    ]
+    heads = ["client", "#knowing nothing", *(f"#{option}" for option, _ in chosen)]
+    out().print(table(heads, lines, title="error of the server alone, per client"))
 
 
 def _cell(error: float, exact: bool) -> str:

@@ -69,7 +69,8 @@ def verify(
 
 
 _SHOWN = 20  # lines of one kind
-_UNPROVED = ("eligible", "pinned", "cool_off", "min_in_window", "quotas")  # of these a cohort alone says nothing
+# Of these a cohort alone says nothing.
+_UNPROVED = ("eligible", "pinned", "cool_off", "min_in_window", "quotas", "at_most")
 
 
 def _print(proof: Proof) -> None:

@@ -412,5 +412,10 @@ class Selector(Parameterized, ABC, Generic[State]):
         return dataclasses.replace(fresh, **changes)  # type: ignore[no-any-return]
 
 
-SELECTORS: Registry[Selector[Any]] = Registry("selector", package="fedcohort.selectors", base=Selector)
+SELECTORS: Registry[Selector[Any]] = Registry(
+    "selector",
+    package="fedcohort.selectors",
+    base=Selector,
+    more=("fedcohort.selectors.baselines.asynchronous",),
+)
 register = SELECTORS.register

@@ -19,7 +19,7 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -33,7 +33,7 @@ C = TypeVar("C")
 log = logging.getLogger(__name__)
 
 
-def nearest(name: str, known: Iterator[str] | list[str]) -> str | None:
+def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name closest to ``name``, or None if none is close.
 
     A match with the beginning of a longer name counts almost as much as a match with the whole name.
@@ -52,6 +52,16 @@ def nearest(name: str, known: Iterator[str] | list[str]) -> str | None:
     scores = {text: (max(similarity(text), 0.95 * similarity(text[: len(name)])), similarity(text)) for text in known}
     best = max(scores, key=lambda text: scores[text], default=None)
     return best if best is not None and scores[best][0] >= 0.5 else None
+
+
+def suggest(name: str, known: Iterable[str]) -> str | None:
+    """Return a hint that names what was probably meant, for an error about an unknown name; None if nothing is near.
+
+    >>> suggest("unifrom", ["uniform", "all"])
+    "did you mean 'uniform'?"
+    """
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else None
 
 
 def is_reference(name: str) -> bool:
@@ -149,6 +159,8 @@ class Registry(Generic[T]):
     package : str, optional
         Dotted name of the package whose import registers fedcohort's own entries. Without one, the module that creates
         the registry also fills it.
+    more : sequence of str
+        Further modules that register entries and that the package does not import.
     base : type, optional
         The base class of all entries. With it, references to classes are accepted in place of names.
     references : bool
@@ -156,10 +168,17 @@ class Registry(Generic[T]):
     """
 
     def __init__(
-        self, kind: str, package: str | None = None, base: type[T] | None = None, *, references: bool = False
+        self,
+        kind: str,
+        package: str | None = None,
+        base: type[T] | None = None,
+        *,
+        references: bool = False,
+        more: Sequence[str] = (),
     ) -> None:
         self.kind = kind
         self.package = package
+        self._more = more
         self.base = base
         self.references = references or base is not None
         self._references: dict[Callable[..., T], str] = {}
@@ -191,6 +210,9 @@ class Registry(Generic[T]):
             # This waits for an import in another thread, but returns at once if this thread is inside that import.
             module = importlib.import_module(self.package)
             self._package_imported = not getattr(module.__spec__, "_initializing", False)
+            if self._package_imported:
+                for name in self._more:
+                    importlib.import_module(name)
         return self._package_imported
 
     def _fill(self) -> bool:
@@ -237,8 +259,7 @@ class Registry(Generic[T]):
         """Return a suggestion for the unknown ``name``, or None."""
         if self.references and name.endswith(".py"):
             return f"name the class in that file: {name}:CLASS"
-        near = nearest(name, self.names())
-        return f"did you mean {near!r}?" if near else None
+        return suggest(name, self.names())
 
     def _class_at(self, reference: str) -> Callable[..., T]:
         assert self.base is not None
@@ -282,10 +303,9 @@ class Registry(Generic[T]):
             known = [info.name for info in parameters(item)]
             for key in params:
                 if key not in known:
-                    near = nearest(key, known)
                     raise ParameterError(
                         f"The {self.kind} {name!r} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
-                        hint=f"did you mean {near!r}?" if near else None,
+                        hint=suggest(key, known),
                     )
         with user_code_errors(f"The {self.kind} {name!r} cannot be created", name):
             return item(**params)

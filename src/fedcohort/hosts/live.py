@@ -20,8 +20,9 @@ from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts import orders
 from fedcohort.hosts.leases import Leases
-from fedcohort.hosts.round import RETRIED, Attempts, Policy, Reply, Round, Shortage
-from fedcohort.journal.events import CORRECTED, FAILURES
+from fedcohort.hosts.pace import Pace
+from fedcohort.hosts.round import RETRIED, Attempts, Late, Policy, Reply, Round, Shortage
+from fedcohort.journal.events import CORRECTED, FAILURES, LATE_COUNTED, TIMES
 from fedcohort.session.resume import participations
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
@@ -61,6 +62,8 @@ class Aggregation:
         Clients whose reply turned out to be unusable, and why.
     corrections : mapping of str to sequence of str
         Clients whose reply was changed before it entered the average, and how.
+    late : sequence of Late
+        Of ``round_.late``, the replies that are in the average.
     """
 
     kept: BoolArray
@@ -68,6 +71,7 @@ class Aggregation:
     error: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
     corrections: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    late: Sequence[Late] = ()
 
 
 class Messenger(ABC):
@@ -260,6 +264,8 @@ class _RoundPlayer(Player):
         super().__init__(host, session, policy, rounds, leases)
         self.host = host
         self.attempts = Attempts.of(session, policy)
+        self.pace = Pace.of(session, host.now()) if policy.deadline == "auto" else None
+        self.late: list[tuple[Reply, int]] = []  # that will count, each with the round it is of
 
     def play(self) -> str | None:
         while True:
@@ -290,7 +296,7 @@ class _RoundPlayer(Player):
                 host.on_round(cohort.round, again=True)
                 session.note(RETRIED, {"ticket": cohort.ticket})
                 session.commit()
-                round_ = Round(session, self.policy, len(self.online))
+                round_ = self._round()
                 round_.resume(cohort)
                 return round_
             host.on_unfinished(cohort, why)
@@ -307,7 +313,7 @@ class _RoundPlayer(Player):
     def _choose_round(self) -> Round:
         while True:
             available = self._wait()
-            round_ = Round(self.session, self.policy, len(self.online))
+            round_ = self._round()
             query = round_.open(available)
             cohort = round_.choose(None if query is None else self.host.answer(query, available))
             self.session.commit()
@@ -318,6 +324,10 @@ class _RoundPlayer(Player):
             self.host.on_unfinished(cohort, why)
             self.session.abandon(cohort.ticket, why)
             self.session.commit()
+
+    def _round(self) -> Round:
+        now = 0.0 if self.pace is None else self.pace.time(self.host.now())
+        return Round(self.session, self.policy, len(self.online), self.pace, now)
 
     def _wait(self) -> IntArray:
         """Wait until enough clients can be asked, and return them."""
@@ -346,6 +356,9 @@ class _RoundPlayer(Player):
         self._gather(round_)
         if self.leases is not None:  # who is still at work stays leased
             self.leases.release(name for name, at in zip(cohort.names, round_.seconds, strict=True) if at < math.inf)
+        # Who has answered again since counts once, with what is new.
+        sound = {name for name, reply in round_.replies.items() if reply.status is Status.OK}
+        round_.late = [Late(reply, cohort.round - n) for reply, n in self.late if reply.client not in sound]
         made = host.combine(round_)
         round_.refuse(made.refused)
         if round_.reasons:
@@ -359,6 +372,10 @@ class _RoundPlayer(Player):
             host.on_abandoned(round_, made)
             self.attempts.fail(round_, int(made.kept.sum()))
             return
+        self.late = []
+        if made.late:
+            clients = {one.reply.client: {"ticket": one.reply.ticket, "staleness": one.staleness} for one in made.late}
+            session.note(LATE_COUNTED, {"round": cohort.round, "ticket": cohort.ticket, "clients": clients})
         # The model is stored first and named in the round's own transaction: after a crash the round is either wholly
         # there or is trained again.
         round_.finish(made.kept, made.metrics, state=host.store(round_, made))
@@ -368,21 +385,44 @@ class _RoundPlayer(Player):
 
     def _gather(self, round_: Round) -> None:
         """Send a round's messages and take replies until it closes."""
-        host, ticket, deadline = self.host, round_.cohort.ticket, self.policy.deadline
+        host, ticket = self.host, round_.cohort.ticket
         round_.miss(host.send(round_.cohort))
         begun = host.now()
-        end = math.inf if deadline is None else begun + deadline
+        if self.pace is not None:
+            round_.begun = self.pace.time(begun)
 
-        def elapsed() -> float:
+        def elapsed(deadline: float | None) -> float:
             # What is handed over after the deadline was there at the deadline: the host waits no longer.
             now = host.now()
-            return deadline if deadline is not None and now >= end else now - begun
+            return deadline if deadline is not None and now >= begun + deadline else now - begun
 
-        while not round_.is_closed(elapsed()):
-            replies = list(host.receive(end))
-            arrived = elapsed()
+        while not round_.is_closed(elapsed(round_.deadline)):
+            deadline = round_.deadline
+            replies = list(host.receive(math.inf if deadline is None else begun + deadline))
+            arrived = elapsed(deadline)
             for reply in replies:
                 if reply.ticket == ticket:
                     round_.receive(reply, arrived)
             self._take_late(reply for reply in replies if reply.ticket != ticket)
-        round_.close(elapsed())
+        round_.close(elapsed(round_.deadline))
+
+    def _take_late(self, replies: Iterable[Reply]) -> None:
+        found = list(replies)
+        for reply in found:
+            if self.pace is not None:
+                self._time_late(reply)
+            if self.policy.late == "count" and reply.status is Status.OK:
+                row = self.session.journal.cohorts(after=reply.ticket - 1)[0]
+                # Of several answers of one client, the newest counts.
+                self.late = [(one, n) for one, n in self.late if one.client != reply.client] + [(reply, row.round)]
+        super()._take_late(found)
+
+    def _time_late(self, reply: Reply) -> None:
+        """Put on record how long a late client took, because deadlines follow from it."""
+        assert self.pace is not None
+        row = self.session.journal.cohorts(after=reply.ticket - 1)[0]
+        places = np.flatnonzero(row.clients == self.session.table.index(reply.client)).tolist()
+        failed = reply.status is not Status.OK
+        self.pace.correct(reply.ticket, places, np.array([reply.seconds]), np.array([failed]))
+        body = {"ticket": reply.ticket, "places": places, "seconds": [reply.seconds], "failed": [0] if failed else []}
+        self.session.note(TIMES, body)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray
-from fedcohort.core.errors import InputError
+from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import Cohort, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flow import Answered, Flow, FlowPolicy
@@ -118,6 +118,11 @@ class _FlowPlayer(Player):
         leases: Leases | None,
     ) -> None:
         super().__init__(host, session, policy, models, leases)
+        if policy.deadline == "auto":
+            raise ParameterError(
+                "A deadline of 'auto' closes rounds, which a flow has none of.", hint="give a client so many seconds"
+            )
+        self.deadline = policy.deadline
         self.host = host
         self.flow = Flow(session, flow_policy, host.now())
         self.deadlines: dict[int, float] = {}  # by ticket
@@ -221,8 +226,8 @@ class _FlowPlayer(Player):
     def _send(self, cohort: Cohort) -> None:
         begun = self.host.now()
         unsent = self.host.send(cohort)
-        if self.policy.deadline is not None:
-            self.deadlines[cohort.ticket] = begun + self.policy.deadline
+        if self.deadline is not None:
+            self.deadlines[cohort.ticket] = begun + self.deadline
         for reason in unsent.values():
             self._fail(cohort, Status.MISSING, reason)
             self._release(cohort)
@@ -260,7 +265,7 @@ class _FlowPlayer(Player):
         now = self.host.now()
         for cohort in self.flow.at_work:
             if self.deadlines.get(cohort.ticket, math.inf) <= now:
-                self._fail(cohort, Status.MISSING, f"no answer within {self.policy.deadline:g} s")
+                self._fail(cohort, Status.MISSING, f"no answer within {self.deadline:g} s")
 
     def _release(self, cohort: Cohort) -> None:
         if self.leases is not None:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcohort.core.errors import FedcohortError, InputError
-from fedcohort.core.files import open_file
+from fedcohort.core.files import open_file, write_file
 from fedcohort.core.text import short_repr
 from fedcohort.journal.events import CHANGED, REFUSED
-from fedcohort.journal.lock import ORDERS, sync_folder, target
+from fedcohort.journal.lock import ORDERS, target
 from fedcohort.session.rules import Rules
 
 if TYPE_CHECKING:
@@ -117,14 +117,8 @@ def give(journal: str | Path, order: Order) -> None:
         folder.mkdir(mode=0o700)
     if not _is_private(folder.lstat(), owner, stat.S_ISDIR):
         raise InputError(f"{folder} is not a folder that only the journal's owner can write to.", hint="remove it")
-    new = folder / f".{order.id}"
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(asdict(order), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, folder / f"{time.time_ns():020d}-{order.id}")  # so that orders are taken as they were given
-    sync_folder(folder)
+    name = f"{time.time_ns():020d}-{order.id}"  # so that orders are taken as they were given
+    write_file(folder / name, json.dumps(asdict(order)).encode(), mode=0o600)
 
 
 def waiting(journal: str | Path) -> list[Order]:

@@ -12,21 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
-from fedcohort.core.params import Constraint, Interval, Optional
+from fedcohort.core.params import Constraint, Either, Interval, OneOf, Optional
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
-from fedcohort.journal.events import ABANDONED, FAILURES
+from fedcohort.hosts.pace import Pace, Proposal, first_deadline
+from fedcohort.journal.events import ABANDONED, FAILURES, PROPOSED, TIMES
 from fedcohort.session.session import Session
 
 RETRIED = "try"  # the event of a pending cohort that is trained again
 _NAMED = 8  # clients named in an error
 _COUNT, _SECONDS = Interval(int, 1, None), Interval(float, 0, None, "neither")
+DEADLINE = Optional(Either(_SECONDS, OneOf(("auto",))))  # what a deadline may be
+LATE_REPLIES = OneOf(("discard", "count"))
 _NO_METRICS: Mapping[Signal, FloatArray] = {}
 # Plain numbers: NumPy takes several times as long over a member of an enumeration.
 _OK, _INVALID, _LATE, _MISSING = (int(s) for s in (Status.OK, Status.INVALID, Status.LATE, Status.MISSING))
@@ -53,8 +56,13 @@ class Policy:
         that are online and returns one of the two.
     spares : int
         So many clients more are asked to train, and the round closes with the first ``size`` sound models.
-    deadline : float, optional
-        Seconds after which a round closes with the models that are there. Default: it waits for everybody.
+    deadline : float or "auto", optional
+        Seconds after which a round closes with the models that are there. ``"auto"``: deadline and spares follow from
+        how long clients have taken (:mod:`fedcohort.hosts.pace`), ``spares`` is the most it may ask for, and a round
+        waits for ``min_replies`` models in any case. Default: it waits for everybody.
+    late : "discard" or "count"
+        What becomes of a sound model that comes after its round was closed: it is recorded and left out, or it is
+        averaged with those of the next round that closes, as an update of an older model (:class:`Late`).
     min_replies : int
         With fewer sound models than this a round brings no model and is tried again. With 0 every round counts.
     tries : int
@@ -70,7 +78,8 @@ class Policy:
 
     size: int | Callable[[int], int | None] | None = None
     spares: int = 0
-    deadline: float | None = None
+    deadline: float | Literal["auto"] | None = None
+    late: Literal["discard", "count"] = "discard"
     min_replies: int = 1
     tries: int = 3
     wait_for: int = 1
@@ -80,7 +89,8 @@ class Policy:
     def __post_init__(self) -> None:
         constraints: dict[str, Constraint] = {
             "spares": Interval(int, 0, None),
-            "deadline": Optional(_SECONDS),
+            "deadline": DEADLINE,
+            "late": LATE_REPLIES,
             "min_replies": Interval(int, 0, None),
             "tries": _COUNT,
             "wait_for": _COUNT,
@@ -94,16 +104,26 @@ class Policy:
                 raise ParameterError(
                     f"The {name!r} parameter of Policy must be {constraint.describe()}. Got {value!r}."
                 )
+        if self.private and self.late == "count":
+            raise ParameterError(
+                "Late models cannot be counted under differential privacy: the noise is made for the models of a round."
+            )
 
     def size_for(self, online: int) -> int | None:
         """Return how many models a round needs when ``online`` clients are there; None: everybody's."""
         return self.size(online) if callable(self.size) else self.size
 
-    def enough(self, size: int | None, cohort: int) -> int:
-        """Return how many sound models close a round of ``cohort`` clients; without spares, everybody's."""
-        if not self.spares or size is None:
-            return cohort
-        return min(cohort, max(size, cohort - self.spares))
+    @property
+    def fixed_deadline(self) -> float | None:
+        """The deadline that is the same in every round, if there is one."""
+        return None if self.deadline == "auto" else self.deadline
+
+    def needed(self, size: int) -> int:
+        """Return without how many of ``size`` models an automatic deadline closes no round that could still get them.
+
+        Otherwise clients that have all become slow would end a run: its rounds would bring nothing.
+        """
+        return size if self.private else min(self.min_replies, size)
 
 
 class Closing(NamedTuple):
@@ -179,6 +199,25 @@ class Reply(NamedTuple):
     content: Any = None
 
 
+class Late(NamedTuple):
+    """A sound reply to an earlier round that counts in this one.
+
+    Attributes
+    ----------
+    reply : Reply
+    staleness : int
+        How many global models there have been since the one that the client began with.
+    """
+
+    reply: Reply
+    staleness: int
+
+    @property
+    def discount(self) -> float:
+        """What its weight is multiplied by: FedBuff's 1 / sqrt(1 + staleness)."""
+        return float((1 + self.staleness) ** -0.5)
+
+
 class Round:
     """One round of a session: open it, choose, let replies arrive, finish it.
 
@@ -188,9 +227,17 @@ class Round:
     policy : Policy
     online : int, optional
         How many clients are online. Default: all of the session's.
+    pace : Pace, optional
+        With ``deadline="auto"``, how long clients have taken.
+    now : float
+        With ``deadline="auto"``, the time by the clock of ``pace``.
 
     Attributes
     ----------
+    begun : float
+        When the cohort begins. Default: ``now``.
+    proposal : Proposal
+        Deadline and spares: the policy's, or those that follow from earlier rounds.
     size : int or None
         How many models it needs; None: everybody's.
     cohort : Cohort
@@ -203,23 +250,47 @@ class Round:
         Why clients without a sound model have none.
     replies : dict of str to Reply
         As they arrived one by one.
+    late : list of Late
+        Replies to earlier rounds that count in this one.
     """
 
     __slots__ = (
-        "_places", "_unreached", "cohort", "policy", "reasons", "replies", "request", "seconds", "session", "size",
-        "status",
+        "_failed", "_lasted", "_least", "_needed", "_pace", "_places", "_unreached", "begun", "cohort", "late",
+        "policy", "proposal", "reasons", "replies", "request", "seconds", "session", "size", "status",
     )  # fmt: skip
 
-    def __init__(self, session: Session, policy: Policy, online: int | None = None) -> None:
+    def __init__(
+        self, session: Session, policy: Policy, online: int | None = None, pace: Pace | None = None, now: float = 0.0
+    ) -> None:
+        if policy.deadline == "auto" and pace is None:
+            raise ParameterError(
+                "A round with deadline='auto' needs to know how long clients have taken.",
+                hint="pass pace=Pace.of(session), the same one to every round of the session",
+            )
         self.session = session
         self.policy = policy
-        self.size = policy.size_for(session.table.n if online is None else online)
+        online = session.table.n if online is None else online
+        self.size = policy.size_for(online)
+        self.begun = now
+        self._pace = pace if policy.deadline == "auto" else None
+        self.proposal = Proposal(policy.fixed_deadline, policy.spares)
+        self._least = self._needed = 0
+        if self._pace is not None:
+            size = max(online if self.size is None else min(self.size, online), 1)
+            self._needed = policy.needed(size)
+            # Many rounds of two or three models would often be the shortest way to many models, and are worth little.
+            self._least = max((size + 1) // 2, self._needed)
+            spares = min(policy.spares, max(online - size, 0))
+            self.proposal = self._pace.propose(now, size, spares, self._least, self._needed)
+        self._failed: BoolArray | None = None
+        self._lasted = 0.0
         self.request: RoundRequest
         self.cohort: Cohort
         self.seconds: FloatArray
         self.status: AnyArray
         self.reasons: dict[str, str] = {}
         self.replies: dict[str, Reply] = {}
+        self.late: list[Late] = []
         self._places: dict[str, int] = {}
         self._unreached: frozenset[str] = frozenset()
 
@@ -229,7 +300,7 @@ class Round:
         """Return the question the selector wants answered before it chooses among ``available``, or None."""
         size = self.size
         if size is not None:
-            size = min(size + self.policy.spares, self.session.table.n)
+            size = min(size + self.proposal.spares, self.session.table.n)
         self.request = RoundRequest(size, available)
         return self.session.query(self.request)
 
@@ -245,19 +316,42 @@ class Round:
                 f"In round {cohort.round} {why}.",
                 hint="use a selector that takes as many as it is asked for, such as 'uniform'",
             )
-        self.resume(cohort)
+        if self._pace is not None and cohort.size:
+            self.session.note(PROPOSED, {"ticket": cohort.ticket, **self.proposal._asdict()})
+        self._begin(cohort)
         return cohort
 
     def resume(self, cohort: Cohort) -> None:
         """Go on with a cohort that was chosen before, whose replies are still to come."""
+        if self._pace is not None:
+            for body in self.session.journal.events(PROPOSED):
+                if body["ticket"] == cohort.ticket:
+                    self.proposal = Proposal(body["deadline"], body["spares"])
+        self._begin(cohort)
+
+    def _begin(self, cohort: Cohort) -> None:
         self.cohort = cohort
         self.seconds = np.full(cohort.size, np.inf)
         self.status = np.full(cohort.size, _MISSING, np.int8)
 
     @property
     def enough(self) -> int:
-        """How many sound models close the round."""
-        return self.policy.enough(self.size, self.cohort.size)
+        """How many sound models close the round; without spares, everybody's."""
+        cohort, spares = self.cohort.size, self.proposal.spares
+        if not spares or self.size is None:
+            return cohort
+        return min(cohort, max(self.size, cohort - spares))
+
+    @property
+    def deadline(self) -> float | None:
+        """After how many seconds the round closes; an automatic one waits for the models that a round needs."""
+        if self._pace is None:
+            return self.proposal.deadline
+        arrived = np.sort(self.seconds[(self.status == _OK) & (self.seconds < np.inf)])
+        found = self.proposal.deadline or first_deadline(arrived, self._least)
+        if found is None or len(arrived) < self._needed:
+            return None
+        return max(found, float(arrived[self._needed - 1])) if self._needed else found
 
     # -- which replies count ------------------------------------------------------------------------------------------
 
@@ -271,9 +365,10 @@ class Round:
         status : (k,) array of Status
             What each client replies.
         """
-        self.seconds = seconds
-        self.status, end = closing(seconds, status, deadline=self.policy.deadline, enough=self.enough)
-        return end
+        self.seconds, self.status = seconds, status
+        self._failed = status != _OK
+        self.status, self._lasted = closing(seconds, status, deadline=self.deadline, enough=self.enough)
+        return self._lasted
 
     def miss(self, reasons: Mapping[str, str]) -> None:
         """Take note of clients to which no message could be sent, and why."""
@@ -287,7 +382,7 @@ class Round:
             self.replies[reply.client] = reply
 
     def _arrive(self, client: str, status: Status, reason: str, seconds: float) -> bool:
-        if not self._places:
+        if not self._places:  # made when the first reply comes: the simulator has rounds without names
             self._places = {name: place for place, name in enumerate(self.cohort.names)}
         place = self._places.get(client)
         if place is None:
@@ -295,6 +390,7 @@ class Round:
                 f"The client {client!r} is not in the cohort of ticket {self.cohort.ticket}.",
                 hint=f"its clients are {', '.join(self.cohort.names[:_NAMED])}",
             )
+        # Messages may be delivered twice, and a client may send twice: the first reply is what the round was closed by.
         if self.seconds[place] < np.inf:
             return False
         self.seconds[place], self.status[place] = seconds, status
@@ -304,12 +400,12 @@ class Round:
 
     def is_closed(self, seconds: float) -> bool:
         """Whether nobody needs to be waited for any more, so many seconds after the round began."""
-        found = closing(self.seconds, self.status, deadline=self.policy.deadline, enough=self.enough)
+        found = closing(self.seconds, self.status, deadline=self.deadline, enough=self.enough)
         return found.seconds <= seconds
 
     def close(self, seconds: float) -> None:
         """Note a reason for every client that has not answered."""
-        deadline = self.policy.deadline
+        self._lasted, deadline = seconds, self.deadline
         in_time = deadline is None or seconds < deadline
         why = "the round was closed with enough others" if in_time else f"no answer within {deadline:g} s"
         for place in np.flatnonzero(self.seconds == np.inf).tolist():
@@ -329,7 +425,7 @@ class Round:
 
     def invalidate(self, places: IntArray) -> None:
         """Mark replies as unusable that looked sound when they arrived."""
-        self.status = self.status.copy()
+        self.status = self.status.copy()  # it may be the array of whoever called settle
         self.status[places] = _INVALID
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
@@ -366,7 +462,27 @@ class Round:
 
     def finish(self, kept: BoolArray, metrics: Mapping[Signal, FloatArray] = _NO_METRICS, *, state: Any = None) -> None:
         """Tell the session how the round ended; ``state`` is the host's own, stored in the same transaction."""
+        self._record_times()
         self.session.tell(self.report(kept, metrics), host=state)
+
+    def _record_times(self) -> None:
+        """Put on record how long the clients took, if deadlines follow from it."""
+        if self._pace is None:
+            return
+        there = self.seconds < np.inf
+        failed = there & ((self.status != _OK) if self._failed is None else self._failed)
+        closed = self.begun + self._lasted
+        self._pace.observe(self.cohort.ticket, self.begun, closed, self.seconds, failed)
+        self.session.note(
+            TIMES,
+            {
+                "ticket": self.cohort.ticket,
+                "begun": self.begun,
+                "closed": closed,
+                "seconds": [at if at < np.inf else None for at in self.seconds.tolist()],
+                "failed": np.flatnonzero(failed).tolist(),
+            },
+        )
 
     def abandon(self, why: str, metrics: Mapping[Signal, FloatArray] = _NO_METRICS) -> list[str]:
         """Tell the session that no model came of the round; its number is given to another cohort.
@@ -374,6 +490,7 @@ class Round:
         Returns the clients that were reported as failed without an answer: when a cohort is abandoned, absence alone
         counts for nothing. When nobody answered, the clients are hardly to blame, and none is reported.
         """
+        self._record_times()
         # In parts, because a complete report would close the cohort as a round that counts.
         kept = np.zeros(int(self.answered.sum()), np.bool_)
         self.session.tell(self.report(kept, metrics, complete=False))

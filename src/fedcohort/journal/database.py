@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedcohort.core.errors import JournalError
-from fedcohort.journal.lock import COMPANIONS, Lock, Mark, sync_folder
+from fedcohort.core.files import sync_folder
+from fedcohort.journal.lock import COMPANIONS, Lock, Mark
 from fedcohort.journal.schema import ERRORS, SEAL, TABLES
 
 Commit = Literal["always", "manual"]
@@ -184,6 +185,7 @@ class Database:
         row = table.to_stored_types(values)
         key = tuple(value for column, value in zip(table.columns, row, strict=True) if column in table.key)
         if self._seal is not None:
+            # A few rows are written anew in every round. To remember their checksums saves a query each time.
             known = self._sums.get((name, key))
             gone = self.fetch(f"SELECT sum FROM {name} WHERE {table.where_key}", key) if known is None else [(known,)]
             self._discount(name, gone)
@@ -211,6 +213,7 @@ class Database:
     def delete(self, name: str, where: str, arguments: Sequence[Any]) -> None:
         """Delete rows."""
         self._discount(name, self.fetch(f"SELECT sum FROM {name} WHERE {where}", arguments))
+        # Both remember rows that may be among those deleted.
         self._last.pop(name, None)
         self._sums.clear()
         self.connection.execute(f"DELETE FROM {name} WHERE {where}", arguments)
@@ -239,6 +242,8 @@ class Database:
         with self.errors():
             self._seal_and_commit()
             if file is not None and self._being_created is not None and self._lock is not None:
+                # A kill at any line below leaves no journal or a whole one: the content is durable before the file
+                # has its name, and the lock file knows of the commit before there is a file that could lack it.
                 new, connection = self._being_created, self.connection
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.close()
@@ -246,6 +251,7 @@ class Database:
                     os.fsync(written.fileno())
                 self._count_commit()
                 self._lock.mark(self.seal.mark, sync=True)
+                # SQLite would replay the -wal of an earlier journal of this name into the new one.
                 for end in COMPANIONS:
                     file.with_name(file.name + end).unlink(missing_ok=True)
                 os.replace(new, file)
@@ -275,7 +281,7 @@ class Database:
                 else:
                     self._seal_and_commit()
                     self._after_commit()
-            except BaseException as error:
+            except BaseException as error:  # also of Ctrl-C: half an event must not be committed by the next one
                 self._tables, self._last, self._sums = tables, {}, {}
                 self._undo(error, commits)
                 raise
@@ -291,6 +297,7 @@ class Database:
                 return
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
+            # An interrupt may come after SQLite's COMMIT and before we know of it. The seal in the file says which.
             if self._seal is None or Seal.read(connection).commits == commits:
                 return
             problem = "was interrupted during a commit, so the session does not know what is on record"
@@ -392,6 +399,7 @@ class Database:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
                     self._connection, self._unusable, self._tables = connection, None, dict(self._seal.tables)
+                    # Only where the file is as we left it: whoever opens it next must see that something is wrong.
                     if Seal.read(connection) == self._seal:
                         self.reseal(in_use=False)
             connection.close()

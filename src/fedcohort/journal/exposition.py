@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.text import escape_label
 from fedcohort.journal.events import ABANDONED, SHADOW
 from fedcohort.journal.presence import STATES, RunState, planned_rounds, run_state, run_state_before
+from fedcohort.journal.reading import CohortRow
 from fedcohort.journal.store import Journal, read_journal
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,18 @@ def _samples(journal: Journal) -> Iterator[_Number]:
     yield "fedcohort_cohorts_pending", {}, sum(row.told_at is None for row in cohorts)
     yield "fedcohort_clients", {}, int(active.sum())
     yield "fedcohort_clients_never_picked", {}, int((active & ~picked).sum())
+    yield from _newest_rounds(journal, cohorts, closed)
+    yield from _replies(journal)
+    failed = sum(body["what"] == "failed" for body in journal.events(SHADOW))
+    yield "fedcohort_shadows_failed_total", {}, failed
+    model: dict[str, float] = {}
+    for numbers in journal.metrics().values():
+        model.update({key: value for key, value in numbers.items() if value is not None})
+    for key, value in model.items():
+        yield "fedcohort_model", {"metric": key}, value
+
+
+def _newest_rounds(journal: Journal, cohorts: Sequence[CohortRow], closed: Sequence[CohortRow]) -> Iterator[_Number]:
     if cohorts:
         newest = cohorts[-1]
         yield "fedcohort_cohort_size", {}, len(newest.clients)
@@ -134,19 +147,15 @@ def _samples(journal: Journal) -> Iterator[_Number]:
         assert last.told_at is not None
         yield "fedcohort_round_duration_seconds", {}, last.told_at - last.asked_at
         yield "fedcohort_last_round_timestamp_seconds", {}, last.told_at
+
+
+def _replies(journal: Journal) -> Iterator[_Number]:
     # Every report as it came: a late client counted as missing before, and a counter must not fall.
     statuses: Counter[int] = Counter()
     for block in journal.reply_blocks():
         statuses.update(block.status.tolist())
     for status in Status:
         yield "fedcohort_replies_total", {"status": status.name.lower()}, statuses[int(status)]
-    failed = sum(body["what"] == "failed" for body in journal.events(SHADOW))
-    yield "fedcohort_shadows_failed_total", {}, failed
-    model: dict[str, float] = {}
-    for numbers in journal.metrics().values():
-        model.update({key: value for key, value in numbers.items() if value is not None})
-    for key, value in model.items():
-        yield "fedcohort_model", {"metric": key}, value
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedcohort.core.errors import JournalError
+from fedcohort.core.files import sync_folder
 from fedcohort.journal.database import Commit, Database, Seal, connect, orphan_after_fork
 from fedcohort.journal.integrity import COPY, check, schema_problems, version_of
-from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, sync_folder, target
+from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, target
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, INDEXES, SCHEMA, SCHEMA_VERSION, TABLES
 
 log = logging.getLogger(__name__)
@@ -135,6 +136,7 @@ def open_for_writing(
         raise
     database = orphan_after_fork(Database(connection, str(path), seal=seal, lock=lock, commit=commit))
     try:
+        # A crash from here on is seen by the next opening: the seal says "in use", and nobody holds the lock.
         database.reseal(in_use=True, generation=seal.generation + 1)
     except BaseException:
         database.close()
@@ -365,7 +367,7 @@ def snapshot(path: Path) -> bytes:
 def _copy(path: Path, to: sqlite3.Connection) -> None:
     source = open_for_reading(path)
     try:
-        source.connection.backup(to)
+        source.connection.backup(to)  # with what lies in the companion, which a copied file would lack
     finally:
         source.close()
     if version_of(to, path) == SCHEMA_VERSION:

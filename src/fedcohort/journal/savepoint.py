@@ -110,6 +110,8 @@ def rewind(journal: Journal, savepoint: Savepoint) -> None:
             hint="restore the journal that was written last",
         )
     meta, database = journal.meta(), journal.database
+    # Some events change clients, rules or the selector in place, and deleting rows does not bring those back. A chain
+    # is there to show deletions.
     lasting = database.fetch(
         f"SELECT kind FROM events WHERE id > ? AND kind IN ({', '.join('?' * len(_LASTING))})",
         (savepoint.event, *_LASTING),
@@ -128,7 +130,7 @@ def rewind(journal: Journal, savepoint: Savepoint) -> None:
         database.delete("scores", "ticket > ?", ticket)
         database.delete("replies", "id > ?", (savepoint.reply,))
         database.delete("events", "id > ?", (savepoint.event,))
-        for pending in savepoint.pending:
+        for pending in savepoint.pending:  # they may have been closed since
             database.change("cohorts", (pending,), told_at=None)
         for selector in ("", *meta["shadows"]):
             journal.drop_state(selector)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import BudgetError, InputError, JournalError
-from fedcohort.core.files import read_file
+from fedcohort.core.files import read_file, write_file
 from fedcohort.core.validate import instance
 from fedcohort.core.validate import number as check_number
 from fedcohort.core.validate import path as check_path
@@ -145,19 +145,7 @@ class Ledger:
         if self._path is None:
             self._memory = lines
             return
-        fresh = self._path.with_name(f"{self._path.name}.new")
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-            stream.writelines(f"{line}\n" for line in lines)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(fresh, self._path)
-        if hasattr(os, "O_DIRECTORY"):
-            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        write_file(self._path, "".join(f"{line}\n" for line in lines).encode(), mode=0o600)
 
     @property
     def releases(self) -> tuple[Release, ...]:

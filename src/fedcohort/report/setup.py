@@ -37,7 +37,7 @@ def facts(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str]:
         "Availability": _unless(scenario.get("availability"), "always", "all clients, in every round"),
         "Latency": _unless(scenario.get("latency"), "none", "none"),
         "Failures": f"probability {scenario['failure']:g} per client and round" if scenario.get("failure") else "",
-        "Deadline": f"{scenario['deadline']:g} s" if scenario.get("deadline") else "",
+        "Deadline": f"{scenario['deadline']:g} s" if scenario.get("deadline") else str(run.get("deadline") or ""),
         "Held out": _held_out(scenario),
         "Model": _describe_part(config.get("model")),
         "Local training": _describe_part(config.get("local")),

@@ -48,16 +48,23 @@ def find_sweeps(groups: Sequence[SelectorRuns]) -> list[Sweep]:
             if len({json.dumps(values.get(key), sort_keys=True, default=str) for values in params.values()}) > 1
         ]
         for key in varied:
-            lines: dict[str, list[tuple[float, str]]] = {}
-            for label, values in params.items():
-                value = values.get(key)
-                if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                    rest = ", ".join(f"{other}={values.get(other)}" for other in varied if other != key)
-                    lines.setdefault(rest or selector, []).append((float(value), label))
-            lines = {rest: sorted(points) for rest, points in lines.items() if len({v for v, _ in points}) > 1}
+            lines = _lines(selector, params, key, [other for other in varied if other != key])
             if lines:
                 found.append(Sweep(selector, key, lines))
     return found
+
+
+def _lines(
+    selector: str, params: Mapping[str, Mapping[str, Any]], key: str, others: Sequence[str]
+) -> dict[str, list[tuple[float, str]]]:
+    """Return the values of a parameter with the labels that have them, one line for each combination of the others."""
+    lines: dict[str, list[tuple[float, str]]] = {}
+    for label, values in params.items():
+        value = values.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            rest = ", ".join(f"{other}={values.get(other)}" for other in others)
+            lines.setdefault(rest or selector, []).append((float(value), label))
+    return {rest: sorted(points) for rest, points in lines.items() if len({v for v, _ in points}) > 1}
 
 
 def sweep(setting: Setting, board: Leaderboard) -> Figure | None:

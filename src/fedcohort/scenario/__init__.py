@@ -10,7 +10,7 @@ from fedcohort.scenario.availability import (
     UniformShare,
 )
 from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
-from fedcohort.scenario.devices import DEVICES, Devices, DrawnDevices, Presence, Roster, Sessions
+from fedcohort.scenario.devices import DEVICES, Attendance, Devices, DrawnDevices, OnlineDevices, Sessions
 from fedcohort.scenario.dirichlet import (
     ClassHeterogeneity,
     ClientHeterogeneity,
@@ -41,6 +41,7 @@ __all__ = [
     "VIEWS",
     "Always",
     "Assignment",
+    "Attendance",
     "Availability",
     "Bernoulli",
     "ClassBiased",
@@ -64,13 +65,12 @@ __all__ = [
     "MixedHeterogeneity",
     "Natural",
     "NoLatency",
+    "OnlineDevices",
     "Partition",
     "Pool",
-    "Presence",
     "Preset",
     "Quantity",
     "RareHolders",
-    "Roster",
     "RoundEvents",
     "Scenario",
     "Sessions",

@@ -36,7 +36,7 @@ POSITIVE = Interval(float, 0, None, "neither")
 _SPREAD = Interval(float, 0, None)
 
 
-class Presence(NamedTuple):
+class Attendance(NamedTuple):
     """Who is on at a moment.
 
     Attributes
@@ -75,7 +75,7 @@ class Sessions(Parameterized):
     peak: float = param(20.0, Interval(float, 0, 24, "left"), "local hour with the most sessions (p)")
     zones: int | None = param(1, Optional(Interval(int, 1, 24)), "number of time zones; None spreads them over the day")
 
-    def at(self, clients: IntArray, name: str, *, seed: int, time: float | FloatArray) -> Presence:
+    def at(self, clients: IntArray, name: str, *, seed: int, time: float | FloatArray) -> Attendance:
         """Return for whom the state holds.
 
         Parameters
@@ -105,7 +105,7 @@ class Sessions(Parameterized):
         on = takes_place & (start <= time) & (time < end)
         later = np.maximum(zero + cycle, time + TICK)
         until = np.where(on, end, np.where(takes_place & (time < start), start, later))
-        return Presence(on, until)
+        return Attendance(on, until)
 
     def activity(self, hour: FloatArray) -> FloatArray:
         """Return the probability that a session at this local hour takes place."""
@@ -138,7 +138,7 @@ class Devices(Parameterized):
 
     name: ClassVar[str]
 
-    def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Presence:
+    def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Attendance:
         """Return which of ``clients`` are on at ``time``, one for all or (k,), and for how long that is certain."""
         raise NotImplementedError(type(self).__name__)
 
@@ -242,7 +242,7 @@ class DrawnDevices(Devices):
         """Whether there are no states."""
         return not self.states
 
-    def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Presence:
+    def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Attendance:
         """Return for whom all states hold."""
         on, ends, begins = np.ones(len(clients), np.bool_), np.full(len(clients), np.inf), np.zeros(len(clients))
         for name, sessions in self._sessions.items():
@@ -250,7 +250,7 @@ class DrawnDevices(Devices):
             on &= holds
             ends = np.where(holds, np.minimum(ends, until), ends)
             begins = np.where(holds, begins, np.maximum(begins, until))  # nobody is on while one state does not hold
-        return Presence(on, np.where(on, ends, begins))
+        return Attendance(on, np.where(on, ends, begins))
 
     def speeds(self, clients: IntArray, *, seed: int) -> FloatArray:
         """Draw each client's speed by hashing its number."""
@@ -268,7 +268,7 @@ def _log_normal(median: float, spread: float, clients: IntArray, seed: int, posi
     return drawn
 
 
-class Roster:
+class OnlineDevices:
     """Who is on, kept up to date while the clock goes on: only clients whose state may have changed are looked up.
 
     Parameters
@@ -286,7 +286,7 @@ class Roster:
     Examples
     --------
     >>> devices = DrawnDevices(states={"online": {"session": 600, "gap": 1200}})
-    >>> roster = Roster(devices, 1000, seed=3)
+    >>> roster = OnlineDevices(devices, 1000, seed=3)
     >>> roster.advance(50_000.0)
     >>> bool((roster.on == devices.presence(np.arange(1000), seed=3, time=50_000.0).on).all())
     True

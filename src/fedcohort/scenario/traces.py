@@ -36,7 +36,7 @@ from fedcohort.core.files import open_file, read_file, write_file
 from fedcohort.core.params import Boolean, Optional, Text, param
 from fedcohort.core.params import Sequence as ListOf
 from fedcohort.scenario.counter_rng import uniforms
-from fedcohort.scenario.devices import DAY, DEVICES, POSITIVE, TICK, Devices, DrawnDevices, Presence
+from fedcohort.scenario.devices import DAY, DEVICES, POSITIVE, TICK, Attendance, Devices, DrawnDevices
 
 INTERVALS, SPEEDS = ("client", "from", "to", "state"), ("client", "speed", "bandwidth")
 ON = "on"  # the state of a trace that has only one
@@ -405,7 +405,7 @@ class _Lines:
         begin, end = trace.begin[order], trace.end[order]
         return cls(span, device * span + begin, begin, end, first, last)
 
-    def at(self, device: IntArray, time: float | FloatArray) -> Presence:
+    def at(self, device: IntArray, time: float | FloatArray) -> Attendance:
         turn, now = np.divmod(time, self.span)
         zero = turn * self.span
         place = np.searchsorted(self.keys, device * self.span + now, side="right")
@@ -418,7 +418,7 @@ class _Lines:
         following = self.begin[np.minimum(place, len(self.keys) - 1)]
         again = np.where(has, self.span + self.begin[first], np.inf)
         begins = np.where(place < self.last[device], following, again)
-        return Presence(on, zero + np.where(on, ends, np.maximum(begins, now + TICK)))
+        return Attendance(on, zero + np.where(on, ends, np.maximum(begins, now + TICK)))
 
 
 @lru_cache(maxsize=8)
@@ -465,7 +465,7 @@ class TraceDevices(Devices):
             return clients % count
         return (uniforms(seed, rng.DEVICES, clients, _DEVICE) * count).astype(np.int64)
 
-    def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Presence:
+    def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Attendance:
         """Look the clients' devices up."""
         return self._trace[1].at(self._device(clients, seed), time)
 

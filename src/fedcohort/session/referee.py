@@ -14,7 +14,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.session.expressions import Attributes, Condition
-from fedcohort.session.rules import Rules
+from fedcohort.session.rules import EDGE, Rules, edge_of
 
 _NEVER = np.iinfo(np.int64).min // 2
 _NO_BOUND = np.iinfo(np.int64).max
@@ -116,9 +116,11 @@ class Referee:
         self._attributes: dict[str, dict[str, Any]] = {}
         self._unmet: list[str | None] = []  # by client, the part of the condition that it does not meet
         self._values: dict[str, list[Any]] = {name: [] for name in rules.quotas or {}}  # by attribute and client
+        self._groups: dict[str, list[Any]] = {name: [] for name in rules.at_most or {}}  # the same, every value
         self._set_table(table)
 
     def _set_table(self, table: ClientTable) -> None:
+        # Rules name clients, rounds number them: names are looked up here, once, and not in every round.
         self._table = table
         names = {name: i for i, name in enumerate(table.names)} if self.rules.blocked or self.rules.pinned else {}
         self._blocked = np.array([names[n] for n in self.rules.blocked if n in names], np.int64)
@@ -156,9 +158,12 @@ class Referee:
         self._check_attributes(known)
 
     def _of(self, client: int) -> dict[str, Any]:
-        own = self._attributes.get(self._table.name(client), {})
+        name = self._table.name(client)
         sizes = {"size": float(self._table.sizes[client])} if "sizes" in self._table.signals else {}
-        return {**own, **sizes}  # the table wins, because selectors and aggregators use its sizes
+        edge = edge_of(name)
+        place = {} if edge is None else {EDGE: edge}
+        # The table wins, because selectors and aggregators use its sizes, and names cannot be chosen in every round.
+        return {**self._attributes.get(name, {}), **sizes, **place}
 
     def _check_attributes(self, clients: Iterable[int]) -> None:
         """Find out which clients meet the condition, and each client's value of every attribute with a quota."""
@@ -166,8 +171,9 @@ class Referee:
         if len(self._unmet) != n:
             self._unmet = [None] * n
             self._values = {name: [None] * n for name in self.rules.quotas or {}}
+            self._groups = {name: [None] * n for name in self.rules.at_most or {}}
             clients = range(n)
-        if self._condition is None and not self._values:
+        if self._condition is None and not self._values and not self._groups:
             return
         for client in clients:
             attributes = self._of(client)
@@ -175,6 +181,8 @@ class Referee:
                 self._unmet[client] = self._condition.unmet(attributes)
             for name, values in self._values.items():
                 values[client] = _quota_value((self.rules.quotas or {})[name], attributes.get(name))
+            for name, values in self._groups.items():
+                values[client] = attributes.get(name)
 
     # -- before the choice ------------------------------------------------------------------------------------------
 
@@ -250,8 +258,13 @@ class Referee:
         if len(demanded):
             notes["demanded by the rules"] = ", ".join(self._table.names_of(demanded[:20]))
         added: list[int] = []
+        order = _ranking(allowed, cohort, rng) if self.rules.quotas or self.rules.at_most else []
+        if self.rules.at_most:
+            picked, left = self._within_limits(picked, order)
+            if left:
+                notes["too many of one value"] = ", ".join(self._table.name(c) for c in left[:20])
         if self.rules.quotas:
-            picked, added, unmet = self._with_quotas(picked, set(demanded.tolist()), allowed, size, cohort, rng)
+            picked, added, unmet = self._with_quotas(picked, set(demanded.tolist()), order, size)
             if added:
                 notes["added for a quota"] = ", ".join(self._table.name(c) for c in added[:20])
             if unmet:
@@ -267,14 +280,33 @@ class Referee:
             work=_spread(cohort.work, cohort.clients, clients),
         )
 
+    def _fits(self, picked: Sequence[int], client: int) -> bool:
+        """Whether a client can join others without there being too many of one value."""
+        return all(
+            values[client] is None or _count(values, picked, values[client]) < (self.rules.at_most or {})[name]
+            for name, values in self._groups.items()
+        )
+
+    def _within_limits(self, picked: list[int], order: list[int]) -> tuple[list[int], list[int]]:
+        """Return as many clients of which none are too many of one value, and who had to go."""
+        kept: list[int] = []
+        left: list[int] = []
+        for client in picked:
+            (kept if self._fits(kept, client) else left).append(client)
+        for client in order:
+            if len(kept) == len(picked):
+                break
+            if client not in kept and self._fits(kept, client):
+                kept.append(client)
+        return kept, left
+
     def _with_quotas(
-        self, picked: list[int], fixed: set[int], allowed: IntArray, size: int, cohort: Cohort, rng: np.random.Generator
+        self, picked: list[int], fixed: set[int], order: list[int], size: int
     ) -> tuple[list[int], list[int], list[str]]:
         """Add clients of values that are short, best first, in place of the worst of values that have enough.
 
         Only values count that the operator named: a client that invents one has no claim to a place.
         """
-        order = _ranking(allowed, cohort, rng)
         place = {client: i for i, client in enumerate(order)}
         added: list[int] = []
         unmet: list[str] = []
@@ -290,14 +322,16 @@ class Referee:
                 for client in (c for c in members if c not in picked):
                     if _count(values, picked, value) >= need[value]:
                         break
+                    others = picked
                     if len(picked) >= size:
                         # What was picked for another quota, or must be there, is not given up again.
                         spare = _spare(values, need, picked, fixed.union(added))
                         if not spare:
                             break
-                        picked = [c for c in picked if c != max(spare, key=place.__getitem__)]
-                    picked = [*picked, client]
-                    added.append(client)
+                        others = [c for c in picked if c != max(spare, key=place.__getitem__)]
+                    if self._fits(others, client):
+                        picked = [*others, client]
+                        added.append(client)
             for value, count in least.items():
                 have = _count(values, picked, value)
                 if have < count:

@@ -12,6 +12,8 @@ r and a client's participations P (the earlier rounds in which it was in the coh
 - ``max_in_window`` x of ``window`` w: fewer than x of P among the w - 1 rounds before r;
 - ``min_in_window`` x of ``window`` w: every w rounds in a row, from when it joined, hold x participations, as long as
   it is available and there is room;
+- ``at_most`` q of an attribute: no cohort has more than q clients of one value. Whoever is one too many gives its place
+  to the next best client of a value that has room;
 - ``cool_off`` c after ``failures`` f: not in the c cohorts after the last of f failures in a row. Cohorts that were
   abandoned count here, so that nobody cools off for ever while a round is repeated.
 
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +85,18 @@ class _NestedNumbers(Constraint):
         return [3, {"anna": 3}, {"anna": {"epsilon": -1}}]
 
 
+EDGE = "edge"  # the attribute that follows from a client's name
+
+
+def edge_of(name: str) -> str | None:
+    """Return the edge server that a client is behind, by its name; None for a name without a path.
+
+    >>> edge_of("edge-3/client-17"), edge_of("eu/edge-3/client-17"), edge_of("client-17")
+    ('edge-3', 'eu/edge-3', None)
+    """
+    return name.rpartition("/")[0] or None
+
+
 _AMOUNTS = _Numbers(Interval(float, 0, None, "neither"))
 ROUNDS = "rounds"  # the kind of budget of which a participation always costs 1
 
@@ -113,6 +128,9 @@ class Rules(Parameterized):
         None,
         Optional(_NestedNumbers(_Numbers(_COUNT), "attributes")),
         "by attribute and value, the minimum number of clients in a cohort; other values have no quota",
+    )
+    at_most: Mapping[str, int] | None = param(
+        None, Optional(_Numbers(_COUNT)), "by attribute, how many clients of one value a cohort has at most"
     )
     budget: Mapping[str, float] | None = param(
         None, Optional(_AMOUNTS), "by kind (rounds, bytes, epsilon), what a client may spend"
@@ -214,7 +232,8 @@ class Rules(Parameterized):
 
     def check_feasible(self, clients: Iterable[str], size: int, rounds: int) -> None:
         """Refuse rules under which ``clients`` cannot fill ``rounds`` cohorts of ``size``, with the arithmetic."""
-        n = len(set(clients) - set(self.blocked))
+        names = set(clients) - set(self.blocked)
+        n = len(names)
         there = f"{n} clients that are not blocked" if self.blocked else f"{n} clients"
         if len(set(self.pinned)) > size:
             raise ParameterError(
@@ -228,6 +247,7 @@ class Rules(Parameterized):
                     f"The quotas of {name!r} claim {claimed} places, but a cohort has only {size}.",
                     hint="lower the quotas, or choose larger cohorts",
                 )
+        self._check_edges(names, size)
         apart = min(self.min_separation, rounds)
         if apart > 1 and size * apart > n:
             raise ParameterError(
@@ -245,6 +265,22 @@ class Rules(Parameterized):
                     f"{self.max_in_window} = {admitted}.",
                     hint="raise max_in_window, choose smaller cohorts, or start when more clients are there (wait_for)",
                 )
+
+    def _check_edges(self, names: Iterable[str], size: int) -> None:
+        """Refuse a limit for each edge with which no cohort of ``size`` can be filled."""
+        most = (self.at_most or {}).get(EDGE)
+        if most is None:
+            return
+        behind = Counter(edge_of(name) for name in names)
+        free = behind.pop(None, 0)
+        places = free + sum(min(most, count) for count in behind.values())
+        if places < size:
+            there = f"{len(behind)} edges" + (f" and {free} clients behind none" if free else "")
+            raise ParameterError(
+                f"The rules cannot fill cohorts of {size}: with at most {most} clients of an edge, the {there} have "
+                f"{places} places.",
+                hint="raise at_most, or choose smaller cohorts",
+            )
 
     def shortages(self, spent: Mapping[str, int], size: int, rounds: int) -> list[str]:
         """Return what the rules cannot give in ``rounds`` more cohorts of ``size``, unless other clients join.

@@ -422,8 +422,8 @@ class Session:
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """The signals the host must put into reports: the selector's own, not the shadows'."""
-        return frozenset(signal for signal in self.selector.requires if signal.reported)
+        """The signals the host must put into reports: the selector's own, not the shadows', nor what we know here."""
+        return frozenset(s for s in self.selector.requires if s.reported and s is not Signal.STALENESS)
 
     @property
     def state(self) -> Any:
@@ -700,6 +700,7 @@ class Session:
         whole_number(ticket, "'ticket'")
         text(reason, "'reason'")
         self._close(self._pending.get(ticket), [], None, abandoned=reason)
+        # In an asynchronous session a round is a model, and abandoning a client makes none.
         if not self._turn.asynchronous:
             self._turn = self._turn.at_round(*next_round(self.journal))
 
@@ -764,6 +765,7 @@ class Session:
                     hint="to take part again, it must join under another name",
                 )
         members = self._members.join(clients)
+        # The own selector's error is the caller's. A shadow must not keep clients out: one that fails is dropped.
         own = self._own.grow(members.table, self.seed)
         shadows, failed = self._shadows.try_each(lambda shadow: shadow.grow(members.table, self.seed))
         self._recorder.record_join(members, self.table.n, self._turn, own, shadows, failed)
@@ -815,7 +817,7 @@ class Session:
             self._referee = referee_from(Rules.from_journal(meta["rules"]), self.journal)
         self._pending = PendingCohorts.from_journal(self.journal, members.table)
         self._set_members(members)
-        self.journal.compact()
+        self.journal.compact()  # deleted rows stay readable in the file until it is written anew
         if self.journal.path is not None:
             Presence.remove(self.journal.path)  # left by a server that was killed: it names clients that were offline
         return stand_in

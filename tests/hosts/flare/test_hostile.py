@@ -15,7 +15,9 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedcohort.core.protocol import Status
+from fedcohort.hosts import ask_again
 from fedcohort.hosts.flare import Answers, CohortController, failures
+from fedcohort.hosts.flare import host as flare_host
 from fedcohort.hosts.wire import RECORD
 
 from .federation import Federation, Pull
@@ -149,6 +151,32 @@ def test_a_site_that_cannot_describe_itself_takes_no_part(tmp_path: Path) -> Non
     federation = run({"liar": Liar()}, journal, rounds=2)
     assert not federation.panics
     assert all("site-11" not in found for found in statuses(journal).values())
+
+
+@pytest.mark.parametrize("how", ["fails", "silent"])
+def test_a_site_that_could_not_describe_itself_is_asked_again(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Starting(Pull):
+        asked = 0
+
+        def answers(self, fl_ctx: FLContext) -> Answers:
+            self.asked += 1
+            if self.asked == 1 and how == "silent":
+                OVER.wait(1.0)
+            if self.asked == 1:
+                raise RuntimeError("still starting")
+            return super().answers(fl_ctx)
+
+    for module in (ask_again, flare_host):
+        monkeypatch.setattr(module, "ASK_AGAIN_AFTER", 0.3)
+    OVER.clear()
+    journal = tmp_path / "journal.sqlite"
+    late = Starting()
+    federation = Federation({"site-1": Pull(0.2), "site-2": Pull(0.2), "site-11": late})
+    federation.run(CohortController("uniform", num_rounds=15, wait_for=2, journal=str(journal)))
+    found = statuses(journal)
+    assert not federation.panics and late.asked >= 2 and found[14]["site-11"] == Status.OK
 
 
 def test_a_run_without_enough_sites_says_why(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from flwr.serverapp.strategy import (
 )
 
 from fedcohort import create
+from fedcohort.audit.choices import verify as verify_choices
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError, ParameterError, SignalError
 from fedcohort.core.protocol import (
@@ -48,6 +49,7 @@ from fedcohort.hosts.flower import (
 )
 from fedcohort.hosts.flower.wrapped_strategy import InnerStrategyError
 from fedcohort.journal import read_journal
+from fedcohort.journal.events import PROPOSED
 from fedcohort.selectors import All, PowerOfChoice, Uniform
 from fedcohort.session import Session
 from fedcohort.training.filters import CMFL, FedCA
@@ -217,6 +219,50 @@ def test_a_late_client_is_missing_then_late_and_not_asked_while_it_works(fleet: 
     found = [f for f in failures(tmp_path / "j") if f.client == "client-3"]
     assert found[0].status == Status.LATE and "answered after 25" in found[0].reason
     assert {f.client for f in failures(tmp_path / "j")} == {"client-3"}
+
+
+def test_an_automatic_deadline_leaves_a_slow_client_behind(fleet: Any, kit: Any, tmp_path: Path) -> None:
+    fleet.grid.nodes[fleet.grid.node_of("client-3")].latency = 60.0
+    strategy = fleet.strategy(All(), FedAvg(fraction_evaluate=0.0), journal=tmp_path / "j", deadline="auto")
+    strategy.start(fleet.grid, kit.model(), num_rounds=4)
+    assert fleet.clock.now < 20
+    fleet.strategy(All(), FedAvg(fraction_evaluate=0.0), journal=tmp_path / "j", deadline="auto").start(
+        fleet.grid, kit.model(), num_rounds=8
+    )
+    assert fleet.clock.now < 40
+    with Session.open(tmp_path / "j") as session:
+        assert session.round == 8
+        deadlines = [body["deadline"] for body in session.journal.events(PROPOSED)]
+    assert deadlines[0] is None and all(0.5 < deadline < 3 for deadline in deadlines[1:])
+
+
+@pytest.mark.parametrize("late", ["discard", "count"])
+def test_a_late_model_is_an_update_of_the_next_round_if_it_is_to_count(
+    late: Any, fleet: Any, kit: Any, tmp_path: Path
+) -> None:
+    fleet.grid.nodes[fleet.grid.node_of("client-5")].latency = 10.5
+    strategy = fleet.strategy(
+        All(), FedAvg(fraction_evaluate=0.0), journal=tmp_path / "j", deadline=10.0, late=late, audit=True
+    )
+    result = strategy.start(fleet.grid, kit.model(), num_rounds=2)
+    # Client n adds n + 1 and weighs as much; the sixth one's answer comes in the second round, one model later.
+    numbers = np.arange(1.0, 6.0)
+    first = (numbers * numbers).sum() / numbers.sum()
+    weight = 6 / np.sqrt(2) if late == "count" else 0.0
+    second = ((numbers * numbers).sum() + weight * 6) / (numbers.sum() + weight)
+    assert value(result.arrays) == pytest.approx(first + second, rel=1e-5)
+    record = read_journal(tmp_path / "j")
+    notes = record.events("late-counted")
+    record.close()
+    assert notes == (
+        [{"round": 1, "ticket": 1, "clients": {"client-5": {"ticket": 0, "staleness": 1}}}] if late == "count" else []
+    )
+    assert verify_choices(tmp_path / "j", All()).problem is None
+
+
+def test_late_models_cannot_count_where_a_round_is_judged_as_a_whole() -> None:
+    with pytest.raises(ParameterError, match=r"'late'.*a filter compares"):
+        CohortStrategy("uniform", filter="cmfl", late="count")
 
 
 def test_a_dead_node_never_stops_a_round(fleet: Any, kit: Any, tmp_path: Path) -> None:

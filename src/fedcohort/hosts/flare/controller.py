@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -68,7 +68,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         memory only.
     seed : int
         Of the selection.
-    spares, deadline, min_replies, tries, wait_for, patience
+    spares, deadline, late, min_replies, tries, wait_for, patience
         As in :class:`~fedcohort.hosts.round.Policy`.
     query_deadline : float, optional
         Seconds sites have to answer questions before the choice. Default: as ``deadline``.
@@ -108,7 +108,8 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         journal: str | None = None,
         seed: int = 0,
         spares: int = 0,
-        deadline: float | None = None,
+        deadline: float | Literal["auto"] | None = None,
+        late: Literal["discard", "count"] = "discard",
         query_deadline: float | None = None,
         wait_for: int = 1,
         patience: float = 600.0,
@@ -135,6 +136,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.seed = seed
         self.spares = spares
         self.deadline = deadline
+        self.late = late
         self.query_deadline = query_deadline
         self.wait_for = wait_for
         self.patience = patience
@@ -164,11 +166,17 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             size=cohort_size,
             spares=spares,
             deadline=deadline,
+            late=late,
             min_replies=min_replies,
             tries=tries,
             wait_for=wait_for,
             patience=patience,
         )
+        if late == "count" and not isinstance(self.filter_, KeepAll):
+            raise ParameterError(
+                f"The 'late' parameter must be 'discard' with the filter {self.filter_.name!r}, which compares the "
+                "models of a round. Got 'count'."
+            )
         path = None if journal is None else place(journal)
         self._journal = path
         folder = None if path is None else path.with_name(f"{path.name}.checkpoints")
@@ -222,7 +230,8 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             if session.journal.events(kind)[-1:] != [body]:
                 session.note(kind, body)
         if not self._finished(session):
-            leases = None if self.leases is None else leases_of(Path(self.leases), self._journal, self.deadline)
+            deadline = self._policy.fixed_deadline
+            leases = None if self.leases is None else leases_of(Path(self.leases), self._journal, deadline)
             stop = play(host, session, self._policy, self.num_rounds, leases)
             if stop is not None:
                 self.info(f"the selector declares the run finished: {stop}")

@@ -17,11 +17,13 @@ from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
 from fedcohort.core.signals import METRIC_SIGNALS, Signal
 from fedcohort.core.text import shorten
+from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER
 from fedcohort.hosts.flare.replies import (
-    Checked,
-    Checker,
+    CheckedResult,
+    ResultChecker,
     for_aggregation,
     measures_of,
+    moved_onto,
     odd_metrics,
     record_of,
     weighted_average,
@@ -44,6 +46,7 @@ _TRIAL = "trial"
 _SLICE = 0.25  # seconds between two looks at whether the job was aborted
 _SETTLE = 10.0  # seconds to wait for sites that have not said what they hold, once enough have
 _AFTERLIFE = 60.0  # seconds, at least, that a task outlives its round, so that a late result can arrive
+_SLOWEST = 10.0  # with an automatic deadline, so many times as long as its round
 _LOG_EVERY = 10.0  # seconds between two lines of the log that say what is waited for
 
 
@@ -74,6 +77,7 @@ class Letter:
     fetched: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     task: Any = None
+    began: tuple[ResultChecker, Mapping[str, AnyArray]] | None = None  # what late models are checked against
 
     def __call__(self, result: FLModel) -> None:
         """Take a result from FLARE, which names its site."""
@@ -110,7 +114,7 @@ class FlareHost(Host):
         self.model: dict[str, AnyArray] = {}
         self.inbox: queue.Queue[Arrival] = queue.Queue()
         self.letters: list[Letter] = []  # that are open, or on which somebody is still at work
-        self._open: tuple[Letter, Checker] | None = None
+        self._open: tuple[Letter, ResultChecker] | None = None
         self._next: tuple[dict[str, AnyArray], FLModel] | None = None  # of the round that was combined last
         self._saved: str | None = None
         self._waited = 0.0
@@ -141,9 +145,11 @@ class FlareHost(Host):
         task = letter.task
         letter.closed = True
         if letter.at_work:
-            deadline = self.policy.deadline or 0.0
+            lasted = time.monotonic() - letter.begun
+            # An automatic deadline is short. Late results still show how slow sites are.
+            more = _SLOWEST * lasted if self.policy.deadline == "auto" else self.policy.fixed_deadline or 0.0
             task.targets[:] = [name for name in task.targets if name in letter.fetched]
-            task.timeout = int(time.monotonic() - letter.begun + max(deadline, _AFTERLIFE)) + 1
+            task.timeout = int(lasted + max(more, _AFTERLIFE)) + 1
         else:
             self.controller.communicator.cancel_task(task)
 
@@ -182,9 +188,13 @@ class FlareHost(Host):
             self.controller.warning(f"{arrival.site} takes no part: {problem}")
 
     def look(self) -> None:
-        """See who is connected, and ask those who are new what they hold."""
+        """See who is connected, and ask those who are new what they hold, and those who could not say."""
         self.sites.connected = tuple(self.controller.connected())
-        asked = {name for letter in self.letters if letter.kind == DESCRIBE for name in letter.targets}
+        questions = [letter for letter in self.letters if letter.kind == DESCRIBE and not letter.closed]
+        for letter in questions:
+            if self.now() - letter.begun > ASK_AGAIN_AFTER:
+                self._close(letter)
+        asked = {name for letter in questions if not letter.closed for name in letter.targets}
         new = [name for name in self.sites.unknown() if name not in asked]
         if new:
             self._post(DESCRIBE, new, {}, {})
@@ -241,7 +251,10 @@ class FlareHost(Host):
         there = set(self.sites.connected)
         names = [name for name in cohort.names if name in there]
         letter = self._train(names, self.model, record, cohort)
-        self._open = (letter, Checker(self.model, required))
+        checker = ResultChecker(self.model, required)
+        if self.policy.late == "count":
+            letter.began = (checker, self.model)
+        self._open = (letter, checker)
         return {name: "not connected" for name in cohort.names if name not in there}
 
     def _train(
@@ -265,18 +278,26 @@ class FlareHost(Host):
             if arrival.letter is letter and checker is not None:
                 found.append(self._reply(ticket, self._checked(checker, arrival), arrival.seconds))
             else:
-                status = Status.FAILED if arrival.result is None else Status.OK
-                found.append(Reply(ticket, arrival.site, status, arrival.problem, arrival.seconds))
+                found.append(self._late(ticket, arrival))
         return found
 
+    def _late(self, ticket: int, arrival: Arrival) -> Reply:
+        """Return a result that came after its round was closed; one that will count is checked."""
+        if arrival.letter.began is None or arrival.result is None:
+            status = Status.FAILED if arrival.result is None else Status.OK
+            return Reply(ticket, arrival.site, status, arrival.problem, arrival.seconds)
+        checker, sent = arrival.letter.began
+        checked = self._checked(checker, arrival)
+        return self._reply(ticket, checked, arrival.seconds)._replace(content=(checked, sent))
+
     @staticmethod
-    def _reply(ticket: int, checked: Checked, seconds: float) -> Reply:
+    def _reply(ticket: int, checked: CheckedResult, seconds: float) -> Reply:
         return Reply(ticket, checked.name, checked.status, checked.reason, seconds, checked)
 
     @staticmethod
-    def _checked(checker: Checker, arrival: Arrival) -> Checked:
+    def _checked(checker: ResultChecker, arrival: Arrival) -> CheckedResult:
         if arrival.result is None:
-            return Checked(arrival.site, Status.FAILED, arrival.problem)
+            return CheckedResult(arrival.site, Status.FAILED, arrival.problem)
         return checker.check(arrival.site, arrival.result, arrival.seconds)
 
     # -- the average --------------------------------------------------------------------------------------------------
@@ -287,18 +308,22 @@ class FlareHost(Host):
         letter, _ = self._open
         self._open = None
         self._close(letter)
-        checked: list[Checked] = [reply.content for reply in round_.in_order()]
-        weights, lowered = self._bounded([reply for reply in checked if reply.status is Status.OK])
+        checked: list[CheckedResult] = [reply.content for reply in round_.in_order()]
+        # A late model is what its site added to an older one.
+        late = [moved_onto(self.model, *one.reply.content) for one in round_.late]
+        weights, lowered = self._bounded([reply for reply in [*checked, *late] if reply.status is Status.OK])
         corrections = {name: [text] for name, text in lowered.items()}
         for reply in checked:
             if reply.result is not None and (odd := odd_metrics(reply.result.metrics)):
                 corrections.setdefault(reply.name, []).extend(odd)
         if round_.cohort.weights is not None:
             share = dict(zip(round_.cohort.names, round_.cohort.weights.tolist(), strict=True))
-            weights = {name: weight * share[name] for name, weight in weights.items()}
+            weights = {name: weight * share.get(name, 1.0) for name, weight in weights.items()}
+        weights |= {one.reply.client: weights[one.reply.client] * one.discount for one in round_.late}
         measures = measures_of(self.model, checked)
         kept = self._kept(measures)
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep and weights[reply.name] > 0]
+        chosen += [reply for reply in late if weights[reply.name] > 0]
         refused: dict[str, str] = {}
         error = round_.shortfall(len(chosen))
         if not error and not chosen:
@@ -306,16 +331,17 @@ class FlareHost(Host):
         if not error:
             error, refused = self._aggregate(chosen, weights)
             kept = kept & np.array([reply.name not in refused for reply in checked], np.bool_)
-            error = error or round_.shortfall(int(kept.sum()))
+            error = error or round_.shortfall(len(chosen) - len(refused))
         return Aggregation(
             kept,
             self._columns(measures, checked),
             error=error,
-            refused=refused,
+            refused={name: why for name, why in refused.items() if name in round_.cohort.names},
             corrections=corrections,
+            late=[one for one in round_.late if one.reply.client not in refused and weights[one.reply.client] > 0],
         )
 
-    def _bounded(self, replies: Sequence[Checked]) -> tuple[dict[str, float], dict[str, str]]:
+    def _bounded(self, replies: Sequence[CheckedResult]) -> tuple[dict[str, float], dict[str, str]]:
         """Return what sound replies weigh, by site, and for each that was lowered why."""
         sizes = {name: description.size for name, description in self.sites.described.items()}
         return bounded_weights({reply.name: reply.weight for reply in replies}, sizes, self.controller.max_share)
@@ -330,7 +356,7 @@ class FlareHost(Host):
         kept[ok] = decision.kept
         return kept
 
-    def _aggregate(self, chosen: Sequence[Checked], weights: Mapping[str, float]) -> tuple[str, dict[str, str]]:
+    def _aggregate(self, chosen: Sequence[CheckedResult], weights: Mapping[str, float]) -> tuple[str, dict[str, str]]:
         """Let FLARE aggregate; return why nothing came of it, and whose model it cannot take.
 
         The checks cannot know what an aggregator will make of a model. When it raises, or its result is not finite,
@@ -346,7 +372,7 @@ class FlareHost(Host):
                 return "", {blamed.name: f"the others can be aggregated, but not together with it: {error}"}
         return error, {}
 
-    def _attempt(self, chosen: Sequence[Checked], weights: Mapping[str, float]) -> str:
+    def _attempt(self, chosen: Sequence[CheckedResult], weights: Mapping[str, float]) -> str:
         try:
             model, result = self.controller.aggregate(for_aggregation(chosen, self.model, weights), self.model)
         except Exception as error:  # an aggregator of the job's own may raise anything
@@ -359,7 +385,7 @@ class FlareHost(Host):
         self._next = ({key: model[key] for key in self.model}, result)
         return ""
 
-    def _columns(self, measures: Measures, checked: Sequence[Checked]) -> Mapping[Signal, FloatArray]:
+    def _columns(self, measures: Measures, checked: Sequence[CheckedResult]) -> Mapping[Signal, FloatArray]:
         """Return what is required, and what every sound reply brought besides."""
         brought = [reply.values for reply in checked if reply.status is Status.OK]
         extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
@@ -403,7 +429,7 @@ class FlareHost(Host):
         if not there:
             return values
         letter = self._post(LOSSES, there, params, question(signals), current_round=self._running.round)
-        found = self._exchange(letter, there, self.controller.query_deadline or self.policy.deadline)
+        found = self._exchange(letter, there, self.controller.query_deadline or self.policy.fixed_deadline)
         for i, name in enumerate(names):
             arrival = found.get(name)
             if arrival is None or arrival.result is None:
@@ -428,8 +454,8 @@ class FlareHost(Host):
             if not names:
                 continue
             letter = self._train(names, self.model, {**question(()), SEED: seed}, None)
-            arrivals = self._exchange(letter, names, self.policy.deadline)
-            checker = Checker(self.model, ())
+            arrivals = self._exchange(letter, names, self.policy.fixed_deadline)
+            checker = ResultChecker(self.model, ())
             checked = [self._checked(checker, arrivals[name]) for name in names if name in arrivals]
             models = [reply for reply in checked if reply.status is Status.OK]
             if not models:

@@ -31,7 +31,7 @@ _LARGEST_METRIC = 1e30  # beyond it sums overflow
 _NAMED = 3  # metrics of one site that are named
 
 
-class Checked(NamedTuple):
+class CheckedResult(NamedTuple):
     """One site's result after the checks.
 
     Attributes
@@ -73,7 +73,7 @@ def record_of(result: FLModel | None) -> Mapping[str, Any] | None:
     return record if isinstance(record, Mapping) else None
 
 
-class Checker:
+class ResultChecker:
     """The checks of one round.
 
     Parameters
@@ -91,7 +91,7 @@ class Checker:
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
         self._parameters = sum(array.size for array in model.values() if array.dtype.kind == "f")
 
-    def check(self, name: str, result: FLModel, seconds: float) -> Checked:
+    def check(self, name: str, result: FLModel, seconds: float) -> CheckedResult:
         """Return a site's result as it may enter an average, or why it may not."""
         meta = result.meta if isinstance(result.meta, Mapping) else {}
         record = record_of(result)
@@ -104,8 +104,8 @@ class Checker:
             reason = f"{WEIGHT!r} must be a number above 0, not {shorten(repr(weight), 40)}"
         reason = reason or self._unreported(values, gradient)
         if reason:
-            return Checked(name, Status.INVALID, reason, values=values)
-        return Checked(name, Status.OK, "", params, float(weight), values, gradient, result)
+            return CheckedResult(name, Status.INVALID, reason, values=values)
+        return CheckedResult(name, Status.OK, "", params, float(weight), values, gradient, result)
 
     def _read(self, result: FLModel, params: dict[str, AnyArray]) -> str:
         """Fill ``params`` with the site's whole model; return what is wrong with it, or an empty string."""
@@ -160,7 +160,7 @@ def output_of(model: Model) -> OutputLayer:
     return output_layer({key: array.shape for key, array in model.items() if array.dtype.kind == "f"})
 
 
-def measures_of(sent: Model, replies: Sequence[Checked]) -> Measures:
+def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
     """Return what the server can measure of the OK replies to a model."""
 
     def updates() -> FloatArray:
@@ -178,7 +178,16 @@ def measures_of(sent: Model, replies: Sequence[Checked]) -> Measures:
     )
 
 
-def for_aggregation(replies: Sequence[Checked], sent: Model, weights: Mapping[str, float]) -> list[FLModel]:
+def moved_onto(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult:
+    """Return a sound reply to the model ``sent`` as one to ``model``: what the site added to floating-point arrays."""
+    params = {
+        key: (array + (reply.params[key] - sent[key])).astype(array.dtype) if array.dtype.kind == "f" else array
+        for key, array in model.items()
+    }
+    return reply._replace(params=params)
+
+
+def for_aggregation(replies: Sequence[CheckedResult], sent: Model, weights: Mapping[str, float]) -> list[FLModel]:
     """Return sound replies as FLARE's aggregation takes them: all of one kind, each with its weight."""
     diff = all(reply.result is not None and reply.result.params_type == ParamsType.DIFF for reply in replies)
     found = []
@@ -226,7 +235,7 @@ def _is_metric(value: object) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and bool(-_LARGEST_METRIC < value < _LARGEST_METRIC)
 
 
-def weighted_average(replies: Sequence[Checked], weights: Mapping[str, float]) -> dict[str, AnyArray]:
+def weighted_average(replies: Sequence[CheckedResult], weights: Mapping[str, float]) -> dict[str, AnyArray]:
     """Return the mean of models by weight, for trials."""
     total = math.fsum(weights.values())
     shares = {r.name: weights[r.name] / total if total > 0 else 1 / len(replies) for r in replies}

@@ -8,6 +8,7 @@ from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.signals import TABLE_SIGNALS, UNAIDED_SIGNALS, Signal
 from fedcohort.core.text import natural, shorten
+from fedcohort.hosts.ask_again import Postponed
 from fedcohort.hosts.round import join_names
 from fedcohort.hosts.wire import Description, most_classes
 from fedcohort.session.session import Session
@@ -31,11 +32,12 @@ class Sites:
         self.classes = classes
         self.connected: tuple[str, ...] = ()
         self.described: dict[str, Description] = {}
-        self.unfit: dict[str, str] = {}  # by site, why it takes no part
+        self.unfit: dict[str, str] = {}  # by site, why it takes no part for now
+        self.postponed = Postponed[str]()
 
     def unknown(self) -> list[str]:
-        """Return who is connected and has not been asked what it holds."""
-        return [name for name in self.connected if name not in self.described and name not in self.unfit]
+        """Return who is connected and is to be asked what it holds: for the first time, or again after a while."""
+        return [name for name in self.connected if name not in self.described and not self.postponed.waits(name)]
 
     def describe(self, name: str, record: Mapping[str, object] | None, problem: str) -> str:
         """Take over what a site says about itself; return why it takes no part, or an empty string."""
@@ -50,10 +52,15 @@ class Sites:
             if counts is not None and description.size is not None and sum(counts) > description.size:
                 raise ValueError(f"it counts {sum(counts)} samples in classes, but {description.size} in all")
         except ValueError as error:
-            self.unfit[name] = shorten(str(error))
-            return self.unfit[name]
+            return self._refuse(name, str(error))
+        self.unfit.pop(name, None)
         self.described[name] = description
         return ""
+
+    def _refuse(self, name: str, why: str) -> str:
+        self.unfit[name] = shorten(why)
+        self.postponed.add(name)
+        return self.unfit[name]
 
     def fit(self) -> list[str]:
         """Return who is connected and can take part, in natural order of the names."""
@@ -82,7 +89,7 @@ class Sites:
             why = self.unfit.get(name) or (self._flaw(name, most) if name in self.described else "")
             if why:
                 found.setdefault(why, []).append(name)
-        silent = self.unknown()
+        silent = [name for name in self.unknown() if name not in self.unfit]
         if silent:
             found["have not said what they hold"] = silent
         return [f"{why.rstrip('.')}: {join_names(names)}" for why, names in found.items()]
@@ -117,7 +124,7 @@ class Sites:
                 session.join(self.table([name]))
                 joined.append(name)
             except FedcohortError as error:
-                self.unfit[name] = shorten(error.message)
+                self._refuse(name, error.message)
                 del self.described[name]
         if session.rules is not None:
             told = {name: self.described[name].attributes for name in self.fit() if self.described[name].attributes}

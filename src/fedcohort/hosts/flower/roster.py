@@ -20,12 +20,12 @@ from flwr.serverapp import Grid
 
 from fedcohort.core.signals import UNAIDED_SIGNALS, Signal
 from fedcohort.core.text import natural
+from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER, Postponed
 from fedcohort.hosts.flower.exchange import GridReply, Outbox
 from fedcohort.hosts.flower.wire import DESCRIBE
 from fedcohort.hosts.wire import RECORD, VERSION, Description, normal_form
 
 log = logging.getLogger("flwr.fedcohort")
-_UNANSWERED_AFTER = 120.0  # seconds a node may take to describe itself before it is asked again
 _NOT_OURS = re.compile(r"No query function registered|Invalid message type")
 
 
@@ -88,7 +88,7 @@ class Roster:
         self._seen: set[int] = set()  # the keys of `_registered`, because two sets are compared fast
         self._registered: dict[int, str] = {}  # names given to nodes at registration with the SuperLink
         self._cards: dict[int, Card] = {}
-        self._unfit: dict[int, float] = {}  # node id -> when to ask again
+        self._unfit = Postponed[int](clock)
         self._described: dict[int, float] = {}  # node id -> when it was last asked
         self.describe_every: float | None = None
         self._due = math.inf  # when somebody is to be asked again
@@ -139,7 +139,7 @@ class Roster:
             return  # nobody came or went, and nobody owes an answer
         now = self._clock()
         for message_id, (asked_node, sent) in list(self._outbox.waiting.items()):
-            if int(asked_node) not in self._registered or now - sent > _UNANSWERED_AFTER:
+            if int(asked_node) not in self._registered or now - sent > ASK_AGAIN_AFTER:
                 del self._outbox.waiting[message_id]
         self._ask_newcomers(now)
         for reply in self._outbox.pull():
@@ -166,14 +166,14 @@ class Roster:
         newcomers = [
             node
             for node in self._registered
-            if node not in asked and (self._is_stale(node, now) if node in self._cards else self._is_new(node, now))
+            if node not in asked and (self._is_stale(node, now) if node in self._cards else self._is_new(node))
         ]
         self._described.update(dict.fromkeys(newcomers, now))
         if self.describe_every is not None:
             self._due = min(self._described.values(), default=now) + self.describe_every
         question = RecordDict({RECORD: ConfigRecord({"version": VERSION})})
         self._outbox.send(
-            {str(n): Message(question, dst_node_id=n, message_type=DESCRIBE, ttl=_UNANSWERED_AFTER) for n in newcomers}
+            {str(n): Message(question, dst_node_id=n, message_type=DESCRIBE, ttl=ASK_AGAIN_AFTER) for n in newcomers}
         )
 
     def _is_due(self) -> bool:
@@ -182,8 +182,8 @@ class Roster:
     def _is_stale(self, node: int, now: float) -> bool:
         return self.describe_every is not None and now - self._described.get(node, now) >= self.describe_every
 
-    def _is_new(self, node: int, now: float) -> bool:
-        return self._unfit.get(node, now) <= now
+    def _is_new(self, node: int) -> bool:
+        return not self._unfit.waits(node)
 
     def _bump_version(self) -> None:
         self._sorted = None
@@ -207,7 +207,7 @@ class Roster:
                 return  # its earlier description still holds
             if _NOT_OURS.search(reply.error) is None:
                 log.warning("node %d could not describe itself and takes no part for now: %s", node, reply.error)
-                self._unfit[node] = self._clock() + _UNANSWERED_AFTER
+                self._unfit.add(node)
                 return
             description, answers = Description(""), False
         else:
@@ -215,16 +215,16 @@ class Roster:
                 description = Description.from_record(reply.message.content.config_records.get(RECORD, {}))
             except ValueError as error:
                 log.warning("node %d described itself in a way that cannot be read: %s", node, error)
-                self._unfit[node] = self._clock() + _UNANSWERED_AFTER
+                self._unfit.add(node)
                 return
             answers = True
         # The name a node was registered under is bound to its key; what a client says of itself is not.
         name = self._registered[node] or self._first_name(node, description)
         registered = bool(self._registered[node])
         if not registered and name in self._registered.values():
-            if self._unfit.get(node, 0.0) <= self._clock():
+            if not self._unfit.waits(node):
                 log.warning("node %d takes no part: it calls itself %r, the name of a registered node", node, name)
-            self._unfit[node] = self._clock() + _UNANSWERED_AFTER
+            self._unfit.add(node)
             if node in self._cards:
                 self._forget(node)
             return

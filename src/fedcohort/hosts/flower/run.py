@@ -83,7 +83,7 @@ class LiveRun:
         self.population.remember(session)
         notes.record_start(session, settings, host.levels, self.population.supplied_signals(), num_rounds)
         self._resume(session, initial_arrays)
-        leases = None if settings.leases is None else leases_of(settings.leases, journal, host.policy.deadline)
+        leases = None if settings.leases is None else leases_of(settings.leases, journal, host.policy.fixed_deadline)
         stop = self._play(session, leases)
         if stop is not None:
             say("stopped", "the selector declares the run finished: %s", stop, reason=stop)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -43,9 +43,10 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     check_private,
     check_strategy,
     levels,
+    private_cohort_size,
     sample_size,
 )
-from fedcohort.hosts.round import FederationTimeoutError, RoundError
+from fedcohort.hosts.round import DEADLINE, LATE_REPLIES, FederationTimeoutError, RoundError
 from fedcohort.hosts.wire import normal_form, plain
 from fedcohort.journal.place import place
 from fedcohort.journal.signing import Signer
@@ -99,8 +100,12 @@ class CohortStrategy(Strategy):
         ``min_train_nodes`` say; under differential privacy always the wrapper's ``num_sampled_clients``.
     spares : int
         So many clients more are asked to train, and the round closes with the first ``cohort_size`` sound models.
-    deadline : float, optional
-        Seconds after which a round closes with the models that are there. Default: the ``timeout`` of :meth:`start`.
+    deadline : float or "auto", optional
+        Seconds after which a round closes with the models that are there. ``"auto"``: every round gets the deadline,
+        and at most ``spares`` spares, with which models came fastest so far. Default: the ``timeout`` of :meth:`start`.
+    late : "discard" or "count"
+        Whether a model that comes after its round was closed is left out, or averaged in the next round, as an update
+        of an older model with a smaller weight.
     query_deadline : float, optional
         Seconds clients have to answer questions before the choice. Default: as ``deadline``.
     wait_for : int, optional
@@ -165,7 +170,8 @@ class CohortStrategy(Strategy):
         seed: int = 0,
         cohort_size: int | None = None,
         spares: int = 0,
-        deadline: float | None = None,
+        deadline: float | Literal["auto"] | None = None,
+        late: Literal["discard", "count"] = "discard",
         query_deadline: float | None = None,
         wait_for: int | None = None,
         patience: float = 600.0,
@@ -192,7 +198,8 @@ class CohortStrategy(Strategy):
         _check("seed", seed, Interval(int, 0, None))
         _check("cohort_size", cohort_size, Optional(count))
         _check("spares", spares, Interval(int, 0, None))
-        _check("deadline", deadline, Optional(seconds))
+        _check("deadline", deadline, DEADLINE)
+        _check("late", late, LATE_REPLIES)
         _check("query_deadline", query_deadline, Optional(seconds))
         _check("wait_for", wait_for, Optional(count))
         _check("patience", patience, seconds)
@@ -211,36 +218,20 @@ class CohortStrategy(Strategy):
                     hint=f"pass {name}={kind.__name__}(...)",
                 )
         self.selector = create_part("selector", selector, Selector, SELECTORS)
-        self.strategy = FedAvg() if strategy is None else check_strategy(strategy)
-        if any(isinstance(level, CohortStrategy) for level in levels(self.strategy)):
-            raise ParameterError("A CohortStrategy cannot wrap another one.")
-        if sample_size(levels(self.strategy), "train", 1_000_000) == 0:
-            raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
+        self.strategy = self._wrapped(strategy, max_update_norm)
         self._warn_of_bias()
         if filter is None and Signal.KEPT in self.selector.requires:
             filter = FILTERS.create(self.selector.default_filter)
         self.filter = KeepAll() if filter is None else create_part("filter", filter, Filter, FILTERS)
-        if Need.LOGITS in self.filter.needs and validation is None:
-            raise ParameterError(
-                f"The filter {self.filter.name!r} judges models on the server's own data; 'validation' is missing.",
-                hint="pass validation=ServerValidation(logits=..., labels=...)",
-            )
-        if Signal.SERVER_LOSS in self.selector.requires and validation is None:
-            raise ParameterError(
-                "The selector compares losses with those on the server's own data; 'validation' is missing.",
-                hint="pass validation=ServerValidation(logits=..., labels=...)",
-            )
-        if Signal.SHAPLEY_VALUE in self.selector.requires:
-            raise ParameterError(
-                f"The selector {self.selector.name!r} needs Shapley values of models, which Flower does not supply.",
-                hint="use it in the simulator; 'fedcohort list selectors' names what each selector needs",
-            )
+        self._check_needs(validation)
+        self._check_late(late)
         self.validation = validation
         self.journal = None if journal is None else place(journal)
         self.seed = seed
         self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
         self.spares = spares
         self.deadline = deadline
+        self.late = late
         self.query_deadline = query_deadline
         self.wait_for = wait_for
         self.patience = patience
@@ -249,12 +240,6 @@ class CohortStrategy(Strategy):
         self.classes = classes
         self.min_replies = min_replies
         self.max_share = max_share
-        if max_update_norm is not None and changes_shape(self.strategy):
-            raise ParameterError(
-                "The 'max_update_norm' parameter of CohortStrategy needs a model that keeps its shape; "
-                f"{type(self.strategy).__name__} adds trees.",
-                hint="leave max_update_norm out",
-            )
         self.max_update_norm = max_update_norm
         self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         self.labels = labels
@@ -273,6 +258,55 @@ class CohortStrategy(Strategy):
         self.checkpoints = None if checkpoints is None else Checkpoints(checkpoints, keep_checkpoints)
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
+
+    @staticmethod
+    def _wrapped(strategy: Strategy | None, max_update_norm: float | None) -> Strategy:
+        """Return the strategy that configures and averages; one that cannot be wrapped is refused."""
+        found = FedAvg() if strategy is None else check_strategy(strategy)
+        if any(isinstance(level, CohortStrategy) for level in levels(found)):
+            raise ParameterError("A CohortStrategy cannot wrap another one.")
+        if sample_size(levels(found), "train", 1_000_000) == 0:
+            raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
+        if max_update_norm is not None and changes_shape(found):
+            raise ParameterError(
+                "The 'max_update_norm' parameter of CohortStrategy needs a model that keeps its shape; "
+                f"{type(found).__name__} adds trees.",
+                hint="leave max_update_norm out",
+            )
+        return found
+
+    def _check_needs(self, validation: ServerValidation | None) -> None:
+        """Refuse a selector or filter that needs what this server does not have."""
+        if Need.LOGITS in self.filter.needs and validation is None:
+            raise ParameterError(
+                f"The filter {self.filter.name!r} judges models on the server's own data; 'validation' is missing.",
+                hint="pass validation=ServerValidation(logits=..., labels=...)",
+            )
+        if Signal.SERVER_LOSS in self.selector.requires and validation is None:
+            raise ParameterError(
+                "The selector compares losses with those on the server's own data; 'validation' is missing.",
+                hint="pass validation=ServerValidation(logits=..., labels=...)",
+            )
+        if Signal.SHAPLEY_VALUE in self.selector.requires:
+            raise ParameterError(
+                f"The selector {self.selector.name!r} needs Shapley values of models, which Flower does not supply.",
+                hint="use it in the simulator; 'fedcohort list selectors' names what each selector needs",
+            )
+
+    def _check_late(self, late: str) -> None:
+        """Refuse to count late models where the models of a round belong together."""
+        inner = type(self.strategy).__name__
+        why = {
+            "a filter compares the models of a round": not isinstance(self.filter, KeepAll),
+            f"{inner} adds trees": changes_shape(self.strategy),
+            f"{inner} adds noise for a cohort": private_cohort_size(self.strategy) is not None,
+        }
+        for reason, found in why.items():
+            if late == "count" and found:
+                raise ParameterError(
+                    f"The 'late' parameter of CohortStrategy must be 'discard': {reason}. Got {late!r}.",
+                    hint="models of earlier rounds can be counted with a plain average or an optimiser of the server",
+                )
 
     def more_settings(self) -> dict[str, Any]:
         """Return what a journal says about the settings of a strategy of another kind."""

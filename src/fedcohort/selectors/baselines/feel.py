@@ -19,7 +19,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Boolean, Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.sampling import weighted_sample
+from fedcohort.selectors.numerics.sampling import scale_to_everybody, weighted_sample
 
 _NOTHING = 1e-100  # an importance whose square is lost
 _LEAST = 0.01  # importance of a client as a share of the mean, at least: a gradient of 0 is not one for ever
@@ -115,13 +115,13 @@ class Feel(Selector[FeelState]):
         seconds = _fill_with_mean(slate.of_candidates(state.seconds))
         p = optimal_distribution(importance, seconds, self.rho)
         drawn = weighted_sample(p, slate.size, rng)
-        everybody = slate.size == len(p)
+        weights = np.ones(len(drawn)) if slate.size == len(p) else raj_weights(p[drawn])
         cohort = Cohort(
             slate.candidates[drawn],
             candidates=slate.candidates,
             score=p,
             parts={"importance": importance, "seconds": seconds},
-            weights=raj_weights(p[drawn]) if self.unbiased and not everybody else None,
+            weights=scale_to_everybody(slate.clients.weights, slate.candidates) * weights if self.unbiased else None,
             notes={"never reported": int(np.isnan(slate.of_candidates(state.norm)).sum())},
         )
         return cohort, state

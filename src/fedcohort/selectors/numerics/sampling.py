@@ -122,3 +122,16 @@ def log_choice(logits: FloatArray, uniform: float) -> tuple[int, float]:
     total = float(inside[-1]) if total is None else total
     position = start + min(int(inside.searchsorted(uniform * total - before, side="right")), len(inside) - 1)
     return position, float(logits[position]) - highest - math.log(total)
+
+
+def scale_to_everybody(shares: FloatArray, candidates: IntArray) -> float:
+    """Return by how much candidates must count more for their data to stand for that of all clients.
+
+    An unbiased estimate of the update of all clients can be had only of those that can be drawn. Without this factor
+    the others would count as if they had left the model as it was, and with few available the model would hardly move.
+
+    >>> scale_to_everybody(np.array([0.5, 0.3, 0.2]), np.array([1, 2]))
+    2.0
+    """
+    there = float(shares[candidates].sum())
+    return 1.0 / there if there > 0 else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fedcohort.core.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, Text, param
 from fedcohort.core.params import Sequence as ListOf
@@ -65,6 +66,12 @@ class RunOptions(Parameterized):
     )
     spares: int = param(
         0, Interval(int, 0, None), "so many clients more are asked, and a round closes with the first 'cohort' answers"
+    )
+    deadline: Literal["auto"] | None = param(
+        None,
+        Optional(OneOf(("auto",))),
+        "'auto': every round gets the deadline, and at most 'spares' spares, with which models came fastest so far; "
+        "a fixed one is scenario.deadline",
     )
     eval_every: int = param(1, Interval(int, 1, None), "rounds between evaluations on the test set; the last always is")
     targets: tuple[float, ...] = param(

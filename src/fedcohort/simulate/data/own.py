@@ -6,7 +6,7 @@ import dataclasses
 import io
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -149,21 +149,7 @@ class OwnFile(Source):
                 hint="with arrays, use x_test and y_test for testing, and 'clients' for the client of each sample",
             )
         arrays = _read_folder(path) if path.is_dir() else _read_npz(path)
-        missing = [key for key in ("x_train", "y_train") if key not in arrays]
-        if missing:
-            raise DataError(
-                f"{path} has no {' and no '.join(missing)}. It has: {', '.join(arrays) or 'no arrays'}.",
-                hint=f"arrays are found by name: {', '.join(_ARRAYS)}; of these x_train and y_train must be there",
-            )
-        extra = [key for key in arrays if key not in _ARRAYS]
-        if extra:
-            near = nearest(extra[0], [key for key in _ARRAYS if key not in arrays])
-            raise DataError(
-                f"{path} has an array {extra[0]!r}, which a dataset does not have. Known: {', '.join(_ARRAYS)}.",
-                hint=f"did you mean {near!r}?"
-                if near
-                else "the client of each sample goes into 'clients'; remove other arrays",
-            )
+        _check_names(path, arrays)
         names = {key: arrays[key].tolist() if key in arrays else None for key in ("class_names", "client_names")}
         y, y_test, classes = arrays["y_train"], arrays.get("y_test"), names["class_names"]
         remark: tuple[str, ...] = ()
@@ -202,6 +188,24 @@ class OwnFile(Source):
             target=self.target,
             test_share=self.test_share,
             seed=self.seed,
+        )
+
+
+def _check_names(path: Path, arrays: Mapping[str, AnyArray]) -> None:
+    missing = [key for key in ("x_train", "y_train") if key not in arrays]
+    if missing:
+        raise DataError(
+            f"{path} has no {' and no '.join(missing)}. It has: {', '.join(arrays) or 'no arrays'}.",
+            hint=f"arrays are found by name: {', '.join(_ARRAYS)}; of these x_train and y_train must be there",
+        )
+    extra = [key for key in arrays if key not in _ARRAYS]
+    if extra:
+        near = nearest(extra[0], [key for key in _ARRAYS if key not in arrays])
+        raise DataError(
+            f"{path} has an array {extra[0]!r}, which a dataset does not have. Known: {', '.join(_ARRAYS)}.",
+            hint=f"did you mean {near!r}?"
+            if near
+            else "the client of each sample goes into 'clients'; remove other arrays",
         )
 
 

@@ -151,6 +151,8 @@ class DeviceProgram:
         if steps == 0:
             return self._flat(start)
         width = min(self.local.batch_size, int(table.n.max()))
+        # A graph of all steps would take memory for each; one of a single step would be launched for each. So the
+        # steps are cut into equal chunks, rounded up such that runs of nearly as many steps share a graph.
         chunks = -(-steps // _UNROLLED)
         unrolled = _round_up(-(-steps // chunks), 5)
         with self._precision():
@@ -202,7 +204,7 @@ class DeviceProgram:
     def _prepare(self, jobs: int, unrolled: int, width: int, pulled: bool, prox: float) -> _StepBuffers:
         key = (jobs, unrolled, width, pulled, prox)
         if key not in self._tables:
-            if len(self._tables) >= _GRAPHS:
+            if len(self._tables) >= _GRAPHS:  # each holds memory of the device for as long as it is kept
                 self._tables.pop(next(iter(self._tables)))
             size, device = self.net.trainable, self.device
             shape = (unrolled, jobs, width)

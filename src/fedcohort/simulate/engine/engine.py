@@ -151,12 +151,13 @@ class Engine:
         self.model = model
         self.device = choose_device(device)
         self.y_train = np.asarray(y_train, np.float32 if self.task.target == "number" else np.int64)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # only its shapes matter, and it must not move the user's generator
             module = self._module()
         flat = FlatModel(module)
         self.n_params = flat.n_params
         self.shapes = {slot.name: slot.shape for slot in flat.slots}  # in the order of a flat vector
         self._closed = False
+        # Clients own their labels, which may be wrong; numbers and tokens are the dataset's.
         targets = None if self.task.has_classes else self.y_train
         self.store = Store(x_train, x_test, y_test, federations, targets, self.task.standardises, copies)
         fast = self.task.fast and not self.integers
@@ -170,7 +171,7 @@ class Engine:
             net = stack(flat, self.sample)
             return DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device, tf32=tf32)
         reason = stacking_obstacle(flat, self.sample) if fast else None
-        if reason is not None:
+        if reason is not None:  # it works and is many times slower, so the user should know why
             log.warning("the model %r cannot be batched, so its clients are trained one by one: %s", self.model, reason)
         return ModuleBackend(
             flat.module,
@@ -188,6 +189,7 @@ class Engine:
 
     def init(self, seed: int) -> torch.Tensor:
         """Return the flat parameters (P,) of a freshly initialised model."""
+        # On the CPU whatever the device, so that a seed means one model everywhere.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.stream(seed, rng.MODEL).integers(2**63)))
             module = self._module()

@@ -27,7 +27,7 @@ from fedcohort.core.protocol import Answer, Cohort, Query, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flow import Flow, FlowPolicy, batch_seed
 from fedcohort.hosts.round import Round
-from fedcohort.scenario import Always, Roster
+from fedcohort.scenario import Always, OnlineDevices
 from fedcohort.session.validation import check_one_at_a_time
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Jobs, TrainingResult
@@ -55,6 +55,7 @@ def check_asynchronous(plan: RunPlan) -> None:
         "run.patience watches rounds": options.patience is not None,
         "run.spares belong to rounds": options.spares > 0,
         "scenario.deadline closes rounds": scenario.deadline is not None,
+        "run.deadline closes rounds": options.deadline is not None,
         f"the availability {scenario.availability.name!r} is a function of the round": not isinstance(
             scenario.availability, Always
         ),
@@ -120,9 +121,9 @@ class Flight:
         assert options.size is not None
         self.run = run
         self.flow = Flow(run.session, FlowPolicy(options.size, options.buffer, options.period), run.clock)
-        self.roster: Roster | None = None
+        self.roster: OnlineDevices | None = None
         if run.devices is not None and not run.devices.always_on:
-            self.roster = Roster(run.devices, len(run.federation), seed=run.plan.seed, time=run.clock)
+            self.roster = OnlineDevices(run.devices, len(run.federation), seed=run.plan.seed, time=run.clock)
         self.jobs: dict[int, Job] = {}  # by ticket
         self.models: dict[int, torch.Tensor] = {}  # by version, those that clients to be trained begin with
         self.answered: dict[int, Job] = {}  # by ticket, what the next model is made of

@@ -37,7 +37,7 @@ from fedcohort.simulate.rounds.judge import Views
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import FederationContext, Run
 from fedcohort.simulate.rounds.server import ServerSamples, server_samples
-from fedcohort.simulate.rounds.stages import Answered, Arrived, Asked, Averaged, Chosen, Evaluated, Test
+from fedcohort.simulate.rounds.stages import Arrived, Asked, Averaged, Chosen, Evaluated, QueryAnswered, Test
 from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.simulate.store.results import ResultsError, RunInfo
 from fedcohort.simulate.store.rows import RowBuffer
@@ -299,7 +299,13 @@ class Group:
                     available = plan.scenario.available(run.federation, seed=plan.seed, round=run.round)
                     masks[key] = available
             run.update_attributes(changing=True)
-            round_ = Round(run.session, run.policy)
+            round_ = Round(
+                run.session,
+                run.policy,
+                online=None if available is None else int(available.sum()),
+                pace=run.pace,
+                now=run.begins,
+            )
             query = isolate_failure(run, run.selector_label, partial(round_.open, available))
             if run.running:
                 turns.append(Asked(run, round_, available, query))
@@ -572,7 +578,7 @@ def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
 # -- one turn --------------------------------------------------------------------------------------------------
 
 
-def _choose(turn: Answered) -> Chosen:
+def _choose(turn: QueryAnswered) -> Chosen:
     """Get the cohort, and find out which clients will answer in time."""
     (run, round_, available, _), cost = turn.asked, turn.cost
     plan = run.plan
@@ -598,6 +604,7 @@ def _choose(turn: Answered) -> Chosen:
                 transfer=copies * run.costs.model_bytes + run.costs.upload(run.needed, copies),
             )
         durations, status = events.durations, events.status
+    round_.begun = run.begins + cost.seconds
     cost.seconds += run.begins - run.clock  # nobody was on before
     seconds = round_.settle(durations, status)
     if count:

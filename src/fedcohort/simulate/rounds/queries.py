@@ -15,20 +15,20 @@ from fedcohort.core.signals import Signal, losses_of
 from fedcohort.simulate.rounds.batch import Batch
 from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
-from fedcohort.simulate.rounds.stages import Answered, Asked, members
+from fedcohort.simulate.rounds.stages import Asked, QueryAnswered, members
 
 _TRIED = losses_of([Trial.measured], "received")
 
 
-def answer(batch: Batch, turns: Sequence[Asked]) -> list[Answered]:
+def answer(batch: Batch, turns: Sequence[Asked]) -> list[QueryAnswered]:
     """Answer what the runs' selectors asked, all runs in one batch, and book what it costs."""
-    found: dict[int, Answered] = {}
+    found: dict[int, QueryAnswered] = {}
     questions: dict[frozenset[Signal], list[tuple[int, Losses]]] = {}
     trials: list[tuple[int, Trial]] = []
     for i, turn in enumerate(turns):
         match turn.query:
             case None:
-                found[i] = Answered(turn, None, None, RoundCost())
+                found[i] = QueryAnswered(turn, None, None, RoundCost())
             case Losses() as losses:
                 questions.setdefault(losses.signals, []).append((i, losses))
             case Trial() as trial:
@@ -44,7 +44,7 @@ def answer(batch: Batch, turns: Sequence[Asked]) -> list[Answered]:
 
 def _losses(
     batch: Batch, signals: frozenset[Signal], turns: Sequence[Asked], queries: Sequence[Losses]
-) -> list[Answered]:
+) -> list[QueryAnswered]:
     measures = losses_of(signals, "received")
     reachable = [turn.reachable(query.clients) for turn, query in zip(turns, queries, strict=True)]
     runs = [turn.run for turn in turns]
@@ -58,11 +58,11 @@ def _losses(
             values[signal][place] = found[measure][i]
         cost, costs = RoundCost(), turn.run.costs
         costs.book_losses(cost, turn.seconds(reachable[i], costs.loss_work(reachable[i], signals)), signals)
-        answered.append(Answered(turn, Answer(query, values), reachable[i], cost))
+        answered.append(QueryAnswered(turn, Answer(query, values), reachable[i], cost))
     return answered
 
 
-def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> list[Answered]:
+def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> list[QueryAnswered]:
     """Train and average each trial cohort, evaluate everyone before and after, throw the models away."""
     (measure,) = _TRIED.values()
     everyone = [turn.reachable(None) for turn in turns]
@@ -102,5 +102,5 @@ def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> l
         evaluation = turn.seconds(everyone[i], costs.loss_work(everyone[i], _TRIED))
         training = [turn.seconds(parts[j][1], 1.0) for j in mine]
         costs.book_trial(cost, evaluation, training, turn.run.aggregator.model_copies)
-        answered.append(Answered(turn, Answer(query, {query.answered_with: change}), everyone[i], cost))
+        answered.append(QueryAnswered(turn, Answer(query, {query.answered_with: change}), everyone[i], cost))
     return answered

@@ -27,9 +27,10 @@ from fedcohort.core.signals import (
     vectors_of,
 )
 from fedcohort.core.text import short_repr
+from fedcohort.hosts.pace import Pace
 from fedcohort.hosts.round import Policy
 from fedcohort.journal import Savepoint
-from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency, Roster
+from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency, OnlineDevices
 from fedcohort.scenario.shift import RELABEL
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import RunPlan, values_of
@@ -139,6 +140,12 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
             f"The cohort of run {plan.id!r} is {size} clients, its federation has {len(federation)}.",
             hint='lower run.cohort, or set it to "all"',
         )
+    if plan.options.deadline is not None and plan.scenario.deadline is not None:
+        raise InputError(
+            f"Run {plan.id!r} has two deadlines: run.deadline is {plan.options.deadline!r}, scenario.deadline is "
+            f"{plan.scenario.deadline:g} s.",
+            hint="leave one of them out",
+        )
     if plan.rules is not None and size is not None:
         names, rounds = federation.names, plan.options.rounds
         plan.rules.check_feasible(names, size, rounds)
@@ -233,14 +240,16 @@ class Run:
         self.engines: tuple[tuple[int, str], ...] = ()  # which kind of engine trained from which round on
         options, local = plan.options, plan.local
         # A simulated round always counts: with models of nobody, the global model stays as it is.
-        self.policy = Policy(size=options.size, spares=options.spares, deadline=plan.scenario.deadline, min_replies=0)
+        deadline = options.deadline or plan.scenario.deadline
+        self.policy = Policy(size=options.size, spares=options.spares, deadline=deadline, min_replies=0)
+        self.pace: Pace | None = None  # how long clients took, where the deadline follows from it
         self.rounds = options.rounds
         self.eval_every = options.eval_every
         self.aggregator: Aggregator = plan.aggregator
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.always = isinstance(plan.scenario.availability, Always)
         self.devices = plan.scenario.devices
-        self.roster: Roster | None = None  # who is on, with devices that are not always on
+        self.roster: OnlineDevices | None = None  # who is on, with devices that are not always on
         self.begins = 0.0  # when this round begins: with devices, as soon as somebody is on
         self.instant = (
             isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure and self.devices is None
@@ -307,6 +316,11 @@ class Run:
             asynchronous=self.plan.options.mode == "async",
         )
         self.update_attributes()
+        self._read_pace()
+
+    def _read_pace(self) -> None:
+        if self.policy.deadline == "auto":
+            self.pace = Pace.of(self.session)
 
     def update_attributes(self, *, changing: bool = False) -> None:
         """Let the rules know what clients say about themselves now; ``changing``: only if it changes at all."""
@@ -326,6 +340,7 @@ class Run:
         self.session = Session.open(
             journal, self.selector, shadows=shadows, rules=self.plan.rules, commit="manual", at=at
         )
+        self._read_pace()
 
     def wait(self) -> BoolArray | None:
         """Go on to the moment at which somebody is on, and return who is (N,); None is everybody.
@@ -336,7 +351,7 @@ class Run:
         if self.devices is None or self.devices.always_on:
             return None
         if self.roster is None:
-            self.roster = Roster(self.devices, len(self.federation), seed=self.plan.seed, time=self.clock)
+            self.roster = OnlineDevices(self.devices, len(self.federation), seed=self.plan.seed, time=self.clock)
         self.begins = self.roster.wait(self.clock)
         return self.roster.on
 

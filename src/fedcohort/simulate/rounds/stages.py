@@ -1,6 +1,6 @@
 """One run's round, stage by stage: each type holds what is known by then, and nothing that is not.
 
-Asked -> Answered -> Chosen -> Arrived -> Averaged -> Evaluated. k = clients of the cohort, m = those whose model
+Asked -> QueryAnswered -> Chosen -> Arrived -> Averaged -> Evaluated. k = clients of the cohort, m = those whose model
 arrived in time. Tuples, because every run makes one of each in every round.
 """
 
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
         return self.run.seconds(clients, work, self.run.costs.model_bytes)
 
 
-class Answered(NamedTuple):
+class QueryAnswered(NamedTuple):
     """The query is answered and paid for."""
 
     asked: Asked

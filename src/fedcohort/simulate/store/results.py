@@ -32,7 +32,7 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, IntArray
 from fedcohort.core.errors import FedcohortError, MissingExtraError, UnknownNameError
 from fedcohort.core.files import read_file
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import escape_html
 from fedcohort.core.validate import path as check_path
@@ -405,9 +405,8 @@ class Results:
         for run in self.runs:
             if run.id == run_id:
                 return run
-        near = nearest(run_id, [run.id for run in self.runs])
         raise UnknownNameError(
-            f"There is no run {run_id!r} in {self.path}.", hint=f"did you mean {near!r}?" if near else None
+            f"There is no run {run_id!r} in {self.path}.", hint=suggest(run_id, [run.id for run in self.runs])
         )
 
     def _federation_file(self, run: RunInfo | str) -> Path:

@@ -38,7 +38,7 @@ def parse_seeds(text: str) -> list[int]:
     """Return the seeds that a word or a list stands for.
 
     >>> parse_seeds("report"), parse_seeds("1,2")
-    ([300, 301, 302, 303, 304], [1, 2])
+    ([400, 401, 402, 403, 404], [1, 2])
     """
     if text in ("report", "tuning"):
         return list(REPORT_SEEDS if text == "report" else TUNING_SEEDS)

@@ -34,14 +34,14 @@ _CLEAR = 0.5  # points from which a gain or a loss is worth a word; the sentence
 
 
 @dataclass(frozen=True)
-class Interval:
+class MeanInterval:
     """A mean over seeds, and half of its 95% interval (NaN with one seed)."""
 
     mean: float
     half: float
 
     @classmethod
-    def of(cls, values: FloatArray) -> Interval:
+    def of(cls, values: FloatArray) -> MeanInterval:
         """Return that of some values."""
         return cls(float(values.mean()), half_interval(values))
 
@@ -64,8 +64,8 @@ class Claim:
     """Never worse than uniform by more than half a point? One setting's answer, for the mean and the worst group."""
 
     setting: str
-    mean: Interval
-    minority: Interval | None
+    mean: MeanInterval
+    minority: MeanInterval | None
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,9 @@ class SelectorScore:
     def claims(self) -> tuple[Claim, ...]:
         """How it compares with uniform in every setting, for the mean and for the worst group."""
         return tuple(
-            Claim(name, Interval.of(values), Interval.of(self.minority[name]) if name in self.minority else None)
+            Claim(
+                name, MeanInterval.of(values), MeanInterval.of(self.minority[name]) if name in self.minority else None
+            )
             for name, values in self.gain.items()
         )
 

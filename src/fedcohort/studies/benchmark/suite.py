@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedcohort.core.errors import InputError, UnknownNameError
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.simulate.data import NATURAL
 
-VERSION = 2
+VERSION = 3
 TUNING_SEEDS = (0, 1, 2, 3, 4)
-REPORT_SEEDS = (300, 301, 302, 303, 304)
+REPORT_SEEDS = (400, 401, 402, 403, 404)
 """Choose parameters on the tuning seeds and report results on the report seeds; a result states which it used.
 
 Whoever changes the default selector after the report seeds were run raises the version and takes other seeds.
@@ -348,10 +348,9 @@ def experiment_table(
     by_name = {setting.name: setting for setting in every}
     for wanted in settings:
         if wanted not in by_name:
-            near = nearest(wanted, list(by_name))
             raise UnknownNameError(
                 f"{name} has no setting {wanted!r}. Known: {', '.join(by_name)}.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=suggest(wanted, by_name),
             )
     if not seeds:
         raise InputError("The benchmark needs at least one seed.")
@@ -368,6 +367,7 @@ def experiment_table(
             "cohort": size.cohort,
             "eval_every": size.evaluated,
             "baseline": "uniform",
+            "lockstep": 96,  # a dozen processes with thousands of runs share one GPU's memory
         },
         "selectors": {"uniform": {}, **selectors},
         "settings": [
@@ -403,10 +403,9 @@ def natural_settings() -> tuple[BenchmarkSetting, ...]:
 
 def _size(data: str) -> Size:
     if data not in _SIZES:
-        near = nearest(data, list(_SIZES))
         raise UnknownNameError(
             f"There is no benchmark of {data!r}. Known: {', '.join(_SIZES)}.",
-            hint=f"did you mean {near!r}?" if near else None,
+            hint=suggest(data, _SIZES),
         )
     return _SIZES[data]
 

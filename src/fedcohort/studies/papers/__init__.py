@@ -9,7 +9,7 @@ from fedcohort.studies.papers.catalogue import EXHIBITS, STUDIES, find
 from fedcohort.studies.papers.declare import Beats, Exhibit, Grid, Measure, Near, Study
 from fedcohort.studies.papers.record import StudyRecord
 from fedcohort.studies.papers.run import Reproduction, reproduce
-from fedcohort.studies.papers.verdicts import ClaimVerdict, Ratio, judge, ratios
+from fedcohort.studies.papers.verdicts import ClaimVerdict, MarginComparison, judge, ratios
 
 __all__ = [
     "EXHIBITS",
@@ -18,9 +18,9 @@ __all__ = [
     "ClaimVerdict",
     "Exhibit",
     "Grid",
+    "MarginComparison",
     "Measure",
     "Near",
-    "Ratio",
     "Reproduction",
     "Study",
     "StudyRecord",

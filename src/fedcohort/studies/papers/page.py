@@ -13,7 +13,7 @@ from fedcohort.simulate.leaderboard.formats import DASHES, Cell, Table, to_markd
 from fedcohort.studies.papers.catalogue import EXHIBITS
 from fedcohort.studies.papers.declare import MEASURES, Exhibit, Grid, Measure, Study
 from fedcohort.studies.papers.record import StudyRecord
-from fedcohort.studies.papers.verdicts import ClaimVerdict, Ratio, count_verdicts, judge, ratios
+from fedcohort.studies.papers.verdicts import ClaimVerdict, MarginComparison, count_verdicts, judge, ratios
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
 _MOST_CURVES = 8
@@ -73,7 +73,7 @@ def _ours(mean: tuple[float | None, float, int] | None, measure: Measure) -> Cel
     return Cell(text if math.isnan(std) else f"{text} ± {number(measure.scale * std, measure)}")
 
 
-def ratio_table(exhibit: Exhibit, found: Sequence[Ratio]) -> Table:
+def ratio_table(exhibit: Exhibit, found: Sequence[MarginComparison]) -> Table:
     """Return every comparison with the paper's margin and ours."""
     names = exhibit.study.names
     rows = []
@@ -123,23 +123,10 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     settings = record.settings
     if not settings:
         return ["Not run yet."]
-    groups: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name, found in settings.items():
-        made = found["made"]
-        fewer = ["a trial on small data, not a result"] if made.get("trial") else []
-        if len(found["seeds"]) < study.seeds:
-            fewer.append(f"fewer seeds: {len(found['seeds'])} of {study.seeds}")
-        if found["rounds"] < found["planned"]:
-            fewer.append(f"fewer rounds: {found['rounds']:,} of {found['planned']:,}")
-        if not found["finished"]:
-            fewer.append("not finished")
-        text = (
-            f"{_seeds(found['seeds'])}, {found['rounds']:,} rounds"
-            f"{' (' + '; '.join(fewer) + ')' if fewer else ''}, on {made['device']}, {made['date']}, "
-            f"fedcohort {made['fedcohort']}, by `{made['command']}`"
-        )
-        groups.setdefault((text,), []).append(name)
-    sentences += [f"{', '.join(names)}: {text[0]}." for text, names in groups.items()]
+        groups.setdefault(_run_with(study, found), []).append(name)
+    sentences += [f"{', '.join(names)}: {text}." for text, names in groups.items()]
     sentences += _later(study, record)
     sentences += [
         f"The rows of {label} are those of version {version}; its rule has changed since."
@@ -155,6 +142,22 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     if missing:
         sentences.append(f"Not run: {', '.join(missing)}.")
     return sentences
+
+
+def _run_with(study: Study, found: Mapping[str, Any]) -> str:
+    """Return a setting's seeds and rounds, where they are fewer than the paper's, and what made them."""
+    made = found["made"]
+    fewer = ["a trial on small data, not a result"] if made.get("trial") else []
+    if len(found["seeds"]) < study.seeds:
+        fewer.append(f"fewer seeds: {len(found['seeds'])} of {study.seeds}")
+    if found["rounds"] < found["planned"]:
+        fewer.append(f"fewer rounds: {found['rounds']:,} of {found['planned']:,}")
+    if not found["finished"]:
+        fewer.append("not finished")
+    return (
+        f"{_seeds(found['seeds'])}, {found['rounds']:,} rounds{' (' + '; '.join(fewer) + ')' if fewer else ''}, on "
+        f"{made['device']}, {made['date']}, fedcohort {made['fedcohort']}, by `{made['command']}`"
+    )
 
 
 def _later(study: Study, record: StudyRecord) -> list[str]:

@@ -20,7 +20,7 @@ SHARE = 2 / 3
 
 
 @dataclass(frozen=True)
-class Ratio:
+class MarginComparison:
     """One comparison of two methods in one setting.
 
     Attributes
@@ -68,7 +68,7 @@ class ClaimVerdict:
     detail: str
 
 
-def ratios(exhibit: Exhibit, record: StudyRecord) -> list[Ratio]:
+def ratios(exhibit: Exhibit, record: StudyRecord) -> list[MarginComparison]:
     """Return every comparison that the exhibit's grids make, in the paper's direction."""
     found = []
     for grid in exhibit.grids:
@@ -84,17 +84,19 @@ def ratios(exhibit: Exhibit, record: StudyRecord) -> list[Ratio]:
 
 def _ratio(
     record: StudyRecord, measure: str, setting: str, better: Labels, worse: Labels, published: float = math.nan
-) -> Ratio:
+) -> MarginComparison:
     kind = MEASURES[measure]
     ours, theirs = (record.mean(setting, label, measure) for label in (better, worse))
     if ours is None or theirs is None:
-        return Ratio(setting, measure, better, worse, published, math.nan, 0, 0)
+        return MarginComparison(setting, measure, better, worse, published, math.nan, 0, 0)
     pairs = list(
         zip(record.values(setting, better, measure) or [], record.values(setting, worse, measure) or [], strict=False)
     )
     wins = sum(margin(kind, one, other) > 0 for one, other in pairs)
     scaled = [None if mean[0] is None else kind.scale * mean[0] for mean in (ours, theirs)]
-    return Ratio(setting, measure, better, worse, published, margin(kind, scaled[0], scaled[1]), wins, len(pairs))
+    return MarginComparison(
+        setting, measure, better, worse, published, margin(kind, scaled[0], scaled[1]), wins, len(pairs)
+    )
 
 
 def judge(exhibit: Exhibit, record: StudyRecord) -> list[ClaimVerdict]:

@@ -44,7 +44,7 @@ from fedcohort.training.aggregators.base import (
     fitting,
 )
 from fedcohort.training.aggregators.distillation import FedDf, Rhfl
-from fedcohort.training.aggregators.fedau import FedAu, Intervals
+from fedcohort.training.aggregators.fedau import FedAu, ParticipationGaps
 from fedcohort.training.aggregators.fedawe import EchoedModels, FedAwe
 from fedcohort.training.aggregators.fedbio import Cleaning, FedBio
 from fedcohort.training.aggregators.fednova import FedNova
@@ -78,7 +78,6 @@ __all__ = [
     "FedProx",
     "FedVarp",
     "FedYogi",
-    "Intervals",
     "InverseProbability",
     "Krum",
     "LastUpdates",
@@ -91,6 +90,7 @@ __all__ = [
     "Moments",
     "MultiKrum",
     "OwnModels",
+    "ParticipationGaps",
     "Rhfl",
     "Scaffold",
     "Server",

@@ -18,7 +18,7 @@ from fedcohort.training.aggregators.arithmetic import average
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
 
 
-class Intervals(Memory):
+class ParticipationGaps(Memory):
     """How many rounds lie between the times each client takes part: three numbers per client.
 
     Attributes
@@ -101,16 +101,16 @@ class FedAu(Aggregator):
     global_rate: float = param(1.0, Interval(float, 0, None, "neither"), "global step size (eta)")
     weighting: str = param("count", OneOf(("count", "size")), "clients count equally (the paper) or by their samples")
 
-    def memory(self, federation: int, model: Any) -> Intervals:
+    def memory(self, federation: int, model: Any) -> ParticipationGaps:
         """Return no intervals."""
-        return Intervals(federation)
+        return ParticipationGaps(federation)
 
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the updates, each times how rarely its client takes part."""
         self._check(models, members)
-        if not isinstance(memory, Intervals):
+        if not isinstance(memory, ParticipationGaps):
             raise self._foreign(memory)
         shares = members.share if self.weighting == "size" else np.full(len(members), 1.0 / members.federation)
         rarity = memory.weights(members.clients, members.round, self.cutoff)

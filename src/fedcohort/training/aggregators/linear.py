@@ -77,9 +77,9 @@ class InverseProbability(WeightedSum):
 
     Unbiased with selectors that count every client once on average over draws (m_k is 0 for those not drawn), as with
     :math:`m_k = 1 / \pi_k` and the probability :math:`\pi_k` that k takes part: ``gradnorm`` and ``feel``. Weights are
-    not divided by their sum, so the old model has :math:`1 - \sum_k p_k m_k`, which may be below 0. Clients that could
-    not be drawn, that failed or that a filter dropped count as if they had left the model as it was. ``clip`` trades
-    variance for bias.
+    not divided by their sum, so the old model has :math:`1 - \sum_k p_k m_k`, which may be below 0. Clients that
+    failed or that a filter dropped count as if they had left the model as it was; for clients that were not available,
+    the selectors let the others count more. ``clip`` trades variance for bias.
 
     >>> members = Members(np.array([4, 7]), np.array([0.1, 0.3]), np.array([5., 5.]), 10, np.array([5.0, 2.5]))
     >>> mix = InverseProbability().mix(members)

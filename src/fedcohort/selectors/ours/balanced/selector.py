@@ -83,8 +83,8 @@ class Balanced(Selector[BalanceState]):
     Symbols: QCID = class imbalance (see ``fedcbs``) of the cohort's data with that of the rounds before it, the last of
     which counts :math:`\lambda` = ``past``, the one before that :math:`\lambda^2`; models that were lost do not count.
     So what one cohort lacks the next one has. :math:`\epsilon` is the imbalance that balanced data shows by chance.
-    e_n is client n's lead: its turns less the mean of the candidates', gamma = ``coverage``. A turn is :math:`1 / r_n`
-    cohorts. The rate r_n is 1 on average and higher for the few that hold a rare class, such that the data of all
+    e_n is client n's lead: its turns less the mean of the candidates', and a random part of a turn, so that cohorts of
+    clients that are alike do not repeat; gamma = ``coverage``. A turn is :math:`1 / r_n` cohorts. The rate r_n is 1 on average and higher for the few that hold a rare class, such that the data of all
     clients together are balanced (see ``balancing_rates``); between 1/2 and 2.
 
     Where rates mend less than half of the imbalance of all data together (everybody writes more digits than letters),
@@ -106,14 +106,14 @@ class Balanced(Selector[BalanceState]):
 
     >>> from fedcohort import ClientTable, LabelCounts, Session
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
-    >>> labels = LabelCounts([[8, 0], [9, 0], [0, 8], [0, 9]])
+    >>> labels = LabelCounts([[8, 0], [8, 0], [0, 8], [0, 8]])
     >>> session = Session(Balanced(), ClientTable(labels=labels), seed=3)
     >>> for _ in range(2):
     ...     cohort = session.ask(RoundRequest(size=2))
     ...     session.tell(RoundReport(cohort.ticket, cohort.names))
     ...     print(sorted(cohort.names), cohort.notes["qcid"])
-    ['1', '3'] 0.0
-    ['0', '2'] 0.0
+    ['1', '2'] 0.0
+    ['0', '3'] 0.0
     """
 
     one_at_a_time = True
@@ -203,7 +203,10 @@ class Balanced(Selector[BalanceState]):
         first, eligible = first_and_eligible(lead, slate.size, self.slack)
         group, floor, luck = self._group(state, slate)
         before = 0 if slate.busy is None else len(slate.busy)
-        draw = Objective(group, self.coverage * lead, eligible, self._seconds(state, slate), floor, luck, before)
+        # Where all clients are alike, the best cohort would be the same each time everybody's turn has come, and clients
+        # would meet the same others for ever. A random part of a turn mixes them, and weighs less than balance.
+        turn = self.coverage * (lead + rng.random(len(lead)))
+        draw = Objective(group, turn, eligible, self._seconds(state, slate), floor, luck, before)
         for position in np.flatnonzero(first).tolist():
             draw.add(position)
         fixed = len(draw.members)

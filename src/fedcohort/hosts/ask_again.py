@@ -1,0 +1,37 @@
+"""When a client that could not say what it holds is asked again; the same on every host."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+ASK_AGAIN_AFTER = 120.0  # seconds after a failed or unanswered description
+K = TypeVar("K", bound=Hashable)
+
+
+class Postponed(Generic[K]):
+    """Clients whose description failed, each until it is asked again.
+
+    >>> now = 0.0
+    >>> postponed = Postponed[str](clock=lambda: now)
+    >>> postponed.add("anna")
+    >>> postponed.waits("anna"), postponed.waits("ben")
+    (True, False)
+    >>> now = 120.0
+    >>> postponed.waits("anna")
+    False
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until: dict[K, float] = {}
+
+    def add(self, client: K) -> None:
+        """Put a client off."""
+        self._until[client] = self._clock() + ASK_AGAIN_AFTER
+
+    def waits(self, client: K) -> bool:
+        """Whether it is too early to ask a client again."""
+        return self._clock() < self._until.get(client, -math.inf)
