@@ -87,7 +87,7 @@ def test_run_prints_a_table_and_chooses_a_directory(command, config, tmp_path):
         (["compare", "{config}", "--selectors", "uniform,,fedcbs"], 2, "separated by commas"),
         (["compare", "{config}", "--seeds", "many"], 2, "'many'"),
         (["compare", "{config}", "--targets", "high"], 2, "must be numbers"),
-        (["compare", "{config}", "--rounds", "0"], 2, "0"),
+        (["compare", "{config}", "--rounds", "0"], 2, "--rounds"),
         (["run", "{config}", "--engine", "cloud"], 1, "'engine' parameter"),
     ],
 )

@@ -170,6 +170,13 @@ class Flow:
         self.request = self._request(available)
         return self.session.query(self.request)
 
+    def exclusions(self, available: BoolArray | None = None) -> tuple[str, ...] | None:
+        """Return why the rules admit nobody of ``available`` (N,); None where somebody can be asked."""
+        if self.session.rules is None:
+            return None
+        found = self.session.eligibility(self._request(available))
+        return None if found is None or len(found.allowed) else tuple(found.reasons)
+
     def _request(self, available: BoolArray | None) -> RoundRequest:
         if self._failures:
             there = np.ones(self.session.table.n, np.bool_) if available is None else available
@@ -214,7 +221,8 @@ class Flow:
         cohort = self._at_work.get(ticket)
         if cohort is None:
             raise InputError(
-                f"Nobody works on ticket {ticket}.", hint=f"at work are {', '.join(map(str, self._at_work)) or 'none'}"
+                f"No client is working on ticket {ticket}.",
+                hint=f"tickets at work: {', '.join(map(str, self._at_work)) or 'none'}",
             )
         waiting, failures = list(self.waiting), dict(self._failures)
         client, sound = int(cohort.clients[0]), status is Status.OK
