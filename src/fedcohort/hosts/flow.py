@@ -216,7 +216,8 @@ class Flow:
         cohort = self._at_work.get(ticket)
         if cohort is None:
             raise InputError(
-                f"Nobody works on ticket {ticket}.", hint=f"at work are {', '.join(map(str, self._at_work)) or 'none'}"
+                f"No client is working on ticket {ticket}.",
+                hint=f"tickets at work: {', '.join(map(str, self._at_work)) or 'none'}",
             )
         waiting, failures = list(self.waiting), dict(self._failures)
         client, sound = int(cohort.clients[0]), status is Status.OK

@@ -286,8 +286,8 @@ class _FlowPlayer(Player):
                 self.fruitless += 1
             if self.fruitless >= self.policy.tries:
                 raise RoundError(
-                    f"No model came of the answers {self.fruitless} times in a row: {made.error}.",
-                    hint="mend the strategy and start the run again: it continues with this model",
+                    f"The answers gave no model {self.fruitless} times in a row: {made.error}.",
+                    hint="fix the strategy and start the run again: it continues with this model",
                 )
             return
         self.fruitless = 0

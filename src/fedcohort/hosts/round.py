@@ -540,8 +540,8 @@ class Attempts:
         why = [f"{name}: {reason}" for found in failures for name, reason in found.items()][:_NAMED]
         why += [body["reason"] for body in events(ABANDONED) if body["ticket"] == cohort.ticket]
         return RoundError(
-            f"Round {cohort.round} brought no model in {self.policy.tries} tries. The last time: {'; '.join(why)}.",
-            hint="mend the clients or the strategy and start the run again: it continues with this round",
+            f"Round {cohort.round} gave no model in {self.policy.tries} tries. The last time: {'; '.join(why)}.",
+            hint="fix the clients or the strategy and start the run again: it continues with this round",
         )
 
     def unusable(self, cohort: Cohort, online: Collection[str], size: int | None) -> str:
@@ -646,7 +646,7 @@ class Shortage:
         if rules:
             return f"the rules have admitted nobody{rules}{long}"
         if self.failed:
-            return f"all clients that are free have failed again and again{long}: {join_names(self.failed)}"
+            return f"all clients that are free have failed repeatedly{long}: {join_names(self.failed)}"
         return f"all clients online have been busy with something else{long}: {join_names(self.busy)}"
 
     def error(self, round_: int, seconds: float, absent: Sequence[str] = ()) -> FederationTimeoutError:

@@ -82,7 +82,7 @@ class _Attempt:
             found = self(replies, strategy_copy(self._strategy))
         except Exception as error:
             return _error_text(error)
-        return "" if found.arrays is not None else "no model came of it"
+        return "" if found.arrays is not None else "it gave no model"
 
 
 def aggregate(

@@ -213,5 +213,5 @@ class Training:
         )
         with_ttl(self.sent.values(), self.deadline + max(self.deadline, _AFTERLIFE))
         for name in outbox.send(self.sent):
-            reasons[name] = "the SuperLink did not take the message"
+            reasons[name] = "the SuperLink did not accept the message"
         return reasons
