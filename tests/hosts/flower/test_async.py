@@ -469,7 +469,7 @@ def test_a_node_that_leaves_and_one_that_comes(tmp_path: Path) -> None:
 
 def test_a_run_in_which_everybody_fails_ends_and_says_why() -> None:
     fleet = numbered(3, Fleet(), cohort_client(client_app(broken("raises")), ANSWERS))
-    with pytest.raises(FederationTimeoutError, match="failed again and again for 30 s"):
+    with pytest.raises(FederationTimeoutError, match=r"failed .*for 30 s"):
         asynchronous(fleet, "uniform", busy=2, patience=30.0).start(fleet.grid, model(), num_rounds=2)
 
 

@@ -686,6 +686,7 @@ def measurements(run: Run, sound: Test | None, cost: RoundCost, clients: IntArra
         "query_client_seconds": cost.query_client_seconds,
         "query_seconds": cost.query_seconds,
         "asked": cost.asked,
+        "answers": [],
         **_fairness(run, sound),
     }
 
