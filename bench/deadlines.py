@@ -1,9 +1,10 @@
 """Automatic deadlines beside the best fixed one, in federations of every kind.
 
-    python bench/deadlines.py [--worlds alike,halves] [--seeds 10 11] [--spares 10] [--rounds 200]
+    python bench/deadlines.py [--worlds alike,halves] [--seeds 10 11] [--spares 10] [--least 5] [--rounds 200]
 
 300 clients, rounds of 10 models, uniform selection. Counted is the simulated time until 200 x 10 models have come. A
-round that misses 10 models counts with those it has; one with fewer than 5 counts for nothing, and its time is lost.
+round that misses 10 models counts with those it has; one with fewer than ``--least`` counts for nothing, and its time
+is lost. With ``--least 1`` every model counts, as in a run with ``min_replies=1``; automatic deadlines aim at half.
 ``deadline="auto"`` is played with the product's own Round and Session. The best fixed pair of deadline and spares is
 searched for on the very seeds that are shown, which favours it.
 """
@@ -23,7 +24,7 @@ from fedcohort.hosts.pace import Pace
 from fedcohort.hosts.round import Policy, Round, closing
 from fedcohort.scenario import Scenario
 
-CLIENTS, SIZE, LEAST = 300, 10, 5
+CLIENTS, SIZE = 300, 10
 OK, FAILED, MISSING = (int(status) for status in (Status.OK, Status.FAILED, Status.MISSING))
 PHONES = {"session": 900, "gap": 3600, "spread": 0.8, "variety": 0.5, "daily": 0.9, "peak": 21}
 DEVICES = {"speed": 80.0, "speed_spread": 0.6, "bandwidth": 5e5, "bandwidth_spread": 1.0, "states": {"online": PHONES}}
@@ -66,16 +67,17 @@ class World:
         }.get(name, np.ones(CLIENTS))
         self.spread = {"alike": 0.1, "sizes": 0.1, "heavy": 1.5}.get(name, 0.3)
         self.samples = 600 * np.exp(0.5 * ndtri(rank))
-        self.devices = Scenario.from_dict({"devices": DEVICES})
+        devices = Scenario.from_dict({"devices": DEVICES}).devices
+        assert devices is not None
+        self.devices = devices
 
     def wait(self, time: float) -> tuple[float, np.ndarray]:
         """When somebody is there, and who."""
         everybody = np.arange(CLIENTS)
         if self.name != "day-night":
             return time, everybody
-        assert self.devices.devices is not None
         while True:
-            on = np.flatnonzero(self.devices.devices.presence(everybody, seed=self.seed, time=time)[0])
+            on = np.flatnonzero(self.devices.presence(everybody, seed=self.seed, time=time)[0])
             if len(on):
                 return time, on
             time += 10.0
@@ -83,11 +85,8 @@ class World:
     def events(self, clients: np.ndarray, number: int, time: float) -> tuple[np.ndarray, np.ndarray]:
         """When clients answer or fail, in seconds from ``time``, and what they answer."""
         if self.name == "day-night":
-            samples = self.samples[clients]
-            found = self.devices.timed_events(
-                clients, seed=self.seed, ticket=number, time=time, samples=samples, transfer=2e6
-            )
-            return found.durations, found.status.astype(np.int8)
+            seconds = self.devices.durations(clients, self.samples[clients], 2e6, seed=self.seed)
+            return self.devices.work(clients, seconds, seed=self.seed, time=time)
         normal, (first, second, third) = chances(self.seed, number)
         status = np.zeros(len(clients), np.int8)
         seconds = self.slowness * np.exp(self.spread * normal)
@@ -107,7 +106,7 @@ class World:
         return seconds, status
 
 
-def play_auto(world: World, spares: int, rounds: int) -> tuple[float, float, int]:
+def play_auto(world: World, spares: int, rounds: int, least: int = 5) -> tuple[float, float, int]:
     """Seconds until the models are there, clients asked for each, rounds."""
     policy = Policy(size=SIZE, spares=spares, deadline="auto")
     clock, models, asked = 0.0, 0, 0
@@ -122,7 +121,7 @@ def play_auto(world: World, spares: int, rounds: int) -> tuple[float, float, int
             assert np.isfinite(clock)
             sound = round_.status == OK
             asked += cohort.size
-            models += min(int(sound.sum()), SIZE) if sound.sum() >= LEAST else 0
+            models += min(int(sound.sum()), SIZE) if sound.sum() >= least else 0
             if sound.any():
                 round_.finish(sound[round_.answered])
             else:
@@ -132,7 +131,7 @@ def play_auto(world: World, spares: int, rounds: int) -> tuple[float, float, int
     raise AssertionError
 
 
-def play_fixed(world: World, deadline: float, spares: int, rounds: int, limit: float) -> float:
+def play_fixed(world: World, deadline: float, spares: int, rounds: int, least: int, limit: float) -> float:
     """Seconds until the models are there; infinity when it takes longer than ``limit``."""
     clock, models = 0.0, 0
     for number in itertools.count():
@@ -143,7 +142,7 @@ def play_fixed(world: World, deadline: float, spares: int, rounds: int, limit: f
         status, lasts = closing(*world.events(cohort, number, clock), deadline=deadline, enough=enough)
         clock += lasts
         sound = int((status == OK).sum())
-        models += min(sound, SIZE) if sound >= LEAST else 0
+        models += min(sound, SIZE) if sound >= least else 0
         if models >= rounds * SIZE:
             return clock * rounds * SIZE / models
         if clock > limit:
@@ -151,7 +150,9 @@ def play_fixed(world: World, deadline: float, spares: int, rounds: int, limit: f
     raise AssertionError
 
 
-def best_fixed(name: str, seeds: list[int], spares: int, rounds: int, limit: float) -> tuple[float, float, int]:
+def best_fixed(
+    name: str, seeds: list[int], spares: int, rounds: int, least: int, limit: float
+) -> tuple[float, float, int]:
     """The mean time of the best pair, its deadline, its spares; a pair that takes longer than ``limit`` is left."""
     sample = World(name, seeds[0])
     found = [sample.events(sample.wait(0.0)[1], number, 0.0)[0] for number in range(0, rounds, max(rounds // 10, 1))]
@@ -165,7 +166,7 @@ def best_fixed(name: str, seeds: list[int], spares: int, rounds: int, limit: flo
             total = 0.0
             for seed in seeds:
                 worst = min(best[0], limit) * len(seeds) - total
-                total += play_fixed(World(name, seed), float(deadline), more, rounds, worst)
+                total += play_fixed(World(name, seed), float(deadline), more, rounds, least, worst)
                 if total >= min(best[0], limit) * len(seeds):
                     break
             else:
@@ -173,12 +174,12 @@ def best_fixed(name: str, seeds: list[int], spares: int, rounds: int, limit: flo
     return best
 
 
-def compare(name: str, seeds: list[int], spares: int, rounds: int) -> tuple[float, str]:
+def compare(name: str, seeds: list[int], spares: int, rounds: int, least: int = 5) -> tuple[float, str]:
     """The time with automatic deadlines over that of the best fixed pair, and a row of the table."""
-    autos = [play_auto(World(name, seed), spares, rounds) for seed in seeds]
+    autos = [play_auto(World(name, seed), spares, rounds, least) for seed in seeds]
     seconds, asked, count = (float(np.mean(column)) for column in zip(*autos, strict=True))
     # A fixed pair that is far worse need not be played to its end.
-    best, deadline, more = best_fixed(name, seeds, spares, rounds, 1.25 * seconds)
+    best, deadline, more = best_fixed(name, seeds, spares, rounds, least, 1.25 * seconds)
     fixed = f"{best:,.0f} s ({deadline:.3g} s, {more})"
     if best == np.inf:
         best = 1.25 * seconds
@@ -192,12 +193,13 @@ def main() -> None:
     parser.add_argument("--worlds", default=",".join(WORLDS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10, 16)))
     parser.add_argument("--spares", type=int, default=SIZE)
+    parser.add_argument("--least", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=200)
     options = parser.parse_args()
     print("| federation | best fixed (deadline, spares) | auto | ratio | asked per model | rounds |")
     print("|---|---|---|---|---|---|")
     for name in options.worlds.split(","):
-        print(compare(name, options.seeds, options.spares, options.rounds)[1], flush=True)
+        print(compare(name, options.seeds, options.spares, options.rounds, options.least)[1], flush=True)
 
 
 if __name__ == "__main__":
