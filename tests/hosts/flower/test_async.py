@@ -525,9 +525,9 @@ def test_rules_names_and_leases_hold(tmp_path: Path) -> None:
     ("arguments", "settings", "words"),
     [
         (("oort",), {}, "cannot choose one client at a time"),
-        (("uniform",), {"cohort_size": 3}, "belongs to rounds"),
-        (("uniform",), {"spares": 1}, "belongs to rounds"),
-        (("uniform",), {"filter": "cmfl"}, "belongs to rounds"),
+        (("uniform",), {"cohort_size": 3}, "'cohort_size'"),
+        (("uniform",), {"spares": 1}, "'spares'"),
+        (("uniform",), {"filter": "cmfl"}, "'filter'"),
         (("uniform",), {"aggregator": "scaffold"}, "must be 'fedbuff', 'fedasync' or 'fedavg-stale'"),
         (("uniform",), {"busy": 0}, "FlowPolicy must be"),
         (("uniform",), {"deadline": "auto"}, "'auto' closes rounds"),
