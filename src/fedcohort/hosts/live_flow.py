@@ -90,13 +90,11 @@ def play_flow(
 
     Parameters
     ----------
-    host : FlowHost
     session : Session
         One that is asynchronous.
     policy : Policy
         Of which ``deadline``, ``patience`` and ``tries`` count: how long one client has, how long the run waits while
         nobody can be asked, and how often in a row answers may bring no model.
-    flow_policy : FlowPolicy
     models : int
         Of the session in all, those already on record included.
     leases : Leases, optional

@@ -48,7 +48,6 @@ class Order:
     block, unblock, pin, unpin, resume : clients by name
     pause : mapping of str to int
         By client, for how many rounds it is not picked.
-    id : str
     """
 
     rules: Mapping[str, Any] | None = None
@@ -136,7 +135,6 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
 
     Parameters
     ----------
-    session : Session
     check : callable, optional
         Raises an error of the library's own for rules that the host cannot keep.
     """

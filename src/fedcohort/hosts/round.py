@@ -147,7 +147,6 @@ def closing(
         When each client's reply arrives, counted from the beginning of the round; infinity for one that has not.
     status : (k,) array of Status
         What each client replies. MISSING stays MISSING.
-    deadline : float, optional
     enough : int, optional
         Default: everybody.
 
@@ -180,7 +179,6 @@ class Reply(NamedTuple):
     ----------
     ticket : int
         Of the cohort.
-    client : str
     status : Status
         OK; INVALID for a model that cannot be used; FAILED for an error; MISSING for a message that got lost.
     reason : str
@@ -204,7 +202,6 @@ class Late(NamedTuple):
 
     Attributes
     ----------
-    reply : Reply
     staleness : int
         How many global models there have been since the one that the client began with.
     """
@@ -223,8 +220,6 @@ class Round:
 
     Parameters
     ----------
-    session : Session
-    policy : Policy
     online : int, optional
         How many clients are online. Default: all of the session's.
     pace : Pace, optional
@@ -370,6 +365,17 @@ class Round:
         self.status, self._lasted = closing(seconds, status, deadline=self.deadline, enough=self.enough)
         return self._lasted
 
+    @property
+    def closed_at(self) -> float:
+        """When the round was closed, by the clock of ``begun``."""
+        return self.begun + self._lasted
+
+    @property
+    def late_models(self) -> IntArray:
+        """(l,) of arrivals that were taken all at once, the places of sound models that come too late."""
+        late = self.status == _LATE
+        return np.flatnonzero(late if self._failed is None else late & ~self._failed)
+
     def miss(self, reasons: Mapping[str, str]) -> None:
         """Take note of clients to which no message could be sent, and why."""
         self._unreached = frozenset(reasons)
@@ -471,7 +477,7 @@ class Round:
             return
         there = self.seconds < np.inf
         failed = there & ((self.status != _OK) if self._failed is None else self._failed)
-        closed = self.begun + self._lasted
+        closed = self.closed_at
         self._pace.observe(self.cohort.ticket, self.begun, closed, self.seconds, failed)
         self.session.note(
             TIMES,

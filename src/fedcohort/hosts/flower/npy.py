@@ -58,8 +58,6 @@ class Layout:
     ----------
     header : bytes
         All that stands before the entries.
-    dtype : dtype
-    shape : tuple of int
     rowwise : bool
         Whether the entries follow each other in C order.
     length : int

@@ -60,7 +60,6 @@ class Population:
 
     Parameters
     ----------
-    grid : Grid
     required : set of Signal
         What the selector and its shadows must be able to know about a client.
     patience : float

@@ -40,8 +40,6 @@ class Checked(NamedTuple):
 
     Attributes
     ----------
-    name : str
-    status : Status
     reason : str
         Why it is not OK; empty when it is.
     message : Message or None

@@ -342,7 +342,6 @@ class CohortStrategy(Strategy):
 
         Parameters
         ----------
-        grid : Grid
         initial_arrays : ArrayRecord
             The model to begin with; a journal that already has rounds brings its own.
         num_rounds : int
