@@ -50,7 +50,7 @@ def apply_rules(
     unpin: Annotated[list[str] | None, _names("Leave this client to the selector again.")] = None,
     pause: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLIENT=ROUNDS", help="Do not pick this client for so many rounds. May be repeated."),
+        typer.Option(metavar="CLIENT=ROUNDS", help="Do not pick this client for this many rounds. May be repeated."),
     ] = None,
     resume: Annotated[list[str] | None, _names("End its pause.")] = None,
     allow_unknown: Annotated[

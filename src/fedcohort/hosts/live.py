@@ -164,9 +164,6 @@ def play(host: Host, session: Session, policy: Policy, rounds: int, leases: Leas
 
     Parameters
     ----------
-    host : Host
-    session : Session
-    policy : Policy
     rounds : int
         Of the session in all, those already on record included.
     leases : Leases, optional
@@ -180,12 +177,8 @@ class Player:
 
     Parameters
     ----------
-    messenger : Messenger
-    session : Session
-    policy : Policy
     rounds : int
         Of the session in all, those already on record included.
-    leases : Leases, optional
     """
 
     def __init__(

@@ -90,13 +90,11 @@ def play_flow(
 
     Parameters
     ----------
-    host : FlowHost
     session : Session
         One that is asynchronous.
     policy : Policy
         Of which ``deadline``, ``patience`` and ``tries`` count: how long one client has, how long the run waits while
         nobody can be asked, and how often in a row answers may bring no model.
-    flow_policy : FlowPolicy
     models : int
         Of the session in all, those already on record included.
     leases : Leases, optional
@@ -288,8 +286,8 @@ class _FlowPlayer(Player):
                 self.fruitless += 1
             if self.fruitless >= self.policy.tries:
                 raise RoundError(
-                    f"No model came of the answers {self.fruitless} times in a row: {made.error}.",
-                    hint="mend the strategy and start the run again: it continues with this model",
+                    f"The answers gave no model {self.fruitless} times in a row: {made.error}.",
+                    hint="fix the strategy and start the run again: it continues with this model",
                 )
             return
         self.fruitless = 0

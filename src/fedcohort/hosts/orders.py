@@ -48,7 +48,6 @@ class Order:
     block, unblock, pin, unpin, resume : clients by name
     pause : mapping of str to int
         By client, for how many rounds it is not picked.
-    id : str
     """
 
     rules: Mapping[str, Any] | None = None
@@ -108,7 +107,8 @@ def give(journal: str | Path, order: Order) -> None:
     owner = path.stat().st_uid
     if hasattr(os, "geteuid") and os.geteuid() != owner:
         raise InputError(
-            f"The journal {journal} belongs to another user (uid {owner}), and its server obeys nobody else.",
+            f"The journal {journal} belongs to another user (uid {owner}), and its server accepts orders from "
+            "nobody else.",
             hint="give the order as that user",
         )
     folder = _folder(path)
@@ -135,7 +135,6 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
 
     Parameters
     ----------
-    session : Session
     check : callable, optional
         Raises an error of the library's own for rules that the host cannot keep.
     """
@@ -148,7 +147,7 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
     taken = []
     for file, order in found:
         if isinstance(order, str):
-            log.warning("%s is no order that can be read, and is dropped: %s", file, order)
+            log.warning("%s cannot be read as an order and is ignored: %s", file, order)
         elif order.id not in done:
             try:
                 rules = order.carried_out(session.rules, session.round)
@@ -156,7 +155,7 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
                 session.set_rules(rules, order.id)
                 taken.append(order)
             except FedcohortError as error:
-                log.warning("an order of the operator is dropped: %s", error)
+                log.warning("an order of the operator is ignored: %s", error)
                 session.note(REFUSED, {"order": order.id, "round": session.round, "reason": str(error)})
             session.commit()
         with contextlib.suppress(OSError):
@@ -185,8 +184,8 @@ def _order_files(path: Path) -> Iterator[tuple[Path, Order | str]]:
 
 @cache
 def _warn(folder: Path, why: str) -> None:
-    """Say once that orders are not obeyed: a host looks for them all the time."""
-    log.warning("orders in %s are not obeyed: %s", folder, why)
+    """Say once that orders are ignored: a host looks for them all the time."""
+    log.warning("orders in %s are ignored: %s", folder, why)
 
 
 def _is_private(found: os.stat_result, owner: int, kind: Any) -> bool:
@@ -202,9 +201,9 @@ def _read(data: bytes) -> Order | str:
             raise InputError(f"The rules of an order are a table of {known}. Got {short_repr(order.rules)}.")
         for names in (getattr(order, key) for key in _LISTS):
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise InputError(f"An order names clients in lists of texts. Got {short_repr(names)}.")
+                raise InputError(f"An order must name clients in lists of strings. Got {short_repr(names)}.")
         if not all(isinstance(rounds, int) for rounds in order.pause.values()) or not isinstance(order.id, str):
-            raise InputError(f"An order pauses clients for so many rounds. Got {short_repr(order.pause)}.")
+            raise InputError(f"An order must pause each client for a number of rounds. Got {short_repr(order.pause)}.")
         return order
     except (ValueError, TypeError, AttributeError, RecursionError) as error:  # InputError is a ValueError
         return str(error)

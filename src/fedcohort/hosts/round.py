@@ -147,7 +147,6 @@ def closing(
         When each client's reply arrives, counted from the beginning of the round; infinity for one that has not.
     status : (k,) array of Status
         What each client replies. MISSING stays MISSING.
-    deadline : float, optional
     enough : int, optional
         Default: everybody.
 
@@ -180,7 +179,6 @@ class Reply(NamedTuple):
     ----------
     ticket : int
         Of the cohort.
-    client : str
     status : Status
         OK; INVALID for a model that cannot be used; FAILED for an error; MISSING for a message that got lost.
     reason : str
@@ -204,7 +202,6 @@ class Late(NamedTuple):
 
     Attributes
     ----------
-    reply : Reply
     staleness : int
         How many global models there have been since the one that the client began with.
     """
@@ -223,8 +220,6 @@ class Round:
 
     Parameters
     ----------
-    session : Session
-    policy : Policy
     online : int, optional
         How many clients are online. Default: all of the session's.
     pace : Pace, optional
@@ -370,6 +365,17 @@ class Round:
         self.status, self._lasted = closing(seconds, status, deadline=self.deadline, enough=self.enough)
         return self._lasted
 
+    @property
+    def closed_at(self) -> float:
+        """When the round was closed, by the clock of ``begun``."""
+        return self.begun + self._lasted
+
+    @property
+    def late_models(self) -> IntArray:
+        """(l,) of arrivals that were taken all at once, the places of sound models that come too late."""
+        late = self.status == _LATE
+        return np.flatnonzero(late if self._failed is None else late & ~self._failed)
+
     def miss(self, reasons: Mapping[str, str]) -> None:
         """Take note of clients to which no message could be sent, and why."""
         self._unreached = frozenset(reasons)
@@ -471,7 +477,7 @@ class Round:
             return
         there = self.seconds < np.inf
         failed = there & ((self.status != _OK) if self._failed is None else self._failed)
-        closed = self.begun + self._lasted
+        closed = self.closed_at
         self._pace.observe(self.cohort.ticket, self.begun, closed, self.seconds, failed)
         self.session.note(
             TIMES,
@@ -545,8 +551,8 @@ class Attempts:
         why = [f"{name}: {reason}" for found in failures for name, reason in found.items()][:_NAMED]
         why += [body["reason"] for body in events(ABANDONED) if body["ticket"] == cohort.ticket]
         return RoundError(
-            f"Round {cohort.round} brought no model in {self.policy.tries} tries. The last time: {'; '.join(why)}.",
-            hint="mend the clients or the strategy and start the run again: it continues with this round",
+            f"Round {cohort.round} gave no model in {self.policy.tries} tries. The last time: {'; '.join(why)}.",
+            hint="fix the clients or the strategy and start the run again: it continues with this round",
         )
 
     def unusable(self, cohort: Cohort, online: Collection[str], size: int | None) -> str:
@@ -651,7 +657,7 @@ class Shortage:
         if rules:
             return f"the rules have admitted nobody{rules}{long}"
         if self.failed:
-            return f"all clients that are free have failed again and again{long}: {join_names(self.failed)}"
+            return f"all clients that are free have failed repeatedly{long}: {join_names(self.failed)}"
         return f"all clients online have been busy with something else{long}: {join_names(self.busy)}"
 
     def error(self, round_: int, seconds: float, absent: Sequence[str] = ()) -> FederationTimeoutError:

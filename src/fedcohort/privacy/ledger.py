@@ -109,11 +109,13 @@ class Ledger:
     def __init__(self, epsilon: float, delta: float = 0.0, path: str | Path | None = None) -> None:
         self.epsilon, self.delta = check_number(epsilon, "'epsilon'"), check_number(delta, "'delta'")
         if not self.epsilon > 0 or not 0 <= self.delta < 1:
-            raise InputError(f"A budget has epsilon > 0 and 0 <= delta < 1. Got epsilon={epsilon!r}, delta={delta!r}.")
+            raise InputError(
+                f"A budget must have epsilon > 0 and 0 <= delta < 1. Got epsilon={epsilon!r}, delta={delta!r}."
+            )
         # Resolved, so that there is one lock by whatever link the file is reached.
         self._path = None if path is None else check_path(path, "'path'").resolve()
         if self._path is not None and self._path.is_dir():
-            raise InputError(f"A ledger is a file; {self._path} is a directory.")
+            raise InputError(f"A ledger must be a file; {self._path} is a directory.")
         self._memory: list[str] = []
         self._alone = threading.Lock()
         with self._hold() as book:

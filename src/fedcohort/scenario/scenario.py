@@ -249,7 +249,6 @@ class Scenario(Parameterized):
 
         Parameters
         ----------
-        federation : Federation
         clients : (k,) int array
             Who begins at ``time``.
         seed, ticket : int

@@ -494,7 +494,7 @@ def test_a_node_that_leaves_and_one_that_comes(tmp_path: Path) -> None:
 
 def test_a_run_in_which_everybody_fails_ends_and_says_why() -> None:
     fleet = numbered(3, Fleet(), cohort_client(client_app(broken("raises")), ANSWERS))
-    with pytest.raises(FederationTimeoutError, match="failed again and again for 30 s"):
+    with pytest.raises(FederationTimeoutError, match=r"failed .*for 30 s"):
         asynchronous(fleet, "uniform", busy=2, patience=30.0).start(fleet.grid, model(), num_rounds=2)
 
 
@@ -550,9 +550,9 @@ def test_rules_names_and_leases_hold(tmp_path: Path) -> None:
     ("arguments", "settings", "words"),
     [
         (("oort",), {}, "cannot choose one client at a time"),
-        (("uniform",), {"cohort_size": 3}, "belongs to rounds"),
-        (("uniform",), {"spares": 1}, "belongs to rounds"),
-        (("uniform",), {"filter": "cmfl"}, "belongs to rounds"),
+        (("uniform",), {"cohort_size": 3}, "'cohort_size'"),
+        (("uniform",), {"spares": 1}, "'spares'"),
+        (("uniform",), {"filter": "cmfl"}, "'filter'"),
         (("uniform",), {"aggregator": "scaffold"}, "must be 'fedbuff', 'fedasync' or 'fedavg-stale'"),
         (("uniform",), {"busy": 0}, "FlowPolicy must be"),
         (("uniform",), {"deadline": "auto"}, "'auto' closes rounds"),

@@ -469,7 +469,7 @@ def test_fedca_works_live(fleet: Any, kit: Any) -> None:
 
 def test_losses_are_held_against_the_servers_own_live(fleet: Any, kit: Any, tmp_path: Path) -> None:
     audited = create("bounded", of="active-fl", audit=2.0)
-    with pytest.raises(ParameterError, match="holds losses against the server's own data"):
+    with pytest.raises(ParameterError, match="'validation' is missing"):
         fleet.strategy(audited, FedAvg())
     logits = np.array([[2.0, 0.0], [0.0, 2.0]])
     validation = ServerValidation(logits=lambda arrays: logits, labels=np.array([0, 1]))

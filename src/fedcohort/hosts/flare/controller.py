@@ -341,7 +341,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         if self.aggregator_id:
             aggregator = self.get_component(self.aggregator_id)
             if aggregator is None:
-                raise InputError(f"The job has no component {self.aggregator_id!r} that could aggregate.")
+                raise InputError(f"The job has no component {self.aggregator_id!r} to aggregate with.")
             aggregator.reset_stats()
             for model in results:
                 aggregator.accept_model(model)
@@ -355,7 +355,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
 
     def round_begins(self, number: int, again: bool) -> None:
         """Log and say to FLARE that a round begins."""
-        self.info(f"round {number}, {number + 1} of {self.num_rounds}{' again: it was cut off' if again else ''}")
+        self.info(f"round {number}, {number + 1} of {self.num_rounds}{' again: it was interrupted' if again else ''}")
         self._set_ctx_prop_preserving_attrs(self.fl_ctx, AppConstants.CURRENT_ROUND, number)
         self.event(AppEventType.ROUND_STARTED)
 
@@ -397,7 +397,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             with contextlib.suppress(Exception):  # whatever a site sends; it is named below
                 model = FLModelUtils.from_shareable(result)
                 letter.arrive(site, model, "")
-        letter.arrive(site, None, "the result is no model")
+        letter.arrive(site, None, "the result is not a model")
         client_task.result = None
 
     def process_result_of_unknown_task(

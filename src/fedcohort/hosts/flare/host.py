@@ -459,7 +459,7 @@ class FlareHost(Host):
             checked = [self._checked(checker, arrivals[name]) for name in names if name in arrivals]
             models = [reply for reply in checked if reply.status is Status.OK]
             if not models:
-                self.controller.warning(f"a trial of {', '.join(names)} brought no model")
+                self.controller.warning(f"a trial of {', '.join(names)} returned no model")
                 continue
             weights = self._bounded(models)[0]
             after = self._losses(weighted_average(models, weights), everyone, ask)[query.measured]
@@ -484,7 +484,7 @@ class FlareHost(Host):
 
     def on_rules(self, order: Order) -> None:
         """Log that an operator has changed the rules."""
-        self.controller.info(f"rules of the operator hold from round {self._running.round} on: {self._running.rules}")
+        self.controller.info(f"the operator's rules apply from round {self._running.round} on: {self._running.rules}")
 
     def on_chosen(self, cohort: Cohort, available: int) -> None:
         """Log who was chosen."""
@@ -512,7 +512,7 @@ class FlareHost(Host):
 
     def on_unfinished(self, cohort: Cohort, why: str) -> None:
         """Log that a cohort is given up."""
-        self.controller.warning(f"round {cohort.round} is chosen anew: {why}")
+        self.controller.warning(f"a new cohort is chosen for round {cohort.round}: {why}")
 
     def on_late(self, reply: Reply, round_: int) -> None:
         """Log a late result."""

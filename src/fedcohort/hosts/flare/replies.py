@@ -36,8 +36,6 @@ class CheckedResult(NamedTuple):
 
     Attributes
     ----------
-    name : str
-    status : Status
     reason : str
         Why it is not OK.
     params : mapping of str to array

@@ -76,7 +76,7 @@ class AsyncCohortStrategy(CohortStrategy):
     ) -> None:
         for name, hint in _OF_ROUNDS.items():
             if name in settings:
-                raise ParameterError(f"The {name!r} parameter belongs to rounds, which there are none of.", hint=hint)
+                raise ParameterError(f"The {name!r} parameter is about rounds, and there are none.", hint=hint)
         if settings.get("deadline") == "auto":
             raise ParameterError(
                 "The 'deadline' parameter of AsyncCohortStrategy must be a number of seconds: 'auto' closes rounds.",
@@ -88,7 +88,7 @@ class AsyncCohortStrategy(CohortStrategy):
             raise ParameterError(
                 "The 'aggregator' parameter of AsyncCohortStrategy must be 'fedbuff', 'fedasync' or 'fedavg-stale'. "
                 f"Got {found.name!r}.",
-                hint="the wrapped strategy may be FedAdam or another one of Flower's",
+                hint="the wrapped strategy may be FedAdam or another of Flower's strategies",
             )
         self.aggregator = found
         for what, refused in (

@@ -302,7 +302,7 @@ class FlowerHost(Host):
         return Aggregation(
             kept,
             self._columns(measures, checked),
-            error="" if average.arrays is not None else average.error or "no model came of it",
+            error="" if average.arrays is not None else average.error or "it gave no model",
             refused=refused,
             corrections=corrections,
             late=[one for one, reply in late if reply.name not in average.blamed],
@@ -475,7 +475,7 @@ class FlowerHost(Host):
             checked, _ = self.training.bounded(sound, online, arrays)
             models = [reply for reply in checked if reply.status is _OK]
             if not models:
-                log.warning("a trial of %s brought no model", ", ".join(names))
+                log.warning("a trial of %s returned no model", ", ".join(names))
                 continue
             tried = weighted_average(models, self.weight_key)
             after = self.population.losses(tried, everyone, ask, self.query_deadline)[query.measured]
@@ -486,7 +486,7 @@ class FlowerHost(Host):
 
     def on_round(self, number: int, again: bool) -> None:
         """Log the beginning of a round."""
-        text = "[ROUND %d, %d of %d] again: it was cut off" if again else "[ROUND %d, %d of %d]"
+        text = "[ROUND %d, %d of %d] again: it was interrupted" if again else "[ROUND %d, %d of %d]"
         log.info(text, number, number + 1, self.num_rounds)
 
     def on_waiting(self, shortage: Shortage, seconds: float) -> None:
@@ -507,7 +507,7 @@ class FlowerHost(Host):
         session = self._running
         self.population.meet_again()  # rules that are new may go by what clients say about themselves
         say(
-            "rules", "rules of the operator hold from round %d on: %s", session.round, session.rules,
+            "rules", "the operator's rules apply from round %d on: %s", session.round, session.rules,
             round=session.round, order=order.id, rules={} if session.rules is None else session.rules.to_dict(),
         )  # fmt: skip
 
@@ -554,7 +554,7 @@ class FlowerHost(Host):
 
     def on_unfinished(self, cohort: Cohort, why: str) -> None:
         """Log that a cohort is given up."""
-        log.warning("round %d is chosen anew: %s", cohort.round, why)
+        log.warning("a new cohort is chosen for round %d: %s", cohort.round, why)
 
     def on_late(self, reply: Reply, round_: int) -> None:
         """Log a late answer."""

@@ -284,7 +284,7 @@ class CohortStrategy(Strategy):
             )
         if Signal.SERVER_LOSS in self.selector.requires and validation is None:
             raise ParameterError(
-                "The selector holds losses against the server's own data; 'validation' is missing.",
+                "The selector compares losses with those on the server's own data; 'validation' is missing.",
                 hint="pass validation=ServerValidation(logits=..., labels=...)",
             )
         if Signal.SHAPLEY_VALUE in self.selector.requires:
@@ -342,7 +342,6 @@ class CohortStrategy(Strategy):
 
         Parameters
         ----------
-        grid : Grid
         initial_arrays : ArrayRecord
             The model to begin with; a journal that already has rounds brings its own.
         num_rounds : int
@@ -438,5 +437,5 @@ def create_part(parameter: str, given: T | str, kind: Any, registry: Registry[T]
     what = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r}"
     raise ParameterError(
         f"The {parameter!r} parameter of CohortStrategy must be a {kind.__name__} or its name. Got {what}.",
-        hint=f"make an object of it: {given.__name__}()" if isinstance(given, type) else None,
+        hint=f"create an instance: {given.__name__}()" if isinstance(given, type) else None,
     )

@@ -322,7 +322,6 @@ def table(
         digits, fashion-mnist, cifar10, or one with real owners (:data:`~fedcohort.simulate.data.NATURAL`).
     selectors : mapping
         The tables ``[selectors.LABEL]``; ``uniform`` is added.
-    seeds : sequence of int
     settings : sequence of str
         Only these.
     rounds : int

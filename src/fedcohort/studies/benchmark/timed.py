@@ -86,7 +86,6 @@ def tables(
         digits or fashion-mnist.
     selectors : mapping
         The tables ``[selectors.LABEL]``; ``uniform`` is added.
-    seeds : sequence of int
     regimes : sequence of str
         Only these kinds of availability.
     rounds : int
