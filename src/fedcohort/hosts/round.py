@@ -365,6 +365,17 @@ class Round:
         self.status, self._lasted = closing(seconds, status, deadline=self.deadline, enough=self.enough)
         return self._lasted
 
+    @property
+    def closed_at(self) -> float:
+        """When the round was closed, by the clock of ``begun``."""
+        return self.begun + self._lasted
+
+    @property
+    def late_models(self) -> IntArray:
+        """(l,) of arrivals that were taken all at once, the places of sound models that come too late."""
+        late = self.status == _LATE
+        return np.flatnonzero(late if self._failed is None else late & ~self._failed)
+
     def miss(self, reasons: Mapping[str, str]) -> None:
         """Take note of clients to which no message could be sent, and why."""
         self._unreached = frozenset(reasons)
@@ -466,7 +477,7 @@ class Round:
             return
         there = self.seconds < np.inf
         failed = there & ((self.status != _OK) if self._failed is None else self._failed)
-        closed = self.begun + self._lasted
+        closed = self.closed_at
         self._pace.observe(self.cohort.ticket, self.begun, closed, self.seconds, failed)
         self.session.note(
             TIMES,

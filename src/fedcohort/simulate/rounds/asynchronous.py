@@ -56,6 +56,7 @@ def check_asynchronous(plan: RunPlan) -> None:
         "run.spares belong to rounds": options.spares > 0,
         "scenario.deadline closes rounds": scenario.deadline is not None,
         "run.deadline closes rounds": options.deadline is not None,
+        "run.late is about rounds": options.late != "discard",
         f"the availability {scenario.availability.name!r} is a function of the round": not isinstance(
             scenario.availability, Always
         ),
