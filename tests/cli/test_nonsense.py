@@ -1,7 +1,10 @@
 """Whatever is typed after a command, it answers with a sentence and an exit code, never with a traceback."""
 
+import inspect
 import os
 import sys
+from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -80,29 +83,35 @@ WHOLE = typer.main.get_command(app)  # once, where the program builds it in ever
 COMMANDS = dict(commands(WHOLE))
 
 
-def nonsense(parameter):
-    """Return what to give for a parameter, by what it is."""
+def nonsense(parameter, kind):
+    """Return what to give for a parameter, by its name and the types of its values."""
     if parameter.name == "set_":
         return CHANGES
     if parameter.name == "sweep":
         return SWEEPS
-    kind = parameter.type.name
-    if "integer" in kind or "float" in kind or "range" in kind:
+    if {int, float} & kind:
         return NUMBERS
-    return PATHS if kind in ("path", "file", "directory") else [LONG, *NAMES, *NUMBERS, "\udcff"]
+    return PATHS if Path in kind else [LONG, *NAMES, *NUMBERS, "\udcff"]
+
+
+def types(hint):
+    """Return the types that an annotation is made of: ``list[Path] | None`` of list, Path and None."""
+    return {hint}.union(*map(types, get_args(hint)))
 
 
 def given(name, command):
     """Yield command lines with one parameter that makes no sense."""
     places = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     sound = SOUND.get(name, [JOURNAL] * sum(place.required for place in places))
+    hints = get_type_hints(inspect.unwrap(command.callback))
     for parameter in command.params:
+        kind = types(hints.get(parameter.name))
         if parameter.param_type_name == "argument":
             at = places.index(parameter)
-            for value in nonsense(parameter):
+            for value in nonsense(parameter, kind):
                 yield [*name.split(), *sound[:at], value, *sound[at + 1 :]]
         elif not parameter.is_flag and parameter.name != "help":
-            for value in nonsense(parameter):
+            for value in nonsense(parameter, kind):
                 yield [*name.split(), *sound, parameter.opts[0], value]
 
 

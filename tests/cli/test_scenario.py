@@ -78,6 +78,6 @@ def test_a_trace_is_converted_shown_and_fitted(command, tmp_path):
 
 def test_what_cannot_be_drawn_is_said(command, tmp_path, phones):
     (tmp_path / "rounds.toml").write_text('[scenario]\npreset = "fedcor-1spc"\n')
-    assert "lives in rounds" in command("scenario", "show", tmp_path / "rounds.toml").stderr
-    assert ".svg or a .html" in command("scenario", "show", phones, "--picture", tmp_path / "a.png").stderr
+    assert "scenario.devices" in command("scenario", "show", tmp_path / "rounds.toml").stderr
+    assert ".svg" in command("scenario", "show", phones, "--picture", tmp_path / "a.png").stderr
     assert "cannot be read" in command("scenario", "fit", tmp_path / "none.csv").stderr

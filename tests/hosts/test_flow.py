@@ -106,5 +106,5 @@ def test_what_makes_no_sense_is_refused():
         with pytest.raises(ParameterError, match="FlowPolicy must be"):
             FlowPolicy(**bad)
     flow = Flow(Session("uniform", 5, asynchronous=True), FlowPolicy(busy=2))
-    with pytest.raises(InputError, match="Nobody works on ticket 3"):
+    with pytest.raises(InputError, match="ticket 3"):
         flow.receive(3, Status.OK)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcohort.audit.choices import verify
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import Answer, Cohort, Losses, Selector, Status
@@ -409,6 +410,66 @@ def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     ((name, value),) = wrong.items()
     with pytest.raises(ParameterError, match=f"{name!r}.*{value}"):
         Policy(**wrong)
+
+
+# -- late models -------------------------------------------------------------------------------------------------------
+
+
+class Summing(TimedHost):
+    """Adds up whose models are in each average, late ones with their staleness."""
+
+    def combine(self, round_: Round) -> Aggregation:
+        found = super().combine(round_)
+        self.events.append(
+            (
+                "average",
+                round_.cohort.round,
+                [(one.reply.client, one.reply.ticket, one.staleness) for one in round_.late],
+            )
+        )
+        return dataclasses.replace(found, late=round_.late)
+
+
+@pytest.mark.parametrize("late", ["discard", "count"])
+def test_a_late_model_counts_in_the_next_round_that_closes_if_it_is_to(late: Any, tmp_path: Path) -> None:
+    slow = {("c1", 0): 12.0, ("c2", 0): 100.0, ("c3", 0): 25.0}
+
+    def script(cohort: Cohort, name: str) -> tuple[float, Status]:
+        return slow.get((name, cohort.ticket), 1.0), OK
+
+    def online(now: float) -> list[str]:  # who is at work is not asked
+        return [name for name in NAMES if now >= slow.get((name, 0), 0.0) or now == 0.0]
+
+    with session_of(First(), journal=tmp_path / "j", audit=True) as session:
+        host = Summing(online, script)
+        play(host, session, Policy(size=6, deadline=10.0, late=late), rounds=20)
+        notes, status = session.journal.events("late-counted"), statuses(session)
+    averages = {number: found for kind, number, found in (e for e in host.events if e[0] == "average") if found}
+    # Round 0 lasts ten seconds, each later one a second: round 2 closes at 12 s, round 15 at 25 s.
+    expected = {2: [("c1", 0, 2)], 15: [("c3", 0, 15)]}
+    assert averages == (expected if late == "count" else {})
+    assert [(note["round"], note["clients"]) for note in notes] == [
+        (number, {client: {"ticket": ticket, "staleness": stale}})
+        for number, ((client, ticket, stale),) in (expected.items() if late == "count" else ())
+    ]
+    assert status["c1"] is LATE and status["c2"] is MISSING
+    assert verify(tmp_path / "j", First()).problem is None
+
+
+def test_a_late_model_of_a_client_that_has_answered_again_is_left_out() -> None:
+    def script(cohort: Cohort, name: str) -> tuple[float, Status]:
+        return (12.0 if (name, cohort.ticket) == ("c1", 0) else 3.0), OK
+
+    with session_of() as session:
+        host = Summing(NAMES, script)
+        play(host, session, Policy(size=6, deadline=10.0, late="count"), rounds=4)
+        assert not session.journal.events("late-counted")
+    assert [event[2] for event in host.events if event[0] == "average"] == [[]] * 4
+
+
+def test_late_models_cannot_be_counted_under_differential_privacy() -> None:
+    with pytest.raises(ParameterError, match="differential privacy"):
+        Policy(size=4, private=True, late="count")
 
 
 # -- one rule for both -------------------------------------------------------------------------------------------------

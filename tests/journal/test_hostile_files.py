@@ -77,7 +77,10 @@ def test_a_small_journal_does_not_take_the_memory(tmp_path: Path, fact: str, dat
     path = forged(played(tmp_path / "j"), ("INSERT OR REPLACE INTO facts VALUES (0, ?, ?)", (fact, data)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     read = JournalReader.attributes if fact == "attributes" else partial(explain_round, round_=0, client="anna")
-    with closing(read_journal(path)) as journal, pytest.raises(JournalError, match=r"bytes that it may|members is for"):
+    with (
+        closing(read_journal(path)) as journal,
+        pytest.raises(JournalError, match=r"bytes that it may|members has room for"),
+    ):
         read(journal)
     found = examine(path)
     assert not found.sound

@@ -84,16 +84,16 @@ def continued(path, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": 5}, "it has the seed 4, given is 5"),
-        ({"signals": {Signal.LOSS}}, "its host supplies duration, loss, given are loss"),
-        ({"signals": None}, r"duration, loss, given are whatever the selector requires"),
+        ({"seed": 5}, "seed is 4.* 5 "),
+        ({"signals": {Signal.LOSS}}, "supplies duration, loss,.* loss"),
+        ({"signals": None}, r"duration, loss,.*signals=None"),
         ({"audit": True}, "not chained for an audit"),
-        ({"clients": ClientTable(names=["a", "b"], sizes=[1, 2])}, "it has 3 clients, given are 2"),
-        ({"clients": ClientTable(names=["a", "x", "c"], sizes=[1, 2, 3])}, "client 1 is named 'b', given is 'x'"),
-        ({"clients": ClientTable(names=["a", "b", "c"], sizes=[1, 2, 9])}, "sizes or labels of its client 'c' are"),
+        ({"clients": ClientTable(names=["a", "b"], sizes=[1, 2])}, "3 clients, .*2"),
+        ({"clients": ClientTable(names=["a", "x", "c"], sizes=[1, 2, 3])}, "client 1 .*'b'.*'x'"),
+        ({"clients": ClientTable(names=["a", "b", "c"], sizes=[1, 2, 9])}, "sizes or labels of its client 'c'"),
         (
             {"clients": ClientTable(names=["a", "b", "c"], sizes=[1, 2, 3], labels=LabelCounts([[1], [2], [3]]))},
-            "its clients have sizes, the ones given have label-counts, label-products, sizes",
+            "have sizes,.* label-counts, label-products, sizes",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_another_session_is_not_continued(tmp_path, changes, message):
     path = tmp_path / "j.sqlite"
     continued(path).close()
     before = read_journal(path).meta()
-    with pytest.raises(JournalError, match=f"is of another session: .*{message}"):
+    with pytest.raises(JournalError, match=f"another session: .*{message}"):
         continued(path, shadows={"new": create("uniform")}, **changes)
     assert read_journal(path).meta() == before  # nothing was changed by the attempt, the shadow not added
     with continued(path) as session:
@@ -115,7 +115,7 @@ def test_a_federation_that_changed_is_continued_with_its_first_or_its_present_ta
         session.update_facts(ClientTable(names=["a", "b", "c", "d"], sizes=[1, 2, 3, 5]))
     continued(path).close()
     continued(path, clients=ClientTable(names=["a", "b", "c", "d"], sizes=[1, 2, 3, 5])).close()
-    with pytest.raises(JournalError, match="client 'd' are other"):
+    with pytest.raises(JournalError, match="sizes or labels of its client 'd'"):
         continued(path, clients=ClientTable(names=["a", "b", "c", "d"], sizes=[1, 2, 3, 4]))
     with continued(path) as session:
         session.forget("b")

@@ -106,7 +106,7 @@ def test_statements_that_are_refused(federation: Any) -> None:
         (b"", "not a label statement"),
         (b"[" * 3000 + b"\n", "not a label statement"),
         (good[:-1] + bytes([good[-1] ^ 1]), "damaged"),
-        (good + b"\0" * STATEMENT_LIMIT, "oversize"),
+        (good + b"\0" * STATEMENT_LIMIT, f"at most {STATEMENT_LIMIT}"),
         (found.statement("client-1"), "made by client 'client-1'"),
         (other.statement("client-0"), f"for the key {other.public.name}; the federation's is {found.public.name}"),
         (four.statement("client-0"), "for the key"),
@@ -157,9 +157,7 @@ def test_statements_outlive_the_process(federation: Any, tmp_path: Path) -> None
         fewer.products(["client-1"], ["client-0"])
     fewer.close()
     other = make_keys(3)
-    with pytest.raises(
-        KeyHolderError, match=f"of the key {found.public.name}; the key holder's is {other.public.name}"
-    ):
+    with pytest.raises(KeyHolderError, match=f"{found.public.name}.*{other.public.name}"):
         KeyHolder(other, parse_clients(found.lines), tmp_path / "statements.sqlite")
 
 

@@ -167,6 +167,7 @@ class ToyRun:
             "wall_seconds": 0.002,
             "durations": seconds,
             "weights": np.full(len(who), 1.0 / len(who)),
+            "answers": [],
         }
         self.round += 1
         return row

@@ -88,7 +88,7 @@ def test_where_cohorts_are_rounds_nothing_changes(watching):
     cohort = session.ask(2)
     session.tell(cohort)
     assert watching.slates[0].busy is None and watching.outcomes == [(0, [0.0, 0.0])]
-    with pytest.raises(InputError, match="Only an asynchronous session"):
+    with pytest.raises(InputError, match="asynchronous=True"):
         session.advance()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -280,14 +281,14 @@ def test_a_journal_whose_quotas_name_no_values_is_proved_and_played_again_but_no
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        (Rules(min_separation=5), r"any 5 rounds in a row need 3 x 5 = 15 different clients, and there are 8 clients"),
+        (Rules(min_separation=5), r"any 5 rounds in a row need 3 x 5 = 15 different clients.* 8 clients"),
         (
             Rules(min_separation=3, blocked=("0",)),
-            r"need 3 x 3 = 9 different clients, and there are 7 clients that are",
+            r"need 3 x 3 = 9 different clients.* 7 clients",
         ),
         (Rules(window=10, max_in_window=3), r"need 3 x 10 = 30 participations, .* the 8 clients have 8 x 3 = 24"),
-        (Rules(pinned=("0", "1", "2", "3")), "The rules pin 4 clients, and a cohort has 3"),
-        (Rules(quotas={"region": {"n": 2, "s": 2}}), "quotas of 'region' claim 4 places, and a cohort has 3"),
+        (Rules(pinned=("0", "1", "2", "3")), "pin 4 clients.* 3"),
+        (Rules(quotas={"region": {"n": 2, "s": 2}}), "quotas of 'region' claim 4 places.* 3"),
     ],
 )
 def test_rules_that_cannot_be_kept_are_refused_with_the_arithmetic(rules: Rules, message: str) -> None:
@@ -329,11 +330,17 @@ def test_feasible_means_that_every_cohort_is_filled(seed: int) -> None:
 def test_shortages_are_counted_with_what_was_spent() -> None:
     spent = {"a": 0, "b": 2, "c": 5}
     assert not Rules(max_participations=4).shortages(spent, 2, 3)
-    assert Rules(max_participations=4).shortages(spent, 2, 4) == [
-        "4 rounds of 2 need 8 participations, and the rules admit 6 of the 3 clients there are"
-    ]
+    (short,) = Rules(max_participations=4).shortages(spent, 2, 4)
+    assert [int(number) for number in re.findall(r"\d+", short)] == [
+        4,
+        2,
+        8,
+        3,
+        6,
+    ]  # rounds of 2 need 8, 3 clients have 6
     assert not Rules(budgets={"a": {"rounds": 1}}).shortages(spent, 2, 400)  # the others have no bound
-    assert "these have 1 x 2 = 2 places for 3" in Rules(window=2, min_in_window=1).shortages(spent, 1, 9)[0]
+    (short,) = Rules(window=2, min_in_window=1).shortages(spent, 1, 9)
+    assert "3 places" in short and "1 x 2 = 2" in short
 
 
 def test_the_simulator_refuses_rules_that_cannot_be_kept(tmp_path: Path) -> None:
@@ -346,7 +353,7 @@ def test_the_simulator_refuses_rules_that_cannot_be_kept(tmp_path: Path) -> None
         "rules": {"max_participations": 2},
         "selectors": {"uniform": {}},
     }
-    with pytest.raises(InputError, match=r"18 participations.* 16 "):
+    with pytest.raises(InputError, match=r"18 participations.*\b16\b"):
         run_experiment(table, tmp_path / "x")
     table["rules"] = {"min_separation": 5}
     with pytest.raises(ParameterError, match=r"2 x 5 = 10 .* 8\b"):

@@ -375,8 +375,8 @@ def test_budgets_differ_from_client_to_client(tmp_path: Path) -> None:
     with Session(Uniform(), ClientTable(names=["anna", "ben", "cem"]), journal=tmp_path / "j", rules=rules) as session:
         took = [name for _ in range(8) for name in played(session, 3).names]
         assert {name: took.count(name) for name in ("anna", "ben", "cem")} == {"anna": 2, "ben": 4, "cem": 6}
-        assert str(session.explain(3, "anna")).endswith("it took part 2 times, all it may.")
-        assert str(session.explain(5, "ben")).endswith("it took part 4 times, all it may.")
+        assert str(session.explain(3, "anna")).count("took part 2 times") == 1
+        assert str(session.explain(5, "ben")).count("took part 4 times") == 1
     assert verify(tmp_path / "j").holds
     assert Rules(**rules.to_dict()) == rules
     with pytest.raises(ParameterError, match="'cost' parameter of Rules must name the kinds"):

@@ -70,7 +70,7 @@ def test_partial_reports_are_collected_and_told_once():
     a, b, c = cohort.clients.tolist()
     session.tell(RoundReport(cohort.ticket, [a], metrics={Signal.LOSS: [1.0]}, complete=False))
     assert np.isnan(session.state.valuation).all()
-    with pytest.raises(DuplicateReportError, match="reported already"):
+    with pytest.raises(DuplicateReportError, match="ticket 0"):
         session.tell(RoundReport(cohort.ticket, [a], metrics={Signal.LOSS: [7.0]}, complete=False))
     session.tell(RoundReport(cohort.ticket, [b], metrics={Signal.LOSS: [2.0]}))
     assert session.state.valuation[a] == 2.0
@@ -159,7 +159,7 @@ def test_vectors_of_partial_reports_stand_in_the_cohorts_order():
             InputError,
             "was not asked to train",
         ),
-        (lambda c: RoundReport(c.ticket, [c.names[0], c.names[0]]), DuplicateReportError, "reported already"),
+        (lambda c: RoundReport(c.ticket, [c.names[0], c.names[0]]), DuplicateReportError, "ticket 0"),
         (lambda c: RoundReport(c.ticket, c.names, status=[0]), InputError, "'status' must be one of"),
         (lambda c: RoundReport(c.ticket, c.names, status=[0, 9]), InputError, "'status' must be one of"),
         (lambda c: RoundReport(c.ticket, c.names, status=[0.5, 0.5]), InputError, "'status' must be one of"),
@@ -224,7 +224,7 @@ def test_the_answer_must_fit_the_question():
         session.ask(request)
     query = session.query(request)
     other = Losses(np.array([0]))
-    with pytest.raises(InputError, match="another question"):
+    with pytest.raises(InputError, match="question"):
         session.ask(request, Answer(other, {Signal.LOSS: [1.0]}))
     with pytest.raises(InputError, match="must have shape"):
         Answer(query, {Signal.LOSS: [1.0]})
@@ -294,7 +294,7 @@ def test_join_leave_return_with_names():
     session = named("active-fl")
     session.join(ClientTable(names=["gus"], sizes=[9]))
     assert session.table.n == 7 and len(session.state.valuation) == 7
-    with pytest.raises(InputError, match="'gus' is in the federation already"):
+    with pytest.raises(InputError, match="'gus'"):
         session.join(ClientTable(names=["gus"], sizes=[9]))
     with pytest.raises(InputError, match="same facts"):
         session.join(ClientTable(names=["hal"]))
@@ -449,7 +449,7 @@ def test_more_kinds_of_facts_may_become_known_and_none_goes(tmp_path):
         session.update_facts(ClientTable(names=names, sizes=[1, 2, 0]))
         assert session.journal.events("facts") == [{"clients": [0, 1, 2]}]
         session.change_selector(create("size-weighted"))
-        with pytest.raises(InputError, match="all the kinds the old ones are of"):
+        with pytest.raises(InputError, match="New facts"):
             session.update_facts(ClientTable(names=names))
     with Session.open(tmp_path / "j") as session:
         assert session.table.sizes.tolist() == [1, 2, 0] and 2 not in session.ask(RoundRequest(2)).clients

@@ -1,6 +1,7 @@
 """Asynchronous runs against a loop that trains one client after the other; their configuration, resume and results."""
 
 import heapq
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from fedcohort.core import rng as streams
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.protocol import Status
+from fedcohort.journal import read_journal
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.rounds.runner import Simulation, run_experiment
@@ -40,7 +42,6 @@ def finish(made):
     found = made.drain().to_pylist()
     for row in found:
         row.pop("wall_seconds")
-        row["weights"] = len(row["weights"])
     return found
 
 
@@ -154,7 +155,6 @@ def test_it_continues_after_any_model(tmp_path, run):
         rest = finish(again)
         for row in found:
             row.pop("wall_seconds")
-            row["weights"] = len(row["weights"])
         key = lambda row: (row["round"], row["run"])  # noqa: E731
         assert sorted(found + rest, key=key) == sorted(expected, key=key)
         assert torch.equal(again.models, whole.models)
@@ -220,6 +220,24 @@ def test_a_run_ends_where_nobody_ever_comes(tmp_path):
     made.close()
 
 
+def test_places_stay_free_where_the_rules_admit_nobody():
+    made, _ = start(asynchronous(None), rules={"blocked": [str(i) for i in range(9)]})
+    rows = finish(made)
+    journal = made.runs[0].session.journal
+    chosen = [row.clients.tolist() for row in journal.cohorts()]
+    assert len(rows) == 12 and all(len(cohort) == 1 and cohort[0] >= 9 for cohort in chosen)
+    made.close()
+
+
+def test_a_run_ends_where_the_rules_admit_nobody_any_more():
+    run = {"rounds": 4, "cohort": 1, "buffer": 5}
+    made, _ = start(asynchronous(None, **run), rules={"max_participations": 1})  # 12 clients, 20 answers
+    rows = finish(made)
+    assert len(rows) == 2 and made.runs[0].state == "stopped"
+    assert "the rules admit nobody" in made.runs[0].reason
+    made.close()
+
+
 def test_an_experiment_in_both_modes(tmp_path):
     """A directory with a setting of each mode: rows, clients, leaderboards, resume and report read it."""
     table = {**BASE, **asynchronous(rounds=8), "selectors": {"uniform": {}, "balanced": {}}}
@@ -242,6 +260,26 @@ def test_an_experiment_in_both_modes(tmp_path):
         for column in ("accuracy", "clock", "bytes_up"):
             assert results.column(run, column).tolist() == again.column(run.id, column).tolist()
         assert [c.tolist() for c in results.cohorts(run)] == [c.tolist() for c in again.cohorts(run.id)]
+
+
+def test_the_weights_of_clients_are_those_of_the_models_they_are_in(tmp_path):
+    """FedBuff's, (1 + staleness)^-1/2 over three, by the journal's own record of answers and models."""
+    table = {**BASE, **asynchronous(rounds=10), "aggregator": {"name": "fedbuff"}}
+    assert run_experiment(table, tmp_path / "out", device="cpu") == "finished"
+    results = load(tmp_path / "out")
+    (run,) = results.runs
+    members = results.members(run)
+    with closing(read_journal(results.journal(run))) as record:
+        begun = {row.ticket: row for row in record.cohorts()}
+        used = {t: body["round"] for body in record.events("new-model") for t in body["tickets"]}
+    there = set(members["round"].tolist())  # not those of which nobody has answered
+    tickets = sorted((t for t in begun if begun[t].round in there), key=lambda t: (begun[t].round, t))
+    assert len(used) == 30 and used.keys() <= set(tickets)
+    for ticket, weight in zip(tickets, members["weight"].tolist(), strict=True):
+        if ticket in used:
+            assert weight == pytest.approx((1 + used[ticket] - begun[ticket].round) ** -0.5 / 3, rel=1e-6)
+        else:
+            assert np.isnan(weight)
 
 
 class _StopAfter:

@@ -393,7 +393,7 @@ def test_a_truncated_dataset_is_named(tmp_path):
 
 def test_an_existing_directory_is_not_overwritten(whole):
     before = sorted_rows(whole, "rounds")
-    with pytest.raises(ResultsError, match="exists already"):
+    with pytest.raises(ResultsError, match="exists"):
         run(whole)
     assert sorted_rows(whole, "rounds") == before
 

@@ -187,7 +187,7 @@ class _Audit(Replay):
         problem, wrong, tip = None, False, START
         try:
             if seed is not None and seed != self.meta["seed"]:
-                raise DoesNotFollow(f"The seed on record is {self.meta['seed']}, not {seed}, which was agreed on.")
+                raise DoesNotFollow(f"The recorded seed is {self.meta['seed']}, but {seed} was agreed on.")
             chain = self._chain()
             removed = sum(link.removed for link in chain)
             self.replaying = not removed
@@ -279,7 +279,7 @@ class _Audit(Replay):
             source = f"{source_text}; {where}" if source_text else where
             if kept.lower() not in seen:
                 raise DoesNotFollow(
-                    f"The commitment {kept} ({source}) is not in this journal: it is not the one shown then."
+                    f"The commitment {kept} ({source}) is not in this journal: it is not the one that was shown."
                 )
             _, signed, signature = source.partition(_SIGNED)
             if public is not None and signed and not is_signed(kept, signature[:_SIGNATURE], public):
@@ -293,7 +293,7 @@ class _Audit(Replay):
         if signer is not None:
             head, signature = self.meta.get("signature") or ("", "")
             if head != tip or not is_signed(tip, signature, signer):
-                raise DoesNotFollow(f"The newest link is not signed with the key {signer}, and all links are to be.")
+                raise DoesNotFollow(f"The newest link is not signed with the key {signer}; every link must be.")
 
     def _removed_error(self, removed: int) -> DoesNotFollow:
         why = [
@@ -306,8 +306,8 @@ class _Audit(Replay):
                 f"{removed} parts of the record are gone, and no event says that they were pruned or forgotten."
             )
         return CannotBeConfirmed(
-            f"No round can be recomputed: {' and '.join(why)}. The chain itself holds; audit a copy from before, or "
-            "keep the verdict of an earlier audit."
+            f"No round can be recomputed: {' and '.join(why)}. The chain itself holds; audit an earlier copy, or "
+            "rely on an earlier audit."
         )
 
     def _link_name(self, link: Link) -> str:
@@ -434,8 +434,8 @@ class _Audit(Replay):
         ]
         if not type(self.playing.selector).__module__.startswith("fedcohort."):
             self.remarks.append(
-                f"The selector {selector_name(self.playing.selector)} is not one of fedcohort's: what it prefers is "
-                "for whoever audits to read."
+                f"The selector {selector_name(self.playing.selector)} is not one of fedcohort's. To know what it "
+                "prefers, read its code."
             )
         changed = [int(body["round"]) for body in self.journal.events(CHANGED)]
         self.remarks += [f"The rules were changed before round {round_}." for round_ in changed if round_ > 0]
@@ -443,11 +443,13 @@ class _Audit(Replay):
             most = ", ".join(f"{name} ({count})" for name, count in self.excluded.most_common(_NAMED))
             more = f" and {len(self.excluded) - _NAMED} more" if len(self.excluded) > _NAMED else ""
             self.remarks.append(
-                f"Rules single out clients, by name or by what they say. They excluded {len(self.excluded)} of "
-                f"{self.final.n}, each from so many draws: {most or 'nobody'}{more}."
+                f"The rules single out clients, by name or by what clients report. They excluded "
+                f"{len(self.excluded)} of {self.final.n} clients (number of draws): {most or 'nobody'}{more}."
             )
         lost = [int(body["round"]) for body in self.journal.events(RECOVERED)]
-        self.remarks += [f"Its newest commits were lost, and it went on from round {round_}." for round_ in lost]
+        self.remarks += [
+            f"The newest commits were lost, and the session continued from round {round_}." for round_ in lost
+        ]
 
     def _remark_on_draws(self, drawn: int, given_up: int, unexplained: int) -> None:
         """Remark on draws that were made again, were empty, or left little to choose."""
@@ -471,17 +473,17 @@ class _Audit(Replay):
         empty = len(self.cohorts) - drawn
         if len(given_up) > drawn - len(given_up):
             raise CannotBeConfirmed(
-                f"Of {drawn} draws {len(given_up)} were abandoned: whoever abandons draws has the cohorts it likes. "
-                f"These are: {_list_of(given_up, self.abandoned)}."
+                f"Of {drawn} draws {len(given_up)} were abandoned: whoever can abandon draws can get any cohort. "
+                f"They are: {_list_of(given_up, self.abandoned)}."
             )
         if len(unexplained) > max(1.0, _SHARE * drawn):
             raise CannotBeConfirmed(
-                f"Of {drawn} draws {len(unexplained)} were abandoned without a failure on record: whoever abandons "
-                f"draws has the cohorts it likes. These are: {_list_of(unexplained, self.abandoned)}."
+                f"Of {drawn} draws {len(unexplained)} were abandoned without a failure on record: whoever can "
+                f"abandon draws can get any cohort. They are: {_list_of(unexplained, self.abandoned)}."
             )
         if empty > drawn > 0:
             raise CannotBeConfirmed(
-                f"{empty} rounds passed without a cohort, and {drawn} had one: whoever lets rounds pass has the "
+                f"{empty} rounds passed without a cohort, and {drawn} had one: whoever can let rounds pass can get any "
                 "cohorts it likes."
             )
         if len(self.forced) > drawn / 2:

@@ -87,13 +87,11 @@ class Replay:
             answer = None
             if query is not None:
                 if values is None:
-                    raise DoesNotFollow(f"Round {row.round}: the selector asks a question, and no answer is on record.")
+                    raise DoesNotFollow(f"Round {row.round}: the selector asks a question, but no answer is recorded.")
                 answer = Answer(query, {Signal.by_name(name): array for name, array in values.items()})
             cohort = session.ask(request, answer)
         except FedcohortError as error:
-            raise DoesNotFollow(
-                f"Round {row.round}: the inputs on record cannot be chosen from: {error.message}"
-            ) from error
+            raise DoesNotFollow(f"Round {row.round}: the recorded inputs allow no choice: {error.message}") from error
         same = np.array_equal(cohort.clients, row.clients) and all(
             (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))
             for a, b in ((cohort.weights, row.weights), (cohort.work, row.work))
@@ -101,7 +99,7 @@ class Replay:
         if not same:
             ours, theirs = (", ".join(self.final.names_of(c)[:12]) for c in (cohort.clients, row.clients))
             raise DoesNotFollow(
-                f"Round {row.round} does not follow from its seed and inputs: on record is {theirs or 'nobody'}; the "
+                f"Round {row.round} does not follow from its seed and inputs: recorded: {theirs or 'nobody'}; the "
                 f"selector chooses {ours or 'nobody'}."
             )
         self.rounds += 1
@@ -218,14 +216,14 @@ def _obstacle(journal: Journal) -> str | None:
     if journal.events(FACTS):
         return "facts about clients were replaced, and the earlier ones are not on record (audit=True keeps them)"
     if journal.attributes():
-        return "rules use attributes that clients report, and when they did is not on record (audit=True keeps it)"
+        return "rules use attributes that clients report, and it is not recorded when they did (audit=True does that)"
     rows = journal.cohorts()
     if any(journal.candidates(row.ticket, 0) is None for row in rows):
         return "the candidates of old rounds were pruned"
     if any(b.asked_at < a.asked_at for a, b in pairwise(rows)) or any(
         row.told_at is not None and row.told_at < row.asked_at for row in rows
     ):
-        return "the machine's clock was set back, so that the order of what happened is not known"
+        return "the machine's clock was set back, so the order of events is not known"
     return None
 
 

@@ -148,7 +148,7 @@ def _order(journal: Journal) -> Finding:
     table, _ = journal.table()
     journal.attributes()  # which must be readable, too
     if picked and max(picked) >= table.n:
-        wrong.append(f"client {max(picked)} was picked, and there are {table.n}")
+        wrong.append(f"client {max(picked)} was picked, but there are only {table.n} clients")
     rounds = f"{len(rows):,} cohorts of {next_round(journal)[0]:,} rounds, {table.n:,} clients"
     return Finding("order", not wrong, "; ".join(wrong) or rounds)
 

@@ -40,14 +40,14 @@ def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
         cls = class_of(spec)
         if cls is None and spec.get("reference") is not None:
             raise InputError(
-                f"The journal {path} is of the selector {spec['reference']}; code is not imported because a journal "
-                "names it.",
+                f"The journal {path} belongs to the selector {spec['reference']}. Code is not imported just because a "
+                "journal names it.",
                 hint=f"if you trust it: --selector {spec['reference']}",
             )
         if cls is None or not issubclass(cls, FedAcs):
             raise InputError(
-                f"The journal {path} is of the selector {spec['name'] or spec['class']!r}, which cannot rank clients.",
-                hint="rank with a session of one that can: fedacs or fedacs-near",
+                f"The journal {path} belongs to {spec['name'] or spec['class']!r}, which cannot rank clients.",
+                hint="use the journal of a session with fedacs or fedacs-near",
             )
         clients, _ = journal.table()
         return ranking(FedAcsState(**journal.state("")), level), list(clients.names)

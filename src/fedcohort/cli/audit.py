@@ -74,7 +74,7 @@ def audit(
         if found.signer is not None and found.confirmed:
             say(
                 console,
-                f"signed with the key {found.signer}" + ("" if public else ", which you should know to be theirs"),
+                f"signed with the key {found.signer}" + ("" if public else "; check that it is the server's"),
             )
         if client is not None:
             say(console, f"{client}: candidate in {found.candidate[client]} rounds, picked in {found.picked[client]}")

@@ -16,17 +16,16 @@ from fedcohort.core.terminal import err, say
 
 def _checks_to_skip(items: list[str]) -> dict[str, str]:
     """Return the checks to skip, each with its reason."""
-    from fedcohort.core.registry import nearest
+    from fedcohort.core.registry import suggest
     from fedcohort.testing import CHECKS
 
     found: dict[str, str] = {}
     for item in items:
         name, _, reason = item.partition("=")
         if name not in CHECKS:
-            near = nearest(name, list(CHECKS))
             raise UnknownNameError(
                 f"There is no check {name!r}. Known: {', '.join(CHECKS)}.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=suggest(name, CHECKS),
             )
         found[name] = reason or "skipped with --skip"
     return found

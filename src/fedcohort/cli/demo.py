@@ -64,9 +64,9 @@ def summarise(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[
             if fair in rows and fair not in (board.baseline, best.label):
                 chosen = _difference(best, rows[fair])[0]
                 loss, choice = board.metric.difference(gain - chosen), board.metric.difference(chosen)
-                text += f"; {loss} of it are its loss and {choice} its choice of clients"
+                text += f"; {loss} of it come from its loss and {choice} from its choice of clients"
             elif fair == best.label:
-                text += "; its loss does that, for its clients are chosen by chance"
+                text += "; this is due to its loss, because its clients are chosen at random"
         sentences.append(f"{text}.")
     return sentences
 

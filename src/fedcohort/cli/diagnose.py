@@ -91,4 +91,4 @@ def diagnose(
         f"{found.chance:.2f}. Similarity is the cosine of the covariances: 1 if they are unchanged.",
     )
     say(out(), found.verdict, style="bold")
-    say(console, "Whether that pays: fedcohort compare --selectors uniform,fedcor on the same data.")
+    say(console, "To see whether that pays: fedcohort compare --selectors uniform,fedcor on the same data.")

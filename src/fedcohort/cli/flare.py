@@ -66,8 +66,8 @@ def job_files(name: str, selector: str) -> dict[str, str]:
     check_name(name)
     if is_reference(selector):
         raise InputError(
-            f"'flare new' takes a selector of the library. Got {selector!r}.",
-            hint="write the job with another one, and put module:Class into experiment.toml and beside job.py",
+            f"'flare new' needs one of fedcohort's own selectors. Got {selector!r}.",
+            hint="create the job with one of them, then put module:Class into experiment.toml and beside job.py",
         )
     chosen = create(selector)
     if chosen.requires & {Signal.KEPT, Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}:

@@ -16,7 +16,7 @@ from fedcohort.cli.rules import rules_app
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import parameters
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.core.terminal import say
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.orders import Order, give, waiting
@@ -50,7 +50,7 @@ def apply_rules(
     unpin: Annotated[list[str] | None, _names("Leave this client to the selector again.")] = None,
     pause: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLIENT=ROUNDS", help="Do not pick this client for so many rounds. May be repeated."),
+        typer.Option(metavar="CLIENT=ROUNDS", help="Do not pick this client for this many rounds. May be repeated."),
     ] = None,
     resume: Annotated[list[str] | None, _names("End its pause.")] = None,
     allow_unknown: Annotated[
@@ -126,10 +126,9 @@ def _rules_in(file: Path) -> dict[str, Any]:
     known = [info.name for info in parameters(Rules)]
     for key in inner:
         if key not in known:
-            near = nearest(key, known)
             raise InputError(
                 f"There is no rule {key!r}, which {file} names. Known: {', '.join(known)}.",
-                hint=None if near is None else f"did you mean {near!r}?",
+                hint=suggest(key, known),
             )
     return Rules(**inner).to_dict()
 

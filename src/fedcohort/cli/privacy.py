@@ -173,7 +173,7 @@ def _read_counts(path: Path) -> tuple[list[str], list[list[int]]]:
     try:
         lines = list(csv.reader(read_file(path).decode().splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = error.strerror if isinstance(error, OSError) else f"it is no table of text: {error}"
+        why = error.strerror if isinstance(error, OSError) else f"it is not a text table: {error}"
         raise InputError(f"The label counts in {path} cannot be read: {why}.") from error
     names, rows = [], []
     for number, line in enumerate(lines, start=1):

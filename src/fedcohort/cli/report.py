@@ -80,7 +80,7 @@ def report(  # the command line's options are this signature
         if len(live) < len(runs) or target or baseline or export or tables:
             raise InputError(
                 f"{live[0]} is the journal of a live run: it has no selectors to compare, so directories of "
-                "experiments, --target, --baseline, --export and --tables do not go with it.",
+                "experiments, --target, --baseline, --export and --tables cannot be combined with it.",
                 hint=f"fedcohort report {live[0]}",
             )
         _report_live(live, output, title, round_ or (), format, messages)

@@ -69,7 +69,8 @@ def verify(
 
 
 _SHOWN = 20  # lines of one kind
-_UNPROVED = ("eligible", "pinned", "cool_off", "min_in_window", "quotas", "at_most")  # of these a cohort alone says nothing
+# Of these a cohort alone says nothing.
+_UNPROVED = ("eligible", "pinned", "cool_off", "min_in_window", "quotas", "at_most")
 
 
 def _print(proof: Proof) -> None:
@@ -85,10 +86,10 @@ def _print(proof: Proof) -> None:
     else:
         lines.append(
             f"Fewest rounds between two participations: {proof.least_separation}, "
-            f"at least {rules.min_separation} asked for."
+            f"at least {rules.min_separation} required."
         )
     if proof.registered is None:
-        lines.append("Which names were registered, and so bound to a key, is not on record.")
+        lines.append("The journal does not record which names were registered, and so bound to a key.")
     else:
         lines.append(
             f"{quantity(proof.registered, 'participation')} under registered names, {proof.unregistered} under others, "

@@ -67,7 +67,7 @@ def show(
     from fedcohort.scenario.week import FederationWeek
 
     if picture is not None and picture.suffix not in (".svg", ".html"):
-        raise InputError(f"A picture is a .svg or a .html file. Got {picture}.")
+        raise InputError(f"A picture must be an .svg or .html file. Got {picture}.")
     devices, count = _devices(config)
     week = FederationWeek.of(devices, clients or count, seed=seed, limit=limit)
     if picture is not None:
@@ -95,7 +95,7 @@ def _devices(config: Path) -> tuple[Devices, int]:
     scenario = Scenario.from_dict({"preset": table} if isinstance(table, str) else table)
     if scenario.devices is None:
         raise InputError(
-            f"The scenario of {config} lives in rounds: it has no devices, so there is no week to draw.",
+            f"The scenario of {config} is counted in rounds and has no devices, so there is no week to draw.",
             hint="add a section [scenario.devices]",
         )
     return scenario.devices, int(getattr(scenario.partition, "clients", 100))

@@ -5,6 +5,7 @@ Reading never blocks on a pipe, writing never follows a symbolic link, and a fil
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -59,16 +60,18 @@ def refuse_links(path: str, flags: int) -> int:
         raise
 
 
-def write_file(path: Path, data: bytes, *, durable: bool = True) -> None:
+def write_file(path: Path, data: bytes, *, durable: bool = True, mode: int | None = None) -> None:
     """Write a file whole or not at all, by writing a temporary file and renaming it.
 
-    If the disk is full or the process is killed, the old file stays. An existing file keeps its mode. A symbolic link
-    is replaced and its target stays untouched; to follow a link, resolve the path first.
+    If the disk is full or the process is killed, the old file stays. A symbolic link is replaced and its target stays
+    untouched; to follow a link, resolve the path first.
 
     Parameters
     ----------
     durable : bool
         Wait until the data are on disk. A file that may be lost in a power failure does not need this.
+    mode : int, optional
+        Who may read and write it, from the first byte on. Default: as the existing file, or as usual for a new one.
 
     Raises
     ------
@@ -76,16 +79,15 @@ def write_file(path: Path, data: bytes, *, durable: bool = True) -> None:
         Naming ``path``.
     """
     try:
-        mode = path.lstat().st_mode if os.path.lexists(path) else None
-        if mode is not None and stat.S_ISLNK(mode):
-            mode = None
-        if mode is not None:
-            _check_is_file(mode, path)
+        before = path.lstat().st_mode if os.path.lexists(path) else None
+        if before is not None and not stat.S_ISLNK(before):
+            _check_is_file(before, path)
+            mode = stat.S_IMODE(before) if mode is None else mode
         # Cut the name: it may already be as long as the system allows.
         temporary = path.with_name(f".{path.name[:60]}.tmp")
         temporary.unlink(missing_ok=True)  # left by a process that was killed, or a link planted there
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        handle = os.open(temporary, flags, 0o666)  # minus the umask
+        handle = os.open(temporary, flags, 0o666 if mode is None else mode)  # minus the umask
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -93,22 +95,22 @@ def write_file(path: Path, data: bytes, *, durable: bool = True) -> None:
                 if durable:
                     os.fsync(handle)
             if mode is not None:
-                temporary.chmod(stat.S_IMODE(mode))
+                temporary.chmod(mode)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
         if durable:
-            _sync(path.parent)
+            sync_folder(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def _sync(folder: Path) -> None:
-    """Flush a folder's list of files to disk, on systems that support it."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync_folder(folder: str | Path) -> None:
+    """Make new names in a folder durable, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            os.fsync(handle)
         finally:
-            os.close(descriptor)
+            os.close(handle)

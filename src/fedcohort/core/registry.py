@@ -19,7 +19,7 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -33,7 +33,7 @@ C = TypeVar("C")
 log = logging.getLogger(__name__)
 
 
-def nearest(name: str, known: Iterator[str] | list[str]) -> str | None:
+def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name closest to ``name``, or None if none is close.
 
     A match with the beginning of a longer name counts almost as much as a match with the whole name.
@@ -52,6 +52,16 @@ def nearest(name: str, known: Iterator[str] | list[str]) -> str | None:
     scores = {text: (max(similarity(text), 0.95 * similarity(text[: len(name)])), similarity(text)) for text in known}
     best = max(scores, key=lambda text: scores[text], default=None)
     return best if best is not None and scores[best][0] >= 0.5 else None
+
+
+def suggest(name: str, known: Iterable[str]) -> str | None:
+    """Return a hint that names what was probably meant, for an error about an unknown name; None if nothing is near.
+
+    >>> suggest("unifrom", ["uniform", "all"])
+    "did you mean 'uniform'?"
+    """
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else None
 
 
 def is_reference(name: str) -> bool:
@@ -249,8 +259,7 @@ class Registry(Generic[T]):
         """Return a suggestion for the unknown ``name``, or None."""
         if self.references and name.endswith(".py"):
             return f"name the class in that file: {name}:CLASS"
-        near = nearest(name, self.names())
-        return f"did you mean {near!r}?" if near else None
+        return suggest(name, self.names())
 
     def _class_at(self, reference: str) -> Callable[..., T]:
         assert self.base is not None
@@ -294,10 +303,9 @@ class Registry(Generic[T]):
             known = [info.name for info in parameters(item)]
             for key in params:
                 if key not in known:
-                    near = nearest(key, known)
                     raise ParameterError(
                         f"The {self.kind} {name!r} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
-                        hint=f"did you mean {near!r}?" if near else None,
+                        hint=suggest(key, known),
                     )
         with user_code_errors(f"The {self.kind} {name!r} cannot be created", name):
             return item(**params)

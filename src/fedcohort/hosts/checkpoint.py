@@ -19,6 +19,7 @@ from safetensors.numpy import save
 
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import JournalError
+from fedcohort.core.files import sync_folder
 
 # What safetensors and NumPy both have; other types are kept as bytes.
 _TYPES = frozenset(
@@ -69,7 +70,7 @@ class CheckpointFiles:
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         os.replace(partial, self._path(name))
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         return name
 
     def read(self, name: str, *formats: str) -> tuple[dict[str, str], dict[str, AnyArray]]:
@@ -117,15 +118,3 @@ class CheckpointFiles:
 def _has_type(tensor: AnyArray) -> bool:
     """Whether a checkpoint can hold an array as it is."""
     return tensor.dtype.name in _TYPES and (tensor.dtype.isnative or tensor.dtype.itemsize == 1)
-
-
-def _sync_folder(folder: str) -> None:
-    """Make the new name durable as well; not every system lets a folder be opened."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

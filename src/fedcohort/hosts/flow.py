@@ -76,8 +76,6 @@ class Answered(NamedTuple):
 
     Attributes
     ----------
-    ticket : int
-    client : int
     version : int
         The model it began with.
     """
@@ -94,7 +92,6 @@ class Flow:
     ----------
     session : Session
         One that is asynchronous; what it has on record is taken up.
-    policy : FlowPolicy
     now : float, optional
         The time, from any beginning; only ``period`` depends on it. Default: when the newest model came.
 
@@ -170,6 +167,13 @@ class Flow:
         self.request = self._request(available)
         return self.session.query(self.request)
 
+    def exclusions(self, available: BoolArray | None = None) -> tuple[str, ...] | None:
+        """Return why the rules admit nobody of ``available`` (N,); None where somebody can be asked."""
+        if self.session.rules is None:
+            return None
+        found = self.session.eligibility(self._request(available))
+        return None if found is None or len(found.allowed) else tuple(found.reasons)
+
     def _request(self, available: BoolArray | None) -> RoundRequest:
         if self._failures:
             there = np.ones(self.session.table.n, np.bool_) if available is None else available
@@ -205,8 +209,6 @@ class Flow:
 
         Parameters
         ----------
-        ticket : int
-        status : Status
         metrics : mapping of Signal to (1,) or (1, V) array
         state : mapping, optional
             The host's own, stored in the same transaction.
@@ -214,7 +216,8 @@ class Flow:
         cohort = self._at_work.get(ticket)
         if cohort is None:
             raise InputError(
-                f"Nobody works on ticket {ticket}.", hint=f"at work are {', '.join(map(str, self._at_work)) or 'none'}"
+                f"No client is working on ticket {ticket}.",
+                hint=f"tickets at work: {', '.join(map(str, self._at_work)) or 'none'}",
             )
         waiting, failures = list(self.waiting), dict(self._failures)
         client, sound = int(cohort.clients[0]), status is Status.OK

@@ -21,7 +21,6 @@ class Incident:
     ----------
     round : int
         Counted from 0; Flower's own count begins with 1.
-    client : str
     status : Status
         OK for a reply that was corrected.
     reason : str

@@ -21,8 +21,8 @@ from fedcohort.core.signals import Signal
 from fedcohort.hosts import orders
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.pace import Pace
-from fedcohort.hosts.round import RETRIED, Attempts, Policy, Reply, Round, Shortage
-from fedcohort.journal.events import CORRECTED, FAILURES, TIMES
+from fedcohort.hosts.round import RETRIED, Attempts, Late, Policy, Reply, Round, Shortage
+from fedcohort.journal.events import CORRECTED, FAILURES, LATE_COUNTED, TIMES
 from fedcohort.session.resume import participations
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
@@ -62,6 +62,8 @@ class Aggregation:
         Clients whose reply turned out to be unusable, and why.
     corrections : mapping of str to sequence of str
         Clients whose reply was changed before it entered the average, and how.
+    late : sequence of Late
+        Of ``round_.late``, the replies that are in the average.
     """
 
     kept: BoolArray
@@ -69,6 +71,7 @@ class Aggregation:
     error: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
     corrections: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    late: Sequence[Late] = ()
 
 
 class Messenger(ABC):
@@ -161,9 +164,6 @@ def play(host: Host, session: Session, policy: Policy, rounds: int, leases: Leas
 
     Parameters
     ----------
-    host : Host
-    session : Session
-    policy : Policy
     rounds : int
         Of the session in all, those already on record included.
     leases : Leases, optional
@@ -177,12 +177,8 @@ class Player:
 
     Parameters
     ----------
-    messenger : Messenger
-    session : Session
-    policy : Policy
     rounds : int
         Of the session in all, those already on record included.
-    leases : Leases, optional
     """
 
     def __init__(
@@ -262,6 +258,7 @@ class _RoundPlayer(Player):
         self.host = host
         self.attempts = Attempts.of(session, policy)
         self.pace = Pace.of(session, host.now()) if policy.deadline == "auto" else None
+        self.late: list[tuple[Reply, int]] = []  # that will count, each with the round it is of
 
     def play(self) -> str | None:
         while True:
@@ -352,6 +349,9 @@ class _RoundPlayer(Player):
         self._gather(round_)
         if self.leases is not None:  # who is still at work stays leased
             self.leases.release(name for name, at in zip(cohort.names, round_.seconds, strict=True) if at < math.inf)
+        # Who has answered again since counts once, with what is new.
+        sound = {name for name, reply in round_.replies.items() if reply.status is Status.OK}
+        round_.late = [Late(reply, cohort.round - n) for reply, n in self.late if reply.client not in sound]
         made = host.combine(round_)
         round_.refuse(made.refused)
         if round_.reasons:
@@ -365,6 +365,10 @@ class _RoundPlayer(Player):
             host.on_abandoned(round_, made)
             self.attempts.fail(round_, int(made.kept.sum()))
             return
+        self.late = []
+        if made.late:
+            clients = {one.reply.client: {"ticket": one.reply.ticket, "staleness": one.staleness} for one in made.late}
+            session.note(LATE_COUNTED, {"round": cohort.round, "ticket": cohort.ticket, "clients": clients})
         # The model is stored first and named in the round's own transaction: after a crash the round is either wholly
         # there or is trained again.
         round_.finish(made.kept, made.metrics, state=host.store(round_, made))
@@ -397,8 +401,13 @@ class _RoundPlayer(Player):
 
     def _take_late(self, replies: Iterable[Reply]) -> None:
         found = list(replies)
-        for reply in found if self.pace is not None else ():
-            self._time_late(reply)
+        for reply in found:
+            if self.pace is not None:
+                self._time_late(reply)
+            if self.policy.late == "count" and reply.status is Status.OK:
+                row = self.session.journal.cohorts(after=reply.ticket - 1)[0]
+                # Of several answers of one client, the newest counts.
+                self.late = [(one, n) for one, n in self.late if one.client != reply.client] + [(reply, row.round)]
         super()._take_late(found)
 
     def _time_late(self, reply: Reply) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.core.errors import InputError, ParameterError
-from fedcohort.core.protocol import Cohort, RoundRequest, Status
+from fedcohort.core.protocol import Cohort, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flow import Answered, Flow, FlowPolicy
 from fedcohort.hosts.leases import Leases
@@ -90,13 +90,11 @@ def play_flow(
 
     Parameters
     ----------
-    host : FlowHost
     session : Session
         One that is asynchronous.
     policy : Policy
         Of which ``deadline``, ``patience`` and ``tries`` count: how long one client has, how long the run waits while
         nobody can be asked, and how often in a row answers may bring no model.
-    flow_policy : FlowPolicy
     models : int
         Of the session in all, those already on record included.
     leases : Leases, optional
@@ -199,13 +197,9 @@ class _FlowPlayer(Player):
         free = there & ~flow.busy
         free[busy] = False
         failed = free & flow.passed_over
-        excluded: tuple[str, ...] = ()
         found = free & ~failed
-        if found.any() and session.rules is not None:
-            eligibility = session.eligibility(RoundRequest(1, found))
-            if eligibility is not None and not len(eligibility.allowed):
-                excluded, found = eligibility.reasons, np.zeros_like(found)
-        if found.any():
+        excluded = flow.exclusions(found) if found.any() else ()
+        if excluded is None:
             return found
         names = session.table.names_of
         return Shortage(
@@ -292,8 +286,8 @@ class _FlowPlayer(Player):
                 self.fruitless += 1
             if self.fruitless >= self.policy.tries:
                 raise RoundError(
-                    f"No model came of the answers {self.fruitless} times in a row: {made.error}.",
-                    hint="mend the strategy and start the run again: it continues with this model",
+                    f"The answers gave no model {self.fruitless} times in a row: {made.error}.",
+                    hint="fix the strategy and start the run again: it continues with this model",
                 )
             return
         self.fruitless = 0

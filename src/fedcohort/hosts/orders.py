@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcohort.core.errors import FedcohortError, InputError
-from fedcohort.core.files import open_file
+from fedcohort.core.files import open_file, write_file
 from fedcohort.core.text import short_repr
 from fedcohort.journal.events import CHANGED, REFUSED
-from fedcohort.journal.lock import ORDERS, sync_folder, target
+from fedcohort.journal.lock import ORDERS, target
 from fedcohort.session.rules import Rules
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class Order:
     block, unblock, pin, unpin, resume : clients by name
     pause : mapping of str to int
         By client, for how many rounds it is not picked.
-    id : str
     """
 
     rules: Mapping[str, Any] | None = None
@@ -108,7 +107,8 @@ def give(journal: str | Path, order: Order) -> None:
     owner = path.stat().st_uid
     if hasattr(os, "geteuid") and os.geteuid() != owner:
         raise InputError(
-            f"The journal {journal} belongs to another user (uid {owner}), and its server obeys nobody else.",
+            f"The journal {journal} belongs to another user (uid {owner}), and its server accepts orders from "
+            "nobody else.",
             hint="give the order as that user",
         )
     folder = _folder(path)
@@ -116,14 +116,8 @@ def give(journal: str | Path, order: Order) -> None:
         folder.mkdir(mode=0o700)
     if not _is_private(folder.lstat(), owner, stat.S_ISDIR):
         raise InputError(f"{folder} is not a folder that only the journal's owner can write to.", hint="remove it")
-    new = folder / f".{order.id}"
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(asdict(order), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, folder / f"{time.time_ns():020d}-{order.id}")  # so that orders are taken as they were given
-    sync_folder(folder)
+    name = f"{time.time_ns():020d}-{order.id}"  # so that orders are taken as they were given
+    write_file(folder / name, json.dumps(asdict(order)).encode(), mode=0o600)
 
 
 def waiting(journal: str | Path) -> list[Order]:
@@ -141,7 +135,6 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
 
     Parameters
     ----------
-    session : Session
     check : callable, optional
         Raises an error of the library's own for rules that the host cannot keep.
     """
@@ -154,7 +147,7 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
     taken = []
     for file, order in found:
         if isinstance(order, str):
-            log.warning("%s is no order that can be read, and is dropped: %s", file, order)
+            log.warning("%s cannot be read as an order and is ignored: %s", file, order)
         elif order.id not in done:
             try:
                 rules = order.carried_out(session.rules, session.round)
@@ -162,7 +155,7 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
                 session.set_rules(rules, order.id)
                 taken.append(order)
             except FedcohortError as error:
-                log.warning("an order of the operator is dropped: %s", error)
+                log.warning("an order of the operator is ignored: %s", error)
                 session.note(REFUSED, {"order": order.id, "round": session.round, "reason": str(error)})
             session.commit()
         with contextlib.suppress(OSError):
@@ -191,8 +184,8 @@ def _order_files(path: Path) -> Iterator[tuple[Path, Order | str]]:
 
 @cache
 def _warn(folder: Path, why: str) -> None:
-    """Say once that orders are not obeyed: a host looks for them all the time."""
-    log.warning("orders in %s are not obeyed: %s", folder, why)
+    """Say once that orders are ignored: a host looks for them all the time."""
+    log.warning("orders in %s are ignored: %s", folder, why)
 
 
 def _is_private(found: os.stat_result, owner: int, kind: Any) -> bool:
@@ -208,9 +201,9 @@ def _read(data: bytes) -> Order | str:
             raise InputError(f"The rules of an order are a table of {known}. Got {short_repr(order.rules)}.")
         for names in (getattr(order, key) for key in _LISTS):
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise InputError(f"An order names clients in lists of texts. Got {short_repr(names)}.")
+                raise InputError(f"An order must name clients in lists of strings. Got {short_repr(names)}.")
         if not all(isinstance(rounds, int) for rounds in order.pause.values()) or not isinstance(order.id, str):
-            raise InputError(f"An order pauses clients for so many rounds. Got {short_repr(order.pause)}.")
+            raise InputError(f"An order must pause each client for a number of rounds. Got {short_repr(order.pause)}.")
         return order
     except (ValueError, TypeError, AttributeError, RecursionError) as error:  # InputError is a ValueError
         return str(error)

@@ -49,7 +49,6 @@ class Proposal(NamedTuple):
     ----------
     deadline : float or None
         Seconds; None before anything is known.
-    spares : int
     """
 
     deadline: float | None
@@ -94,7 +93,6 @@ def expected_rounds(found: Incidence, n: int, enough: int, least: int, needed: i
 
     Parameters
     ----------
-    found : Incidence
     n : int
         Clients that are asked.
     enough : int
@@ -190,7 +188,6 @@ class Pace:
 
         Parameters
         ----------
-        session : Session
         now : float, optional
             The time of a clock that began anew with this process: nobody who was at work before will answer. Default:
             the clock goes on, as in a simulation.
@@ -219,7 +216,6 @@ class Pace:
 
         Parameters
         ----------
-        ticket : int
         begun, closed : float
             When its round began, and when it was closed.
         seconds : (k,) float array
@@ -241,7 +237,6 @@ class Pace:
 
         Parameters
         ----------
-        now : float
         size : int
             Models it needs.
         spares : int

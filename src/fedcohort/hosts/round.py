@@ -29,6 +29,7 @@ RETRIED = "try"  # the event of a pending cohort that is trained again
 _NAMED = 8  # clients named in an error
 _COUNT, _SECONDS = Interval(int, 1, None), Interval(float, 0, None, "neither")
 DEADLINE = Optional(Either(_SECONDS, OneOf(("auto",))))  # what a deadline may be
+LATE_REPLIES = OneOf(("discard", "count"))
 _NO_METRICS: Mapping[Signal, FloatArray] = {}
 # Plain numbers: NumPy takes several times as long over a member of an enumeration.
 _OK, _INVALID, _LATE, _MISSING = (int(s) for s in (Status.OK, Status.INVALID, Status.LATE, Status.MISSING))
@@ -59,6 +60,9 @@ class Policy:
         Seconds after which a round closes with the models that are there. ``"auto"``: deadline and spares follow from
         how long clients have taken (:mod:`fedcohort.hosts.pace`), ``spares`` is the most it may ask for, and a round
         waits for ``min_replies`` models in any case. Default: it waits for everybody.
+    late : "discard" or "count"
+        What becomes of a sound model that comes after its round was closed: it is recorded and left out, or it is
+        averaged with those of the next round that closes, as an update of an older model (:class:`Late`).
     min_replies : int
         With fewer sound models than this a round brings no model and is tried again. With 0 every round counts.
     tries : int
@@ -75,6 +79,7 @@ class Policy:
     size: int | Callable[[int], int | None] | None = None
     spares: int = 0
     deadline: float | Literal["auto"] | None = None
+    late: Literal["discard", "count"] = "discard"
     min_replies: int = 1
     tries: int = 3
     wait_for: int = 1
@@ -85,6 +90,7 @@ class Policy:
         constraints: dict[str, Constraint] = {
             "spares": Interval(int, 0, None),
             "deadline": DEADLINE,
+            "late": LATE_REPLIES,
             "min_replies": Interval(int, 0, None),
             "tries": _COUNT,
             "wait_for": _COUNT,
@@ -98,6 +104,10 @@ class Policy:
                 raise ParameterError(
                     f"The {name!r} parameter of Policy must be {constraint.describe()}. Got {value!r}."
                 )
+        if self.private and self.late == "count":
+            raise ParameterError(
+                "Late models cannot be counted under differential privacy: the noise is made for the models of a round."
+            )
 
     def size_for(self, online: int) -> int | None:
         """Return how many models a round needs when ``online`` clients are there; None: everybody's."""
@@ -137,7 +147,6 @@ def closing(
         When each client's reply arrives, counted from the beginning of the round; infinity for one that has not.
     status : (k,) array of Status
         What each client replies. MISSING stays MISSING.
-    deadline : float, optional
     enough : int, optional
         Default: everybody.
 
@@ -170,7 +179,6 @@ class Reply(NamedTuple):
     ----------
     ticket : int
         Of the cohort.
-    client : str
     status : Status
         OK; INVALID for a model that cannot be used; FAILED for an error; MISSING for a message that got lost.
     reason : str
@@ -189,13 +197,29 @@ class Reply(NamedTuple):
     content: Any = None
 
 
+class Late(NamedTuple):
+    """A sound reply to an earlier round that counts in this one.
+
+    Attributes
+    ----------
+    staleness : int
+        How many global models there have been since the one that the client began with.
+    """
+
+    reply: Reply
+    staleness: int
+
+    @property
+    def discount(self) -> float:
+        """What its weight is multiplied by: FedBuff's 1 / sqrt(1 + staleness)."""
+        return float((1 + self.staleness) ** -0.5)
+
+
 class Round:
     """One round of a session: open it, choose, let replies arrive, finish it.
 
     Parameters
     ----------
-    session : Session
-    policy : Policy
     online : int, optional
         How many clients are online. Default: all of the session's.
     pace : Pace, optional
@@ -221,11 +245,13 @@ class Round:
         Why clients without a sound model have none.
     replies : dict of str to Reply
         As they arrived one by one.
+    late : list of Late
+        Replies to earlier rounds that count in this one.
     """
 
     __slots__ = (
-        "_failed", "_lasted", "_least", "_needed", "_pace", "_places", "_unreached", "begun", "cohort", "policy",
-        "proposal", "reasons", "replies", "request", "seconds", "session", "size", "status",
+        "_failed", "_lasted", "_least", "_needed", "_pace", "_places", "_unreached", "begun", "cohort", "late",
+        "policy", "proposal", "reasons", "replies", "request", "seconds", "session", "size", "status",
     )  # fmt: skip
 
     def __init__(
@@ -259,6 +285,7 @@ class Round:
         self.status: AnyArray
         self.reasons: dict[str, str] = {}
         self.replies: dict[str, Reply] = {}
+        self.late: list[Late] = []
         self._places: dict[str, int] = {}
         self._unreached: frozenset[str] = frozenset()
 
@@ -337,6 +364,17 @@ class Round:
         self._failed = status != _OK
         self.status, self._lasted = closing(seconds, status, deadline=self.deadline, enough=self.enough)
         return self._lasted
+
+    @property
+    def closed_at(self) -> float:
+        """When the round was closed, by the clock of ``begun``."""
+        return self.begun + self._lasted
+
+    @property
+    def late_models(self) -> IntArray:
+        """(l,) of arrivals that were taken all at once, the places of sound models that come too late."""
+        late = self.status == _LATE
+        return np.flatnonzero(late if self._failed is None else late & ~self._failed)
 
     def miss(self, reasons: Mapping[str, str]) -> None:
         """Take note of clients to which no message could be sent, and why."""
@@ -439,7 +477,7 @@ class Round:
             return
         there = self.seconds < np.inf
         failed = there & ((self.status != _OK) if self._failed is None else self._failed)
-        closed = self.begun + self._lasted
+        closed = self.closed_at
         self._pace.observe(self.cohort.ticket, self.begun, closed, self.seconds, failed)
         self.session.note(
             TIMES,
@@ -513,8 +551,8 @@ class Attempts:
         why = [f"{name}: {reason}" for found in failures for name, reason in found.items()][:_NAMED]
         why += [body["reason"] for body in events(ABANDONED) if body["ticket"] == cohort.ticket]
         return RoundError(
-            f"Round {cohort.round} brought no model in {self.policy.tries} tries. The last time: {'; '.join(why)}.",
-            hint="mend the clients or the strategy and start the run again: it continues with this round",
+            f"Round {cohort.round} gave no model in {self.policy.tries} tries. The last time: {'; '.join(why)}.",
+            hint="fix the clients or the strategy and start the run again: it continues with this round",
         )
 
     def unusable(self, cohort: Cohort, online: Collection[str], size: int | None) -> str:
@@ -619,7 +657,7 @@ class Shortage:
         if rules:
             return f"the rules have admitted nobody{rules}{long}"
         if self.failed:
-            return f"all clients that are free have failed again and again{long}: {join_names(self.failed)}"
+            return f"all clients that are free have failed repeatedly{long}: {join_names(self.failed)}"
         return f"all clients online have been busy with something else{long}: {join_names(self.busy)}"
 
     def error(self, round_: int, seconds: float, absent: Sequence[str] = ()) -> FederationTimeoutError:

@@ -133,14 +133,14 @@ def as_json(value: Any, what: str) -> str:
     def number(item: Any) -> Any:
         if isinstance(item, np.generic) and not isinstance(item, np.void | np.datetime64 | np.timedelta64):
             return item.item()
-        raise TypeError(f"a {type(item).__name__} is no JSON: {item!r:.80}")
+        raise TypeError(f"a {type(item).__name__} is not JSON: {item!r:.80}")
 
     try:
         return json.dumps(value, default=number)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{what} must be made of texts, numbers, lists and mappings by text; {error}.",
-            hint="turn it into one of those first, an array for example with .tolist()",
+            f"{what} must consist of strings, numbers, lists and mappings with string keys; {error}.",
+            hint="convert it first; an array, for example, with .tolist()",
         ) from error
 
 

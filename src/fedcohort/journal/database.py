@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedcohort.core.errors import JournalError
-from fedcohort.journal.lock import COMPANIONS, Lock, Mark, sync_folder
+from fedcohort.core.files import sync_folder
+from fedcohort.journal.lock import COMPANIONS, Lock, Mark
 from fedcohort.journal.schema import ERRORS, SEAL, TABLES
 
 Commit = Literal["always", "manual"]
@@ -30,7 +31,7 @@ CHECKPOINT_SECONDS = 30.0  # so far the file itself may lag behind its companion
 _WRAP = 1 << 64
 _REWRITTEN = ("states", "meta")
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
-_AGAIN = "close the session and continue it with Session.open(path), once what was wrong is mended"
+_AGAIN = "close the session and continue it with Session.open(path), once the cause is fixed"
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,7 @@ class Database:
             # An interrupt may come after SQLite's COMMIT and before we know of it. The seal in the file says which.
             if self._seal is None or Seal.read(connection).commits == commits:
                 return
-            problem = "was interrupted in the moment of a commit, so that the session does not know what is on record"
+            problem = "was interrupted during a commit, so the session does not know what is on record"
         except (sqlite3.Error, JournalError):  # SQLite has rolled back everything by itself
             problem = f"has lost what was not committed: {error}"
         self._unusable = (problem, _AGAIN)

@@ -61,6 +61,12 @@ class Decisions:
         return self._cohorts
 
     @property
+    def tickets(self) -> dict[int, list[int]]:
+        """By round, the tickets of its cohorts."""
+        _ = self.cohorts
+        return self._tickets
+
+    @property
     def replies(self) -> dict[int, ReplyBlock]:
         """By round, what became of the clients."""
         if "replies" in self._unread:

@@ -11,6 +11,7 @@ FAILURES = "flower"  # why clients of a live round failed
 FILTER = "filter"  # what a simulated run's filter noted
 FORGOTTEN = "forgotten"  # a client was forgotten
 JOINED = "join"  # clients came that were not known before
+LATE_COUNTED = "late-counted"  # late models that are in the average of a later round
 LEFT = "leave"  # clients are no longer members
 PLANNED = "planned"  # how many rounds a run is to have
 PROPOSED = "deadline"  # the deadline and the spares of a round, where they follow from earlier rounds

@@ -26,7 +26,7 @@ _Number = tuple[str, dict[str, str], float]  # metric, labels, value
 METRICS: Mapping[str, tuple[str, str]] = {
     "fedcohort_journal_readable": ("gauge", "1 for a journal that can be read now, 0 for one that cannot."),
     "fedcohort_run_state": ("gauge", "1 for the state a run is in, 0 for the others."),
-    "fedcohort_waiting_since_timestamp_seconds": ("gauge", "Since when a run waits, in seconds since 1970."),
+    "fedcohort_waiting_since_timestamp_seconds": ("gauge", "When the run began to wait, in seconds since 1970."),
     "fedcohort_heartbeat_timestamp_seconds": (
         "gauge",
         "Last heartbeat of a live run's server, in seconds since 1970; also of one that was killed.",
@@ -37,10 +37,10 @@ METRICS: Mapping[str, tuple[str, str]] = {
         "gauge",
         f"Since when a member is offline, in seconds since 1970; of the {_MOST_CLIENTS} that went last.",
     ),
-    "fedcohort_rounds_planned": ("gauge", "Rounds the run is to have."),
+    "fedcohort_rounds_planned": ("gauge", "Rounds the run will have."),
     "fedcohort_rounds_total": ("counter", "Rounds that were closed and counted."),
-    "fedcohort_rounds_abandoned_total": ("counter", "Cohorts that were given up."),
-    "fedcohort_cohorts_pending": ("gauge", "Cohorts that train now."),
+    "fedcohort_rounds_abandoned_total": ("counter", "Cohorts that were abandoned."),
+    "fedcohort_cohorts_pending": ("gauge", "Cohorts that are training now."),
     "fedcohort_clients": ("gauge", "Members of the federation."),
     "fedcohort_clients_never_picked": ("gauge", "Members that never took part."),
     "fedcohort_cohort_size": ("gauge", "Clients of the newest cohort."),

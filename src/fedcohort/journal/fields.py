@@ -103,6 +103,7 @@ EVENTS: dict[str, Field] = {
     events.FILTER: Notes(),
     events.FORGOTTEN: _OWN,
     events.JOINED: _OWN,
+    events.LATE_COUNTED: {**_own("round", "ticket"), "clients": ByClient(_OWN)},
     events.LEFT: _OWN,
     events.PLANNED: _OWN,
     events.PROPOSED: _OWN,

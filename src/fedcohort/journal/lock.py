@@ -61,16 +61,6 @@ def remove(path: str | Path) -> None:
     shutil.rmtree(file.with_name(file.name + ORDERS), ignore_errors=True)  # which follows no link
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a file's new name durable, where the system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 @dataclass(frozen=True)
 class Mark:
     """How far a journal has come at least.

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedcohort.core.errors import JournalError
+from fedcohort.core.files import sync_folder
 from fedcohort.journal.database import Commit, Database, Seal, connect, orphan_after_fork
 from fedcohort.journal.integrity import COPY, check, schema_problems, version_of
-from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, sync_folder, target
+from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, target
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, INDEXES, SCHEMA, SCHEMA_VERSION, TABLES
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def create(path: Path, commit: Commit) -> Database:
     file = target(path)
     if not is_blank(file):
         raise JournalError(
-            f"The journal {path} exists already; a new session would overwrite it.",
+            f"The journal {path} already exists; a new session would overwrite it.",
             hint="continue it with Session.open(path), or choose another file",
         )
     if not file.parent.is_dir():
@@ -301,7 +302,7 @@ def _upgrade(
         if busy:
             raise JournalError(
                 f"The journal {path} is being read, and cannot be brought to version {SCHEMA_VERSION} meanwhile.",
-                hint="close the dashboard or whatever reads it, and try again",
+                hint="close the dashboard or whatever else is reading it, and try again",
             )
         connection.close()
         os.replace(new, file)
@@ -339,7 +340,7 @@ def _with_checksums(database: Database) -> Seal:
 def copy(path: Path, to: Path) -> None:
     """Write a journal as one file that is whole by itself, while a session may be writing the original."""
     if to.exists():
-        raise JournalError(f"The file {to} exists already; a copy would overwrite it.", hint="choose another file")
+        raise JournalError(f"The file {to} already exists; a copy would overwrite it.", hint="choose another file")
     new = to.with_name(to.name + NEW)
     try:
         new.unlink(missing_ok=True)

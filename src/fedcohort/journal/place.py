@@ -14,10 +14,10 @@ def place(journal: str | Path) -> Path:
     >>> place("")
     Traceback (most recent call last):
         ...
-    fedcohort.core.errors.JournalError: A journal is named by the path of a file. Got ''.
+    fedcohort.core.errors.JournalError: A journal must be the path of a file. Got ''.
     """
     if not isinstance(journal, (str, PurePath)) or not Path(journal).name or "\0" in str(journal):
-        raise JournalError(f"A journal is named by the path of a file. Got {short_repr(journal)}.")
+        raise JournalError(f"A journal must be the path of a file. Got {short_repr(journal)}.")
     try:
         Path(journal).exists()
     except OSError as error:

@@ -192,7 +192,7 @@ def run_state(journal: Journal) -> RunState:
         return RunState("running")
     return RunState(
         "killed",
-        "the process that wrote the journal is gone and did not close it; started again, the run continues",
+        "the process that wrote the journal ended without closing it; start the run again and it continues",
         None,
         last,
     )

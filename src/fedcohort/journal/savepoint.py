@@ -106,8 +106,8 @@ def rewind(journal: Journal, savepoint: Savepoint) -> None:
     if any(here < there for here, there in zip(stands, savepoint._rows, strict=True)):
         raise JournalError(
             f"The journal {journal.path} ends with ticket {stands[0]}, before ticket {savepoint.ticket} where the "
-            "session is to go on: it is an older copy, or belongs to something else.",
-            hint="put the journal back that was written last",
+            "session should continue: it is an older copy, or belongs to another run.",
+            hint="restore the journal that was written last",
         )
     meta, database = journal.meta(), journal.database
     # Some events change clients, rules or the selector in place, and deleting rows does not bring those back. A chain

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedcohort.core.errors import InputError, MissingExtraError
+from fedcohort.core.errors import InputError, needs_extra
 from fedcohort.core.files import read_file, refuse_links
 
 _PURPOSE = b"fedcohort journal head\0"
@@ -19,11 +19,9 @@ _MAKE_ONE = "`fedcohort journal keygen FILE` makes one"
 
 def _library() -> tuple[Any, Any]:
     """Return the modules of ``cryptography`` for key files and for Ed25519."""
-    try:
+    with needs_extra("Signatures need cryptography.", "keyholder"):
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError as error:
-        raise MissingExtraError("Signatures need cryptography.", hint="pip install 'fedcohort[keyholder]'") from error
     return serialization, ed25519
 
 
@@ -40,7 +38,7 @@ class Signer:
         serialization, ed25519 = _library()
         self._key = _read(path, "private", lambda data: serialization.load_pem_private_key(data, password=None))
         if not isinstance(self._key, ed25519.Ed25519PrivateKey):
-            raise InputError(f"The private key {path} is not of the kind Ed25519.", hint=_MAKE_ONE)
+            raise InputError(f"The private key {path} is not an Ed25519 key.", hint=_MAKE_ONE)
 
     @property
     def public(self) -> str:
@@ -57,7 +55,7 @@ def read_public(path: str | Path) -> str:
     serialization, ed25519 = _library()
     key = _read(path, "public", serialization.load_pem_public_key)
     if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise InputError(f"The public key {path} is not of the kind Ed25519.", hint=_MAKE_ONE)
+        raise InputError(f"The public key {path} is not an Ed25519 key.", hint=_MAKE_ONE)
     return str(key.public_bytes_raw().hex())
 
 
@@ -95,7 +93,7 @@ def generate(path: str | Path) -> Path:
                     path.chmod(0o600)
                 stream.write(data)
     except FileExistsError as error:
-        raise InputError(f"The file {error.filename} exists already; a key is never overwritten.") from error
+        raise InputError(f"The file {error.filename} already exists; a key is never overwritten.") from error
     except OSError as error:
         raise InputError(f"The key {path} cannot be written: {error.strerror or error}.") from error
     return public

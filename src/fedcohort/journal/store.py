@@ -379,9 +379,9 @@ def _check_signer(meta: Mapping[str, Any], sign: Signer | None, path: Path) -> N
     signer = meta.get("signer")
     if signer != (None if sign is None else sign.public):
         found = "is not signed" if signer is None else f"is signed with the key whose public part is {signer}"
-        given = "no key is given" if sign is None else f"given is {sign.public}"
+        given = "no key was given" if sign is None else f"{sign.public} was given"
         raise JournalError(
-            f"The journal {path} {found}, and {given}.",
+            f"The journal {path} {found}, but {given}.",
             hint="give the key it was started with: sign= in Python, --sign on the command line",
         )
 

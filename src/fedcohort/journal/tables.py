@@ -67,12 +67,12 @@ def client_count(facts: Mapping[str, bytes]) -> int:
     """
     n, room = int(json.loads(facts["n"])), 8 * len(facts["active"])
     if not 0 <= n <= room:
-        raise JournalError(f"The number of clients on record is {n}, and the mask of members is for {room} at most.")
+        raise JournalError(f"The number of clients on record is {n}, but the mask of members has room for {room}.")
     return n
 
 
 def _names(data: bytes, n: int) -> list[str]:
     names = decompress_json(data, "The list of clients' names")
     if not isinstance(names, list) or len(names) != n or not all(isinstance(name, str) for name in names):
-        raise JournalError(f"The list of clients' names is not one of {n} texts.")
+        raise JournalError(f"The list of clients' names is not a list of {n} strings.")
     return names

@@ -50,7 +50,7 @@ class KeyHolder:
             kept = self._db.execute("SELECT client, statement FROM statements").fetchall()
         if key != self.public.name:
             raise KeyHolderError(
-                f"The record {record} is of the key {key}; the key holder's is {self.public.name}.",
+                f"The record {record} belongs to the key {key}; the key holder's is {self.public.name}.",
                 hint="new keys need a new record: make a new folder with fedcohort privacy keyholder new",
             )
         self._statements = {

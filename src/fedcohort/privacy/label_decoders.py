@@ -123,7 +123,7 @@ class EncryptedLabels:
                 refused[name] = error.message
                 continue
             if sizes.get(name, size) != size:
-                refused[name] = f"It tells the server {sizes[name]} samples and states {size} to the key holder."
+                refused[name] = f"It states {sizes[name]} samples to the server and {size} to the key holder."
         refused.update(self._holder.admit({name: data for name, data in sealed.items() if name not in refused}))
         if refused:
             raise ClientRefusedError(refused)
@@ -146,7 +146,7 @@ class EncryptedLabels:
             except FedcohortError as error:
                 # Training needs no key holder: one that is gone must not keep every round waiting.
                 self._ask_again = time.monotonic() + _PAUSE
-                log.warning("clients are shown no confirmation of the key holder's: %s", error.message)
+                log.warning("clients get no confirmation from the key holder: %s", error.message)
         return {name: self._confirmed[name] for name in clients if name in self._confirmed}
 
     def _compare_keys(self) -> None:
@@ -221,7 +221,7 @@ def unpack_noisy_counts(client: str, data: bytes, classes: int, size: int | None
     what = f"The noisy label counts of client {client!r}"
     header, body = unwrap("noisy labels", data, what)
     if header.get("classes") != classes or len(body) != 8 * classes:
-        raise CiphertextError(f"{what} are of {header.get('classes')} classes; the federation has {classes}.")
+        raise CiphertextError(f"{what} have {header.get('classes')} classes; the federation has {classes}.")
     if header.get("client") != client:
         raise CiphertextError(f"{what} were made for client {header.get('client')!r}.")
     row = np.frombuffer(body, "<f8").astype(np.float64)

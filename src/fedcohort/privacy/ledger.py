@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import BudgetError, InputError, JournalError
-from fedcohort.core.files import read_file
+from fedcohort.core.files import read_file, write_file
 from fedcohort.core.validate import instance
 from fedcohort.core.validate import number as check_number
 from fedcohort.core.validate import path as check_path
@@ -109,11 +109,13 @@ class Ledger:
     def __init__(self, epsilon: float, delta: float = 0.0, path: str | Path | None = None) -> None:
         self.epsilon, self.delta = check_number(epsilon, "'epsilon'"), check_number(delta, "'delta'")
         if not self.epsilon > 0 or not 0 <= self.delta < 1:
-            raise InputError(f"A budget has epsilon > 0 and 0 <= delta < 1. Got epsilon={epsilon!r}, delta={delta!r}.")
+            raise InputError(
+                f"A budget must have epsilon > 0 and 0 <= delta < 1. Got epsilon={epsilon!r}, delta={delta!r}."
+            )
         # Resolved, so that there is one lock by whatever link the file is reached.
         self._path = None if path is None else check_path(path, "'path'").resolve()
         if self._path is not None and self._path.is_dir():
-            raise InputError(f"A ledger is a file; {self._path} is a directory.")
+            raise InputError(f"A ledger must be a file; {self._path} is a directory.")
         self._memory: list[str] = []
         self._alone = threading.Lock()
         with self._hold() as book:
@@ -143,19 +145,7 @@ class Ledger:
         if self._path is None:
             self._memory = lines
             return
-        fresh = self._path.with_name(f"{self._path.name}.new")
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-            stream.writelines(f"{line}\n" for line in lines)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(fresh, self._path)
-        if hasattr(os, "O_DIRECTORY"):
-            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        write_file(self._path, "".join(f"{line}\n" for line in lines).encode(), mode=0o600)
 
     @property
     def releases(self) -> tuple[Release, ...]:
@@ -206,6 +196,7 @@ class Ledger:
             if noisy is None:
                 release = noise.release
                 self._cover(book, release)
+                # Booked before it is returned: an answer that was given and not booked could be asked for again.
                 noisy = noise.noisy(values).tolist()
                 answer = {"noise": question[:3], "noisy": noisy}
                 self._write([*book.lines, _entry(release, answer=answer)])

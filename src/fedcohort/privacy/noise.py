@@ -58,13 +58,13 @@ class Release:
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.variance is None):
-            raise InputError("A release has either an epsilon or a variance.")
+            raise InputError("A release must have either an epsilon or a variance.")
         loud = self.variance if self.epsilon is None else self.epsilon
         # Zero or less would give budget back, and NaN would make every comparison pass.
         if not isinstance(loud, (int, float)) or isinstance(loud, bool) or not 0 < loud < math.inf:
             raise InputError(f"The epsilon or variance of a release must be a finite number above 0. Got {loud!r}.")
         if not isinstance(self.parts, int) or isinstance(self.parts, bool) or self.parts < 1:
-            raise InputError(f"A release has at least one part. Got parts={self.parts!r}.")
+            raise InputError(f"A release must have at least one part. Got parts={self.parts!r}.")
 
     @classmethod
     def pure(cls, kind: str, epsilon: float) -> Release:

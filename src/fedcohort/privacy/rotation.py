@@ -87,7 +87,7 @@ def unpack_rotated_counts(client: str, data: bytes, classes: int, size: int | No
     what = f"The rotated label counts of client {client!r}"
     header, body = unwrap("rotated labels", data, what)
     if header.get("classes") != classes or len(body) != 8 * classes:
-        raise CiphertextError(f"{what} are of {header.get('classes')} classes; the federation has {classes}.")
+        raise CiphertextError(f"{what} have {header.get('classes')} classes; the federation has {classes}.")
     if header.get("client") != client:
         raise CiphertextError(f"{what} were made for client {header.get('client')!r}.")
     row = np.frombuffer(body, "<f8").astype(np.float64)

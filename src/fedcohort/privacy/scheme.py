@@ -77,9 +77,9 @@ def unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
         raise CiphertextError(f"{what} is not a {kind} of this version.")
     body = data[len(line) + 1 :]
     if header.get("bytes") != len(body):
-        raise CiphertextError(f"{what} is truncated: {len(body)} bytes came of {header.get('bytes')}.")
+        raise CiphertextError(f"{what} is truncated: {len(body)} of {header.get('bytes')} bytes.")
     if header.get("sha256") != hashlib.sha256(body).hexdigest():
-        raise CiphertextError(f"{what} is damaged: its checksum does not fit.")
+        raise CiphertextError(f"{what} is damaged: its checksum does not match.")
     return header, body
 
 
@@ -230,7 +230,7 @@ def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
                 hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
             )
         if name in found or key in keys:
-            raise InputError(f"The clients' file has client {name!r}, or its key, twice; each is one client.")
+            raise InputError(f"The clients' file lists client {name!r}, or its key, twice.")
         found[name] = key
         keys.add(key)
     return found
@@ -353,7 +353,7 @@ def check_statement(public: PublicKey, client: str, data: bytes) -> int:
     """
     what = f"The statement of client {client!r}"
     if len(data) > STATEMENT_LIMIT:
-        raise CiphertextError(f"{what} is oversize: {len(data)} bytes, at most {STATEMENT_LIMIT} are possible.")
+        raise CiphertextError(f"{what} is too large: {len(data)} bytes; at most {STATEMENT_LIMIT} are allowed.")
     header, _ = unwrap(_STATEMENT, data, what)
     if header.get("key") != public.name:
         theirs = str(header.get("key"))[:40]
@@ -362,7 +362,7 @@ def check_statement(public: PublicKey, client: str, data: bytes) -> int:
             hint="give clients and server the same public.key of the key holder",
         )
     if header.get("classes") != public.classes:
-        raise CiphertextError(f"{what} is of {header.get('classes')} classes; the federation has {public.classes}.")
+        raise CiphertextError(f"{what} has {header.get('classes')} classes; the federation has {public.classes}.")
     if header.get("client") != client:
         raise CiphertextError(f"{what} was made by client {str(header.get('client'))[:200]!r}.")
     size = header.get("size")

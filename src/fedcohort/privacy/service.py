@@ -75,7 +75,7 @@ def client_lines(path: Path) -> list[str]:
     try:
         return read_file(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"it is no text: {error}"
+        why = error.strerror if isinstance(error, OSError) else f"it is not text: {error}"
         raise InputError(
             f"The clients' names and keys in {path} cannot be read: {why}.",
             hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
@@ -204,7 +204,7 @@ def _app(holder: KeyHolder, token: str) -> Any:
         async for part in request.stream():
             data += part
             if len(data) > limit:
-                return refuse(413, "InputError", f"The request is oversize; at most {limit} bytes are possible.")
+                return refuse(413, "InputError", f"The request is too large; at most {limit} bytes are allowed.")
         try:
             return JSONResponse(await run_in_threadpool(lambda: question(json.loads(data or b"{}"))))
         except FedcohortError as error:
@@ -281,7 +281,7 @@ class RemoteKeyHolder:
     ) -> None:
         parts = urlsplit(text(url, "'url'"))
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise KeyHolderError(f"A key holder is at https://host:port. Got {url!r}.")
+            raise KeyHolderError(f"A key holder's address must be https://host:port. Got {url!r}.")
         if parts.scheme == "http" and not _is_local(parts.hostname):
             raise KeyHolderError(f"Without TLS a key holder must be on this machine. Got {url!r}.")
         self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import UnknownNameError
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.core.text import escape_html
 from fedcohort.report.export import export_charts, write_figure
 from fedcohort.report.render import render
@@ -50,10 +50,9 @@ class Figure:
             write_figure(target, figure_html(self).encode())
             return target
         if view is not None and view not in self.views:
-            near = nearest(view, list(self.views))
             raise UnknownNameError(
                 f"The figure {self.name!r} has no view {view!r}. Known: {', '.join(self.views)}.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=suggest(view, self.views),
             )
         chosen = [v for v in self.spec["views"] if view in (None, v["name"])][:1]
         with tempfile.TemporaryDirectory(prefix="fedcohort-figure-") as folder:

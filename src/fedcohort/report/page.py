@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedcohort.core.errors import UnknownNameError
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.report.data import Bundle, Setting, boards, load_bundle
 from fedcohort.report.figure import Figure
 from fedcohort.report.figures import general_figures
@@ -109,10 +109,9 @@ def load_figures(*paths: str | Path, setting: str | None = None) -> dict[str, Fi
     """
     sections = {section.setting.name: section for section in assemble(paths).sections}
     if setting is not None and setting not in sections:
-        near = nearest(setting, list(sections))
         raise UnknownNameError(
             f"There is no setting {setting!r}. Known: {', '.join(sections)}.",
-            hint=f"did you mean {near!r}?" if near else None,
+            hint=suggest(setting, sections),
         )
     section = sections[setting] if setting is not None else next(iter(sections.values()))
     return {figure.name: figure for figure in section.figures}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import FedcohortError, MissingExtraError, UnknownNameError
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.store.results import RunInfo
 
@@ -197,9 +197,8 @@ def tracker(name: str, out: str | Path) -> Listener:
     out : the experiment's directory
     """
     if name not in TRACKERS:
-        near = nearest(name, list(TRACKERS))
         raise UnknownNameError(
             f"There is no tracker {name!r}. Known: {', '.join(TRACKERS)}.",
-            hint=f"did you mean {near!r}?" if near else None,
+            hint=suggest(name, TRACKERS),
         )
     return TRACKERS[name](Path(out) / name)

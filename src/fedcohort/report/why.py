@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import FedcohortError, InputError
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.journal import Journal
 from fedcohort.report.data import Setting
 from fedcohort.session.explain import Explanation, ScoreRow, explain_round
@@ -67,11 +67,10 @@ def find_journal(path: str | Path, run: str | None) -> Path:
             )
         return next(iter(found.values()))
     if run not in found:
-        near = nearest(run, list(found))
         raise InputError(
             f"There is no run {run!r} in {place}. Known: {', '.join(list(found)[:12])}"
             f"{', ...' if len(found) > 12 else ''}.",
-            hint=f"did you mean {near!r}?" if near else None,
+            hint=suggest(run, found),
         )
     return found[run]
 

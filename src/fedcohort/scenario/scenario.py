@@ -15,7 +15,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import ParameterError, ScenarioError, UnknownNameError
 from fedcohort.core.params import Interval, Optional, Parameterized, param, parameters
 from fedcohort.core.protocol import Status
-from fedcohort.core.registry import Registry, nearest
+from fedcohort.core.registry import Registry, suggest
 from fedcohort.scenario.attributes import AttributeTable, draw_attributes, read_attributes
 from fedcohort.scenario.availability import AVAILABILITIES, Always, Availability
 from fedcohort.scenario.classwise import Iid
@@ -249,7 +249,6 @@ class Scenario(Parameterized):
 
         Parameters
         ----------
-        federation : Federation
         clients : (k,) int array
             Who begins at ``time``.
         seed, ticket : int
@@ -365,10 +364,9 @@ class Scenario(Parameterized):
         known = ["preset", *(field.name for field in dataclasses.fields(cls))]
         for key in table:
             if key not in known:
-                near = nearest(str(key), known)
                 raise ParameterError(
                     f"A scenario has no key {key!r}. Known: {', '.join(known)}.",
-                    hint=f"did you mean {near!r}?" if near else None,
+                    hint=suggest(str(key), known),
                 )
         base = cls()
         if "preset" in table:
@@ -422,10 +420,9 @@ def preset(name: str) -> Scenario:
       hint: did you mean 'fedacs-low'?
     """
     if not isinstance(name, str) or name not in NAMED:
-        near = nearest(str(name), list(NAMED))
         raise UnknownNameError(
             f"There is no scenario {name!r}. Known: {', '.join(sorted(NAMED))}.",
-            hint=f"did you mean {near!r}?" if near else None,
+            hint=suggest(str(name), list(NAMED)),
         )
     return NAMED[name]
 
@@ -500,10 +497,9 @@ def _replace_parameters(what: str, base: T, values: dict[str, Any]) -> T:
     known = [info.name for info in parameters(type(base))]
     for key in values:
         if key not in known:
-            near = nearest(str(key), known)
             raise ParameterError(
                 f"The {what} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=suggest(str(key), known),
             )
     return dataclasses.replace(base, **values)  # type: ignore[type-var]  # every Parameterized is a dataclass
 

@@ -77,7 +77,7 @@ class Coverage:
         if not (self.narrow or self.starved):
             return None
         text = (
-            f"{self.recent:,} of {self.clients:,} clients did all the training since round {self.since}, "
+            f"{self.recent:,} of {self.clients:,} clients did all the training since round {self.since}; "
             f"uniform cohorts would have reached {self.expected_recent:,.0f}"
         )
         return text + (f"; {self.never:,} never trained" if self.never else "")

@@ -210,7 +210,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     scores = journal.scores(cohort.ticket)
     picked, arrays, _ = scores.pop("", (cohort.clients, {}, None))
     if not arrays and meanings:  # a round in which a selector that scores did not, such as those of a warm-up
-        rule = "No scores led to this choice."
+        rule = "This choice was made without scores."
     rows = _rows(table, picked, arrays, cohort.n_candidates)
     scored = [row.score for row in rows if row.picked and row.score is not None]
     threshold = min(scored) if scored else None

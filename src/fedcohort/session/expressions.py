@@ -165,7 +165,7 @@ def plain_attributes(client: str, facts: Attributes) -> dict[str, str | float | 
             raise InputError(
                 f"The attribute {short_repr(key)} of client {client!r} must be a text, a number, true or false. "
                 f"Got {short_repr(value)}.",
-                hint="give several facts names of their own, or leave out what is not known",
+                hint="give each fact its own name, or leave out what is not known",
             )
         found[key] = plain
     return found

@@ -48,7 +48,7 @@ class Membership:
             known = [name for name in clients.names if name in self.table]
             if known:
                 raise InputError(
-                    f"The client {known[0]!r} is in the federation already.",
+                    f"The client {known[0]!r} is already in the federation.",
                     hint="a client that left comes back with session.rejoin(names)",
                 )
         return Membership(self.table.with_clients(clients), np.concatenate([self.active, np.ones(clients.n, np.bool_)]))
@@ -56,7 +56,7 @@ class Membership:
     def with_facts(self, table: ClientTable) -> Membership:
         """Return the federation with other facts about the same clients, of at least the same kinds."""
         if table.names != self.table.names or not table.signals >= self.table.signals:
-            raise InputError("New facts must be about the same clients and of all the kinds the old ones are of.")
+            raise InputError("New facts must cover the same clients and the same kinds of facts as the old ones.")
         return Membership(table, self.active)
 
     def change(self, clients: Sequence[str] | Sequence[int] | IntArray, member: bool) -> tuple[Membership, IntArray]:

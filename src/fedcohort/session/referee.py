@@ -216,7 +216,7 @@ class Referee:
         if self._most is not None:
             spent = ledger.count[candidates] >= self._most[candidates]
             for bound in np.unique(self._most[candidates][spent]).tolist():
-                exclude(spent & (self._most[candidates] == bound), f"it took part {bound} times, all it may")
+                exclude(spent & (self._most[candidates] == bound), f"it took part {bound} times, its maximum")
         if rules.max_in_window is not None and rules.window is not None:
             often = ledger.in_last(round_, rules.window - 1)[candidates] >= rules.max_in_window
             exclude(often, f"it took part {rules.max_in_window} times in the last {rules.window - 1} rounds")
@@ -224,7 +224,7 @@ class Referee:
             # Counted in cohorts, not rounds: a round that is tried again keeps its number, but time passes.
             hot = (ledger.streak[candidates] >= rules.failures) & (ticket - ledger.failed[candidates] <= rules.cool_off)
             after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
-            exclude(hot, f"it cools off for {rules.cool_off} cohorts after {after}")
+            exclude(hot, f"it is cooling off for {rules.cool_off} cohorts after {after}")
         allowed = candidates[codes[candidates] == 0]
         return Eligibility(allowed, self._required_clients(round_, allowed), codes, tuple(reasons))
 

@@ -44,19 +44,19 @@ def check_same(
     meta = journal.meta()
     found = []
     if int(meta["seed"]) != seed:
-        found.append(f"it has the seed {meta['seed']}, given is {seed}")
+        found.append(f"its seed is {meta['seed']}, but {seed} was given")
     ours = meta["signals"]
     theirs = None if signals is None else sorted(signals)
     if ours != theirs:
-        found.append(f"its host supplies {_signal_list(ours)}, given are {_signal_list(theirs)}")
+        found.append(f"its host supplies {_signal_list(ours)}, but signals are {_signal_list(theirs)}")
     if audit and meta.get("audit") is None:
-        found.append("it is not chained for an audit, and audit=True is given")
+        found.append("it is not chained for an audit, but audit=True was given")
     found += _other_clients(journal, meta, clients)
     if found:
         raise JournalError(
-            f"The journal {journal.path} is of another session: {'; '.join(found)}.",
-            hint="give what it was started with, or Session.open(path), which takes all of it from the journal; for a "
-            "new session choose another file",
+            f"The journal {journal.path} belongs to another session: {'; '.join(found)}.",
+            hint="pass what it was started with, or use Session.open(path), which takes everything from the journal; "
+            "for a new session choose another file",
         )
 
 
@@ -80,22 +80,22 @@ def _other_clients(journal: Journal, meta: Mapping[str, Any], clients: ClientTab
 def _table_differences(ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
     """Yield how two tables differ that are known to."""
     if ours.n != theirs.n:
-        yield f"it has {ours.n} clients, given are {theirs.n}"
+        yield f"it has {ours.n} clients, but {theirs.n} were given"
         return
     for i, (one, other) in enumerate(zip(ours.names, theirs.names, strict=True)):
         if one != other:
-            yield f"its client {i} is named {one!r}, given is {other!r}"
+            yield f"its client {i} is named {one!r}, but {other!r} was given"
             return
     if ours.signals != theirs.signals:
         recorded, given = _signal_list(sorted(ours.signals)), _signal_list(sorted(theirs.signals))
-        yield f"its clients have {recorded}, the ones given have {given}"
+        yield f"its clients have {recorded}, but those given have {given}"
         return
     differing = ours.differing(theirs)
     if len(differing):
         more = f" and {len(differing) - 1} others" if len(differing) > 1 else ""
-        yield f"sizes or labels of its client {ours.name(int(differing[0]))!r}{more} are other than those given"
+        yield f"sizes or labels of its client {ours.name(int(differing[0]))!r}{more} differ from those given"
     else:
-        yield "its clients' labels are of another form than those given"
+        yield "its clients' labels have another form than those given"
 
 
 def _other_names(journal: Journal, ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
@@ -105,6 +105,6 @@ def _other_names(journal: Journal, ours: ClientTable, theirs: ClientTable) -> It
     lacking = sorted(set(ours.names[:first]) - set(theirs.names) - forgotten)
     unknown = sorted(set(theirs.names) - set(ours.names))
     if lacking:
-        yield f"it has the client {lacking[0]!r}, which is not among those given"
+        yield f"it has the client {lacking[0]!r}, which was not given"
     if len(unknown) > len(forgotten):
-        yield f"it does not have {len(unknown)} of the clients given, and was made to forget {len(forgotten)}"
+        yield f"it lacks {len(unknown)} of the clients given, and only {len(forgotten)} were forgotten"

@@ -111,7 +111,7 @@ class Rules(Parameterized):
     Rules(eligible='battery >= 30', blocked=('kiosk-7',), min_separation=10, max_participations=5)
     """
 
-    eligible: str | None = param(None, Optional(Text()), "condition on attributes that every candidate meets")
+    eligible: str | None = param(None, Optional(Text()), "condition on attributes that every candidate must meet")
     blocked: tuple[str, ...] = param((), ListOf(Text()), "clients that are never picked")
     pinned: tuple[str, ...] = param((), ListOf(Text()), "clients that are always picked when they may be")
     paused: Mapping[str, int] | None = param(
@@ -119,15 +119,15 @@ class Rules(Parameterized):
     )
     failures: int = param(3, _COUNT, "failures in a row after which a client cools off")
     cool_off: int = param(0, Interval(int, 0, _NO_BOUND), "cohorts a client cools off after that; 0: never")
-    min_separation: int = param(1, _COUNT, "rounds at least from one participation to the next (b of DP-FTRL)")
-    max_participations: int | None = param(None, Optional(_COUNT), "participations at most in the whole run")
-    window: int | None = param(None, Optional(_COUNT), "rounds that min_in_window and max_in_window are about")
-    max_in_window: int | None = param(None, Optional(_COUNT), "participations at most in any window")
-    min_in_window: int | None = param(None, Optional(_COUNT), "participations at least in any window")
+    min_separation: int = param(1, _COUNT, "minimum number of rounds from one participation to the next (b of DP-FTRL)")
+    max_participations: int | None = param(None, Optional(_COUNT), "maximum number of participations in the whole run")
+    window: int | None = param(None, Optional(_COUNT), "rounds in the window of min_in_window and max_in_window")
+    max_in_window: int | None = param(None, Optional(_COUNT), "maximum number of participations in any window")
+    min_in_window: int | None = param(None, Optional(_COUNT), "minimum number of participations in any window")
     quotas: Mapping[str, Mapping[str, int]] | None = param(
         None,
         Optional(_NestedNumbers(_Numbers(_COUNT), "attributes")),
-        "by attribute, how many clients of a value a cohort has at least; other values have no claim",
+        "by attribute and value, the minimum number of clients in a cohort; other values have no quota",
     )
     at_most: Mapping[str, int] | None = param(
         None, Optional(_Numbers(_COUNT)), "by attribute, how many clients of one value a cohort has at most"
@@ -136,7 +136,7 @@ class Rules(Parameterized):
         None, Optional(_AMOUNTS), "by kind (rounds, bytes, epsilon), what a client may spend"
     )
     budgets: Mapping[str, Mapping[str, float]] | None = param(
-        None, Optional(_NestedNumbers(_AMOUNTS)), "by client, where its budget is another; kinds it does not name stay"
+        None, Optional(_NestedNumbers(_AMOUNTS)), "by client, budgets that differ; kinds it does not name stay"
     )
     cost: Mapping[str, float] | None = param(
         None, Optional(_AMOUNTS), "by kind, what one participation spends; 1 of rounds"
@@ -237,14 +237,14 @@ class Rules(Parameterized):
         there = f"{n} clients that are not blocked" if self.blocked else f"{n} clients"
         if len(set(self.pinned)) > size:
             raise ParameterError(
-                f"The rules pin {len(set(self.pinned))} clients, and a cohort has {size}.",
+                f"The rules pin {len(set(self.pinned))} clients, but a cohort has only {size}.",
                 hint="pin fewer clients, or choose larger cohorts",
             )
         for name, claims in (self.quotas or {}).items():
             claimed = sum(claims.values()) if isinstance(claims, Mapping) else 0
             if claimed > size:
                 raise ParameterError(
-                    f"The quotas of {name!r} claim {claimed} places, and a cohort has {size}.",
+                    f"The quotas of {name!r} claim {claimed} places, but a cohort has only {size}.",
                     hint="lower the quotas, or choose larger cohorts",
                 )
         self._check_edges(names, size)
@@ -252,7 +252,7 @@ class Rules(Parameterized):
         if apart > 1 and size * apart > n:
             raise ParameterError(
                 f"The rules cannot fill cohorts of {size}: with min_separation={self.min_separation} any {apart} "
-                f"rounds in a row need {size} x {apart} = {size * apart} different clients, and there are {there}.",
+                f"rounds in a row need {size} x {apart} = {size * apart} different clients, but there are {there}.",
                 hint=f"lower min_separation to {max(n // size, 1)}, choose smaller cohorts, or start when at least "
                 f"{size * apart} clients are there (wait_for)",
             )
@@ -261,7 +261,7 @@ class Rules(Parameterized):
             if needed > admitted:
                 raise ParameterError(
                     f"The rules cannot fill cohorts of {size}: {self.window} rounds need {size} x {self.window} = "
-                    f"{needed} participations, and with max_in_window={self.max_in_window} the {there} have {n} x "
+                    f"{needed} participations, but with max_in_window={self.max_in_window} the {there} have {n} x "
                     f"{self.max_in_window} = {admitted}.",
                     hint="raise max_in_window, choose smaller cohorts, or start when more clients are there (wait_for)",
                 )
@@ -295,15 +295,15 @@ class Rules(Parameterized):
         bounds = [max(most - spent[name], 0) for name, most in admitted.items() if most is not None]
         if len(bounds) == len(admitted) and sum(bounds) < size * rounds:
             found.append(
-                f"{rounds} rounds of {size} need {size * rounds} participations, and the rules admit "
-                f"{sum(bounds)} of the {len(bounds)} clients there are"
+                f"{rounds} rounds of {size} need {size * rounds} participations, but the rules allow the "
+                f"{len(bounds)} clients only {sum(bounds)}"
             )
         if self.window is not None and self.min_in_window is not None:
             places, demanded = size * self.window, len(admitted) * self.min_in_window
             if self.window <= rounds and demanded > places:
                 found.append(
-                    f"{len(admitted)} clients are to take part {self.min_in_window} times in {self.window} rounds, and "
-                    f"these have {size} x {self.window} = {places} places for {demanded}"
+                    f"{len(admitted)} clients must take part {self.min_in_window} times in {self.window} rounds, which "
+                    f"takes {demanded} places; there are {size} x {self.window} = {places}"
                 )
         return found
 

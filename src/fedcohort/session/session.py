@@ -310,9 +310,9 @@ class Session:
             if wanted is None and code is not None:
                 raise JournalError(
                     f"The journal {self.journal.path} has the shadow {name!r}, which is {code}; code is not imported "
-                    "because a journal names it.",
+                    "just because a journal names it.",
                     hint=f"if you trust it, name it yourself: --selector {code} on the command line, "
-                    "Session.open(path, shadows={...}) in Python; shadows={} goes on without",
+                    "Session.open(path, shadows={...}) in Python; shadows={} continues without it",
                 )
             try:
                 shadow = rebuild_selector(spec, None if wanted is None else wanted[name], self.journal.path)
@@ -338,8 +338,8 @@ class Session:
         before = None if recorded is None else Rules.from_journal(recorded)
         if rules is None and before is not None and before.trusts_clients:
             raise InputError(
-                f"The journal {self.journal.path} has quotas that name no values ({before.quotas}); such quotas let a "
-                "client into every cohort that invents a value of its own.",
+                f"The journal {self.journal.path} has quotas that name no values ({before.quotas}); such quotas let "
+                "a client that invents a value into every cohort.",
                 hint="open it with rules=Rules(..., quotas={'region': {'north': 2, 'south': 2}})",
             )
         if before is not None:
@@ -380,7 +380,7 @@ class Session:
             if is_asynchronous(journal) != asynchronous:
                 journal.close()
                 raise InputError(
-                    f"The journal {path} is of {'a' if asynchronous else 'an a'}synchronous session, and "
+                    f"The journal {path} belongs to {'a' if asynchronous else 'an a'}synchronous session, but "
                     f"asynchronous={asynchronous} was given.",
                     hint="open it as it was begun, or start another journal",
                 )
@@ -595,7 +595,7 @@ class Session:
         size = check_size(request.size, self.table.n)
         busy = self._pending.training
         if self._turn.asynchronous and size != 1:
-            raise InputError(f"An asynchronous session is asked for one client at a time. Got {size}.")
+            raise InputError(f"An asynchronous session asks for one client at a time. Got {size}.")
         candidates = self._members.candidates(request, busy)
         eligibility = None
         if self._referee is not None:
@@ -637,7 +637,7 @@ class Session:
             report = report_of(report, outcome)
         elif outcome:
             raise InputError(
-                f"A RoundReport holds everything; '{next(iter(outcome))}' cannot be given beside it.",
+                f"A RoundReport already contains everything; '{next(iter(outcome))}' cannot be passed with it.",
                 hint="session.tell(cohort, loss=...) takes signals as keywords",
             )
         instance(report, RoundReport, "'report'", "a Cohort or a RoundReport")
@@ -678,13 +678,13 @@ class Session:
         """
         if not self._turn.asynchronous:
             raise InputError(
-                "Only an asynchronous session is told of new models; else every cohort is a round.",
+                "Only asynchronous sessions count new models; elsewhere, every cohort is a round.",
                 hint="Session(..., asynchronous=True)",
             )
         made_of = [whole_number(ticket, "A ticket", least=0) for ticket in tickets]
         for ticket in made_of:
             if ticket >= self._turn.ticket or self._pending.find(ticket) is not None:
-                raise TicketError(f"Ticket {ticket} has no answer that a model could be made of.")
+                raise TicketError(f"Ticket {ticket} has no answer to build a model from.")
         self._recorder.advanced(self._turn, made_of, host)
         if host is not None:
             self._host_state = host
@@ -762,7 +762,7 @@ class Session:
             if blocked:
                 raise InputError(
                     f"The client {next(iter(blocked))!r} was forgotten, and is blocked from joining again.",
-                    hint="if it is to take part again, let it come under another name",
+                    hint="to take part again, it must join under another name",
                 )
         members = self._members.join(clients)
         # The own selector's error is the caller's. A shadow must not keep clients out: one that fails is dropped.
@@ -884,7 +884,7 @@ class Session:
         """Let a selector watch from now on; it starts from the outcomes the journal holds."""
         shadow = as_shadows({text(name, "'name'"): shadow})[name]
         if name in self._shadows.running:
-            raise InputError(f"There is a shadow {name!r} already.", hint="remove it first, or choose another name")
+            raise InputError(f"There is already a shadow {name!r}.", hint="remove it first, or choose another name")
         check_signals(shadow, self.table, None, f"shadow {name!r}")
         check_one_at_a_time(self._turn.asynchronous, shadow)
         rng = streams.stream(self.seed, f"{streams.INITIALISATION}:{name}", 0)

@@ -99,7 +99,7 @@ def answer_of(query: Query | None, table: ClientTable, given: Mapping[str, Any])
         return None
     if isinstance(query, Trial):
         raise InputError(
-            "The selector asks for a trial of cohorts, which has no short spelling.",
+            "The selector asks for a trial of cohorts, which has no short form.",
             hint="call session.query(request), answer it, and pass the Answer to session.ask(request, answer)",
         )
     names = table.names_of(query.clients)
@@ -241,7 +241,7 @@ def _check_picks(name: str, cohort: Cohort, slate: Slate) -> None:
     at = np.searchsorted(slate.candidates, picked)
     inside = at < len(slate.candidates)
     if not inside.all() or not np.array_equal(slate.candidates[at], picked):
-        raise SelectorError(f"The selector {name} picked clients that are no candidates: {picked.tolist()}.")
+        raise SelectorError(f"The selector {name} picked clients that are not candidates: {picked.tolist()}.")
     if not len(picked) and cohort.stop is None:
         raise SelectorError(
             f"The selector {name} picked nobody out of {len(slate.candidates)} and gave no stop reason."
@@ -317,7 +317,7 @@ def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: A
                 f"Got {answer[Trial.answered_with].shape}."
             )
     if not same:
-        raise InputError("The answer belongs to another question than the one this request led to.")
+        raise InputError("The answer belongs to a different question than this request's.")
 
 
 def check_report(
@@ -372,10 +372,10 @@ def check_late(table: ClientTable, known: Sequence[ReplyRow], report: RoundRepor
             )
         if replies[c].status != Status.MISSING or replies[c].late:
             raise DuplicateReportError(
-                f"Ticket {report.ticket} is closed and client {table.name(c)!r} was reported already."
+                f"Ticket {report.ticket} is closed and client {table.name(c)!r} was already reported."
             )
     if not len(clients):
-        raise DuplicateReportError(f"Ticket {report.ticket} is closed already.")
+        raise DuplicateReportError(f"Ticket {report.ticket} is already closed.")
     return clients
 
 
@@ -418,7 +418,7 @@ def _check_reported(
                 f"to train. The cohort is {', '.join(cohort.names[:20])}{', ...' if cohort.size > 20 else ''}."
             )
         if c in seen:
-            raise DuplicateReportError(f"Client {table.name(c)!r} was reported already for ticket {ticket}.")
+            raise DuplicateReportError(f"Client {table.name(c)!r} was already reported for ticket {ticket}.")
         seen.add(c)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.core.params import Boolean, Optional, Parameterized, Text, param
-from fedcohort.core.registry import Registry, is_reference, nearest, resolve_reference
+from fedcohort.core.registry import Registry, is_reference, resolve_reference, suggest
 from fedcohort.simulate.data.dataset import Target
 from fedcohort.simulate.metrics import Metric
 
@@ -62,10 +62,9 @@ class Task(Parameterized):
 
         known = [name for name in vars(F) if name.endswith("_loss") or name in ("cross_entropy", "kl_div")]
         if self.loss not in known or "reduction" not in inspect.signature(getattr(F, self.loss)).parameters:
-            near = nearest(self.loss, known)
             raise UnknownNameError(
                 f"torch.nn.functional has no loss {self.loss!r} of (outputs, targets).",
-                hint=f"did you mean {near!r}?" if near else "give a function of your own as file.py:function",
+                hint=suggest(self.loss, known) or "give a function of your own as file.py:function",
             )
 
     def _check_metric(self) -> None:
@@ -79,10 +78,9 @@ class Task(Parameterized):
             return
         fitting = [name for name, known in _METRICS.items() if self.target in known.targets]
         if self.metric not in fitting:
-            near = nearest(self.metric, fitting)
             raise UnknownNameError(
                 f"The task {self.name!r} has no metric {self.metric!r}. Known: {', '.join(fitting)}.",
-                hint=f"did you mean {near!r}?" if near else "give a function of your own as file.py:function",
+                hint=suggest(self.metric, fitting) or "give a function of your own as file.py:function",
             )
         direction = _METRICS[self.metric].higher
         if self.higher_is_better not in (None, direction):

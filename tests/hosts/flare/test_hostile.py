@@ -189,4 +189,4 @@ def test_rounds_that_bring_no_model_end_the_run_with_the_reasons(tmp_path: Path)
     journal = tmp_path / "journal.sqlite"
     federation = Federation({f"site-{k}": Replying(crash) for k in (1, 2)})
     federation.run(CohortController("uniform", num_rounds=2, wait_for=2, tries=2, deadline=5.0, journal=str(journal)))
-    assert "brought no model in 2 tries" in federation.panics[0] and "EXECUTION_EXCEPTION" in federation.panics[0]
+    assert "no model in 2 tries" in federation.panics[0] and "EXECUTION_EXCEPTION" in federation.panics[0]

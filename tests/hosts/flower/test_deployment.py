@@ -242,7 +242,7 @@ def test_everything_breaks_and_the_run_completes(kit: Any, tmp_path: Path) -> No
         assert done.status == 0 and "raised an exception" not in done.log, done.log
     record = read_journal(journal)
     rows, replies = record.cohorts(), record.replies()
-    # A round that brought no model was tried again; each has exactly one cohort that counts.
+    # A round that gave no model was tried again; each has exactly one cohort that counts.
     given_up = {body["ticket"] for body in record.events("abandoned")}
     assert Counter(row.round for row in rows if row.ticket not in given_up) == Counter(range(20))
     assert all(row.told_at is not None for row in rows)

@@ -131,7 +131,7 @@ def test_a_gradient_of_another_length_spoils_nothing(fleet: Any, kit: Any, tmp_p
     strategy.start(fleet.grid, kit.model(counter=False), num_rounds=2)
     reasons = {f.client: f.reason for f in failures(tmp_path / "j")}
     assert reasons["client-0"] == "its gradient has 10 entries, more than the model's 9"
-    assert "the gradient it reported are sized otherwise" in reasons["client-1"] and len(reasons) == 2
+    assert "the gradient it reported" in reasons["client-1"] and len(reasons) == 2
 
 
 @pytest.mark.parametrize("weights", [[0, 0], [-1, 1], [1e300, 1e300]])
@@ -339,7 +339,7 @@ def bombarded(kit: Any, selector: str, inner: Any, seed: int, rounds: int) -> in
     strategy = fleet.strategy(selector, inner, cohort_size=12, tries=rounds if private else 3, seed=seed)
     model = kit.model(counter=False)
     if private:
-        with pytest.raises(RuntimeError, match="brought no model"):
+        with pytest.raises(RuntimeError, match="no model in"):
             strategy.start(fleet.grid, model, num_rounds=rounds)
         return hostile.sent
     result = strategy.start(fleet.grid, model, num_rounds=rounds)

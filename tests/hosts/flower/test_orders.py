@@ -174,7 +174,7 @@ def test_rules_that_cannot_be_kept_are_refused_before_and_when_they_are_taken(
     at_round(fleet, 2, order)
     strategy = fleet.strategy("uniform", FedAvg(fraction_evaluate=0.0), cohort_size=3, journal=path)
     strategy.start(fleet.grid, kit.model(), num_rounds=10)
-    assert "need 3 x 5 = 15 different clients, and there are 6 clients" in said[0]
+    assert "3 x 5 = 15" in said[0] and "6 clients" in said[0]
     with closing(read_journal(path)) as record:
         (body,) = record.events("order-refused")
     assert "3 x 5 = 15" in body["reason"] and changes(path) == [] and len(cohorts(path)) == 10

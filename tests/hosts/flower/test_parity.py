@@ -217,6 +217,6 @@ def test_a_deployment_of_eight_nodes(names: list[str], kit: Any, simulated: Path
     with kit.Loopback(tmp_path / "home", nodes=8) as federation:
         done = federation.run(app, config, timeout=1000)
         assert done.status == 0 and "raised an exception" not in done.log, done.log
-        assert "gave no losses" not in done.log and "brought no model" not in done.log, done.log
+        assert "gave no losses" not in done.log and "returned no model" not in done.log, done.log
     for name in names:
         assert_same(simulated / f"{name}-s7.sqlite", tmp_path / "journals" / f"{name}.sqlite", rounds=2)

@@ -530,7 +530,7 @@ def test_flowers_central_dp_goes_on_without_those_that_fail(empty_fleet: Any, ki
 
 
 def test_flowers_central_dp_gives_up_when_too_many_fail(empty_fleet: Any, kit: Any) -> None:
-    with pytest.raises(RoundError, match="brought no model in 2 tries"):
+    with pytest.raises(RoundError, match="no model in 2 tries"):
         accounted(empty_fleet, kit, trouble=4, tries=2)
 
 

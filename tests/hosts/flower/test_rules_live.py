@@ -66,7 +66,7 @@ def test_rules_that_cannot_be_kept_are_refused_before_anything_is_recorded(
 ) -> None:
     empty_fleet.fill(8)
     settings = {"cohort_size": 3, "journal": tmp_path / "j"}
-    impossible = r"any 5 rounds in a row need 3 x 5 = 15 different clients, and there are 8 clients"
+    impossible = r"any 5 rounds in a row need 3 x 5 = 15 different clients.* 8 clients"
     with pytest.raises(ParameterError, match=impossible):
         empty_fleet.strategy("uniform", FedAvg(), rules=Rules(min_separation=5), **settings).start(
             empty_fleet.grid, kit.model(), num_rounds=20
@@ -91,10 +91,7 @@ def test_rules_that_do_not_last_are_warned_of(fleet: Any, kit: Any, tmp_path: Pa
     assert "unless other clients join" not in caplog.text
     with pytest.raises(FederationTimeoutError, match=r"2 times"):
         strategy.start(fleet.grid, kit.model(), num_rounds=5)
-    assert (
-        "unless other clients join: 1 rounds of 3 need 3 participations, and the rules admit 0 of the 6 clients"
-        in caplog.text
-    )
+    assert "unless other clients join: 1 rounds of 3 need 3 participations" in caplog.text
 
 
 def test_a_run_that_is_continued_says_which_rules_hold(fleet: Any, kit: Any, tmp_path: Path, caplog: Any) -> None:

@@ -26,6 +26,7 @@ from flwr.serverapp.strategy import (
 )
 
 from fedcohort import create
+from fedcohort.audit.choices import verify as verify_choices
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError, ParameterError, SignalError
 from fedcohort.core.protocol import (
@@ -235,6 +236,35 @@ def test_an_automatic_deadline_leaves_a_slow_client_behind(fleet: Any, kit: Any,
     assert deadlines[0] is None and all(0.5 < deadline < 3 for deadline in deadlines[1:])
 
 
+@pytest.mark.parametrize("late", ["discard", "count"])
+def test_a_late_model_is_an_update_of_the_next_round_if_it_is_to_count(
+    late: Any, fleet: Any, kit: Any, tmp_path: Path
+) -> None:
+    fleet.grid.nodes[fleet.grid.node_of("client-5")].latency = 10.5
+    strategy = fleet.strategy(
+        All(), FedAvg(fraction_evaluate=0.0), journal=tmp_path / "j", deadline=10.0, late=late, audit=True
+    )
+    result = strategy.start(fleet.grid, kit.model(), num_rounds=2)
+    # Client n adds n + 1 and weighs as much; the sixth one's answer comes in the second round, one model later.
+    numbers = np.arange(1.0, 6.0)
+    first = (numbers * numbers).sum() / numbers.sum()
+    weight = 6 / np.sqrt(2) if late == "count" else 0.0
+    second = ((numbers * numbers).sum() + weight * 6) / (numbers.sum() + weight)
+    assert value(result.arrays) == pytest.approx(first + second, rel=1e-5)
+    record = read_journal(tmp_path / "j")
+    notes = record.events("late-counted")
+    record.close()
+    assert notes == (
+        [{"round": 1, "ticket": 1, "clients": {"client-5": {"ticket": 0, "staleness": 1}}}] if late == "count" else []
+    )
+    assert verify_choices(tmp_path / "j", All()).problem is None
+
+
+def test_late_models_cannot_count_where_a_round_is_judged_as_a_whole() -> None:
+    with pytest.raises(ParameterError, match=r"'late'.*a filter compares"):
+        CohortStrategy("uniform", filter="cmfl", late="count")
+
+
 def test_a_dead_node_never_stops_a_round(fleet: Any, kit: Any, tmp_path: Path) -> None:
     victim = fleet.grid.node_of("client-1")
     fleet.clock.at.append((1.2, lambda: fleet.grid.cut(victim)))
@@ -439,7 +469,7 @@ def test_fedca_works_live(fleet: Any, kit: Any) -> None:
 
 def test_losses_are_held_against_the_servers_own_live(fleet: Any, kit: Any, tmp_path: Path) -> None:
     audited = create("bounded", of="active-fl", audit=2.0)
-    with pytest.raises(ParameterError, match="holds losses against the server's own data"):
+    with pytest.raises(ParameterError, match="'validation' is missing"):
         fleet.strategy(audited, FedAvg())
     logits = np.array([[2.0, 0.0], [0.0, 2.0]])
     validation = ServerValidation(logits=lambda arrays: logits, labels=np.array([0, 1]))

@@ -68,7 +68,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         memory only.
     seed : int
         Of the selection.
-    spares, deadline, min_replies, tries, wait_for, patience
+    spares, deadline, late, min_replies, tries, wait_for, patience
         As in :class:`~fedcohort.hosts.round.Policy`.
     query_deadline : float, optional
         Seconds sites have to answer questions before the choice. Default: as ``deadline``.
@@ -109,6 +109,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         seed: int = 0,
         spares: int = 0,
         deadline: float | Literal["auto"] | None = None,
+        late: Literal["discard", "count"] = "discard",
         query_deadline: float | None = None,
         wait_for: int = 1,
         patience: float = 600.0,
@@ -135,6 +136,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.seed = seed
         self.spares = spares
         self.deadline = deadline
+        self.late = late
         self.query_deadline = query_deadline
         self.wait_for = wait_for
         self.patience = patience
@@ -164,11 +166,17 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             size=cohort_size,
             spares=spares,
             deadline=deadline,
+            late=late,
             min_replies=min_replies,
             tries=tries,
             wait_for=wait_for,
             patience=patience,
         )
+        if late == "count" and not isinstance(self.filter_, KeepAll):
+            raise ParameterError(
+                f"The 'late' parameter must be 'discard' with the filter {self.filter_.name!r}, which compares the "
+                "models of a round. Got 'count'."
+            )
         path = None if journal is None else place(journal)
         self._journal = path
         folder = None if path is None else path.with_name(f"{path.name}.checkpoints")
@@ -333,7 +341,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         if self.aggregator_id:
             aggregator = self.get_component(self.aggregator_id)
             if aggregator is None:
-                raise InputError(f"The job has no component {self.aggregator_id!r} that could aggregate.")
+                raise InputError(f"The job has no component {self.aggregator_id!r} to aggregate with.")
             aggregator.reset_stats()
             for model in results:
                 aggregator.accept_model(model)
@@ -347,7 +355,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
 
     def round_begins(self, number: int, again: bool) -> None:
         """Log and say to FLARE that a round begins."""
-        self.info(f"round {number}, {number + 1} of {self.num_rounds}{' again: it was cut off' if again else ''}")
+        self.info(f"round {number}, {number + 1} of {self.num_rounds}{' again: it was interrupted' if again else ''}")
         self._set_ctx_prop_preserving_attrs(self.fl_ctx, AppConstants.CURRENT_ROUND, number)
         self.event(AppEventType.ROUND_STARTED)
 
@@ -389,7 +397,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             with contextlib.suppress(Exception):  # whatever a site sends; it is named below
                 model = FLModelUtils.from_shareable(result)
                 letter.arrive(site, model, "")
-        letter.arrive(site, None, "the result is no model")
+        letter.arrive(site, None, "the result is not a model")
         client_task.result = None
 
     def process_result_of_unknown_task(

@@ -23,6 +23,7 @@ from fedcohort.hosts.flare.replies import (
     ResultChecker,
     for_aggregation,
     measures_of,
+    moved_onto,
     odd_metrics,
     record_of,
     weighted_average,
@@ -76,6 +77,7 @@ class Letter:
     fetched: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     task: Any = None
+    began: tuple[ResultChecker, Mapping[str, AnyArray]] | None = None  # what late models are checked against
 
     def __call__(self, result: FLModel) -> None:
         """Take a result from FLARE, which names its site."""
@@ -249,7 +251,10 @@ class FlareHost(Host):
         there = set(self.sites.connected)
         names = [name for name in cohort.names if name in there]
         letter = self._train(names, self.model, record, cohort)
-        self._open = (letter, ResultChecker(self.model, required))
+        checker = ResultChecker(self.model, required)
+        if self.policy.late == "count":
+            letter.began = (checker, self.model)
+        self._open = (letter, checker)
         return {name: "not connected" for name in cohort.names if name not in there}
 
     def _train(
@@ -273,9 +278,17 @@ class FlareHost(Host):
             if arrival.letter is letter and checker is not None:
                 found.append(self._reply(ticket, self._checked(checker, arrival), arrival.seconds))
             else:
-                status = Status.FAILED if arrival.result is None else Status.OK
-                found.append(Reply(ticket, arrival.site, status, arrival.problem, arrival.seconds))
+                found.append(self._late(ticket, arrival))
         return found
+
+    def _late(self, ticket: int, arrival: Arrival) -> Reply:
+        """Return a result that came after its round was closed; one that will count is checked."""
+        if arrival.letter.began is None or arrival.result is None:
+            status = Status.FAILED if arrival.result is None else Status.OK
+            return Reply(ticket, arrival.site, status, arrival.problem, arrival.seconds)
+        checker, sent = arrival.letter.began
+        checked = self._checked(checker, arrival)
+        return self._reply(ticket, checked, arrival.seconds)._replace(content=(checked, sent))
 
     @staticmethod
     def _reply(ticket: int, checked: CheckedResult, seconds: float) -> Reply:
@@ -296,17 +309,21 @@ class FlareHost(Host):
         self._open = None
         self._close(letter)
         checked: list[CheckedResult] = [reply.content for reply in round_.in_order()]
-        weights, lowered = self._bounded([reply for reply in checked if reply.status is Status.OK])
+        # A late model is what its site added to an older one.
+        late = [moved_onto(self.model, *one.reply.content) for one in round_.late]
+        weights, lowered = self._bounded([reply for reply in [*checked, *late] if reply.status is Status.OK])
         corrections = {name: [text] for name, text in lowered.items()}
         for reply in checked:
             if reply.result is not None and (odd := odd_metrics(reply.result.metrics)):
                 corrections.setdefault(reply.name, []).extend(odd)
         if round_.cohort.weights is not None:
             share = dict(zip(round_.cohort.names, round_.cohort.weights.tolist(), strict=True))
-            weights = {name: weight * share[name] for name, weight in weights.items()}
+            weights = {name: weight * share.get(name, 1.0) for name, weight in weights.items()}
+        weights |= {one.reply.client: weights[one.reply.client] * one.discount for one in round_.late}
         measures = measures_of(self.model, checked)
         kept = self._kept(measures)
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep and weights[reply.name] > 0]
+        chosen += [reply for reply in late if weights[reply.name] > 0]
         refused: dict[str, str] = {}
         error = round_.shortfall(len(chosen))
         if not error and not chosen:
@@ -314,13 +331,14 @@ class FlareHost(Host):
         if not error:
             error, refused = self._aggregate(chosen, weights)
             kept = kept & np.array([reply.name not in refused for reply in checked], np.bool_)
-            error = error or round_.shortfall(int(kept.sum()))
+            error = error or round_.shortfall(len(chosen) - len(refused))
         return Aggregation(
             kept,
             self._columns(measures, checked),
             error=error,
-            refused=refused,
+            refused={name: why for name, why in refused.items() if name in round_.cohort.names},
             corrections=corrections,
+            late=[one for one in round_.late if one.reply.client not in refused and weights[one.reply.client] > 0],
         )
 
     def _bounded(self, replies: Sequence[CheckedResult]) -> tuple[dict[str, float], dict[str, str]]:
@@ -441,7 +459,7 @@ class FlareHost(Host):
             checked = [self._checked(checker, arrivals[name]) for name in names if name in arrivals]
             models = [reply for reply in checked if reply.status is Status.OK]
             if not models:
-                self.controller.warning(f"a trial of {', '.join(names)} brought no model")
+                self.controller.warning(f"a trial of {', '.join(names)} returned no model")
                 continue
             weights = self._bounded(models)[0]
             after = self._losses(weighted_average(models, weights), everyone, ask)[query.measured]
@@ -466,7 +484,7 @@ class FlareHost(Host):
 
     def on_rules(self, order: Order) -> None:
         """Log that an operator has changed the rules."""
-        self.controller.info(f"rules of the operator hold from round {self._running.round} on: {self._running.rules}")
+        self.controller.info(f"the operator's rules apply from round {self._running.round} on: {self._running.rules}")
 
     def on_chosen(self, cohort: Cohort, available: int) -> None:
         """Log who was chosen."""
@@ -494,7 +512,7 @@ class FlareHost(Host):
 
     def on_unfinished(self, cohort: Cohort, why: str) -> None:
         """Log that a cohort is given up."""
-        self.controller.warning(f"round {cohort.round} is chosen anew: {why}")
+        self.controller.warning(f"a new cohort is chosen for round {cohort.round}: {why}")
 
     def on_late(self, reply: Reply, round_: int) -> None:
         """Log a late result."""

@@ -36,8 +36,6 @@ class CheckedResult(NamedTuple):
 
     Attributes
     ----------
-    name : str
-    status : Status
     reason : str
         Why it is not OK.
     params : mapping of str to array
@@ -176,6 +174,15 @@ def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
         gradients=[r.gradient for r in replies],
         output=lambda: output_of(sent),
     )
+
+
+def moved_onto(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult:
+    """Return a sound reply to the model ``sent`` as one to ``model``: what the site added to floating-point arrays."""
+    params = {
+        key: (array + (reply.params[key] - sent[key])).astype(array.dtype) if array.dtype.kind == "f" else array
+        for key, array in model.items()
+    }
+    return reply._replace(params=params)
 
 
 def for_aggregation(replies: Sequence[CheckedResult], sent: Model, weights: Mapping[str, float]) -> list[FLModel]:

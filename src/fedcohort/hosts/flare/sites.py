@@ -48,7 +48,7 @@ class Sites:
             lacking = sorted(self.required - signals_of(description))
             counts = description.label_counts
             if lacking:
-                raise ValueError(f"it cannot tell {', '.join(repr(s.value) for s in lacking)}")
+                raise ValueError(f"it cannot supply {', '.join(repr(s.value) for s in lacking)}")
             if counts is not None and description.size is not None and sum(counts) > description.size:
                 raise ValueError(f"it counts {sum(counts)} samples in classes, but {description.size} in all")
         except ValueError as error:

@@ -33,6 +33,7 @@ _OF_ROUNDS = {
     "cohort_size": "pass busy, the number of clients at work",
     "spares": "a client that fails is replaced at once",
     "min_replies": "pass buffer, the number of answers that make a model",
+    "late": "every answer counts, whenever it comes",
     "filter": "filters compare the models of a round",
 }
 
@@ -58,8 +59,8 @@ class AsyncCohortStrategy(CohortStrategy):
     aggregator : Aggregator or str
         What each answer counts for, by its staleness: ``fedbuff``, ``fedasync`` or ``fedavg-stale``.
     **settings
-        As in :class:`CohortStrategy`, except ``cohort_size``, ``spares``, ``min_replies`` and ``filter``, which belong
-        to rounds. ``deadline`` is how long one client has; then another one takes its place.
+        As in :class:`CohortStrategy`, except ``cohort_size``, ``spares``, ``late``, ``min_replies`` and ``filter``,
+        which belong to rounds. ``deadline`` is how long one client has; then another one takes its place.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class AsyncCohortStrategy(CohortStrategy):
     ) -> None:
         for name, hint in _OF_ROUNDS.items():
             if name in settings:
-                raise ParameterError(f"The {name!r} parameter belongs to rounds, which there are none of.", hint=hint)
+                raise ParameterError(f"The {name!r} parameter is about rounds, and there are none.", hint=hint)
         if settings.get("deadline") == "auto":
             raise ParameterError(
                 "The 'deadline' parameter of AsyncCohortStrategy must be a number of seconds: 'auto' closes rounds.",
@@ -87,7 +88,7 @@ class AsyncCohortStrategy(CohortStrategy):
             raise ParameterError(
                 "The 'aggregator' parameter of AsyncCohortStrategy must be 'fedbuff', 'fedasync' or 'fedavg-stale'. "
                 f"Got {found.name!r}.",
-                hint="the wrapped strategy may be FedAdam or another one of Flower's",
+                hint="the wrapped strategy may be FedAdam or another of Flower's strategies",
             )
         self.aggregator = found
         for what, refused in (

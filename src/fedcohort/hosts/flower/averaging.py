@@ -33,7 +33,6 @@ class Average:
     ----------
     arrays : ArrayRecord or None
         The next model; None when the round brings none.
-    metrics : MetricRecord or None
     blamed : dict of str to str
         The clients whose replies made aggregation fail, each with what went wrong.
     error : str
@@ -83,7 +82,7 @@ class _Attempt:
             found = self(replies, strategy_copy(self._strategy))
         except Exception as error:
             return _error_text(error)
-        return "" if found.arrays is not None else "no model came of it"
+        return "" if found.arrays is not None else "it gave no model"
 
 
 def aggregate(
@@ -93,8 +92,6 @@ def aggregate(
 
     Parameters
     ----------
-    strategy : Strategy
-    server_round : int
     replies : sequence of Checked
         The replies that shall enter the average.
     errors : sequence of Message

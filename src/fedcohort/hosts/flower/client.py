@@ -134,15 +134,15 @@ def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
     bare = _adds_local_noise(app) and not answers.noised
     if bare and (answers.losses is not None or answers.gradient is not None):
         given = [name for name in ("losses", "gradient") if getattr(answers, name) is not None]
-        raise _in_vain(" and ".join(given), f"leave {' and '.join(map(repr, given))} out of the Answers")
+        raise _useless_noise(" and ".join(given), f"leave {' and '.join(map(repr, given))} out of the Answers")
     return _CohortClient(app, answers, bare)
 
 
-def _in_vain(what: str, instead: str) -> ParameterError:
+def _useless_noise(what: str, instead: str) -> ParameterError:
     return ParameterError(
-        f"The ClientApp has a LocalDpMod, whose noise would be in vain: exact {what} of the data would leave the "
-        "client beside the noised model.",
-        hint=f"{instead}, or let them have noise of their own: torch_answers(..., private=Private(...))",
+        f"The ClientApp has a LocalDpMod, whose noise would be useless: exact {what} of the data would leave the "
+        "client along with the noisy model.",
+        hint=f"{instead}, or add noise to them: torch_answers(..., private=Private(...))",
     )
 
 
@@ -183,7 +183,7 @@ class _CohortClient(ClientApp):
         facts = Facts() if self._answers.facts is None else self._answers.facts(context)
         if self._bare and (facts.label_counts is not None or facts.sealed_labels is not None):
             # Sealed ones too: the key holder learns exact products of the counts.
-            raise _in_vain("label counts", "leave the labels out of the Facts")
+            raise _useless_noise("label counts", "leave the labels out of the Facts")
         description = Description(
             name=self._answers.name(context),
             size=None if facts.size is None else int(facts.size),
@@ -245,7 +245,7 @@ class _CohortClient(ClientApp):
 
     def _confirm(self, confirm: Callable[[Context, bytes], str], word: object, context: Context) -> None:
         if not isinstance(word, bytes):
-            log.warning("the server shows no confirmation of the key holder's; nobody can tell what it opened")
+            log.warning("the server shows no confirmation from the key holder, so it is not known what was opened")
             return
         try:
             digest = confirm(context, word)

@@ -41,7 +41,6 @@ class Evaluation:
 
     Parameters
     ----------
-    grid : Grid
     strategy : Strategy
         The wrapped strategy, which says how many clients evaluate and averages what they say.
     config : ConfigRecord

@@ -135,7 +135,6 @@ class Debt:
 
     Attributes
     ----------
-    outbox : Outbox
     nodes : mapping of str to int
         The node each name had; one that restarted since owes nothing.
     ticket : int or None
@@ -153,7 +152,6 @@ class Debts:
 
     Attributes
     ----------
-    open : list of Debt
     working : dict of str to int
         Who trains and will be waited for, with its node; only where clients answer one by one.
     """

@@ -127,7 +127,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         self._keep_average(average, self._running.round + 1)
         return Aggregation(
             np.array([names[one.ticket] not in blamed for one, _ in answers], np.bool_),
-            error="" if average.arrays is not None else average.error or "no model came of it",
+            error="" if average.arrays is not None else average.error or "it gave no model",
             refused={
                 self._answers[ticket].reply.name: blamed[name] for ticket, name in names.items() if name in blamed
             },
@@ -185,7 +185,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         """Log answers of which no model can be made."""
         number = self._running.round
         say(
-            "round-failed", "no model could be made of the answers: %s", made.error,
+            "round-failed", "the answers gave no model: %s", made.error,
             level=logging.WARNING, round=number, reason=made.error,
         )  # fmt: skip
 

@@ -27,12 +27,15 @@ from fedcohort.hosts.flower.population import Population
 from fedcohort.hosts.flower.pulse import Pulse
 from fedcohort.hosts.flower.replies import (
     Checked,
+    Checker,
     measures_of,
+    move_update,
     sample_counts,
     scale_weight,
     weight_of,
     weighted_average,
     with_metrics,
+    with_weight,
 )
 from fedcohort.hosts.flower.training import Training, as_errors
 from fedcohort.hosts.flower.wrapped_strategy import (
@@ -106,6 +109,7 @@ class FlowerHost(Host):
             size=self._size,
             spares=settings.spares,
             deadline="auto" if settings.deadline == "auto" else deadline,
+            late=settings.late,
             min_replies=settings.min_replies,
             tries=settings.tries,
             wait_for=max(settings.wait_for or min_clients(self.inner), 1),
@@ -148,6 +152,7 @@ class FlowerHost(Host):
         self.arrays = ArrayRecord()
         self.pulse = Pulse(settings.journal, num_rounds, settings.clock)
         self._open: tuple[Cohort, Outbox] | None = None  # the cohort that trains, and its messages
+        self._began: dict[int, tuple[Checker, ArrayRecord]] = {}  # by ticket, what late models are checked against
         self._average = Average()  # of the round that was combined last
         self._saved: str | None = None  # the newest checkpoint
         self._logged = 0.0  # for how long the run had waited when that was last logged
@@ -233,11 +238,19 @@ class FlowerHost(Host):
 
     def _late(self) -> list[Reply]:
         """Return what was owed from earlier rounds and has come."""
-        return [
-            Reply(debt.ticket, reply.name, Status.OK if reply.error is None else Status.FAILED, "", reply.seconds)
-            for debt, reply in self.debts.collect()
-            if debt.ticket is not None
-        ]
+        found = []
+        for debt, reply in self.debts.collect():
+            if debt.ticket is None:
+                continue
+            status, reason, content = Status.OK if reply.error is None else Status.FAILED, "", None
+            if debt.ticket in self._began:
+                checker, sent = self._began[debt.ticket]
+                (checked,) = checker.check_all([reply])
+                status, reason, content = checked.status, checked.reason, (checked, sent)
+            found.append(Reply(debt.ticket, reply.name, status, reason, reply.seconds, content))
+        owed = {debt.ticket for debt in self.debts.open}
+        self._began = {ticket: model for ticket, model in self._began.items() if ticket in owed}
+        return found
 
     def _sleep_until(self, until: float) -> None:
         if (left := until - self.now()) > 0:
@@ -252,8 +265,18 @@ class FlowerHost(Host):
         self._open = None
         online, sent = self.population.online, self.arrays
         self.debts.add(outbox, {name: online[name].node for name in outbox.owing() if name in online}, cohort.ticket)
+        if self.policy.late == "count":
+            self._began[cohort.ticket] = (self.training.checker, sent)
         answered: list[Checked] = [reply.content for reply in round_.in_order()]
-        checked, corrections = self.training.bounded(answered, online, sent)
+        # A late model is what its client added to an older one.
+        stale = [move_update(reply, began, sent, 1.0) for reply, began in (one.reply.content for one in round_.late)]
+        everything, corrections = self.training.bounded([*answered, *stale], online, sent)
+        checked, stale = everything[: len(answered)], everything[len(answered) :]
+        late = [
+            (one, with_weight(reply, self.weight_key, reply.weight * one.discount))
+            for one, reply in zip(round_.late, stale, strict=True)
+            if reply.status is _OK
+        ]
         refused = {
             now.name: now.reason
             for now, before in zip(checked, answered, strict=True)
@@ -264,7 +287,7 @@ class FlowerHost(Host):
         samples = sample_counts(checked)
         measures = measures_of(sent, checked, samples)
         kept = self._apply_filter(checked, measures)
-        average = self._aggregate(round_, checked, kept, corrections)
+        average = self._aggregate(round_, checked, kept, corrections, [reply for _, reply in late])
         if average.blamed:
             checked = [
                 reply._replace(status=_INVALID, reason=average.blamed[reply.name])
@@ -274,14 +297,15 @@ class FlowerHost(Host):
             ]
             kept = kept & np.array([reply.name not in average.blamed for reply in checked])
             measures = measures_of(sent, checked, samples)
-            refused.update(average.blamed)
+            refused.update({name: why for name, why in average.blamed.items() if name in round_.cohort.names})
         self._keep_average(average, cohort.round + 1)
         return Aggregation(
             kept,
             self._columns(measures, checked),
-            error="" if average.arrays is not None else average.error or "no model came of it",
+            error="" if average.arrays is not None else average.error or "it gave no model",
             refused=refused,
             corrections=corrections,
+            late=[one for one, reply in late if reply.name not in average.blamed],
         )
 
     def _keep_average(self, average: Average, server_round: int) -> None:
@@ -316,7 +340,12 @@ class FlowerHost(Host):
         return kept
 
     def _aggregate(
-        self, round_: Round, checked: Sequence[Checked], kept: BoolArray, corrections: dict[str, list[str]]
+        self,
+        round_: Round,
+        checked: Sequence[Checked],
+        kept: BoolArray,
+        corrections: dict[str, list[str]],
+        late: Sequence[Checked],
     ) -> Average:
         cohort = round_.cohort
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
@@ -329,7 +358,7 @@ class FlowerHost(Host):
             for reply in chosen:
                 scale_weight(reply, self.weight_key, share[reply.name])
         return self._average_models(
-            cohort.round + 1, chosen, as_errors(checked, self.training.sent), corrections, round_.shortfall
+            cohort.round + 1, [*chosen, *late], as_errors(checked, self.training.sent), corrections, round_.shortfall
         )
 
     def _average_models(
@@ -446,7 +475,7 @@ class FlowerHost(Host):
             checked, _ = self.training.bounded(sound, online, arrays)
             models = [reply for reply in checked if reply.status is _OK]
             if not models:
-                log.warning("a trial of %s brought no model", ", ".join(names))
+                log.warning("a trial of %s returned no model", ", ".join(names))
                 continue
             tried = weighted_average(models, self.weight_key)
             after = self.population.losses(tried, everyone, ask, self.query_deadline)[query.measured]
@@ -457,7 +486,7 @@ class FlowerHost(Host):
 
     def on_round(self, number: int, again: bool) -> None:
         """Log the beginning of a round."""
-        text = "[ROUND %d, %d of %d] again: it was cut off" if again else "[ROUND %d, %d of %d]"
+        text = "[ROUND %d, %d of %d] again: it was interrupted" if again else "[ROUND %d, %d of %d]"
         log.info(text, number, number + 1, self.num_rounds)
 
     def on_waiting(self, shortage: Shortage, seconds: float) -> None:
@@ -478,7 +507,7 @@ class FlowerHost(Host):
         session = self._running
         self.population.meet_again()  # rules that are new may go by what clients say about themselves
         say(
-            "rules", "rules of the operator hold from round %d on: %s", session.round, session.rules,
+            "rules", "the operator's rules apply from round %d on: %s", session.round, session.rules,
             round=session.round, order=order.id, rules={} if session.rules is None else session.rules.to_dict(),
         )  # fmt: skip
 
@@ -525,7 +554,7 @@ class FlowerHost(Host):
 
     def on_unfinished(self, cohort: Cohort, why: str) -> None:
         """Log that a cohort is given up."""
-        log.warning("round %d is chosen anew: %s", cohort.round, why)
+        log.warning("a new cohort is chosen for round %d: %s", cohort.round, why)
 
     def on_late(self, reply: Reply, round_: int) -> None:
         """Log a late answer."""

@@ -38,7 +38,7 @@ _HEADER = re.compile(
 
 @lru_cache(maxsize=4096)  # a federation sends models of the same arrays round after round
 def _fields(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
-    """Return type, shape and whether the order is C of a header, or None when it is not one of numbers."""
+    """Return type, shape and whether the order is C of a header, or None when it is not a type of numbers."""
     found = _HEADER.fullmatch(header.decode("latin1"))
     if found is None:
         return None
@@ -58,8 +58,6 @@ class Layout:
     ----------
     header : bytes
         All that stands before the entries.
-    dtype : dtype
-    shape : tuple of int
     rowwise : bool
         Whether the entries follow each other in C order.
     length : int
@@ -155,7 +153,7 @@ def unreadable(array: Array) -> str:
     start = data[8 : 8 + _LONGEST_HEADER].decode("latin1")
     found = re.search(r"'descr': '([^']{1,20})'", start)
     if found is not None and _HEADER.search(start) is None and re.fullmatch(_NUMBERS, found[1]) is None:
-        return f"its type {found[1]!r} is not one of numbers"
+        return f"its type {found[1]!r} is not a type of numbers"
     if _HEADER.search(start) is None:
         return "its header cannot be read"
-    return f"its header says another length than its {len(data)} bytes have"
+    return f"its header does not match its {len(data)} bytes"

@@ -60,7 +60,6 @@ class Population:
 
     Parameters
     ----------
-    grid : Grid
     required : set of Signal
         What the selector and its shadows must be able to know about a client.
     patience : float
@@ -421,7 +420,7 @@ class Population:
         away = [name for name in names if name not in online]
         if away and self._labels is not None:
             raise FederationTimeoutError(
-                f"What is asked about the clients for the first time needs all of them; {away[0]!r} is not online.",
+                f"The first questions about clients need all of them, but {away[0]!r} is not online.",
                 hint="start the run when everybody is there: sealed labels are opened together",
             )
         silent = Description("", size=0, label_counts=())

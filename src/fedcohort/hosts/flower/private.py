@@ -41,5 +41,5 @@ class Private:
     def loss(self, context: Context, losses: Any) -> float:
         """Return a noisy mean of samples' losses."""
         if self.losses is None:
-            raise BudgetError("This client tells no losses.", hint="give Private losses=LossNoise(...)")
+            raise BudgetError("This client does not report losses.", hint="give Private losses=LossNoise(...)")
         return self.ledger(context).loss(losses, self.losses)

@@ -99,7 +99,7 @@ class Pulse:
             except OSError as error:
                 if not self._warned:
                     self._warned = True
-                    log.warning("nothing can be said about the run beside its journal: %s", error)
+                    log.warning("no status can be written beside the journal: %s", error)
 
     # -- what the run says --------------------------------------------------------------------------------------------
 

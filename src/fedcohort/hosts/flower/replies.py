@@ -40,8 +40,6 @@ class Checked(NamedTuple):
 
     Attributes
     ----------
-    name : str
-    status : Status
     reason : str
         Why it is not OK; empty when it is.
     message : Message or None
@@ -254,7 +252,7 @@ def with_common_names(replies: Sequence[Checked], records: Sequence[str] = ("arr
     usual = [_most_common([kind[i] for kind in kinds], name) for i, name in enumerate(records)]
     # Of two sizes that are as common the larger one: no gradient is larger than the model.
     widths = _most_common([kind[2] for kind in kinds])
-    reason = "the vectors or the gradient it reported are sized otherwise than those of most replies"
+    reason = "the vectors or the gradient it reported differ in size from those of most replies"
     found = list(replies)
     for i, reply in enumerate(replies):
         if reply.status is _OK and reply.kind[2] != widths:

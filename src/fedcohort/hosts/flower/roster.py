@@ -233,7 +233,10 @@ class Roster:
             if node in self._cards:
                 return  # another node came later and answers to the name
             log.warning(
-                "node %d answers to the name %r, so node %d is taken for its past and left alone", node, name, rival
+                "node %d answers to the name %r, so node %d is taken for an earlier connection of it and left alone",
+                node,
+                name,
+                rival,
             )
         card = Card(name, node, description, answers, registered)
         if self._cards.get(node) == card and rival == node:

@@ -186,7 +186,7 @@ class LiveRun:
             settings.selector.adapt(frozenset(SIGNALS)).requires
         ).items():
             if signal not in selector.requires:
-                log.warning("the selector goes without '%s', which %s cannot supply", signal, join_names(names))
+                log.warning("the selector does without '%s', which %s cannot supply", signal, join_names(names))
         self.population.require(selector.requires)
         return Session(
             selector,
@@ -240,7 +240,8 @@ class LiveRun:
             name = first
         elif begun:
             raise InputError(
-                f"The journal {self.settings.journal} has rounds, but {store.folder} has no checkpoint to go on from.",
+                f"The journal {self.settings.journal} has rounds, but {store.folder} has no "
+                "checkpoint to continue from.",
                 hint="was 'checkpoints' another folder before?",
             )
         else:

@@ -43,9 +43,10 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     check_private,
     check_strategy,
     levels,
+    private_cohort_size,
     sample_size,
 )
-from fedcohort.hosts.round import DEADLINE, FederationTimeoutError, RoundError
+from fedcohort.hosts.round import DEADLINE, LATE_REPLIES, FederationTimeoutError, RoundError
 from fedcohort.hosts.wire import normal_form, plain
 from fedcohort.journal.place import place
 from fedcohort.journal.signing import Signer
@@ -102,6 +103,9 @@ class CohortStrategy(Strategy):
     deadline : float or "auto", optional
         Seconds after which a round closes with the models that are there. ``"auto"``: every round gets the deadline,
         and at most ``spares`` spares, with which models came fastest so far. Default: the ``timeout`` of :meth:`start`.
+    late : "discard" or "count"
+        Whether a model that comes after its round was closed is left out, or averaged in the next round, as an update
+        of an older model with a smaller weight.
     query_deadline : float, optional
         Seconds clients have to answer questions before the choice. Default: as ``deadline``.
     wait_for : int, optional
@@ -167,6 +171,7 @@ class CohortStrategy(Strategy):
         cohort_size: int | None = None,
         spares: int = 0,
         deadline: float | Literal["auto"] | None = None,
+        late: Literal["discard", "count"] = "discard",
         query_deadline: float | None = None,
         wait_for: int | None = None,
         patience: float = 600.0,
@@ -194,6 +199,7 @@ class CohortStrategy(Strategy):
         _check("cohort_size", cohort_size, Optional(count))
         _check("spares", spares, Interval(int, 0, None))
         _check("deadline", deadline, DEADLINE)
+        _check("late", late, LATE_REPLIES)
         _check("query_deadline", query_deadline, Optional(seconds))
         _check("wait_for", wait_for, Optional(count))
         _check("patience", patience, seconds)
@@ -218,12 +224,14 @@ class CohortStrategy(Strategy):
             filter = FILTERS.create(self.selector.default_filter)
         self.filter = KeepAll() if filter is None else create_part("filter", filter, Filter, FILTERS)
         self._check_needs(validation)
+        self._check_late(late)
         self.validation = validation
         self.journal = None if journal is None else place(journal)
         self.seed = seed
         self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
         self.spares = spares
         self.deadline = deadline
+        self.late = late
         self.query_deadline = query_deadline
         self.wait_for = wait_for
         self.patience = patience
@@ -276,7 +284,7 @@ class CohortStrategy(Strategy):
             )
         if Signal.SERVER_LOSS in self.selector.requires and validation is None:
             raise ParameterError(
-                "The selector holds losses against the server's own data; 'validation' is missing.",
+                "The selector compares losses with those on the server's own data; 'validation' is missing.",
                 hint="pass validation=ServerValidation(logits=..., labels=...)",
             )
         if Signal.SHAPLEY_VALUE in self.selector.requires:
@@ -284,6 +292,21 @@ class CohortStrategy(Strategy):
                 f"The selector {self.selector.name!r} needs Shapley values of models, which Flower does not supply.",
                 hint="use it in the simulator; 'fedcohort list selectors' names what each selector needs",
             )
+
+    def _check_late(self, late: str) -> None:
+        """Refuse to count late models where the models of a round belong together."""
+        inner = type(self.strategy).__name__
+        why = {
+            "a filter compares the models of a round": not isinstance(self.filter, KeepAll),
+            f"{inner} adds trees": changes_shape(self.strategy),
+            f"{inner} adds noise for a cohort": private_cohort_size(self.strategy) is not None,
+        }
+        for reason, found in why.items():
+            if late == "count" and found:
+                raise ParameterError(
+                    f"The 'late' parameter of CohortStrategy must be 'discard': {reason}. Got {late!r}.",
+                    hint="models of earlier rounds can be counted with a plain average or an optimiser of the server",
+                )
 
     def more_settings(self) -> dict[str, Any]:
         """Return what a journal says about the settings of a strategy of another kind."""
@@ -319,7 +342,6 @@ class CohortStrategy(Strategy):
 
         Parameters
         ----------
-        grid : Grid
         initial_arrays : ArrayRecord
             The model to begin with; a journal that already has rounds brings its own.
         num_rounds : int
@@ -415,5 +437,5 @@ def create_part(parameter: str, given: T | str, kind: Any, registry: Registry[T]
     what = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r}"
     raise ParameterError(
         f"The {parameter!r} parameter of CohortStrategy must be a {kind.__name__} or its name. Got {what}.",
-        hint=f"make an object of it: {given.__name__}()" if isinstance(given, type) else None,
+        hint=f"create an instance: {given.__name__}()" if isinstance(given, type) else None,
     )

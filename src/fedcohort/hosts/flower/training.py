@@ -37,7 +37,6 @@ def as_errors(replies: Iterable[Checked], sent: Mapping[str, Message]) -> list[M
 
     Parameters
     ----------
-    replies : iterable of Checked
     sent : mapping of str to Message
         The message that each client got.
     """
@@ -58,7 +57,6 @@ class Training:
 
     Parameters
     ----------
-    grid : Grid
     strategy : Strategy
         The wrapped strategy, whose messages are sent.
     deadline : float
@@ -194,14 +192,10 @@ class Training:
 
         Parameters
         ----------
-        cohort : Cohort
-        online : mapping of str to Card
         arrays : ArrayRecord
             The global model; replies are checked against it.
-        config : ConfigRecord
         outbox : Outbox
             Takes the messages.
-        seed : int
         required, asked : frozenset of Signal
             What a reply must report, and what it is asked to report.
         commitment : str, optional
@@ -219,5 +213,5 @@ class Training:
         )
         with_ttl(self.sent.values(), self.deadline + max(self.deadline, _AFTERLIFE))
         for name in outbox.send(self.sent):
-            reasons[name] = "the SuperLink did not take the message"
+            reasons[name] = "the SuperLink did not accept the message"
         return reasons

@@ -105,7 +105,7 @@ def check_strategy(strategy: object) -> Strategy:
         legacy = "flwr.server.strategy" in getattr(strategy, "__module__", type(strategy).__module__)
         raise ParameterError(
             f"The 'strategy' parameter of CohortStrategy must be a strategy of flwr.serverapp.strategy. Got {what}"
-            + (", a class: an object is wanted." if isinstance(strategy, type) else "."),
+            + (", a class: an instance is needed." if isinstance(strategy, type) else "."),
             hint="flwr.server.strategy is Flower's legacy API; the same names are in flwr.serverapp.strategy"
             if legacy
             else None,

@@ -68,7 +68,7 @@ from typing import Any
 from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.core.params import Interval, Text, parameters
 from fedcohort.core.protocol import SELECTORS, Selector
-from fedcohort.core.registry import Registry, is_reference, nearest, resolve_reference, user_code_errors
+from fedcohort.core.registry import Registry, is_reference, nearest, resolve_reference, suggest, user_code_errors
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import short_repr
 from fedcohort.core.validate import mapping
@@ -199,10 +199,9 @@ def read(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def _unknown(where: str, key: str, known: Sequence[str], hint: str | None = None) -> ConfigError:
-    near = nearest(key, list(known))
     return ConfigError(
         f"{where} has no key {key!r}. Known: {', '.join(known)}.",
-        hint=hint or (f"did you mean {near!r}?" if near else None),
+        hint=hint or (suggest(key, known)),
     )
 
 
@@ -431,10 +430,9 @@ def _check_ids(plans: Sequence[RunPlan]) -> None:
 
 def _check_known(option: str, value: str | None, kind: str, known: list[str]) -> None:
     if value is not None and value not in known:
-        near = nearest(value, known)
         raise ConfigError(
             f"The {option} {value!r} is no {kind}. Known: {', '.join(known) or 'none'}.",
-            hint=f"did you mean {near!r}?" if near else None,
+            hint=suggest(value, known),
         )
 
 
@@ -496,10 +494,9 @@ def _with_shadows(plans: Sequence[RunPlan]) -> list[RunPlan]:
 def _shadows(plan: RunPlan, selectors: Mapping[str, Selector[Any]]) -> dict[str, Selector[Any]]:
     for label in plan.options.shadows:
         if label not in selectors:
-            near = nearest(label, list(selectors))
             raise ConfigError(
                 f"The shadow {label!r} is no label of a selector. Known: {', '.join(selectors)}.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=suggest(label, selectors),
             )
     return {label: selectors[label] for label in plan.options.shadows if label != plan.label}
 

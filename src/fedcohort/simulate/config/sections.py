@@ -7,6 +7,7 @@ from typing import Literal
 
 from fedcohort.core.params import Boolean, Constraint, Interval, OneOf, Optional, Parameterized, Text, param
 from fedcohort.core.params import Sequence as ListOf
+from fedcohort.hosts.round import LATE_REPLIES
 from fedcohort.simulate.data import Digits, Source
 
 
@@ -72,6 +73,11 @@ class RunOptions(Parameterized):
         Optional(OneOf(("auto",))),
         "'auto': every round gets the deadline, and at most 'spares' spares, with which models came fastest so far; "
         "a fixed one is scenario.deadline",
+    )
+    late: Literal["discard", "count"] = param(
+        "discard",
+        LATE_REPLIES,
+        "what becomes of models that come after their round was closed: 'count' averages them in the next round",
     )
     eval_every: int = param(1, Interval(int, 1, None), "rounds between evaluations on the test set; the last always is")
     targets: tuple[float, ...] = param(

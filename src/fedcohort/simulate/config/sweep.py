@@ -19,7 +19,7 @@ from typing import Any
 
 from fedcohort.core.params import parameters
 from fedcohort.core.protocol import SELECTORS
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.simulate.config.toml import ConfigError, parse_toml
 
 
@@ -78,10 +78,9 @@ def expand_sweep(selectors: Mapping[str, Any], sweep: Any) -> dict[str, Any]:
 
 def _check(label: str, grid: Any, selectors: Mapping[str, Any]) -> None:
     if label not in selectors:
-        near = nearest(label, list(selectors))
         raise ConfigError(
             f"The sweep names {label!r}, which is not the label of a selector here. Known: {', '.join(selectors)}.",
-            hint=f"did you mean {near!r}?" if near else "add it to the selectors",
+            hint=suggest(label, selectors) or "add it to the selectors",
         )
     if not isinstance(grid, Mapping) or not grid:
         raise ConfigError(f"The sweep over {label!r} must name parameters, {label}.parameter = [...]. Got {grid!r}.")
@@ -90,11 +89,10 @@ def _check(label: str, grid: Any, selectors: Mapping[str, Any]) -> None:
     known = [info.name for info in parameters(kind)]
     for parameter, values in grid.items():
         if parameter not in known:
-            near = nearest(parameter, known)
             raise ConfigError(
                 f"The sweep names {label}.{parameter}, but {name} has no parameter {parameter!r}. "
                 f"Known: {', '.join(known) or 'none'}.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=suggest(parameter, known),
             )
         if not isinstance(values, list) or not values:
             raise ConfigError(f"The sweep over {label}.{parameter} must be a list of values. Got {values!r}.")

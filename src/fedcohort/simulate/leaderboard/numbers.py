@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import InputError
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.simulate.leaderboard.rows import (
     AT_THE_END,
     FAIRNESS,
@@ -146,10 +146,9 @@ def find_baseline(labels: Mapping[str, str], options: Options, setting: str) -> 
             if name in (label, selector) or label.startswith(f"{name} ("):
                 return label
         if options.strict:
-            near = nearest(name, list(labels))
             raise InputError(
                 f"There is no selector {name!r} to compare with in the setting {setting!r}. Got: {', '.join(labels)}.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=suggest(name, labels),
             )
     return next((label for label, selector in labels.items() if selector == "uniform"), next(iter(labels)))
 

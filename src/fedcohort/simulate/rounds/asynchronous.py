@@ -56,6 +56,7 @@ def check_asynchronous(plan: RunPlan) -> None:
         "run.spares belong to rounds": options.spares > 0,
         "scenario.deadline closes rounds": scenario.deadline is not None,
         "run.deadline closes rounds": options.deadline is not None,
+        "run.late is about rounds": options.late != "discard",
         f"the availability {scenario.availability.name!r} is a function of the round": not isinstance(
             scenario.availability, Always
         ),
@@ -131,6 +132,7 @@ class Flight:
         self.cost = RoundCost()
         self.begun: list[int] = []  # who began with the newest model
         self.durations: list[float] = []  # how long they work
+        self.weights: FloatArray = np.empty(0)  # of the answers that the newest model is made of
         self.since = run.clock
 
     def add(self, job: Job) -> None:
@@ -292,14 +294,15 @@ class AsynchronousGroup(Group):
                 return True
             while flow.free and run.running:
                 available = flight.available()
-                if not available.any():
+                if not available.any() or flow.exclusions(available) is not None:
                     break
                 self._begin(run, flight, available)
             if not run.running:
                 return False
             moment = flight.next_event()
             if moment == np.inf:
-                run.end("stopped", f"nobody is on after {run.clock:.0f} s")
+                who = "the rules admit nobody" if flight.available().any() else "nobody is on"
+                run.end("stopped", f"{who} after {run.clock:.0f} s")
                 return False
             if flight.queue and flight.queue[0][0] <= moment:
                 job = flight.jobs[flight.queue[0][1]]
@@ -394,7 +397,7 @@ class AsynchronousGroup(Group):
         combined = isolate_failure(run, run.aggregator_label, partial(run.combine, old, models, described))
         if combined is None:
             return False
-        self.models[run.row] = combined.model
+        self.models[run.row], flight.weights = combined.model, np.asarray(combined.weights, np.float64)
         return True
 
     def _report(self, run: Run, test: Test | None, wall: float, on_round: OnRound | None) -> None:
@@ -412,7 +415,8 @@ class AsynchronousGroup(Group):
             "available": len(run.federation) if flight.roster is None else int(flight.roster.on.sum()),
             "wall_seconds": wall,
             "durations": np.array(flight.durations),
-            "weights": np.full(len(flight.durations), np.nan),  # known when they answer
+            "answers": [one.ticket for one in used],
+            "weights": flight.weights,
         }
         self._rows.add(row)
         flight.cost, flight.since, flight.answered = RoundCost(), run.clock, {}

@@ -25,6 +25,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.core.vectors import needs_output_layer, output_layer
 from fedcohort.hosts.round import Round
 from fedcohort.journal import Savepoint
+from fedcohort.journal.events import LATE_COUNTED
 from fedcohort.scenario import Federation
 from fedcohort.session.validation import check_signals
 from fedcohort.simulate.config.experiment import RunPlan
@@ -34,6 +35,7 @@ from fedcohort.simulate.rounds.batch import Batch
 from fedcohort.simulate.rounds.costs import RoundCost, holders
 from fedcohort.simulate.rounds.isolate_failure import INFRASTRUCTURE_ERRORS, fail, isolate_failure, own_parts
 from fedcohort.simulate.rounds.judge import Views
+from fedcohort.simulate.rounds.late import LateUpdate
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import FederationContext, Run
 from fedcohort.simulate.rounds.server import ServerSamples, server_samples
@@ -121,6 +123,7 @@ class Group:
             Run(plan, i, contexts[key], size, dataset.outputs)
             for i, (plan, key) in enumerate(zip(plans, keys, strict=True))
         ]
+        # All selectors of a seed start from one model: what differs afterwards is the choice of clients.
         fresh = {seed: self.engine.init(seed) for seed in dict.fromkeys(plan.seed for plan in plans)}
         models = torch.stack([fresh[plan.seed] for plan in plans])
         needed = frozenset[Signal]().union(*(run.needed for run in self.runs))
@@ -176,6 +179,8 @@ class Group:
             if run.has_session:
                 arrays[f"participation/{run.row}"] = run.participation.array()
                 arrays[f"session/{run.row}"] = np.frombuffer(run.session.savepoint().to_bytes(), np.uint8)
+            if run.late is not None and run.late.waiting:
+                arrays[f"late/{run.row}"] = run.late.updates()
             if run.memory is not None:
                 for name, value in run.memory.arrays().items():
                     arrays[f"memory/{run.row}/{name}"] = value if isinstance(value, np.ndarray) else value.cpu().numpy()
@@ -206,6 +211,8 @@ class Group:
             run.restore(facts)
             if f"participation/{run.row}" in checkpoint.arrays:
                 run.participation = Participation.of(checkpoint.arrays[f"participation/{run.row}"])
+            if run.late is not None and facts["late"]:
+                run.late.restore(facts["late"], torch.as_tensor(checkpoint.arrays[f"late/{run.row}"]).to(self.models))
             if run.running:
                 self._continue_engine(run)
             self.models[run.row] = torch.as_tensor(checkpoint.arrays["models"][run.row])
@@ -262,6 +269,7 @@ class Group:
         except INFRASTRUCTURE_ERRORS:
             raise
         except Exception as error:
+            # A model, loss or metric of the user's own is part of every run here. Without one, the fault is ours.
             if self._shared is None:
                 raise
             for run in runs:
@@ -275,6 +283,7 @@ class Group:
             isolate_failure(turn.asked.run, turn.asked.run.selector_label, partial(_choose, turn)) for turn in answered
         ]
         chosen = [turn for turn in found if turn is not None]
+        self._train_late([turn for turn in chosen if turn.run.late is not None and len(turn.round.late_models)])
         training = [turn for turn in chosen if len(turn.arrived)]
         trained = iter(self._train(training) if training else ())
         averaged = [next(trained) if len(turn.arrived) else Averaged.without_models(turn) for turn in chosen]
@@ -292,6 +301,7 @@ class Group:
                 run.end("stopped", f"nobody is on after {run.clock:.0f} s")
                 continue
             if not run.always:
+                # Runs of one federation and seed meet the same clients, so that their selectors can be compared.
                 plan = run.plan
                 key = (run.context.index, plan.seed, plan.scenario.availability)
                 available = masks.get(key)
@@ -356,11 +366,35 @@ class Group:
                     gradients[run.row][good] if run.aggregator.needs_gradients else None,
                 )
                 isolate_failure(run, run.aggregator_label, learn)
+        # Only now: signals, filters and corrections compare with the models that the clients received.
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
             _in_cohort_order(arrival, kept, weights, found)
             for arrival, (kept, weights), found in zip(arrived, shares, signals, strict=True)
         ]
+
+    def _train_late(self, turns: Sequence[Chosen]) -> None:
+        """Train the clients that will answer too late and count in a later round."""
+        if not turns:
+            return
+        runs, places = [turn.run for turn in turns], [turn.round.late_models for turn in turns]
+        clients = [turn.cohort.clients[late] for turn, late in zip(turns, places, strict=True)]
+        steps = None
+        if any(turn.cohort.work is not None for turn in turns):
+            steps = np.concatenate([_steps(turn, late) for turn, late in zip(turns, places, strict=True)])
+        seeds = np.repeat([run.plan.seed for run in runs], [len(part) for part in clients])
+        trained = self.batch.train(runs, clients, seeds, steps)
+        job = 0
+        for turn, part, late in zip(turns, clients, places, strict=True):
+            run, cohort = turn.run, turn.cohort
+            assert run.late is not None
+            for client, place in zip(part.tolist(), late.tolist(), strict=True):
+                update = trained.params[job] - self.models[run.row]
+                arrives = turn.round.begun + float(turn.round.seconds[place])
+                if bool(torch.isfinite(update).all()):
+                    found = LateUpdate(client, cohort.ticket, run.round, int(trained.steps[job]), arrives, update)
+                    run.late.waiting.append(found)
+                job += 1
 
     # -- filter and average ------------------------------------------------------------------------------------
 
@@ -376,6 +410,7 @@ class Group:
         mixes: list[Mix] = []
         shares: list[tuple[BoolArray, FloatArray]] = []
         special: dict[int, torch.Tensor] = {}
+        stale: dict[int, torch.Tensor] = {}  # by turn, the weighted sum of late models
         for i, turn in enumerate(turns):
             run = turn.run
             verdict = None  # of a run that failed while it trained
@@ -388,22 +423,32 @@ class Group:
             if not kept.any():
                 mixes.append(Mix(weights, 1.0))
                 continue
-            members = turn.members(kept, steps[turn.jobs], signals[i])
+            late = [] if run.late is None else run.late.take(turn.chosen.round.closed_at, turn.clients[kept].tolist())
+            _note_late(turn, late)
+            members = turn.members(kept, steps[turn.jobs], signals[i], late)
+            fresh, old = int(kept.sum()), self.models[run.row]
+            moved = torch.stack([old + one.update for one in late]) if late else params[:0]
             if isinstance(run.aggregator, WeightedSum):
                 mix = isolate_failure(run, run.aggregator_label, partial(run.mix, members))
                 if mix is not None:
-                    weights[kept] = mix.weights
+                    weights[kept] = mix.weights[:fresh]
+                    if late:
+                        stale[i] = torch.as_tensor(mix.weights[fresh:]).to(params) @ moved
                 mixes.append(Mix(weights, 1.0 if mix is None else mix.old))
             else:
                 rows = params[turn.jobs][torch.as_tensor(kept, device=params.device)]
+                rows = torch.cat([rows, moved]) if late else rows
                 combined = isolate_failure(
                     run, run.aggregator_label, partial(run.combine, self.models[run.row], rows, members)
                 )
                 if combined is not None:
-                    weights[kept] = combined.weights
+                    weights[kept] = combined.weights[:fresh]
                     special[i] = combined.model
                 mixes.append(Mix(weights, 1.0 if combined is None else 0.0))
-        return self._mix(turns, params, mixes, special), shares
+        new = self._mix(turns, params, mixes, special)
+        for i, models in stale.items():
+            new[i] += models
+        return new, shares
 
     def _mix(
         self, turns: Sequence[Arrived], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
@@ -645,6 +690,7 @@ def measurements(run: Run, sound: Test | None, cost: RoundCost, clients: IntArra
         "query_client_seconds": cost.query_client_seconds,
         "query_seconds": cost.query_seconds,
         "asked": cost.asked,
+        "answers": [],
         **_fairness(run, sound),
     }
 
@@ -681,12 +727,24 @@ def _in_cohort_order(
     return Averaged(chosen, in_average, weight, metrics)
 
 
-def _steps(turn: Chosen) -> IntArray:
-    """(m,) local steps of each arrived client: the usual number times its work, at least one."""
-    usual = turn.run.steps[turn.clients]
+def _note_late(turn: Arrived, late: Sequence[LateUpdate]) -> None:
+    """Put on record which late models are in a run's average."""
+    if late:
+        run, name = turn.run, turn.run.session.table.name
+        clients = {name(one.client): {"ticket": one.ticket, "staleness": run.round - one.round} for one in late}
+        run.session.note(LATE_COUNTED, {"round": run.round, "ticket": turn.chosen.cohort.ticket, "clients": clients})
+
+
+def _steps(turn: Chosen, places: IntArray | None = None) -> IntArray:
+    """(m,) local steps of each arrived client: the usual number times its work, at least one.
+
+    ``places`` are those of other clients in the cohort.
+    """
+    places = turn.arrived if places is None else places
+    usual = turn.run.steps[turn.cohort.clients[places]]
     if turn.cohort.work is None:
         return usual
-    scaled = np.floor(usual * turn.cohort.work[turn.arrived] + 0.5).astype(np.int64)
+    scaled = np.floor(usual * turn.cohort.work[places] + 0.5).astype(np.int64)
     return np.where(usual > 0, np.maximum(scaled, 1), 0)
 
 

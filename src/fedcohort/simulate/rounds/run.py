@@ -38,6 +38,7 @@ from fedcohort.simulate.label_sharing import LabelKnowledge, LabelSharing
 from fedcohort.simulate.metrics import Participation
 from fedcohort.simulate.rounds.costs import CostModel
 from fedcohort.simulate.rounds.judge import Judge
+from fedcohort.simulate.rounds.late import LateUpdates
 from fedcohort.simulate.rounds.server import ServerSamples
 from fedcohort.simulate.store.checkpoint import has_rounds_left
 from fedcohort.simulate.store.results import RunInfo, parse_engines
@@ -146,6 +147,8 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
             f"{plan.scenario.deadline:g} s.",
             hint="leave one of them out",
         )
+    if plan.options.late == "count":
+        _check_late(plan)
     if plan.rules is not None and size is not None:
         names, rounds = federation.names, plan.options.rounds
         plan.rules.check_feasible(names, size, rounds)
@@ -181,6 +184,21 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
             "it holds none.",
             hint="set scenario.server_validation, the number of samples of each class to keep there",
         )
+
+
+def _check_late(plan: RunPlan) -> None:
+    """Refuse to count late models where the models of a round belong together."""
+    aggregator = plan.aggregator
+    why = {
+        f"the filter {plan.filter.name!r} compares the models of a round": not isinstance(plan.filter, KeepAll),
+        f"the aggregator {aggregator.name!r} changes local training by what it remembers": aggregator.corrects
+        or aggregator.own_models
+        or aggregator.needs_gradients,
+        f"the aggregator {aggregator.name!r} needs what clients report": bool(aggregator.requires),
+    }
+    for reason, found in why.items():
+        if found:
+            raise InputError(f"Run {plan.id!r} cannot count late models: {reason}.", hint='set run.late to "discard"')
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +259,10 @@ class Run:
         options, local = plan.options, plan.local
         # A simulated round always counts: with models of nobody, the global model stays as it is.
         deadline = options.deadline or plan.scenario.deadline
-        self.policy = Policy(size=options.size, spares=options.spares, deadline=deadline, min_replies=0)
+        self.policy = Policy(
+            size=options.size, spares=options.spares, deadline=deadline, late=options.late, min_replies=0
+        )
+        self.late = LateUpdates() if options.late == "count" else None
         self.pace: Pace | None = None  # how long clients took, where the deadline follows from it
         self.rounds = options.rounds
         self.eval_every = options.eval_every
@@ -441,6 +462,7 @@ class Run:
             "reason": self.reason,
             "watch": watch,
             "engines": self.engines,
+            **({} if self.late is None else {"late": self.late.facts()}),
         }
 
     def restore(self, facts: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ arrived in time. Tuples, because every run makes one of each in every round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +17,10 @@ from fedcohort.core.signals import Signal
 from fedcohort.hosts.round import Round
 from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.judge import Fairness
+from fedcohort.simulate.rounds.late import LateUpdate, columns
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.training.aggregators import Members
+from fedcohort.training.aggregators import FedAsync, FedAvgStale, FedBuff, Members
+from fedcohort.training.aggregators.base import polynomial
 
 
 class Asked(NamedTuple):
@@ -91,7 +93,13 @@ class Arrived(NamedTuple):
         column[self.chosen.arrived] = values
         return column
 
-    def members(self, kept: BoolArray, steps: IntArray, signals: Mapping[Signal, FloatArray]) -> Members:
+    def members(
+        self,
+        kept: BoolArray,
+        steps: IntArray,
+        signals: Mapping[Signal, FloatArray],
+        late: Sequence[LateUpdate] = (),
+    ) -> Members:
         """Describe the models that are kept to the aggregator.
 
         Parameters
@@ -102,14 +110,26 @@ class Arrived(NamedTuple):
             Local steps each made.
         signals : mapping of Signal to (m,) array
             What is known of each; the aggregator sees what it requires.
+        late : sequence of LateUpdate
+            Models of earlier rounds that count in this one; they come last.
         """
-        weights = self.chosen.cohort.weights
+        cohort, run = self.chosen.cohort, self.run
+        weights = None if cohort.weights is None else cohort.weights[self.chosen.arrived[kept]]
+        metrics = {signal: signals[signal][kept] for signal in run.aggregator.requires}
+        if not late:
+            return members(run, self.clients[kept], steps[kept], weights, metrics)
+        clients, theirs, staleness = columns(late, run.round)
+        fresh = np.ones(int(kept.sum()))
+        # An aggregator for stale updates discounts them itself.
+        knows = isinstance(run.aggregator, FedBuff | FedAsync | FedAvgStale)
+        discount = np.ones(len(late)) if knows else polynomial(staleness, 0.5)
         return members(
-            self.run,
-            self.clients[kept],
-            steps[kept],
-            None if weights is None else weights[self.chosen.arrived[kept]],
-            {signal: signals[signal][kept] for signal in self.run.aggregator.requires},
+            run,
+            np.concatenate([self.clients[kept], clients]),
+            np.concatenate([steps[kept], theirs]),
+            np.concatenate([fresh if weights is None else weights, discount]),
+            metrics,
+            np.concatenate([0.0 * fresh, staleness]),
         )
 
 

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, IntArray
-from fedcohort.core.errors import FedcohortError, MissingExtraError, UnknownNameError
+from fedcohort.core.errors import FedcohortError, UnknownNameError, needs_extra
 from fedcohort.core.files import read_file
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import escape_html
 from fedcohort.core.validate import path as check_path
@@ -129,13 +129,9 @@ def parse_engines(value: Any) -> tuple[tuple[int, str], ...]:
 
 def arrow() -> Any:
     """Return pyarrow, or say which extra brings it."""
-    try:
+    with needs_extra("Results are Parquet files, which need pyarrow.", "sim"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            "Results are Parquet files, which need pyarrow.", hint="pip install 'fedcohort[sim]'"
-        ) from error
     return pyarrow
 
 
@@ -151,6 +147,8 @@ def rounds_schema() -> pa.Schema:
     columns += [("available", pa.int32()), ("wall_seconds", pa.float64())]
     # Of each client of the cohort, in the order of the journal's:
     columns += [(name, pa.list_(pa.float32())) for name in ("durations", "weights")]
+    # Without rounds: the tickets of the answers that the model was made of; the weights are theirs.
+    columns += [("answers", pa.list_(pa.int32()))]
     # Where the model was evaluated, what its accuracy hides; groups in the order of federation-KEY.npz:
     columns += [("groups", pa.list_(pa.float32()))]
     columns += [(name, pa.float32()) for name in ("worst_group", "worst_tenth", "client_spread", "jain")]
@@ -389,7 +387,7 @@ class Results:
                 np.float32
             )
 
-        durations, weights = self.per_client(run, "durations"), self.per_client(run, "weights")
+        durations, weights = self.per_client(run, "durations"), self._weights(run, rounds)
         return {
             "round": np.repeat([rounds[i] for i, _ in whole], lengths),
             "client": client,
@@ -400,14 +398,23 @@ class Results:
             "weight": numbers(weights[i] for i, _ in whole),
         }
 
+    def _weights(self, run: RunInfo | str, rounds: Sequence[int]) -> Sequence[AnyArray]:
+        """Return, round by round, what the model of each client of the cohort weighed."""
+        weights, answers = self.per_client(run, "weights"), self.per_client(run, "answers")
+        if not any(len(tickets) for tickets in answers):
+            return weights
+        # Without rounds a client is in the average of a later model than the one it began with.
+        of_ticket = dict(zip(np.concatenate(answers).tolist(), np.concatenate(weights).tolist(), strict=True))
+        begun = self.decisions(run).tickets
+        return [np.array([of_ticket.get(ticket, np.nan) for ticket in begun.get(number, ())]) for number in rounds]
+
     def run(self, run_id: str) -> RunInfo:
         """Return the run of that id."""
         for run in self.runs:
             if run.id == run_id:
                 return run
-        near = nearest(run_id, [run.id for run in self.runs])
         raise UnknownNameError(
-            f"There is no run {run_id!r} in {self.path}.", hint=f"did you mean {near!r}?" if near else None
+            f"There is no run {run_id!r} in {self.path}.", hint=suggest(run_id, [run.id for run in self.runs])
         )
 
     def _federation_file(self, run: RunInfo | str) -> Path:
@@ -529,10 +536,8 @@ class Results:
         """Return ``rounds`` or ``clients`` as a data frame, with label, selector, seed and setting in every row."""
         if table not in ("rounds", "clients"):
             raise UnknownNameError(f"There is no table {table!r}. Known: rounds, clients.")
-        try:
+        with needs_extra("Data frames need pandas.", "notebook"):
             import pandas
-        except ImportError as error:
-            raise MissingExtraError("Data frames need pandas.", hint="pip install 'fedcohort[notebook]'") from error
         runs = {run.id: run for run in self.runs}
         frame = (self.rounds if table == "rounds" else self.clients).to_pandas()
         run_of_row = [runs[name] for name in frame["run"]]

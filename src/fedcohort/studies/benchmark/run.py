@@ -67,7 +67,6 @@ def plan(
         :func:`~fedcohort.studies.benchmark.own.own_table` takes them.
     selectors : mapping of str to table
         Entries of ``[selectors]`` by label.
-    seeds : sequence of int
     settings : sequence of str
         Only these.
     quick : bool
@@ -129,7 +128,6 @@ def begin(
     ----------
     wanted : mapping
         Of :func:`plan`.
-    out : Path
     device, processes, command
         As :class:`~fedcohort.simulate.rounds.runner.Simulation` takes them.
     """

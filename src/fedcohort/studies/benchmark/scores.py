@@ -74,7 +74,6 @@ class SelectorScore:
 
     Attributes
     ----------
-    label : str
     gain : mapping of setting to (seeds,) array
         Points of terminal accuracy above uniform with the same seed; a run that diverged counts as 0% accurate.
     faster : mapping of measure ("rounds", "seconds", "bytes") to mapping of setting to float
@@ -231,10 +230,6 @@ class Scores:
 
     Attributes
     ----------
-    data : str
-    seeds : tuple of int
-    rounds : int
-    settings : tuple of str
     lines : tuple of Line
         Best mean gain first; ``uniform`` is not among them.
     complete : bool

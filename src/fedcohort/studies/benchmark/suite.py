@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedcohort.core.errors import InputError, UnknownNameError
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.simulate.data import NATURAL
 
 VERSION = 3
@@ -322,7 +322,6 @@ def table(
         digits, fashion-mnist, cifar10, or one with real owners (:data:`~fedcohort.simulate.data.NATURAL`).
     selectors : mapping
         The tables ``[selectors.LABEL]``; ``uniform`` is added.
-    seeds : sequence of int
     settings : sequence of str
         Only these.
     rounds : int
@@ -348,10 +347,9 @@ def experiment_table(
     by_name = {setting.name: setting for setting in every}
     for wanted in settings:
         if wanted not in by_name:
-            near = nearest(wanted, list(by_name))
             raise UnknownNameError(
                 f"{name} has no setting {wanted!r}. Known: {', '.join(by_name)}.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=suggest(wanted, by_name),
             )
     if not seeds:
         raise InputError("The benchmark needs at least one seed.")
@@ -404,10 +402,9 @@ def natural_settings() -> tuple[BenchmarkSetting, ...]:
 
 def _size(data: str) -> Size:
     if data not in _SIZES:
-        near = nearest(data, list(_SIZES))
         raise UnknownNameError(
             f"There is no benchmark of {data!r}. Known: {', '.join(_SIZES)}.",
-            hint=f"did you mean {near!r}?" if near else None,
+            hint=suggest(data, _SIZES),
         )
     return _SIZES[data]
 

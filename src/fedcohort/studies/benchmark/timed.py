@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcohort.core.errors import InputError, UnknownNameError
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.simulate.config.experiment import Experiment
 
 VERSION = 1
@@ -86,7 +86,6 @@ def tables(
         digits or fashion-mnist.
     selectors : mapping
         The tables ``[selectors.LABEL]``; ``uniform`` is added.
-    seeds : sequence of int
     regimes : sequence of str
         Only these kinds of availability.
     rounds : int
@@ -96,10 +95,9 @@ def tables(
         raise UnknownNameError(f"The suite 'time' is run on {' or '.join(_SIZES)}. Got {data!r}.")
     for name in regimes:
         if name not in REGIMES:
-            near = nearest(name, list(REGIMES))
             raise UnknownNameError(
                 f"The suite 'time' has no setting {name!r}. Known: {', '.join(REGIMES)}.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=suggest(name, REGIMES),
             )
     if not seeds:
         raise InputError("The benchmark needs at least one seed.")

@@ -79,16 +79,12 @@ class TimeScores:
 
     Attributes
     ----------
-    data : str
-    seeds : tuple of int
     targets : mapping of regime to float
         Where uniform selection ends in plain rounds, rounded down to a whole percent.
-    cells : tuple of TimeCell
     complete : bool
         Whether every run has ended.
     whole : bool
         Whether runs had the whole day.
-    frozen : Frozen or None
     """
 
     data: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedcohort.core.errors import UnknownNameError
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.studies.papers import fedacs, fedcbs, fedcm, fedcor, flash, hicsfl
 from fedcohort.studies.papers.declare import Exhibit, Study
 
@@ -24,9 +24,8 @@ def find(name: str) -> list[Exhibit]:
     found = [exhibit for key, exhibit in EXHIBITS.items() if key.startswith(f"{name}-") and "-" not in name]
     if not found:
         papers = list(dict.fromkeys(key.split("-")[0] for key in EXHIBITS))
-        near = nearest(name, [*EXHIBITS, *papers])
         raise UnknownNameError(
             f"There is no table or figure {name!r}.",
-            hint=f"did you mean {near!r}?" if near else "`fedcohort reproduce --list` shows all",
+            hint=suggest(name, [*EXHIBITS, *papers]) or "`fedcohort reproduce --list` shows all",
         )
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import InputError, UnknownNameError
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Deadline, Listener
 from fedcohort.simulate.rounds.progress import Progress
@@ -162,10 +162,9 @@ def _check(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
     known = list(dict.fromkeys(known))
     for name in names:
         if name not in known:
-            near = nearest(name, known)
             raise UnknownNameError(
                 f"There is no {kind} {name!r}. Known: {', '.join(known)}.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=suggest(name, known),
             )
 
 

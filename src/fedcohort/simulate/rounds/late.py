@@ -1,0 +1,74 @@
+"""Late models of a simulated run that count in a later round (``run.late = "count"``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class LateUpdate:
+    """What one client added to the model it began with.
+
+    Attributes
+    ----------
+    client, ticket, round : int
+        Whose it is, and of which cohort and round.
+    steps : int
+        Local steps it made.
+    arrives : float
+        When it comes, by the run's clock.
+    update : (P,) tensor
+    """
+
+    client: int
+    ticket: int
+    round: int
+    steps: int
+    arrives: float
+    update: torch.Tensor
+
+
+@dataclass
+class LateUpdates:
+    """The late updates of one run that have not counted yet."""
+
+    waiting: list[LateUpdate] = field(default_factory=list)
+
+    def take(self, now: float, answered: Iterable[int]) -> list[LateUpdate]:
+        """Return those that have come by ``now``, of each client the newest; of those who ``answered`` none counts."""
+        come = [one for one in self.waiting if one.arrives <= now]
+        self.waiting = [one for one in self.waiting if one.arrives > now]
+        newest = {one.client: one for one in sorted(come, key=lambda one: one.arrives)}
+        again = set(answered)
+        return [one for client, one in sorted(newest.items()) if client not in again]
+
+    def facts(self) -> list[list[Any]]:
+        """Return what a checkpoint keeps beside :meth:`updates`."""
+        return [[one.client, one.ticket, one.round, one.steps, one.arrives] for one in self.waiting]
+
+    def updates(self) -> AnyArray:
+        """(l, P) the updates that wait."""
+        return torch.stack([one.update for one in self.waiting]).cpu().numpy()
+
+    def restore(self, facts: Sequence[Sequence[Any]], updates: torch.Tensor) -> None:
+        """Take over :meth:`facts` and :meth:`updates`."""
+        self.waiting = [
+            LateUpdate(client, ticket, round_, steps, arrives, update)
+            for (client, ticket, round_, steps, arrives), update in zip(facts, updates, strict=True)
+        ]
+
+
+def columns(late: Sequence[LateUpdate], round_: int) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return clients, steps and staleness (l,) of updates that count in ``round_``."""
+    return (
+        np.array([one.client for one in late], np.int64),
+        np.array([one.steps for one in late], np.int64),
+        np.array([round_ - one.round for one in late], np.float64),
+    )
