@@ -196,6 +196,7 @@ class Ledger:
             if noisy is None:
                 release = noise.release
                 self._cover(book, release)
+                # Booked before it is returned: an answer that was given and not booked could be asked for again.
                 noisy = noise.noisy(values).tolist()
                 answer = {"noise": question[:3], "noisy": noisy}
                 self._write([*book.lines, _entry(release, answer=answer)])

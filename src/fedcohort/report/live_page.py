@@ -110,7 +110,8 @@ def build_live_report(
 def ending(found: Account) -> list[str]:
     """Return sentences on how far a run is, how it ended, and which clients failed or were never picked."""
     of = f" of {found.planned}" if found.planned is not None else ""
-    lines = [f"{found.selector} (seed {found.seed}): {found.done}{of} rounds, {found.state}."]
+    what = "rounds" if found.models is None else "models"
+    lines = [f"{found.selector} (seed {found.seed}): {found.done}{of} {what}, {found.state}."]
     if found.reason:
         lines[0] = f"{lines[0][:-1]}: {found.reason.rstrip('.')}."
     lines += [f"Selector changed in {change}." for change in found.changes]
