@@ -36,7 +36,7 @@ _OK, _INVALID, _LATE, _MISSING = (int(s) for s in (Status.OK, Status.INVALID, St
 
 
 class RoundError(FedcohortError, RuntimeError):
-    """A round brought no model, however often it was tried."""
+    """A round gave no model, however often it was tried."""
 
 
 class FederationTimeoutError(FedcohortError, TimeoutError):
