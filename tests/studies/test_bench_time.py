@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from fedcohort.studies.benchmark.__main__ import STOPPED, main
 from fedcohort.studies.benchmark.run import every_selector, plan_time, read_time_scores
 from fedcohort.studies.benchmark.timed import DATASETS, DAY, PIECES, REGIMES, WAYS
 from fedcohort.studies.benchmark.timed_scores import TimeCell, TimeScores
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +104,13 @@ def test_the_command_shows_both_tables(tmp_path):
     assert {(c["way"], c["selector"]) for c in found["cells"]} == {
         (w, s) for w in WAYS for s in ("uniform", "balanced")
     }
+
+
+def test_the_picture_is_of_the_stored_scores(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from _site.time_picture import PICTURE, SCORES, draw
+
+    assert PICTURE.read_text() == draw(SCORES), "run PYTHONPATH=src:docs python -m _site.time_picture"
+    scores = read_time_scores(SCORES)
+    assert TimeScores.from_dict(scores.to_dict()).to_dict() == scores.to_dict()
+    assert scores.purpose == "report" and scores.complete

@@ -5,6 +5,9 @@ A message names the thing, its value, what is allowed and what to do about it.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class FedcohortError(Exception):
     """Base class of all errors that fedcohort raises on purpose.
@@ -94,6 +97,23 @@ class ScenarioError(FedcohortError, ValueError):
 
 class MissingExtraError(FedcohortError, ImportError):
     """A feature needs an optional dependency that is not installed."""
+
+
+@contextlib.contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Import something that an extra brings: without it, the error says ``what`` needs it and how to install it.
+
+    >>> with needs_extra("Data frames need pandas.", "notebook"):
+    ...     import no_such_package
+    Traceback (most recent call last):
+        ...
+    fedcohort.core.errors.MissingExtraError: Data frames need pandas.
+      hint: pip install 'fedcohort[notebook]'
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(what, hint=f"pip install 'fedcohort[{extra}]'") from error
 
 
 class DeviceError(FedcohortError, RuntimeError):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.errors import FedcohortError, InputError, MissingExtraError
+from fedcohort.core.errors import FedcohortError, InputError, needs_extra
 from fedcohort.core.files import open_file, write_file
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import SIGNALS
@@ -94,11 +94,9 @@ def _replies(journal: Journal) -> dict[str, list[Any]]:
 
 def export(journal: Journal, folder: str | Path) -> list[Path]:
     """Write a journal's tables as Parquet files into ``folder`` and return them."""
-    try:
+    with needs_extra("Parquet needs pyarrow.", "sim"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingExtraError("Parquet needs pyarrow.", hint="pip install 'fedcohort[sim]'") from error
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = []

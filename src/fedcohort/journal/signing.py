@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedcohort.core.errors import InputError, MissingExtraError
+from fedcohort.core.errors import InputError, needs_extra
 from fedcohort.core.files import read_file, refuse_links
 
 _PURPOSE = b"fedcohort journal head\0"
@@ -19,11 +19,9 @@ _MAKE_ONE = "`fedcohort journal keygen FILE` makes one"
 
 def _library() -> tuple[Any, Any]:
     """Return the modules of ``cryptography`` for key files and for Ed25519."""
-    try:
+    with needs_extra("Signatures need cryptography.", "keyholder"):
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError as error:
-        raise MissingExtraError("Signatures need cryptography.", hint="pip install 'fedcohort[keyholder]'") from error
     return serialization, ed25519
 
 

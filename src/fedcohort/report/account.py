@@ -24,10 +24,11 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyRow
-from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, SELECTOR, SHADOW
+from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, NEW_MODEL, SELECTOR, SHADOW
 from fedcohort.journal.presence import planned_rounds, run_state
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session.explain import reasons_of
+from fedcohort.session.resume import is_asynchronous
 from fedcohort.simulate.store.results import open_journal
 
 _LATE = 20  # so many of the newest cohorts are read again, because answers may still come late
@@ -42,7 +43,7 @@ class RoundSummary:
     ----------
     seconds : from choosing to closing it; None while it trains
     abandoned : why its round was not counted, or None
-    failures : by name, what became of those that brought no sound model, and why
+    failures : by name, what became of those that returned no sound model, and why
     excluded : by reason, how many the rules kept out
     """
 
@@ -68,7 +69,7 @@ class ClientSummary:
     statuses : how often each status was what became of it
     last : the last round it was in, or None
     seconds : its mean duration, or None
-    reason : why it last brought no sound model, empty when it never failed
+    reason : why it last returned no sound model, empty when it never failed
     """
 
     name: str
@@ -144,10 +145,13 @@ class Account:
     shadows: tuple[ShadowSummary, ...]
     metrics: Mapping[int, Mapping[str, float]]
     proof: Proof | None
+    models: int | None = None  # global models so far, where clients answer one by one
 
     @property
     def done(self) -> int:
-        """How many rounds were closed and counted."""
+        """How many rounds were closed and counted; without rounds, how many models were made."""
+        if self.models is not None:
+            return self.models
         return sum(r.abandoned is None and r.seconds is not None and bool(r.clients) for r in self.rounds)
 
     @property
@@ -316,6 +320,7 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
         shadows=_shadows(journal, table, past, means),
         metrics=journal.metrics(),
         proof=verify(journal) if meta.get("rules") or journal.events(CHANGED) else None,
+        models=len(journal.events(NEW_MODEL)) if is_asynchronous(journal) else None,
     )
 
 

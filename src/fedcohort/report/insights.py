@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.errors import FedcohortError, JournalError, MissingExtraError
+from fedcohort.core.errors import FedcohortError, JournalError, needs_extra
 from fedcohort.core.plots import Intervals, Lines, Picture, Points, SelectorRun, View
 from fedcohort.core.selector_spec import class_of
 from fedcohort.report import palette
@@ -148,12 +148,8 @@ def _points(label: str, view: Points) -> dict[str, Any]:
 
 def _flat_map(points: FloatArray) -> FloatArray:
     """(n, 2) t-SNE of (n, d) points, the same on every call."""
-    try:
+    with needs_extra("The map of clients needs scikit-learn.", "report"):
         from sklearn.manifold import TSNE
-    except ImportError as error:
-        raise MissingExtraError(
-            "The map of clients needs scikit-learn.", hint="pip install 'fedcohort[report]'"
-        ) from error
     perplexity = min(30.0, (len(points) - 1) / 3)
     flat = TSNE(2, perplexity=perplexity, init="pca", random_state=0, max_iter=500).fit_transform(points)
     return np.asarray(flat, np.float64)

@@ -18,7 +18,9 @@ from flwr.serverapp.strategy import (
     FedMedian,
     FedXgbBagging,
 )
+from typer.testing import CliRunner
 
+from fedcohort.cli.app import app as cli
 from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import SELECTORS, Status
 from fedcohort.core.signals import Signal
@@ -37,6 +39,7 @@ from fedcohort.hosts.flower import (
 )
 from fedcohort.hosts.flower.checkpoint import AnswerFiles, Checkpoints
 from fedcohort.journal import read_journal
+from fedcohort.report.account import read_account
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import Experiment
@@ -365,6 +368,7 @@ def test_a_kill_anywhere_changes_no_dispatch_and_no_model(tmp_path: Path, monkey
             killed = play(tmp_path / "cut", script[done:])
         except PowerCut:
             kills += 1
+    print(f"cut off {kills} times, {len(dispatches(tmp_path / 'cut'))} dispatches")
     assert kills > 20
     assert dispatches(tmp_path / "cut") == dispatches(tmp_path / "whole")
     for key, array in whole.items():
@@ -386,6 +390,28 @@ def test_a_finished_run_says_so_and_goes_on_with_more_models(tmp_path: Path) -> 
     assert play(7).trained()
     with Session.open(tmp_path / "j") as session:
         assert session.round == 7 and session.asynchronous
+
+
+def test_what_was_live_is_explained_audited_and_verified(tmp_path: Path) -> None:
+    fleet = numbered(6, Fleet())
+    strategy = asynchronous(
+        fleet, "balanced", FedAvg(fraction_evaluate=0.0), busy=3, buffer=2, journal=tmp_path / "j.sqlite", audit=True,
+        shadows={"uniform": "uniform"},
+    )  # fmt: skip
+    strategy.start(fleet.grid, model(), num_rounds=8)
+    found = read_account(tmp_path / "j.sqlite")
+    assert found.done == 8 and found.planned == 8 and found.state == "finished"
+    for command, words in (
+        (["explain"], "8 of 8 models, finished"),
+        (["explain", "--round", "3"], "shadow uniform would have picked"),
+        (["journal", "verify"], "nothing is wrong"),
+        (["journal", "audit"], "confirmed"),
+    ):
+        place = [*command[:1], str(tmp_path / "j.sqlite"), *command[1:]]
+        if command[0] == "journal":
+            place = [*command, str(tmp_path / "j.sqlite")]
+        done = CliRunner().invoke(cli, place)
+        assert done.exit_code == 0 and words in done.output, done.output
 
 
 def test_a_journal_of_rounds_is_not_continued_without(tmp_path: Path) -> None:
@@ -525,9 +551,9 @@ def test_rules_names_and_leases_hold(tmp_path: Path) -> None:
     ("arguments", "settings", "words"),
     [
         (("oort",), {}, "cannot choose one client at a time"),
-        (("uniform",), {"cohort_size": 3}, "belongs to rounds"),
-        (("uniform",), {"spares": 1}, "belongs to rounds"),
-        (("uniform",), {"filter": "cmfl"}, "belongs to rounds"),
+        (("uniform",), {"cohort_size": 3}, "'cohort_size'"),
+        (("uniform",), {"spares": 1}, "'spares'"),
+        (("uniform",), {"filter": "cmfl"}, "'filter'"),
         (("uniform",), {"aggregator": "scaffold"}, "must be 'fedbuff', 'fedasync' or 'fedavg-stale'"),
         (("uniform",), {"busy": 0}, "FlowPolicy must be"),
         (("uniform",), {"deadline": "auto"}, "'auto' closes rounds"),

@@ -6,17 +6,13 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from fedcohort.core.errors import InputError, MissingExtraError
+from fedcohort.core.errors import InputError, needs_extra
 
 
 def check(root: str | Path, host: str, token: str | None) -> None:
     """Refuse what must not be served, before anything is started."""
-    try:
+    with needs_extra("The dashboard needs fastapi and uvicorn.", "report"):
         from fedcohort.report.dashboard.app import is_loopback
-    except ImportError as error:
-        raise MissingExtraError(
-            "The dashboard needs fastapi and uvicorn.", hint="pip install 'fedcohort[report]'"
-        ) from error
     if not Path(root).exists():
         raise InputError(f"There is no folder or journal at {root}.", hint="fedcohort dashboard runs")
     if Path(root).resolve() == Path(Path(root).resolve().anchor):

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcohort.core.archives import DAMAGE, ArchiveError, array_shapes, read_arrays
 from fedcohort.core.arrays import AnyArray, BoolArray
-from fedcohort.core.errors import DataError, FedcohortError, InputError, MissingExtraError
+from fedcohort.core.errors import DataError, FedcohortError, InputError, MissingExtraError, needs_extra
 from fedcohort.core.params import Boolean, Interval, OneOf, Optional, Sequence, Text, param
 from fedcohort.core.registry import nearest
 from fedcohort.core.text import short_repr
@@ -409,12 +409,10 @@ def _is_number(text: str) -> bool:
 
 
 def _pyarrow() -> Any:
-    try:
+    with needs_extra("Tables need pyarrow.", "sim"):
         import pyarrow as pa
         import pyarrow.csv
         import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("Tables need pyarrow.", hint="pip install 'fedcohort[sim]'") from error
     return pa
 
 

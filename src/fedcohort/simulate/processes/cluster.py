@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcohort.core.errors import FedcohortError, MissingExtraError
+from fedcohort.core.errors import FedcohortError, needs_extra
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate.processes.handover import HandOver, hand_over
 from fedcohort.simulate.store.writer import write_atomically
@@ -96,10 +96,8 @@ class GroupHost:
 
 
 def _ray() -> Any:
-    try:
+    with needs_extra("The engine 'ray' needs Ray.", "ray"):
         import ray
-    except ImportError as error:
-        raise MissingExtraError("The engine 'ray' needs Ray.", hint="pip install 'fedcohort[ray]'") from error
     return ray
 
 

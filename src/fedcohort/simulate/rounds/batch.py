@@ -78,6 +78,7 @@ class Batch:
     def _received(self, runs: Sequence[Run], clients: Sequence[IntArray]) -> tuple[torch.Tensor, IntArray]:
         """Models, and (Q,) which of them each client of ``clients[i]`` of ``runs[i]`` trains from."""
         rows = [np.full(len(part), run.row) for run, part in zip(runs, clients, strict=True)]
+        # Clients with models of their own bring them as further rows, so that all runs stay one batch.
         models = [self.models]
         end = len(self.models)
         for i, (run, part) in enumerate(zip(runs, clients, strict=True)):
@@ -199,6 +200,7 @@ class Batch:
             parts += [(i, s, vector_signal(how, rows, turn.sound, self._output, samples)) for s, how in signals.items()]
         if not parts:
             return
+        # One copy from the device for all runs: each copy waits until the device is done.
         values = torch.cat([part.reshape(-1) for _, _, part in parts]).cpu().numpy().astype(np.float64)
         at = 0
         for i, signal, part in parts:

@@ -123,6 +123,7 @@ class Group:
             Run(plan, i, contexts[key], size, dataset.outputs)
             for i, (plan, key) in enumerate(zip(plans, keys, strict=True))
         ]
+        # All selectors of a seed start from one model: what differs afterwards is the choice of clients.
         fresh = {seed: self.engine.init(seed) for seed in dict.fromkeys(plan.seed for plan in plans)}
         models = torch.stack([fresh[plan.seed] for plan in plans])
         needed = frozenset[Signal]().union(*(run.needed for run in self.runs))
@@ -268,6 +269,7 @@ class Group:
         except INFRASTRUCTURE_ERRORS:
             raise
         except Exception as error:
+            # A model, loss or metric of the user's own is part of every run here. Without one, the fault is ours.
             if self._shared is None:
                 raise
             for run in runs:
@@ -299,6 +301,7 @@ class Group:
                 run.end("stopped", f"nobody is on after {run.clock:.0f} s")
                 continue
             if not run.always:
+                # Runs of one federation and seed meet the same clients, so that their selectors can be compared.
                 plan = run.plan
                 key = (run.context.index, plan.seed, plan.scenario.availability)
                 available = masks.get(key)
@@ -363,6 +366,7 @@ class Group:
                     gradients[run.row][good] if run.aggregator.needs_gradients else None,
                 )
                 isolate_failure(run, run.aggregator_label, learn)
+        # Only now: signals, filters and corrections compare with the models that the clients received.
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
             _in_cohort_order(arrival, kept, weights, found)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, IntArray
-from fedcohort.core.errors import FedcohortError, MissingExtraError, UnknownNameError
+from fedcohort.core.errors import FedcohortError, UnknownNameError, needs_extra
 from fedcohort.core.files import read_file
 from fedcohort.core.registry import suggest
 from fedcohort.core.signals import Signal
@@ -129,13 +129,9 @@ def parse_engines(value: Any) -> tuple[tuple[int, str], ...]:
 
 def arrow() -> Any:
     """Return pyarrow, or say which extra brings it."""
-    try:
+    with needs_extra("Results are Parquet files, which need pyarrow.", "sim"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            "Results are Parquet files, which need pyarrow.", hint="pip install 'fedcohort[sim]'"
-        ) from error
     return pyarrow
 
 
@@ -540,10 +536,8 @@ class Results:
         """Return ``rounds`` or ``clients`` as a data frame, with label, selector, seed and setting in every row."""
         if table not in ("rounds", "clients"):
             raise UnknownNameError(f"There is no table {table!r}. Known: rounds, clients.")
-        try:
+        with needs_extra("Data frames need pandas.", "notebook"):
             import pandas
-        except ImportError as error:
-            raise MissingExtraError("Data frames need pandas.", hint="pip install 'fedcohort[notebook]'") from error
         runs = {run.id: run for run in self.runs}
         frame = (self.rounds if table == "rounds" else self.clients).to_pandas()
         run_of_row = [runs[name] for name in frame["run"]]

@@ -18,6 +18,7 @@ from fedcohort.simulate.store.results import Results
 from fedcohort.studies.benchmark.frozen import Frozen, together
 from fedcohort.studies.benchmark.scores import half_interval, terminal_accuracy, worst_group_accuracy
 from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS
+from fedcohort.studies.benchmark.suite import VERSION as SUITE_VERSION
 from fedcohort.studies.benchmark.timed import DAY, MOST, REGIMES, ROUNDS, VERSION, WAYS, setting_name
 
 HOUR = 3600.0
@@ -93,10 +94,13 @@ class TimeScores:
     complete: bool
     whole: bool = True
     frozen: Frozen | None = None
+    said: str = ""  # the purpose that scores of an earlier version, which had other seeds, state
 
     @property
     def purpose(self) -> str:
         """What the result is good for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
+        if self.frozen is not None and self.frozen.suite != SUITE_VERSION:
+            return self.said
         if not self.whole or set(self.targets) != set(REGIMES):
             return "trial"
         if set(self.seeds) <= set(REPORT_SEEDS):
@@ -181,6 +185,7 @@ class TimeScores:
             complete=stored["complete"],
             whole=stored["whole"],
             frozen=None if frozen is None else Frozen(int(frozen["suite"]), dict(frozen["selectors"])),
+            said=stored["purpose"],
         )
 
 
@@ -303,8 +308,8 @@ def selection(scores: TimeScores) -> Table:
         "Selectors against uniform selection in the same way: times as fast, and points of the worst group",
         tuple(head),
         tuple(tuple(row) for row in rows),
-        note="Means over all kinds of availability, geometric ones of the speeds. –: it cannot choose one client at a "
-        "time.",
+        note="Means over all kinds of availability, geometric ones of the speeds. –: not run in this way; most "
+        "selectors cannot choose one client at a time.",
     )
 
 
