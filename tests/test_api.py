@@ -187,7 +187,7 @@ NONSENSE = [
     Named({"selectors": [3.5]}, ("selector", "3.5", "name")),
     Named({"selectors": ["unifrom"]}, ("unifrom", "uniform")),
     Named({"selectors": ["uniform", "uniform"]}, ("selectors", "uniform", "label")),
-    Named({"selectors": {"": {}}}, ("label", "''", "text")),
+    Named({"selectors": {"": {}}}, ("label", "''", "string")),
     Named({"selectors": {"x": {"name": "fedcor", "warmpu": 3}}}, ("warmpu", "warmup")),
     Named({"selectors": [local_class()]}, ("Hidden", "register")),
     Named({"data": 7}, ("data", "7", "name of a dataset", "from_arrays")),

@@ -46,7 +46,8 @@ def index() -> str:
         seeds = ", ".join(map(str, scores.seeds))
         lines.append(
             f"| {_link(path.stem.replace('_', '-'), scores.data)} | {len(scores.lines) + 1} | {len(scores.settings)} | "
-            f"{scores.rounds} | {seeds} | version {_stored(path, 'benchmark')} | fedcohort {_stored(path, 'fedcohort')} |"
+            f"{scores.rounds} | {seeds} | version {_stored(path, 'benchmark')} | "
+            f"fedcohort {_stored(path, 'fedcohort')} |"
         )
     table = re.sub(r"^\| `([\w-]+)` \|", lambda m: f"| {_link(m[1], m[1])} |", overview(RECORDS), flags=re.M)
     lines += ["", "## The papers' tables and figures", "", table]

@@ -79,6 +79,7 @@ def _gap(out, last):
 
 
 @needs_data
+@pytest.mark.slow
 def test_fedcor_wins_where_the_readme_says_so(tmp_path, command):
     done = command(*HEADLINE, "uniform,fedcor", "--seeds", "1", "--rounds", "40", "--out", tmp_path / "out", "--quiet")
     assert done.returncode == 0, done.stderr

@@ -89,6 +89,28 @@ def test_a_kill_between_any_two_events_changes_nothing(tmp_path, policy):
     flow.session.close()
 
 
+def test_a_client_that_fails_three_times_is_passed_over_until_the_next_model(tmp_path):
+    policy = FlowPolicy(busy=1, buffer=1)
+    flow = Flow(Session("uniform", 2, asynchronous=True, journal=tmp_path / "a.sqlite"), policy)
+    only_first, both = np.array([True, False]), np.ones(2, np.bool_)
+    for _ in range(3):
+        assert not flow.passed_over.any()
+        flow.receive(flow.choose(available=only_first).ticket, Status.FAILED)
+    flow.session.close()
+    flow = Flow(Session.open(tmp_path / "a.sqlite"), policy)  # it is on record
+    assert flow.passed_over.tolist() == [True, False]
+    for _ in range(8):
+        cohort = flow.choose(available=both)
+        assert cohort.clients.tolist() == [1]
+        flow.abandon(cohort.ticket, "only asked")
+    assert flow.choose(available=only_first).clients.tolist() == [0]  # better than nobody
+    flow.receive(flow.at_work[0].ticket, Status.OK)
+    assert not flow.passed_over.any()
+    flow.receive(flow.choose(available=only_first).ticket, Status.FAILED)
+    flow.advance(0.0)
+    flow.session.close()
+
+
 def test_what_a_host_stores_is_kept_beside_it(tmp_path):
     flow = Flow(Session("uniform", 9, asynchronous=True, journal=tmp_path / "a.sqlite"), FlowPolicy(busy=2, buffer=2))
     first = flow.choose()

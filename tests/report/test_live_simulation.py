@@ -4,6 +4,8 @@ import threading
 import time
 from contextlib import closing
 
+import pytest
+
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
@@ -130,6 +132,7 @@ def table_of(n):
     return ClientTable(sizes=[10.0] * n, labels=LabelCounts([[5.0, 5.0]] * n))
 
 
+@pytest.mark.slow
 def test_rounds_of_every_process_are_shown_long_before_they_are_handed_over(tmp_path, monkeypatch):
     monkeypatch.setattr("fedcohort.simulate.processes.local._HAND_OVER_SECONDS", 1000.0)
     table = {

@@ -33,7 +33,7 @@ CASES = {
 def test_same_distribution_as_the_literal_loop(case, first_block, monkeypatch):
     monkeypatch.setattr("fedcohort.selectors.papers.fedacs.pool.FIRST_BLOCK", first_block)
     alpha, beta = CASES[case]
-    n, size, runs = len(alpha), max(2, int(0.4 * len(alpha))), 1500
+    n, size, runs = len(alpha), max(2, int(0.4 * len(alpha))), 1000
     rng, other = np.random.default_rng(1), np.random.default_rng(2)
     member = np.zeros((2, n))
     place = np.zeros((2, n, size))

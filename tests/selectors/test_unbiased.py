@@ -53,7 +53,10 @@ def state_of(selector, table, norm):
     return selector.init(table, np.random.default_rng(0))
 
 
-def aggregates(plan, sizes, available=np.arange(N)):
+EVERYBODY = np.arange(N)
+
+
+def aggregates(plan, sizes, available=EVERYBODY):
     """(DRAWS,) the global model after one round from OLD, drawn again and again."""
     update, share, table = updates(sizes), sizes / sizes.sum(), ClientTable(sizes=sizes)
     state, rng = state_of(plan.selector, table, update), np.random.default_rng(11)

@@ -154,7 +154,15 @@ def test_a_compiler_that_fails_is_named_and_life_goes_on(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("name", "file", "right", "wrong", "said"),
     [
-        ("train", "train.c", "scale * (strength - 1);", "scale * (strength - 2);", "gradient differs"),
+        # Compiling the training takes ten seconds each time.
+        pytest.param(
+            "train",
+            "train.c",
+            "scale * (strength - 1);",
+            "scale * (strength - 2);",
+            "gradient differs",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "train", "dense.h", "total[i][j] = start;", "total[i][j] = all(0);", "logits differ", marks=pytest.mark.slow
         ),

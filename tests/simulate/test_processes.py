@@ -161,6 +161,7 @@ def test_a_stop_before_anything_is_ready(own, tmp_path, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_is_only_known_here_is_made_here_or_refused(tmp_path, monkeypatch, caplog):
     @SELECTORS.register("known-here-only")
     class Here(Uniform):

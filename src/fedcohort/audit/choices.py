@@ -456,7 +456,7 @@ class _Audit(Replay):
         few, empty = _SHARE * drawn, len(self.cohorts) - drawn
         if unexplained or given_up > few:
             self.remarks.append(
-                f"{given_up} of {drawn} draws were abandoned and drawn anew, {unexplained} of them without a failure "
+                f"{given_up} of {drawn} draws were abandoned and drawn again, {unexplained} of them without a failure "
                 "on record."
             )
         if empty > few:

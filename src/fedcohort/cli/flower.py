@@ -63,7 +63,7 @@ _FLOW = {
     "strategy": "AsyncCohortStrategy",
     "settings": "        busy=plan.options.size,\n        buffer=plan.options.buffer,\n"
     "        period=plan.options.period,\n        aggregator=plan.aggregator,\n",
-    "run": 'mode = "async"\nrounds = 10  # global models\ncohort = 4  # clients at work at the same time\n'
+    "run": 'mode = "async"\nrounds = 40  # global models\ncohort = 4  # clients at work at the same time\n'
     'buffer = 2  # answers that make a model\n\n[aggregator]\nname = "fedbuff"\n',
 }
 

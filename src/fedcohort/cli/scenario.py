@@ -55,26 +55,25 @@ def show(
     limit: Annotated[int, typer.Option("--limit", min=1, max=400, help="Clients that get a line of their own.")] = 40,
     picture: Annotated[
         Path | None,
-        typer.Option("--picture", help="Also draw it to this .svg or .html file.", dir_okay=False),
+        typer.Option("--picture", help="Also draw it to this .svg file.", dir_okay=False),
     ] = None,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Draw who is on over a week, how many are available when, and how fast clients are.
 
-    Examples: fedcohort scenario show phones.toml --picture phones.html
+    Examples: fedcohort scenario show phones.toml --picture phones.svg
     """
     from fedcohort.scenario.week import FederationWeek
 
-    if picture is not None and picture.suffix not in (".svg", ".html"):
-        raise InputError(f"A picture must be an .svg or .html file. Got {picture}.")
+    if picture is not None and picture.suffix != ".svg":
+        raise InputError(f"A picture must be an .svg file. Got {picture}.")
     devices, count = _devices(config)
     week = FederationWeek.of(devices, clients or count, seed=seed, limit=limit)
     if picture is not None:
-        from fedcohort.report.federation_week import week_page, week_svg
+        from fedcohort.report.federation_week import week_svg
 
-        text = week_svg(week) if picture.suffix == ".svg" else week_page(week, config.stem)
-        write_file(picture.resolve(), text.encode())
+        write_file(picture.resolve(), week_svg(week).encode())
         say(err(quiet or format is Format.JSON), f"wrote {picture}")
     if format is Format.JSON:
         quantiles = {name: values.tolist() for name, values in week.quantiles().items()}

@@ -305,7 +305,7 @@ class ClientTable:
 
     def index(self, name: str) -> int:
         """Return the dense index of a name."""
-        instance(name, str, "A client's name", "a text")
+        instance(name, str, "A client's name", "a string")
         if name not in self:
             near = nearest(name, list(self.names)) if self.n <= 10_000 else None
             raise UnknownNameError(

@@ -69,7 +69,7 @@ def number(value: object, what: str, least: float | None = None) -> float:
 
 def text(value: object, what: str) -> str:
     """Return a text."""
-    return instance(value, str, what, "a text")
+    return instance(value, str, what, "a string")
 
 
 def boolean(value: object, what: str) -> bool:

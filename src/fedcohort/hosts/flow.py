@@ -175,7 +175,7 @@ class Flow:
         return None if found is None or len(found.allowed) else tuple(found.reasons)
 
     def _request(self, available: BoolArray | None) -> RoundRequest:
-        if self._failures:
+        if any(count >= _TRIES for count in self._failures.values()):
             there = np.ones(self.session.table.n, np.bool_) if available is None else available
             others = there & ~self.passed_over
             if (others & ~self.busy).any():

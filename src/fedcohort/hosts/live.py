@@ -153,7 +153,7 @@ class Host(Messenger):
         """Called when a round without a new model is on record; it is tried again."""
 
     def on_unfinished(self, cohort: Cohort, why: str) -> None:
-        """Called when a cohort that was cut off is given up and chosen anew."""
+        """Called when an interrupted cohort is abandoned and another one chosen."""
 
 
 def play(host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None = None) -> str | None:
@@ -276,7 +276,7 @@ class _RoundPlayer(Player):
     # -- whom to ask --------------------------------------------------------------------------------------------------
 
     def _resume_unfinished(self) -> Round | None:
-        """Return the round that an earlier run did not finish; one that is tried too often is given up."""
+        """Return the round that an earlier run did not finish; one that was tried too often is abandoned."""
         host, session, attempts = self.host, self.session, self.attempts
         while session.pending:
             cohort = session.pending[0]

@@ -69,7 +69,7 @@ class FlowHost(Messenger):
         """Return what is stored with every event: where the newest model is."""
 
     def on_failed(self, cohort: Cohort, reason: str) -> None:
-        """Called when a client brought no sound answer."""
+        """Called when a client gave no sound answer."""
 
     def on_model(self, number: int, models: int, made: Aggregation) -> None:
         """Called when model ``number``, made of so many answers, is on record."""

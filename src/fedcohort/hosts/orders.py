@@ -1,4 +1,4 @@
-"""What an operator orders while a run goes on: other rules, from its next round on.
+"""What an operator orders during a run: other rules, from its next round on.
 
 An order is a small file in a folder beside the journal. The host takes it before it asks for the next cohort; a run
 that is stopped takes it when it is started again. The change of rules names its order in the same transaction, and only

@@ -208,7 +208,7 @@ class Pace:
         return pace
 
     def time(self, now: float) -> float:
-        """Return the time that goes on over restarts; ``now`` is the host's."""
+        """Return the time, which continues over restarts; ``now`` is the host's."""
         return now + self._offset
 
     def observe(self, ticket: int, begun: float, closed: float, seconds: FloatArray, failed: BoolArray) -> None:
@@ -221,7 +221,7 @@ class Pace:
         seconds : (k,) float array
             When each client answered or failed; infinity for one that has not.
         failed : (k,) bool array
-            Who brought no model.
+            Who returned no model.
         """
         # Without the noise of subtracting times, so that every host finds the same ties.
         self._cohorts.append(_Times(ticket, begun, closed, np.round(seconds, 9), failed.copy()))

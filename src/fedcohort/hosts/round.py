@@ -36,7 +36,7 @@ _OK, _INVALID, _LATE, _MISSING = (int(s) for s in (Status.OK, Status.INVALID, St
 
 
 class RoundError(FedcohortError, RuntimeError):
-    """A round brought no model, however often it was tried."""
+    """A round gave no model, however often it was tried."""
 
 
 class FederationTimeoutError(FedcohortError, TimeoutError):
@@ -532,13 +532,13 @@ class Attempts:
         return cls(session, policy, failed)
 
     def succeed(self) -> None:
-        """Take note of a round that brought a model."""
+        """Take note of a round that gave a model."""
         self.left_out.clear()
         self.fruitless = 0
 
     def fail(self, round_: Round, sound: int) -> None:
         """Take note of a round without a model in which ``sound`` models were fine; raises when it is enough."""
-        # Leaving out a client that was not left out before is progress: the same cohort cannot fail for ever.
+        # Leaving out a client that was not left out before is progress: the same cohort cannot fail forever.
         narrowed = sound > 0 and not self.left_out.issuperset(round_.reasons)
         self.left_out.update(round_.reasons)
         self.fruitless += not narrowed
@@ -582,7 +582,7 @@ class Attempts:
         if self.left_out:
             table = self.session.table
             out = table.indices([name for name in self.left_out if name in table])
-            # Only while enough others are there. A federation of few must go on with the clients it has.
+            # Only while enough others are there. A federation of few must continue with the clients it has.
             others, _ = self._count_admitted(online[~np.isin(online, out)])
             if others >= (size or max(self.policy.min_replies, 1)):
                 free = free[~np.isin(free, out)]

@@ -193,7 +193,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 def _brief(value: object) -> str:
     """Return a value as a message shows it: its length in the place of a long text."""
     if isinstance(value, (str, bytes, list)) and len(value) > 40:
-        return f"{'entries' if isinstance(value, list) else 'a text'} of {len(value)} characters"
+        return f"{'entries' if isinstance(value, list) else 'a string'} of {len(value)} characters"
     return repr(value)[:60]
 
 

@@ -185,7 +185,7 @@ class Database:
         row = table.to_stored_types(values)
         key = tuple(value for column, value in zip(table.columns, row, strict=True) if column in table.key)
         if self._seal is not None:
-            # A few rows are written anew in every round. To remember their checksums saves a query each time.
+            # A few rows are rewritten in every round. Remembering their checksums saves a query each time.
             known = self._sums.get((name, key))
             gone = self.fetch(f"SELECT sum FROM {name} WHERE {table.where_key}", key) if known is None else [(known,)]
             self._discount(name, gone)
@@ -351,7 +351,7 @@ class Database:
         self._checkpointed = time.monotonic()
 
     def rewrite(self) -> None:
-        """Write the file anew without what was deleted, so that it cannot be found in it any more."""
+        """Rewrite the file without what was deleted, so that it can no longer be found there."""
         self.commit()
         with self.errors():
             connection = self.connection

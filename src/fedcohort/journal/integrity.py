@@ -115,7 +115,7 @@ def missing(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> str |
 
 LOST_HINT = (
     "put the -wal file (and the .lock) from where it was back beside it, or take a copy made with `fedcohort journal "
-    "copy`; if they are lost, `fedcohort journal recover` goes on from what is there"
+    "copy`; if they are lost, `fedcohort journal recover` continues from what is there"
 )
 
 

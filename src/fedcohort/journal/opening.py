@@ -98,7 +98,7 @@ def _declare(connection: sqlite3.Connection) -> None:
 def open_for_writing(
     path: Path, commit: Commit, decide: Callable[[Database, bool], None], *, accept_loss: bool = False
 ) -> Database:
-    """Return an existing journal, checked and marked as in use; one of version 2 is brought to this version.
+    """Return an existing journal, checked and marked as in use; one of version 2 is converted to this version.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def open_for_writing(
             version, seal = check(connection, path, mark, beside, accept_loss=accept_loss)
             if seal is None:
                 seal, connection = _upgrade(connection, file, path, decide)
-                log.info("the journal %s was brought from version %d to %d", path, version, SCHEMA_VERSION)
+                log.info("the journal %s was converted from version %d to %d", path, version, SCHEMA_VERSION)
             else:
                 _ask_caller(file, path, decide, older=False)
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -274,7 +274,7 @@ def _errors(path: Path) -> Iterator[None]:
 def _upgrade(
     connection: sqlite3.Connection, file: Path, path: Path, decide: Callable[[Database, bool], None]
 ) -> tuple[Seal, sqlite3.Connection]:
-    """Put a copy of a journal of version 2, brought to this version, in its place, once all else is settled.
+    """Put a copy of a journal of version 2, converted to this version, in its place, once all else is settled.
 
     The copy is written and checked beside the journal. If that fails, the journal stays as it was, to the byte.
     """
@@ -289,7 +289,7 @@ def _upgrade(
                 seal = _with_checksums(Database(copied, str(path), seal=Seal.fresh()))
         except (JournalError, *ERRORS, OSError) as error:
             raise JournalError(
-                f"The journal {path} could not be brought from version 2 to {SCHEMA_VERSION}, and is as it was: "
+                f"The journal {path} could not be converted from version 2 to {SCHEMA_VERSION}, and is as it was: "
                 f"{error.__cause__ or (error.message if isinstance(error, JournalError) else error)}.",
                 hint="it can be read with read_journal(path)",
             ) from error
@@ -301,7 +301,7 @@ def _upgrade(
         (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise JournalError(
-                f"The journal {path} is being read, and cannot be brought to version {SCHEMA_VERSION} meanwhile.",
+                f"The journal {path} is being read, and cannot be converted to version {SCHEMA_VERSION} meanwhile.",
                 hint="close the dashboard or whatever else is reading it, and try again",
             )
         connection.close()

@@ -57,7 +57,7 @@ class ReplyBlock:
 
     @classmethod
     def with_status(cls, ticket: int, at: float, clients: IntArray, status: int, *, late: bool = False) -> ReplyBlock:
-        """Return a block of clients that share one status and brought nothing."""
+        """Return a block of clients that share one status and reported nothing."""
         count = len(clients)
         return cls(ticket, at, late, clients, np.full(count, status, np.int8), np.zeros(count, np.bool_), {})
 

@@ -189,7 +189,7 @@ class Journal(JournalReader):
         }
 
     def compact(self) -> None:
-        """Write the file anew without what was deleted, so that it cannot be found in it any more."""
+        """Rewrite the file without what was deleted, so that it can no longer be found there."""
         self.database.rewrite()
 
     # -- writing ------------------------------------------------------------------------------------------------

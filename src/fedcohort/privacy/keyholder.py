@@ -104,7 +104,7 @@ class KeyHolder:
         return np.reshape(left, shape).astype(np.int64) @ np.reshape(right, shape).astype(np.int64).T
 
     def confirm(self, clients: Sequence[str]) -> dict[str, bytes]:
-        """Return for each client, signed, what it stated and the set of clients its products are told with."""
+        """Return for each client, signed, what it stated and the set of clients its products were computed with."""
         clients = texts(clients, "'clients'")
         with self._lock:
             if self._set is None:

@@ -136,7 +136,7 @@ class Ledger:
             lock = held.enter_context(os.fdopen(os.open(f"{self._path}.lock", flags, 0o600), "w"))
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            # Bytes that are no text are no JSON either, and are named with their line.
+            # Bytes that are not text are not JSON either, and are reported with their line.
             lines = read_file(self._path).decode(errors="replace").splitlines() if self._path.exists() else []
             yield _Book.of(lines, self._path)
 

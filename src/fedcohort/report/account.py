@@ -43,7 +43,7 @@ class RoundSummary:
     ----------
     seconds : from choosing to closing it; None while it trains
     abandoned : why its round was not counted, or None
-    failures : by name, what became of those that brought no sound model, and why
+    failures : by name, what became of those that returned no sound model, and why
     excluded : by reason, how many the rules kept out
     """
 
@@ -69,7 +69,7 @@ class ClientSummary:
     statuses : how often each status was what became of it
     last : the last round it was in, or None
     seconds : its mean duration, or None
-    reason : why it last brought no sound model, empty when it never failed
+    reason : why it last returned no sound model, empty when it never failed
     """
 
     name: str

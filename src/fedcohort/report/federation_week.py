@@ -1,13 +1,11 @@
-"""A federation over a week as a picture: one SVG that stands alone or in a page of the report's style."""
+"""A federation over a week as a picture: one SVG that stands alone."""
 
 from __future__ import annotations
 
 import numpy as np
-from markupsafe import Markup
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.report import palette
-from fedcohort.report.render import render
 from fedcohort.scenario.devices import DAY
 from fedcohort.scenario.week import FederationWeek
 
@@ -28,11 +26,6 @@ def week_svg(week: FederationWeek) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{_label(week)}" '
         f'viewBox="0 0 {_LEFT + _WIDTH + 20} {height}">{style}{"".join(parts)}</svg>'
     )
-
-
-def week_page(week: FederationWeek, title: str) -> str:
-    """Return the picture with its sentences as a page."""
-    return render("federation_week.html", title=title, sentences=week.sentences(), picture=Markup(week_svg(week)))
 
 
 def _label(week: FederationWeek) -> str:

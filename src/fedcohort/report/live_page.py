@@ -119,7 +119,9 @@ def ending(found: Account) -> list[str]:
     asked = sum(sum(client.statuses.values()) for client in found.clients)  # without clients that are still training
     if failed:
         parts = ", ".join(f"{count} {status.lower()}" for status, count in failed.most_common())
-        lines.append(f"Of {asked} times a client was asked to train, {sum(failed.values())} brought no model: {parts}.")
+        lines.append(
+            f"Of {asked} times a client was asked to train, {sum(failed.values())} returned no model: {parts}."
+        )
     elif asked:
         lines.append(f"All {asked} times a client was asked to train it brought a sound model.")
     training = sum(len(r.clients) for r in found.rounds if r.seconds is None and r.abandoned is None)
@@ -216,7 +218,7 @@ def rounds_table(found: Account) -> Table:
         )
         for r in list(reversed(found.rounds))[:_MOST_ROWS]
     ]  # fmt: skip
-    columns = ("Round", "Picked", "Sound models", "Duration", "Who brought none, and why", "Cohort")
+    columns = ("Round", "Picked", "Sound models", "Duration", "Who returned none, and why", "Cohort")
     note = f"The newest {_MOST_ROWS} of {len(found.rounds)} cohorts." if len(found.rounds) > _MOST_ROWS else ""
     return Table("rounds", "Every round", columns, tuple(rows), note, frozenset({4, 5}))
 

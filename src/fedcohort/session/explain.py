@@ -67,7 +67,7 @@ class Explanation:
     rows : recorded scores, best first; only the client's own when one was asked about
     threshold : the lowest score among the picked
     status : what became of the client, when it was picked and has reported
-    failures : by name, what became of picked clients that brought no sound model, and why
+    failures : by name, what became of picked clients that returned no sound model, and why
     shadows : by shadow selector, the names it would have picked (or a note why it could not)
     notes : what the selector noted about the choice
     coverage : a warning when few clients carried the training up to this round, else None
@@ -165,7 +165,7 @@ def _rows(table: ClientTable, picked: IntArray, arrays: Mapping[str, AnyArray], 
 
 
 def _failures(journal: Journal, table: ClientTable, cohort: CohortRow) -> dict[str, str]:
-    """Return by name what became of the clients of a cohort that brought no sound model."""
+    """Return by name what became of the clients of a cohort that returned no sound model."""
     why = reasons_of(journal).get(cohort.ticket, {})
     found = {}
     for reply in journal.replies(cohort.ticket):
@@ -176,7 +176,7 @@ def _failures(journal: Journal, table: ClientTable, cohort: CohortRow) -> dict[s
 
 
 def reasons_of(journal: Journal) -> dict[int, dict[str, str]]:
-    """Return by ticket and name why clients brought no sound model, where the host gave a reason."""
+    """Return by ticket and name why clients returned no sound model, where the host gave a reason."""
     found: dict[int, dict[str, str]] = {}
     for body in journal.events(FAILURES):
         if "ticket" in body:

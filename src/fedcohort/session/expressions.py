@@ -153,17 +153,17 @@ def _term(node: ast.expr, text: str) -> Callable[[Attributes], Any]:
 def plain_attributes(client: str, facts: Attributes) -> dict[str, str | float | int | bool]:
     """Return what a client reports about itself, as plain values that a journal gives back unchanged."""
     if not isinstance(client, str):
-        raise InputError(f"Attributes are given by the name of a client, a text. Got {short_repr(client)}.")
+        raise InputError(f"Attributes are given by the name of a client, a string. Got {short_repr(client)}.")
     if not isinstance(facts, Mapping):
         raise InputError(f"The attributes of client {client!r} must be a mapping. Got {short_repr(facts)}.")
     found = {}
     for key, value in facts.items():
         if not isinstance(key, str):
-            raise InputError(f"The name of an attribute must be a text. Got {short_repr(key)} of client {client!r}.")
+            raise InputError(f"The name of an attribute must be a string. Got {short_repr(key)} of client {client!r}.")
         plain = value.item() if isinstance(value, np.generic) else value
         if not isinstance(plain, str | float | int):  # a bool is an int
             raise InputError(
-                f"The attribute {short_repr(key)} of client {client!r} must be a text, a number, true or false. "
+                f"The attribute {short_repr(key)} of client {client!r} must be a string, a number, true or false. "
                 f"Got {short_repr(value)}.",
                 hint="give each fact its own name, or leave out what is not known",
             )

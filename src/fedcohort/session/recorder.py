@@ -43,7 +43,7 @@ SESSION_EVENTS = frozenset({
     ABANDONED, CHANGED, SELECTOR, EXCLUDED, FORGOTTEN, RECOVERED, SHADOW,
     PRUNED, JOINED, LEFT, REJOINED, FACTS, ATTRIBUTES, NEW_MODEL,
 })  # fmt: skip
-"""Kinds of events that a session reads when it goes on; a host's notes have other kinds."""
+"""Kinds of events that a session reads when it is continued; a host's notes have other kinds."""
 
 
 class EventRecorder:

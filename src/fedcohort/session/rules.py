@@ -61,7 +61,7 @@ class _Numbers(Constraint):
         return f"a table of names, each with {self.number.describe()}"
 
     def bad_values(self) -> list[object]:
-        """Return things that are no such table."""
+        """Return things that are not such a table."""
         return [3, {"x": -1}, {3: 1}]
 
 
@@ -81,7 +81,7 @@ class _NestedNumbers(Constraint):
         return f"a table of {self.keys}, each with {self.inner.describe()}"
 
     def bad_values(self) -> list[object]:
-        """Return things that are no such table."""
+        """Return things that are not such a table."""
         return [3, {"anna": 3}, {"anna": {"epsilon": -1}}]
 
 

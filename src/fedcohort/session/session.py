@@ -692,7 +692,7 @@ class Session:
         self._prepared = None
 
     def abandon(self, ticket: int, reason: str) -> None:
-        """Close a cohort without counting its round: its clients are free, and the next request chooses anew.
+        """Close a cohort without counting its round: its clients are free, and the next request chooses again.
 
         Clients that were reported keep what was reported, the others are missing; the selector learns from that. The
         round's number is given to the next cohort, unless another round was asked for since.
@@ -734,7 +734,7 @@ class Session:
         self._recorder.reported_late(report.ticket, check_late(self.table, self.journal.replies(report.ticket), report))
 
     def record(self, round_: int, metrics: Mapping[str, float | None]) -> None:
-        """Record numbers about the global model after ``round_``, for reports and the dashboard; NaN is no number."""
+        """Record numbers about the global model after ``round_``, for reports and the dashboard (NaN: unknown)."""
         round_ = whole_number(round_, "'round_'")
         if not 0 <= round_ < self.round:
             raise InputError(f"There is no round {round_} to record numbers for; rounds so far: {self.round}.")

@@ -105,7 +105,7 @@ class StatefulSelector:
         return Slate(round_, max(1, min(int(wanted), len(candidates))), candidates, self.granted)
 
     def missing_signals(self, replies: ReplyBlock) -> str | None:
-        """Return which signals it needs and no reply of a round brought, in words, or None."""
+        """Return, in words, which signals it needs that no reply of a round contained, or None."""
         needed = [signal for signal in self.selector.requires if signal.is_metric]
         if needed and (replies.status == Status.OK).any():
             lacking = sorted(s.value for s in needed if s.value not in replies.metrics)

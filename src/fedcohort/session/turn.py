@@ -43,7 +43,7 @@ class Turn:
 
     @classmethod
     def from_journal(cls, journal: Journal, seed: int) -> Turn:
-        """Return the turn at which a session with this journal goes on."""
+        """Return the turn at which a session with this journal continues."""
         round_, attempt = next_round(journal)
         return cls(seed, round_, attempt, journal.last()[1] + 1, is_asynchronous(journal))
 

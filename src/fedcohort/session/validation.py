@@ -51,7 +51,7 @@ def as_shadows(value: object) -> dict[str, Selector[Any]]:
         raise refuse("'shadows'", "a mapping from names to selectors", value)
     for name in value:
         if not isinstance(name, str) or not name or not name.isprintable():
-            raise refuse("The name of a shadow selector", "a printable text that is not empty", name)
+            raise refuse("The name of a shadow selector", "a printable, non-empty string", name)
     return {name: as_selector(shadow, f"The shadow {name!r}") for name, shadow in value.items()}
 
 
@@ -386,9 +386,7 @@ def check_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for name, value in metrics.items():
         if not isinstance(name, str) or not name.isprintable():
-            raise InputError(
-                f"What is recorded about the model must be named by a printable text. Got {short_repr(name)}."
-            )
+            raise InputError(f"What is recorded about the model must have a printable name. Got {short_repr(name)}.")
         number = value
         if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
             number = value.item()

@@ -169,7 +169,7 @@ def _scenario(value: Any) -> dict[str, Any]:
 def _preset(scenario: Any) -> str | None:
     preset = _scenario(scenario).get("preset")
     if preset is not None and not isinstance(preset, str):
-        raise InputError(f"'scenario' must name its preset by a text. Got {short_repr(preset)}.")
+        raise InputError(f"'scenario' must name its preset by a string. Got {short_repr(preset)}.")
     return preset
 
 
@@ -257,7 +257,7 @@ def _label_entries(item: Any, known: Mapping[str, Any]) -> dict[str, Any]:
 
 def _label(label: Any) -> str:
     if not isinstance(label, str) or not label.strip():
-        raise InputError(f"The label of a selector must be a text. Got {short_repr(label)}.")
+        raise InputError(f"The label of a selector must be a string. Got {short_repr(label)}.")
     return label
 
 

@@ -368,6 +368,7 @@ def test_a_kill_anywhere_changes_no_dispatch_and_no_model(tmp_path: Path, monkey
             killed = play(tmp_path / "cut", script[done:])
         except PowerCut:
             kills += 1
+    print(f"cut off {kills} times, {len(dispatches(tmp_path / 'cut'))} dispatches")
     assert kills > 20
     assert dispatches(tmp_path / "cut") == dispatches(tmp_path / "whole")
     for key, array in whole.items():

@@ -283,7 +283,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         )
 
     def _resumed(self, session: Session, first: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        """Return the model to go on with: the journal's checkpoint, or the persistor's before the first round."""
+        """Return the model to continue with: the journal's checkpoint, or the persistor's before the first round."""
         store = self._checkpoints
         if store is None:
             return first

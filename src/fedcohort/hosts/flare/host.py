@@ -173,7 +173,7 @@ class FlareHost(Host):
         return [arrival for arrival in found if arrival.letter.kind != DESCRIBE]
 
     def _write_off(self) -> None:
-        """Wait for nobody that FLARE has given up, with or without a deadline."""
+        """Do not wait for sites that FLARE has given up, with or without a deadline."""
         waiting = [letter for letter in self.letters if not letter.closed and letter.kind != DESCRIBE]
         connected = set(self.controller.connected()) if waiting else set()
         for letter in waiting:
@@ -386,7 +386,7 @@ class FlareHost(Host):
         return ""
 
     def _columns(self, measures: Measures, checked: Sequence[CheckedResult]) -> Mapping[Signal, FloatArray]:
-        """Return what is required, and what every sound reply brought besides."""
+        """Return what is required, and what every sound reply also contains."""
         brought = [reply.values for reply in checked if reply.status is Status.OK]
         extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
         extra = frozenset(s for s in extra if len({np.shape(values[s]) for values in brought}) == 1)
@@ -511,7 +511,7 @@ class FlareHost(Host):
             warn(f"{name}: {'; '.join(texts)}")
 
     def on_unfinished(self, cohort: Cohort, why: str) -> None:
-        """Log that a cohort is given up."""
+        """Log that a cohort is abandoned."""
         self.controller.warning(f"a new cohort is chosen for round {cohort.round}: {why}")
 
     def on_late(self, reply: Reply, round_: int) -> None:

@@ -36,7 +36,7 @@ class Sites:
         self.postponed = Postponed[str]()
 
     def unknown(self) -> list[str]:
-        """Return who is connected and is to be asked what it holds: for the first time, or again after a while."""
+        """Return the connected sites to ask what they hold: for the first time, or again after a while."""
         return [name for name in self.connected if name not in self.described and not self.postponed.waits(name)]
 
     def describe(self, name: str, record: Mapping[str, object] | None, problem: str) -> str:

@@ -35,6 +35,7 @@ _OF_ROUNDS = {
     "min_replies": "pass buffer, the number of answers that make a model",
     "late": "every answer counts, whenever it comes",
     "filter": "filters compare the models of a round",
+    "late": "an answer counts whenever it comes within the deadline, by its staleness",
 }
 
 

@@ -131,7 +131,7 @@ class Outbox:
 
 @dataclass(frozen=True)
 class Debt:
-    """Messages that were not answered in time; whoever got them is busy until it answers or they expire.
+    """Messages that were not answered in time; their clients are busy until they answer or the messages expire.
 
     Attributes
     ----------

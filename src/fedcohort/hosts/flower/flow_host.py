@@ -81,7 +81,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         return unsent
 
     def receive(self, until: float) -> list[Reply]:
-        """Return checked replies, also of clients that were given up."""
+        """Return checked replies, including those of clients that were given up."""
         self.debts.collect()  # answers to questions and evaluations that came too late
         outbox = self._outbox_of_all
         if not outbox.waiting:

@@ -385,7 +385,7 @@ class FlowerHost(Host):
         return found if found.arrays is None else replace(found, arrays=with_integers(found.arrays, self.arrays))
 
     def _columns(self, measures: Measures, checked: Sequence[Checked]) -> Mapping[Signal, FloatArray]:
-        """Return the report's numbers: what is required, the duration, and what every sound reply brought besides."""
+        """Return the report's numbers: what is required, the duration, and what every sound reply also contains."""
         session = self._running
         brought = [reply.values for reply in checked if reply.status is _OK]
         extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
@@ -498,7 +498,7 @@ class FlowerHost(Host):
             log.info("waiting: %s", shortage.describe(seconds, absent))
 
     def on_ready(self) -> None:
-        """Say that the run goes on."""
+        """Log that the run continues."""
         self._logged = 0.0
         self.pulse.running()
 
@@ -541,7 +541,7 @@ class FlowerHost(Host):
             self.settings.checkpoints.prune(self._saved, needed)
 
     def on_abandoned(self, round_: Round, aggregation: Aggregation) -> None:
-        """Make the strategy forget the round, which is configured anew when it is tried again."""
+        """Make the strategy forget the round, which is configured again for the next try."""
         cohort = round_.cohort
         self.config = ConfigRecord(self._config_before)
         forget_round(self.inner, cohort.round + 1)
@@ -553,7 +553,7 @@ class FlowerHost(Host):
         )  # fmt: skip
 
     def on_unfinished(self, cohort: Cohort, why: str) -> None:
-        """Log that a cohort is given up."""
+        """Log that a cohort is abandoned."""
         log.warning("a new cohort is chosen for round %d: %s", cohort.round, why)
 
     def on_late(self, reply: Reply, round_: int) -> None:
@@ -571,7 +571,7 @@ def _log_replies(round_: Round, aggregation: Aggregation) -> None:
 
 
 def log_failures(cohort: Cohort, reasons: Mapping[str, str]) -> None:
-    """Log which clients of a cohort brought no sound model, and why."""
+    """Log which clients of a cohort returned no sound model, and why."""
     for name, reason in reasons.items():
         say(
             "client-failed", "\t> %s: %s", name, reason,

@@ -1,4 +1,4 @@
-"""What a live run puts on record about itself: its settings, how long it is to be, how it ended."""
+"""What a live run puts on record about itself: its settings, how long it should be, how it ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RULES = "rules"
 
 
 def _note(session: Session, kind: str, body: dict[str, Any]) -> None:
-    """Put something on record unless it was said last."""
+    """Record something unless it is what was recorded last."""
     if session.journal.events(kind)[-1:] != [body]:
         session.note(kind, body)
 
@@ -65,7 +65,7 @@ def record_start(
 
 
 def log_rules(session: Session, before: Rules | None, given: Rules | None) -> None:
-    """Say which rules a run that is continued goes on with."""
+    """Log which rules a continued run uses."""
     now = session.rules or Rules()
     if given is None and now != Rules():
         say(

@@ -115,7 +115,7 @@ class Pulse:
         self._say("waiting", why)
 
     def running(self) -> None:
-        """The run goes on."""
+        """The run continues."""
         self._say("running", "")
 
     def _say(self, state: str, why: str) -> None:

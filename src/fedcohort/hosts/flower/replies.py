@@ -71,7 +71,7 @@ class Checked(NamedTuple):
 
 
 def flat(arrays: ArrayRecord) -> FloatArray:
-    """Return the floating-point arrays of a model as one vector; counters and other integers are no parameters."""
+    """Return the floating-point arrays of a model as one vector; counters and other integers are not parameters."""
     parts = [array.numpy() for array in arrays.values()]
     floats = [numbers(part).astype(np.float64).ravel() for part in parts if is_float(part.dtype)]
     return np.concatenate(floats) if floats else np.empty(0)

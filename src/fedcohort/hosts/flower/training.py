@@ -165,7 +165,7 @@ class Training:
                 content = RecordDict(dict(original))
                 theirs = content.config_records.get(self._config_key, ConfigRecord())
                 ours = {SEED: seed} if factor is None else {SEED: seed, WORK: float(factor)}
-                # A copy: the strategy goes on writing into its own, while this message is on its way.
+                # A copy: the strategy keeps writing into its own, while this message is on its way.
                 content[self._config_key] = ConfigRecord({**theirs, **ours})
                 if card.answers:
                     content[RECORD] = ask if confirmation is None else ConfigRecord({**ask, CONFIRMATION: confirmation})

@@ -293,7 +293,7 @@ def _build_by_name(name: str, value: Any) -> Any:
 
 def _create(registry: Registry[Any], name: Any, values: Mapping[str, Any], where: str) -> Any:
     if not isinstance(name, str):
-        raise ConfigError(f"{where}: the name must be a text. Got {name!r}.")
+        raise ConfigError(f"{where}: the name must be a string. Got {name!r}.")
     try:
         return registry.create(name, **values)
     except (InputError, ParameterError, UnknownNameError) as error:
@@ -356,7 +356,7 @@ def _build(table: Mapping[str, Any]) -> Experiment:
     _check_top(table)
     name = table.get("name", "experiment")
     if not Text().admits(name):
-        raise ConfigError(f"'name' must be a text that is not empty. Got {name!r}.")
+        raise ConfigError(f"'name' must be a non-empty string. Got {name!r}.")
     seeds = _seeds(table.get("seeds", [0]))
     selectors = _selectors(table)
     settings = table.get("settings", [])

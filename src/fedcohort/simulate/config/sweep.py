@@ -108,7 +108,7 @@ def _name(label: str, raw: Any) -> str:
         return raw
     name = raw.get("name", label) if isinstance(raw, Mapping) else label
     if not isinstance(name, str):
-        raise ConfigError(f"In [selectors.{label}]: the name must be a text. Got {name!r}.")
+        raise ConfigError(f"In [selectors.{label}]: the name must be a string. Got {name!r}.")
     return name
 
 

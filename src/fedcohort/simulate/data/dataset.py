@@ -349,7 +349,7 @@ def _values(name: str, what: str, values: npt.ArrayLike) -> AnyArray:
     if kinds == {str} or (kinds and all(issubclass(kind, (int, np.integer)) for kind in kinds)):
         return np.array(listed).reshape(array.shape)
     found = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise InputError(f"The {what}s of {name!r} must be texts or whole numbers, all of one kind. Got {found}.")
+    raise InputError(f"The {what}s of {name!r} must be strings or whole numbers, all of one kind. Got {found}.")
 
 
 def _targets(
