@@ -33,7 +33,6 @@ _OF_ROUNDS = {
     "cohort_size": "pass busy, the number of clients at work",
     "spares": "a client that fails is replaced at once",
     "min_replies": "pass buffer, the number of answers that make a model",
-    "late": "every answer counts, whenever it comes",
     "filter": "filters compare the models of a round",
     "late": "an answer counts whenever it comes within the deadline, by its staleness",
 }
