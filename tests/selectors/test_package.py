@@ -6,7 +6,6 @@ import pkgutil
 
 from fedcohort import Selector, selectors
 from fedcohort.core.protocol import SELECTORS
-from fedcohort.selectors.baselines import asynchronous
 
 
 def test_every_selector_of_the_package_is_exported_and_registered():
@@ -15,6 +14,6 @@ def test_every_selector_of_the_package_is_exported_and_registered():
         for _, item in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(item, Selector) and item.__module__ == module.name and not inspect.isabstract(item):
                 found.add(item)
-    exported = {getattr(package, name) for package in (selectors, asynchronous) for name in package.__all__}
+    exported = {getattr(selectors, name) for name in selectors.__all__}
     assert exported == found
     assert {SELECTORS.get(item.name) for item in exported} == exported

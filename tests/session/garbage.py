@@ -416,6 +416,7 @@ def live() -> list[Recipe]:
 
     from fedcohort.hosts.flower import (
         Answers,
+        AsyncCohortStrategy,
         CohortStrategy,
         Facts,
         Private,
@@ -438,6 +439,21 @@ def live() -> list[Recipe]:
                 "spares": 0,
                 "deadline": None,
                 "query_deadline": 60.0,
+            },
+        ),
+        Recipe(
+            "AsyncCohortStrategy",
+            AsyncCohortStrategy,
+            lambda: {
+                "selector": "uniform",
+                "strategy": FedAvg(),
+                "busy": 3,
+                "buffer": 2,
+                "period": None,
+                "aggregator": "fedbuff",
+                "journal": None,
+                "seed": 0,
+                "deadline": None,
             },
         ),
         Recipe("Answers", Answers, lambda: {"facts": None, "losses": None}),

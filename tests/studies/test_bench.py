@@ -365,8 +365,13 @@ def test_what_is_run_is_frozen_first_and_changes_with_code_and_parameters(tmp_pa
     own = tmp_path / "own.py"
     own.write_text(code)
     before = frozen({"name": f"{own}:Mine"})
+    mine = type(SELECTORS.create(f"{own}:Mine"))
+    known = code_hash(mine)
     own.write_text(code + "\n# another thought\n")
-    assert code_hash(type(SELECTORS.create(f"{own}:Mine"))) != before.selectors["mine"]
+    assert code_hash(mine) == known
+    own.write_text(code.replace("'mine'", "'yours'"))
+    assert code_hash(mine) != known
+    assert before.selectors["mine"] not in (known, plain.selectors["mine"])
     plain.write(tmp_path)
     assert Frozen.read(tmp_path) == plain
     with pytest.raises(InputError, match="changed after its report seeds"):

@@ -412,10 +412,5 @@ class Selector(Parameterized, ABC, Generic[State]):
         return dataclasses.replace(fresh, **changes)  # type: ignore[no-any-return]
 
 
-SELECTORS: Registry[Selector[Any]] = Registry(
-    "selector",
-    package="fedcohort.selectors",
-    base=Selector,
-    more=("fedcohort.selectors.baselines.asynchronous",),
-)
+SELECTORS: Registry[Selector[Any]] = Registry("selector", package="fedcohort.selectors", base=Selector)
 register = SELECTORS.register

@@ -19,7 +19,7 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -159,8 +159,6 @@ class Registry(Generic[T]):
     package : str, optional
         Dotted name of the package whose import registers fedcohort's own entries. Without one, the module that creates
         the registry also fills it.
-    more : sequence of str
-        Further modules that register entries and that the package does not import.
     base : type, optional
         The base class of all entries. With it, references to classes are accepted in place of names.
     references : bool
@@ -174,11 +172,9 @@ class Registry(Generic[T]):
         base: type[T] | None = None,
         *,
         references: bool = False,
-        more: Sequence[str] = (),
     ) -> None:
         self.kind = kind
         self.package = package
-        self._more = more
         self.base = base
         self.references = references or base is not None
         self._references: dict[Callable[..., T], str] = {}
@@ -210,9 +206,6 @@ class Registry(Generic[T]):
             # This waits for an import in another thread, but returns at once if this thread is inside that import.
             module = importlib.import_module(self.package)
             self._package_imported = not getattr(module.__spec__, "_initializing", False)
-            if self._package_imported:
-                for name in self._more:
-                    importlib.import_module(name)
         return self._package_imported
 
     def _fill(self) -> bool:

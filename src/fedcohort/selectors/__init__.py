@@ -2,6 +2,7 @@
 
 from fedcohort.selectors.baselines.active_fl import ActiveFL
 from fedcohort.selectors.baselines.astraea import Astraea
+from fedcohort.selectors.baselines.asynchronous import AsyncOort, FedCompass, Pisces
 from fedcohort.selectors.baselines.clustered import Clustered
 from fedcohort.selectors.baselines.delta import Delta
 from fedcohort.selectors.baselines.divfl import DivFL
@@ -44,6 +45,7 @@ __all__ = [
     "ActiveFL",
     "All",
     "Astraea",
+    "AsyncOort",
     "Balanced",
     "BlindFedCBS",
     "Bounded",
@@ -59,6 +61,7 @@ __all__ = [
     "FedCS",
     "FedCmTs",
     "FedCmUcb",
+    "FedCompass",
     "FedCor",
     "FedCucb",
     "FedRank",
@@ -72,6 +75,7 @@ __all__ = [
     "NeuralBandit",
     "NeuralBanditAdvantage",
     "Oort",
+    "Pisces",
     "PowerOfChoice",
     "PyramidFL",
     "RbcsF",

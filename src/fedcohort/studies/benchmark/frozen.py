@@ -1,6 +1,7 @@
 """The rule for claiming: what was run is frozen before it is run, and results of something else are not put beside it.
 
 A tag is a hash of the suite's version and of each selector's code and parameters. It is written before the first round.
+Comments and docstrings are not code.
 Whoever changes a selector gets another tag; a folder is continued and pieces are merged only under one tag.
 """
 
@@ -10,7 +11,9 @@ import ast
 import hashlib
 import importlib.util
 import inspect
+import io
 import json
+import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,11 +117,30 @@ def together(folders: Sequence[Path]) -> Frozen | None:
 
 
 def code_hash(cls: type, *more: str) -> str:
-    """Return the SHA-256 of the files that a class and what it imports of our selectors are written in."""
+    """Return the SHA-256 of the code of the files that a class and what it imports of our selectors are written in."""
     known = hashlib.sha256("\0".join(more).encode())
-    for content in sorted(sources(cls)):
-        known.update(hashlib.sha256(content).digest())
+    for code in sorted(_code(content) for content in sources(cls)):
+        known.update(hashlib.sha256(code.encode()).digest())
     return known.hexdigest()
+
+
+def _code(content: bytes) -> str:
+    r"""Return the lines of a source without comments, docstrings and blank lines.
+
+    >>> print(_code(b'def f():  # why\n    "What."\n\n    return "# 1"\n'))
+    def f():
+        return "# 1"
+    """
+    lines = content.decode().splitlines()
+    for token in tokenize.tokenize(io.BytesIO(content).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            text = node.body[0]
+            lines[text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)  # type: ignore[operator]
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def sources(cls: type) -> list[bytes]:

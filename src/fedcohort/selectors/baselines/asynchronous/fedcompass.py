@@ -69,7 +69,7 @@ class FedCompass(Selector[CompassState]):
     """
 
     one_at_a_time = True
-    picks_by: ClassVar[str] = "Every candidate is equally likely; the score is how long its usual work takes."
+    picks_by: ClassVar[str] = "Clients are drawn by chance, all equally likely; the score is how long usual work takes."
     part_meanings: ClassVar[Mapping[str, str]] = {"seconds": "how long its usual work takes"}
     checked_params: ClassVar[ParamSets] = {
         "no freedom": {"least": 1.0, "most": 1.0},

@@ -44,7 +44,7 @@ class Pisces(Selector[PiscesState]):
     never reported is drawn, else the one with the largest :math:`U_k` is taken. Losses are watched: whose loss DBSCAN
     calls an outlier among those of the last five models loses a credit, and without credits it is never asked again.
 
-    Symbols: |B_k| = clients.sizes, the root = Signal.LOSS_RMS, staleness = Signal.STALENESS, beta = ``discount``,
+    Symbols: :math:`|B_k|` = clients.sizes, the root = Signal.LOSS_RMS, tau = Signal.STALENESS, beta = ``discount``,
     epsilon = ``exploration`` times ``decay`` for every model, at least ``least_exploration``; DBSCAN's radius =
     ``radius``, its least number of neighbours = half the clients at work; credits = ``credits``.
 

@@ -84,8 +84,9 @@ class Balanced(Selector[BalanceState]):
     which counts :math:`\lambda` = ``past``, the one before that :math:`\lambda^2`; models that were lost do not count.
     So what one cohort lacks the next one has. :math:`\epsilon` is the imbalance that balanced data shows by chance.
     e_n is client n's lead: its turns less the mean of the candidates', and a random part of a turn, so that cohorts of
-    clients that are alike do not repeat; gamma = ``coverage``. A turn is :math:`1 / r_n` cohorts. The rate r_n is 1 on average and higher for the few that hold a rare class, such that the data of all
-    clients together are balanced (see ``balancing_rates``); between 1/2 and 2.
+    clients that are alike do not repeat; gamma = ``coverage``. A turn is :math:`1 / r_n` cohorts. The rate r_n is 1 on
+    average and higher for the few that hold a rare class, such that the data of all clients together are balanced (see
+    ``balancing_rates``); between 1/2 and 2.
 
     Where rates mend less than half of the imbalance of all data together (everybody writes more digits than letters),
     the federation is taken as it is: rates are 1, and QCID is the distance to the mix of all data.
@@ -203,8 +204,8 @@ class Balanced(Selector[BalanceState]):
         first, eligible = first_and_eligible(lead, slate.size, self.slack)
         group, floor, luck = self._group(state, slate)
         before = 0 if slate.busy is None else len(slate.busy)
-        # Where all clients are alike, the best cohort would be the same each time everybody's turn has come, and clients
-        # would meet the same others for ever. A random part of a turn mixes them, and weighs less than balance.
+        # Where all clients are alike, the best cohort would be the same each time everybody's turn has come, and
+        # clients would always meet the same others. A random part of a turn mixes them, and weighs less than balance.
         turn = self.coverage * (lead + rng.random(len(lead)))
         draw = Objective(group, turn, eligible, self._seconds(state, slate), floor, luck, before)
         for position in np.flatnonzero(first).tolist():
