@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import pytest
@@ -30,3 +33,19 @@ def test_both_hosts_can_be_imported_by_one_process() -> None:
     from fedcohort.hosts.flower import CohortStrategy
 
     assert CohortController("uniform").num_rounds == 5 and CohortStrategy("uniform").seed == 0
+
+
+def test_flares_own_runner_of_flower_apps_passes_an_option_that_flower_refuses() -> None:
+    """The reason in docs/flare.md why there is no bridge. When this fails, try the bridge again."""
+    pytest.importorskip("flwr")
+    from nvflare.app_opt.flower import applet
+
+    option = "--serverappio-api-address"
+    assert option in inspect.getsource(applet)
+    code = (
+        "import sys; from importlib.metadata import entry_points; "
+        f"sys.argv = ['flower-superlink', '--insecure', '{option}', '127.0.0.1:9091']; "
+        "(found,) = entry_points(group='console_scripts', name='flower-superlink'); found.load()()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and option in done.stderr
