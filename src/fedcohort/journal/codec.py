@@ -34,7 +34,7 @@ def pack_indices(array: IntArray) -> bytes:
     """Return indices of clients as :func:`pack` does, in as few bytes as the largest of them needs.
 
     >>> len(pack_indices(np.arange(10))), unpack(pack_indices(np.arange(3)))
-    (29, array([0, 1, 2]))
+    (31, array([0, 1, 2]))
     """
     narrow = narrowest(array)
     header = f'["<i8", {list(array.shape)}, "{narrow}"]'.encode()

@@ -72,7 +72,7 @@ class Coverage:
         """One sentence when the federation is badly covered, else None.
 
         >>> Coverage(539, 40, 12, 466.3, 0, 63.0, 300).warning
-        '12 of 539 clients did all the training since round 40, uniform cohorts would have reached 466'
+        '12 of 539 clients did all the training since round 40; uniform cohorts would have reached 466'
         """
         if not (self.narrow or self.starved):
             return None
@@ -97,7 +97,7 @@ class Tally:
     >>> for round_ in range(50):
     ...     tally.add(round_, np.array([3, 4, 7, 8, 9]))
     >>> tally.coverage().warning
-    '5 of 100 clients did all the training since round 10, uniform cohorts would have reached 87; 95 never trained'
+    '5 of 100 clients did all the training since round 10; uniform cohorts would have reached 87; 95 never trained'
     """
 
     def __init__(self, clients: int) -> None:
@@ -233,7 +233,7 @@ def sentences(runs: Iterable[tuple[str, Coverage]]) -> list[str]:
 
     >>> bad, good = Coverage(50, 10, 5, 40.0, 45, 1.0, 99), Coverage(50, 10, 41, 40.0, 0, 1.0, 99)
     >>> sentences([("flash", good), ("flash", bad), ("uniform", good)])
-    ['flash: 5 of 50 clients did all the training since round 10, uniform cohorts would have reached 40; 45 never \
+    ['flash: 5 of 50 clients did all the training since round 10; uniform cohorts would have reached 40; 45 never \
 trained (1 of 2 runs).']
     """
     by_label: dict[str, list[str | None]] = {}

@@ -164,7 +164,10 @@ def sent(grid: ScriptedGrid, client: Any) -> list[tuple[int, int, int]]:
     return [(grid.tickets[c["fedcohort.seed"]], client(node), c["server-round"] - 1) for node, c in configs]
 
 
-@pytest.mark.parametrize("name", ["uniform", "balanced", "fedcbs"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("uniform", marks=pytest.mark.slow), "balanced", pytest.param("fedcbs", marks=pytest.mark.slow)],
+)
 def test_a_thousand_dispatches_are_the_simulators(name: str, tmp_path: Path) -> None:
     models = 310
     group = simulate(tmp_path / "simulated", [name], models)

@@ -21,7 +21,7 @@ from fedcohort.hosts.flow import FlowPolicy
 from fedcohort.hosts.flower.flow_host import FlowerFlowHost
 from fedcohort.hosts.flower.run import LiveRun
 from fedcohort.hosts.flower.strategy import CohortStrategy, create_part
-from fedcohort.hosts.flower.wrapped_strategy import changes_shape, private_cohort_size
+from fedcohort.hosts.flower.wrapped_strategy import changes_shape, check_strategy, private_cohort_size
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.live_flow import play_flow
 from fedcohort.session.session import Session
@@ -91,6 +91,8 @@ class AsyncCohortStrategy(CohortStrategy):
                 hint="the wrapped strategy may be FedAdam or another of Flower's strategies",
             )
         self.aggregator = found
+        if strategy is not None:
+            check_strategy(strategy)
         for what, refused in (
             ("adds noise for a cohort", strategy is not None and private_cohort_size(strategy) is not None),
             ("adds trees", strategy is not None and changes_shape(strategy)),
