@@ -77,6 +77,11 @@ PAGES = {
     "testing": "Testing",
 }
 UNDOCUMENTED = {"cli"}
+# Of these packages the reference shows what they export, and not the modules inside.
+INTERNAL = (
+    *("simulate.engine", "simulate.processes", "simulate.rounds", "simulate.leaderboard", "simulate.store"),
+    *("journal", "studies.papers", "report.dashboard", "hosts.flower", "hosts.flare", "privacy"),
+)
 
 
 # Every name of ``fedcohort.__all__``, and why a user needs it.
@@ -125,8 +130,10 @@ def _public_modules(package: str) -> list[str]:
     with mock(autodoc_mock_imports):
         found = [module.name for module in pkgutil.walk_packages(root.__path__, f"{package}.")]
     found = [name for name in found if not any(part.startswith("_") for part in name.split("."))]
+    inside = tuple(f"fedcohort.{name}." for name in INTERNAL)
     used = {getattr(getattr(fedcohort, name), "__module__", "") for name in fedcohort.__all__}
-    return [package, *sorted(found, key=lambda name: name not in used)]
+    open_ = [name for name in found if name in used or not name.startswith(inside)]
+    return [package, *sorted(open_, key=lambda name: name not in used)]
 
 
 def write_reference(app: Any) -> None:
@@ -140,8 +147,12 @@ def write_reference(app: Any) -> None:
     for name, title in PAGES.items():
         blocks = [f"# {title}\n"]
         for module in _public_modules(f"fedcohort.{name}"):
-            # Names that a package re-exports from its modules are described in those modules only.
-            directive = f".. automodule:: {module}\n   :members:\n   :ignore-module-all:"
+            directive = (
+                _exports(module)
+                if module.removeprefix("fedcohort.") in INTERNAL
+                # Names that a package re-exports from its modules are described in those modules only.
+                else (f".. automodule:: {module}\n   :members:\n   :ignore-module-all:")
+            )
             blocks.append(f"```{{eval-rst}}\n{module}\n{'-' * len(module)}\n\n{directive}\n```\n")
         (GENERATED / f"{name}.md").write_text("\n".join(blocks))
     results.write_pages(RESULTS / "results")
@@ -151,6 +162,21 @@ def write_reference(app: Any) -> None:
     (GENERATED / "results.md").write_text(results.index())
     tutorial = notebook.page(HERE.parent / "examples" / "tutorial.ipynb", Path(app.doctreedir))
     (GENERATED / "tutorial.md").write_text(tutorial)
+
+
+def _exports(package: str) -> str:
+    """Return directives for a package's text and what it exports."""
+    with mock(autodoc_mock_imports):
+        found = importlib.import_module(package)
+        things = [getattr(found, name) for name in getattr(found, "__all__", ())]
+    things = [thing for thing in things if getattr(thing, "__module__", "").startswith(f"{package}.")]
+    blocks = [f".. automodule:: {package}\n   :no-members:"]
+    for thing in things:
+        if inspect.isclass(thing):
+            blocks.append(f".. autoclass:: {thing.__module__}.{thing.__qualname__}\n   :members:")
+        elif inspect.isfunction(thing):
+            blocks.append(f".. autofunction:: {thing.__module__}.{thing.__qualname__}")
+    return "\n\n".join(blocks)
 
 
 def _surface() -> str:
