@@ -22,6 +22,7 @@ _NAMES = {
     "fedacs": "FedACS",
     "cmfl": "CMFL",
     "fedacs-update": "FedACS with local updates as insight",
+    "fedacs-near": "fedacs-near (ours)",
     "balanced": "balanced (ours)",
 }
 _TARGET = {"cifar10": 0.65, "fashion-mnist": 0.86}
@@ -65,6 +66,7 @@ def _tables(data: str) -> Study:
         "fedacs": {},
         "fedacs-update": {"name": "fedacs", "insight": "update"},
         "cmfl": {"name": "uniform", "filter": {"name": "cmfl"}},
+        "fedacs-near": {},
         "balanced": {},
     }
     parts = {

@@ -19,6 +19,7 @@ _NAMES = {
     "fed-cucb": "Fed-cucb",
     "astraea": "Fed-cucb+ (Astraea)",
     "fedcbs": "Fed-CBS",
+    "fedcbs-chance": "fedcbs-chance (ours)",
     "balanced": "balanced (ours)",
 }
 _LOCAL = {"batch_size": 50, "epochs_of_largest": 5, "lr": 0.01, "lr_decay": 0.9992, "weight_decay": 5e-4}
@@ -38,6 +39,7 @@ _SELECTORS: dict[str, Any] = {
     "fed-cucb": {},
     "astraea": {"turns": False},
     "fedcbs": {},
+    "fedcbs-chance": {},
     "balanced": {},
 }
 _ALPHAS = (0.1, 0.2, 0.5)
@@ -147,7 +149,6 @@ def _writers() -> Study:
         "fedcbs-chance": {},
         "balanced": {},
     }
-    names["fedcbs-chance"] = "fedcbs-chance (ours)"
     return Study(
         "fedcbs-femnist",
         {"few": part("few", 8, few), "more": part("more", 31, {"uniform": {}})},
