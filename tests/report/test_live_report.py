@@ -101,7 +101,7 @@ def test_what_shadows_would_have_meant_is_counted_over_all_rounds(live: Any) -> 
     usual = np.where(np.isin(np.arange(8), list(known)), SECONDS, np.median(SECONDS[sorted(known)]))
     expected = [np.mean([usual[p[key]].max() for p in past]) for key in ("clients", "shadow")]
     assert cbs.seconds == pytest.approx(tuple(expected))
-    assert f"{cbs.same:.0%} of its picks were picked" in cbs.sentence() and "QCID" in cbs.sentence()
+    assert f"{cbs.same:.0%} of its picks were really picked" in cbs.sentence() and "QCID" in cbs.sentence()
 
 
 def test_only_what_may_change_is_read_again(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def reproduce(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Reproduce a paper's table or figure beside the published one.
+    """Reproduce a paper's table or figure next to the published one.
 
     Compares the published numbers with ours, ratio by ratio, and says which of the paper's claims hold. Writes NAME.md,
     NAME.html and NAME.json, and a record of the runs that several tables share. Exits with status 75 if it stopped
@@ -107,7 +107,7 @@ def reproduce(
             print_tables(tables_of(exhibit, record), out())
             held = sum(verdict.state == "holds" for verdict in judge(exhibit, record))
             judged = "nothing is judged" if quick else f"{held} claims hold"
-            say(console, f"{exhibit.name}: {judged}; pages beside {out_dir / exhibit.name}.md")
+            say(console, f"{exhibit.name}: {judged}; see {out_dir / exhibit.name}.md or .html")
     if not outcome.finished:
         say(console, "stopped; run the same command to continue")
         raise typer.Exit(_STOPPED)
