@@ -18,6 +18,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
 from fedcohort.report.account import JournalHistory, account, read_account
 from fedcohort.report.dashboard.sessions import JournalItem
+from fedcohort.report.live_page import ending
 from fedcohort.selectors import FedCBS, PowerOfChoice, Uniform
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session import Session
@@ -69,6 +70,15 @@ def run(*arguments: str) -> str:
     done = CliRunner().invoke(app, list(arguments))
     assert done.exit_code == 0, done.output
     return done.output
+
+
+def test_clients_that_have_not_reported_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "half.sqlite"
+    with Session(Uniform(), ClientTable(names=NAMES), seed=5, journal=path) as session:
+        cohort = session.ask(RoundRequest(4))
+        status = [Status.OK, Status.FAILED]
+        session.tell(RoundReport(cohort.ticket, cohort.clients[:2], status, complete=False))
+        assert "Asked, but no report yet: 2 clients." in ending(read_account(path))
 
 
 def test_the_account_says_what_was_played(live: Any) -> None:

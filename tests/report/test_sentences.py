@@ -345,8 +345,8 @@ def test_ranks_over_settings_say_so():
     ]
     every = boards(made, Options())
     text = figures.ranks(made[0], every[0], [every[0], every[0], every[0]]).sentence
-    assert "Over 3 settings" in text and "settings like these" in text
-    assert "settings like these" not in figures.ranks(made[0], every[0]).sentence
+    assert "Over 3 settings" in text and "Over all settings" in text
+    assert "Over all settings" not in figures.ranks(made[0], every[0]).sentence
 
 
 def test_ranks_claim_a_difference_only_where_there_is_one():

@@ -249,11 +249,11 @@ def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = (
         return None
     before = so_far(setting)
     about = (
-        f" Ranks are by terminal {board.metric.name}: within each seed of one setting, which says what to expect of "
-        "its other seeds"
-        + (", and by the means over seeds within each of all settings, which is about settings like these" * several)
-        + ". Friedman's test, then Nemenyi's critical difference at 5%. A bar joins selectors that cannot be told "
-        "apart; which ones can depends on the others that are compared."
+        f" Ranks are by terminal {board.metric.name}. Within a setting, each seed is ranked; the result holds for "
+        "other seeds."
+        + (" Over all settings, the means over seeds are ranked; the result holds for similar settings." * several)
+        + " Friedman's test, then Nemenyi's critical difference at 5%. A bar joins selectors that cannot be told "
+        "apart, which also depends on the other selectors."
     )
     spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
     return Figure("ranks", "All against all", before + " ".join(sentences) + about, spec)

@@ -124,9 +124,10 @@ def ending(found: Account) -> list[str]:
         )
     elif asked:
         lines.append(f"All {asked} times a client was asked to train, it returned a valid model.")
-    training = sum(len(r.clients) for r in found.rounds if r.seconds is None and r.abandoned is None)
+    going = [r for r in found.rounds if r.seconds is None and r.abandoned is None]
+    training = sum(len(r.clients) - r.sound - len(r.failures) for r in going)
     if training:
-        lines.append(f"Asked and not reported on yet: {quantity(training, 'client')}.")
+        lines.append(f"Asked, but no report yet: {quantity(training, 'client')}.")
     given_up = sum(r.abandoned is not None for r in found.rounds)
     if given_up:
         lines.append(f"{quantity(given_up, 'cohort')} {'was' if given_up == 1 else 'were'} abandoned and chosen again.")
@@ -269,7 +270,7 @@ def _outcomes(found: Account) -> Figure | None:
         return None
     by_status: dict[str, list[int]] = {}
     for i, r in enumerate(closed):
-        by_status.setdefault("sound models", [0] * len(closed))[i] = r.sound
+        by_status.setdefault("valid models", [0] * len(closed))[i] = r.sound
         for what in r.failures.values():
             by_status.setdefault(what.split(":")[0].lower(), [0] * len(closed))[i] += 1
     series = [
