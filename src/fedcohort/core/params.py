@@ -61,11 +61,8 @@ class Interval(Constraint):
 
     def admits(self, value: object) -> bool:
         """Whether ``value`` is a number of the kind inside the interval."""
-        if isinstance(value, bool):
-            return False
-        if self.kind is int and not isinstance(value, numbers.Integral):
-            return False
-        if not isinstance(value, numbers.Real):
+        kind = numbers.Integral if self.kind is int else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, kind):
             return False
         try:
             number = float(value)
@@ -75,11 +72,9 @@ class Interval(Constraint):
             return False
         if isinstance(value, numbers.Integral):
             number = int(value)  # compare large integers exactly, without rounding to float
-        if self.low is not None and (number < self.low or (number == self.low and self.closed in ("right", "neither"))):
-            return False
-        return self.high is None or not (
-            number > self.high or (number == self.high and self.closed in ("left", "neither"))
-        )
+        low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
+        above = number > low or (number == low and self.closed in ("left", "both"))
+        return above and (number < high or (number == high and self.closed in ("right", "both")))
 
     def describe(self) -> str:
         """Name the kind and the interval."""

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.core.protocol import Status
 from fedcohort.core.signals import METRIC_SIGNALS, Signal, VectorOf, vectors_of
 from fedcohort.core.vectors import OutputLayer, needs_output_layer, vector_signal
 from fedcohort.hosts.wire import Value
+from fedcohort.training.filters import Filter, KeepAll, Replies, checked_decision
 
 MEASURED = frozenset(vectors_of(METRIC_SIGNALS, "update"))
 """What the server works out from models, without any client's help."""
+
+
+class CheckedReply(Protocol):
+    """What every host's checks say about a reply."""
+
+    @property
+    def status(self) -> Status:
+        """OK for a model that may enter the average."""
+
+    @property
+    def values(self) -> Mapping[Signal, Value]:
+        """What the client reported, and how long it took."""
+
+    @property
+    def gradient(self) -> FloatArray | None:
+        """The full-batch gradient it reported."""
 
 
 class Measures:
@@ -53,6 +72,44 @@ class Measures:
         self._sent_gradients = gradients
         self._output = output
 
+    @classmethod
+    def of(
+        cls,
+        replies: Sequence[CheckedReply],
+        samples: FloatArray,
+        *,
+        sent: Callable[[], FloatArray],
+        model: Callable[[Any], FloatArray],
+        output: Callable[[], OutputLayer],
+    ) -> Measures:
+        """Return the measures of replies after a host's checks.
+
+        Parameters
+        ----------
+        samples : (r,) float array
+            What each reply weighs; 0 where it is not sound.
+        sent : callable
+            Returns the model that was sent as one (P,) vector.
+        model : callable
+            Returns the model of a sound reply as one (P,) vector.
+        output : callable
+            Returns where the output layer stands in such a vector.
+        """
+
+        def updates() -> FloatArray:
+            before = sent()
+            rows = [model(r) - before if r.status is Status.OK else np.zeros_like(before) for r in replies]
+            return np.stack(rows) if rows else np.empty((0, len(before)))
+
+        return cls(
+            np.array([reply.status is Status.OK for reply in replies], np.bool_),
+            [reply.values for reply in replies],
+            samples,
+            updates=updates,
+            gradients=[reply.gradient for reply in replies],
+            output=output,
+        )
+
     @cached_property
     def updates(self) -> FloatArray:
         """(r, P) each client's model less the one sent; zeros for replies that are not sound."""
@@ -72,17 +129,57 @@ class Measures:
 
     def column(self, signal: Signal) -> FloatArray:
         """(r,) one signal over the replies, or (r, V) where it is a vector; NaN where a reply is not sound."""
-        if isinstance(signal.how, VectorOf):
-            rows = self.updates if signal.how.vector == "update" else self._gradients
-            output = self._output() if needs_output_layer({signal}) else None
-            values = np.asarray(vector_signal(signal.how, rows, self.ok, output, self._samples), np.float64)
-        else:
-            found = [
-                given.get(signal) if ok else None for given, ok in zip(self._values, self.ok.tolist(), strict=True)
-            ]
-            if any(value is None for value in found):
-                shape = next((np.shape(value) for value in found if value is not None), ())
-                nothing = np.full(shape, np.nan)
-                found = [nothing if value is None else value for value in found]
-            values = np.array(found, np.float64)
+        values = self._computed(signal.how, signal) if isinstance(signal.how, VectorOf) else self._reported(signal)
         return values if self.all_ok else np.where(self.ok if values.ndim == 1 else self.ok[:, None], values, np.nan)
+
+    def _computed(self, how: VectorOf, signal: Signal) -> FloatArray:
+        """Return what the server works out from updates or gradients."""
+        rows = self.updates if how.vector == "update" else self._gradients
+        output = self._output() if needs_output_layer({signal}) else None
+        return np.asarray(vector_signal(how, rows, self.ok, output, self._samples), np.float64)
+
+    def _reported(self, signal: Signal) -> FloatArray:
+        """Return what clients reported; NaN, or a row of NaN, for one that did not."""
+        found = [given.get(signal) if ok else None for given, ok in zip(self._values, self.ok.tolist(), strict=True)]
+        if any(value is None for value in found):
+            shape = next((np.shape(value) for value in found if value is not None), ())
+            nothing = np.full(shape, np.nan)
+            found = [nothing if value is None else value for value in found]
+        return np.array(found, np.float64)
+
+    def also_reported(self) -> frozenset[Signal]:
+        """Return the signals that every sound reply contains in one shape, whether or not they were asked for."""
+        brought = [self._values[row] for row in self.rows.tolist()]
+        everywhere = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
+        return frozenset(s for s in everywhere if len({np.shape(values[s]) for values in brought}) == 1)
+
+    def filtered(
+        self,
+        filter_: Filter,
+        logits: Callable[[int], AnyArray] | None = None,
+        labels: AnyArray | None = None,
+    ) -> BoolArray:
+        """(r,) which replies a filter keeps.
+
+        Parameters
+        ----------
+        logits : callable, optional
+            Returns the (V, C) outputs of the model of one reply, by its place, on the server's validation set.
+        labels : (V,) array, optional
+            The classes of that set.
+        """
+        rows = self.rows
+        if not len(rows) or type(filter_) is KeepAll:
+            return self.ok
+        verdict = checked_decision(
+            filter_,
+            Replies(
+                np.ones(len(rows), np.bool_),
+                updates=lambda: self.updates[rows],
+                logits=None if logits is None else lambda: np.stack([logits(row) for row in rows.tolist()]),
+                labels=labels,
+            ),
+        )
+        kept = np.zeros(len(self.ok), np.bool_)
+        kept[rows] = verdict.kept
+        return kept

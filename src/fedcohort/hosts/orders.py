@@ -196,17 +196,22 @@ def _is_private(found: os.stat_result, owner: int, kind: Any) -> bool:
 def _read(data: bytes) -> Order | str:
     try:
         order = Order(**json.loads(data))
-        if order.rules is not None and not (isinstance(order.rules, dict) and order.rules.keys() <= _RULES):
-            known = ", ".join(sorted(_RULES))
-            raise InputError(f"The rules of an order are a table of {known}. Got {short_repr(order.rules)}.")
-        for names in (getattr(order, key) for key in _LISTS):
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise InputError(f"An order must name clients in lists of strings. Got {short_repr(names)}.")
-        if not all(isinstance(rounds, int) for rounds in order.pause.values()) or not isinstance(order.id, str):
-            raise InputError(f"An order must pause each client for a number of rounds. Got {short_repr(order.pause)}.")
+        _check_types(order)
         return order
     except (ValueError, TypeError, AttributeError, RecursionError) as error:  # InputError is a ValueError
         return str(error)
+
+
+def _check_types(order: Order) -> None:
+    """Refuse what somebody wrote into a file by hand; the rules' own values are checked when they are carried out."""
+    if order.rules is not None and not (isinstance(order.rules, dict) and order.rules.keys() <= _RULES):
+        known = ", ".join(sorted(_RULES))
+        raise InputError(f"The rules of an order are a table of {known}. Got {short_repr(order.rules)}.")
+    for names in (getattr(order, key) for key in _LISTS):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"An order must name clients in lists of strings. Got {short_repr(names)}.")
+    if not all(isinstance(rounds, int) for rounds in order.pause.values()) or not isinstance(order.id, str):
+        raise InputError(f"An order must pause each client for a number of rounds. Got {short_repr(order.pause)}.")
 
 
 def _folder(path: Path) -> Path:

@@ -580,12 +580,7 @@ class Attempts:
         size = self.policy.size_for(len(online))
         free = online if not len(busy) else online[~np.isin(online, busy)]
         if self.left_out:
-            table = self.session.table
-            out = table.indices([name for name in self.left_out if name in table])
-            # Only while enough others are there. A federation of few must continue with the clients it has.
-            others, _ = self._count_admitted(online[~np.isin(online, out)])
-            if others >= (size or max(self.policy.min_replies, 1)):
-                free = free[~np.isin(free, out)]
+            free = self._without_failed(free, online, size)
         admitted, excluded = self._count_admitted(free)
         pending = bool(self.session.pending)
         needed = size if self.policy.private and size is not None and not pending else 1
@@ -594,6 +589,14 @@ class Attempts:
         return Shortage(
             len(online), self.policy.wait_for, admitted, needed, self.session.table.names_of(busy), excluded
         )
+
+    def _without_failed(self, free: IntArray, online: IntArray, size: int | None) -> IntArray:
+        """Return those who are free without those who failed, while enough others are online."""
+        table = self.session.table
+        out = table.indices([name for name in self.left_out if name in table])
+        others, _ = self._count_admitted(online[~np.isin(online, out)])
+        # A federation of few must continue with the clients it has.
+        return free[~np.isin(free, out)] if others >= (size or max(self.policy.min_replies, 1)) else free
 
     def _count_admitted(self, clients: IntArray) -> tuple[int, tuple[str, ...]]:
         """Return how many of ``clients`` the rules admit, and why they exclude others."""
@@ -643,17 +646,15 @@ class Shortage:
         """
         long = "" if seconds is None else f" for {seconds:.0f} s"
         if self.online < self.wait_for:
-            what = f"{self.online} of {self.wait_for} clients have been online"
-            if not self.online:
-                what = "nobody has been available"
+            online = f"{self.online} of {self.wait_for} clients have been online"
+            what = online if self.online else "nobody has been available"
             return f"{what}{long}{': ' if absent else ''}{'; '.join(absent)}"
         rules = f" ({'; '.join(self.excluded[:3])})" if self.excluded else ""
         if self.needed > 1 and self.admitted:
             some = "1 client" if self.admitted == 1 else f"{self.admitted} clients"
-            what = f"{some} could be chosen{rules}, and the privacy noise is made for {self.needed}"
-            return (
-                f"{what}{',' if long else ''}{long}{f'; still at work: {join_names(self.busy)}' if self.busy else ''}"
-            )
+            at_work = f"; still at work: {join_names(self.busy)}" if self.busy else ""
+            noise = f"and the privacy noise is made for {self.needed}"
+            return f"{some} could be chosen{rules}, {noise}{',' if long else ''}{long}{at_work}"
         if rules:
             return f"the rules have admitted nobody{rules}{long}"
         if self.failed:

@@ -25,9 +25,8 @@ from fedcohort.journal.schema import TABLES
 
 VERSION = 2  # 1 left out scores, notes, numbers and times
 START = b"fedcohort chain 2"
-UNCHAINED = frozenset(
-    {"seed", "audit", "signature"}
-)  # keys of meta: the first two are in the first link, behind a nonce
+# Keys of meta: the first two are in the first link, behind a nonce, and the third is over the newest link.
+UNCHAINED = frozenset({"seed", "audit", "signature"})
 _CLOSED = "close"
 
 
@@ -208,31 +207,35 @@ class Chain:
         facts : mapping, optional
             The client table, where what the chain itself keeps of clients is to go as well.
         """
-        newest: dict[tuple[str, tuple[Any, ...]], Link] = {}
-        for link in links(self._database):
-            if link.removed or link.kind == "start":
-                continue
-            if link.kind not in PARTS:
-                if facts is not None:
+        held = [link for link in links(self._database) if not link.removed and link.kind != "start"]
+        if facts is not None:
+            for link in held:
+                if link.kind not in PARTS:
                     self._strip(link)
-                continue
-            place = (link.kind, link.key)
-            if place in newest:
-                self._strip(newest[place])  # of what was recorded again later
-            newest[place] = link
-        for (kind, key), link in newest.items():
-            payload = _row(self._database, kind, key)
+        for link in self._without_repeated([link for link in held if link.kind in PARTS]):
+            payload = _row(self._database, link.kind, link.key)
             if not link.fits(payload):
                 self._strip(link)
                 if payload is not None:
-                    self._add(kind, key, payload)
+                    self._add(link.kind, link.key, payload)
         for kind, key in list(strays(self._database, links(self._database))):  # rows that got another key
             self.add(kind, *key)
         if facts is not None:
             self._facts = {}
             self.add_table(facts)
 
+    def _without_repeated(self, held: Iterable[Link]) -> list[Link]:
+        """Return the newest link over each part of a row; those over what was recorded again later are stripped."""
+        newest: dict[tuple[str, tuple[Any, ...]], Link] = {}
+        for link in held:
+            place = (link.kind, link.key)
+            if place in newest:
+                self._strip(newest[place])
+            newest[place] = link
+        return list(newest.values())
+
     def _strip(self, link: Link) -> None:
+        """Let what a link is over be forgotten: without its salt the digest says nothing about it."""
         data = json.dumps({"digest": link.digest.hex()}).encode() + b"\n"
         self._database.change("chain", (link.number,), data=data)
 
@@ -259,9 +262,8 @@ def links(database: Database) -> Iterator[Link]:
 
     ValueError, KeyError or TypeError for one that is not what :class:`Chain` writes.
     """
-    if not database.fetch(
-        "SELECT 1 FROM sqlite_master WHERE name = 'chain'"
-    ):  # one of version 2 may have no such table
+    # A journal of version 2 may have no such table.
+    if not database.fetch("SELECT 1 FROM sqlite_master WHERE name = 'chain'"):
         return
     for number, kind, data, link in database.fetch("SELECT id, kind, data, link FROM chain ORDER BY id"):
         header, _, kept = data.partition(b"\n")

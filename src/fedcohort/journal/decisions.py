@@ -112,15 +112,7 @@ class Decisions:
             self._blocks.get(ticket) or ReplyBlock.with_status(ticket, 0.0, self._clients[ticket], Status.MISSING)
             for ticket in tickets
         ]
-        widths = {name: column.shape[1:] for block in blocks for name, column in block.metrics.items()}
-        metrics = {
-            name: np.concatenate([b.metrics.get(name, np.full((len(b.clients), *width), np.nan)) for b in blocks])
-            for name, width in widths.items()
-        }
-        clients, status, kept = (
-            np.concatenate([getattr(block, column) for block in blocks]) for column in ("clients", "status", "kept")
-        )
-        return ReplyBlock(tickets[-1], max(b.at for b in blocks), False, clients, status, kept, metrics)
+        return ReplyBlock.joined(tickets[-1], blocks)
 
     def _rows(self, database: Database, version: int, name: str, key: str, after: int) -> list[tuple[Any, ...]]:
         """Return the rows whose key is above ``after``, each as it was written."""

@@ -128,10 +128,14 @@ def _samples(journal: Journal) -> Iterator[_Number]:
     yield from _replies(journal)
     failed = sum(body["what"] == "failed" for body in journal.events(SHADOW))
     yield "fedcohort_shadows_failed_total", {}, failed
-    model: dict[str, float] = {}
-    for numbers in journal.metrics().values():
-        model.update({key: value for key, value in numbers.items() if value is not None})
-    for key, value in model.items():
+    yield from _model(journal)
+
+
+def _model(journal: Journal) -> Iterator[_Number]:
+    newest: dict[str, float] = {}
+    for numbers in journal.metrics().values():  # rounds ascending: a later number takes the place of an earlier one
+        newest.update({key: value for key, value in numbers.items() if value is not None})
+    for key, value in newest.items():
         yield "fedcohort_model", {"metric": key}, value
 
 

@@ -172,10 +172,7 @@ def run_state(journal: Journal) -> RunState:
     """Return how the run of a journal stands now."""
     if journal.path is None:
         return RunState(*(_ending(journal) or ("running", "")))
-    seal = _seal(journal)
-    last = Presence.of(journal.path)
-    if last is not None and (seal is None or last.generation != seal.generation):
-        last = None  # of an earlier process, or of one that has not opened the journal yet
+    last = _heartbeat(journal, journal.path)
     alive = _is_alive(journal.path, last)
     if alive and last is not None:
         return RunState("waiting" if last.state == "waiting" else "running", last.why, last.since, last)
@@ -196,6 +193,13 @@ def run_state(journal: Journal) -> RunState:
         None,
         last,
     )
+
+
+def _heartbeat(journal: Journal, path: Path) -> Presence | None:
+    """Return the last heartbeat about this opening of the journal, if there is one."""
+    seal, last = _seal(journal), Presence.of(path)
+    # Another generation is of an earlier process, or of one that has not opened the journal yet.
+    return last if last is not None and seal is not None and last.generation == seal.generation else None
 
 
 def run_state_before(path: Path) -> RunState | None:

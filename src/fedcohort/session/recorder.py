@@ -74,7 +74,6 @@ class EventRecorder:
         picks: Mapping[str, ShadowPick],
         own: StatefulSelector,
         shadows: Shadows,
-        failed: Mapping[str, str],
         eligibility: Eligibility | None,
     ) -> None:
         """Record a cohort, why it was chosen, and what the shadows would have picked."""
@@ -103,6 +102,7 @@ class EventRecorder:
             for name, pick in picks.items():
                 journal.add_scores(cohort.ticket, name, pick.picked, pick.scores, pick.note)
             self._save_states((own, *shadows.running.values()))
+            failed = {name: str(pick.note) for name, pick in picks.items() if pick.failed}
             self._drop(failed, shadows, cohort.round)
             if eligibility is not None and eligibility.reasons:
                 journal.add_exclusions(cohort.ticket, eligibility.codes, eligibility.reasons)

@@ -149,20 +149,23 @@ class ScriptedHost:
                 if cohort.stop:
                     break
                 nobody = not cohort.size
-                at_work = frozenset(c for one in pending for c in one.clients.tolist())
+                at_work = frozenset(np.concatenate([[], *(one.clients for one in pending)]).astype(int).tolist())
                 trace += [(at_work, client) for client in cohort.clients.tolist()]
             else:
-                one = pending[int(draw.integers(len(pending)))]
-                status = Status.FAILED if draw.random() < 0.2 else Status.OK
-                session.tell(self.report(one, [int(status)]))
+                sound += self._answer_one(session, draw)
                 nobody = False
-                if status is Status.OK:
-                    sound.append(one.ticket)
             if reopen:
                 session.close()
                 session = open_session()
         session.close()
         return trace
+
+    def _answer_one(self, session: Session, draw: np.random.Generator) -> list[int]:
+        """Let one of the clients at work answer, or fail; return its ticket if it brought a model."""
+        one = session.pending[int(draw.integers(len(session.pending)))]
+        status = Status.FAILED if draw.random() < 0.2 else Status.OK
+        session.tell(self.report(one, [int(status)]))
+        return [one.ticket] if status is Status.OK else []
 
 
 def failing(cohort: Cohort) -> list[int]:

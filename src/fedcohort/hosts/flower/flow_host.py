@@ -19,13 +19,14 @@ from fedcohort.hosts.flow import Answered, Flow, batch_seed
 from fedcohort.hosts.flower.averaging import Average
 from fedcohort.hosts.flower.checkpoint import AnswerFiles, WaitingAnswer
 from fedcohort.hosts.flower.evaluation import scalars
-from fedcohort.hosts.flower.host import CHECKPOINT, FlowerHost, log_corrections, log_failures
+from fedcohort.hosts.flower.host import FlowerHost, log_corrections, log_failures
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.replies import Checked, measures_of, move_update, sample_counts, with_weight
 from fedcohort.hosts.flower.wrapped_strategy import GridView, taking_all
 from fedcohort.hosts.live import Aggregation
 from fedcohort.hosts.live_flow import FlowHost, Taken
 from fedcohort.hosts.round import Reply
+from fedcohort.hosts.run_record import CHECKPOINT
 from fedcohort.training.aggregators import Members, Mix, fitting
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         self._answers[cohort.ticket] = answer
         log_corrections(cohort.round, {reply.client: texts})
         measures = measures_of(model, [checked], sample_counts([checked]))
-        return Taken(self._columns(measures, [checked]), texts)
+        return Taken(self._columns(measures), texts)
 
     # -- models -------------------------------------------------------------------------------------------------------
 

@@ -58,6 +58,26 @@ __all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "Ro
 T = TypeVar("T")
 log = logging.getLogger("flwr.fedcohort")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+_ANY_NUMBER, _COUNT = Interval(int, 0, None), Interval(int, 1, None)
+_SECONDS = _POSITIVE = Interval(float, 0, None, "neither")
+_CONSTRAINTS: Mapping[str, Constraint] = {
+    "seed": _ANY_NUMBER,
+    "cohort_size": Optional(_COUNT),
+    "spares": _ANY_NUMBER,
+    "deadline": DEADLINE,
+    "late": LATE_REPLIES,
+    "query_deadline": Optional(_SECONDS),
+    "wait_for": Optional(_COUNT),
+    "patience": _SECONDS,
+    "tries": _COUNT,
+    "describe_every": Optional(_SECONDS),
+    "classes": Optional(_COUNT),
+    "min_replies": _COUNT,
+    "max_share": Optional(Interval(float, 0, 1, "right")),
+    "max_update_norm": Optional(_POSITIVE),
+    "keep_checkpoints": _COUNT,
+    "registered_only": Boolean(),
+}
 
 
 @dataclass(frozen=True)
@@ -194,41 +214,8 @@ class CohortStrategy(Strategy):
         checkpoints: str | Path | None = None,
         keep_checkpoints: int = 2,
     ) -> None:
-        count, seconds = Interval(int, 1, None), Interval(float, 0, None, "neither")
-        _check("seed", seed, Interval(int, 0, None))
-        _check("cohort_size", cohort_size, Optional(count))
-        _check("spares", spares, Interval(int, 0, None))
-        _check("deadline", deadline, DEADLINE)
-        _check("late", late, LATE_REPLIES)
-        _check("query_deadline", query_deadline, Optional(seconds))
-        _check("wait_for", wait_for, Optional(count))
-        _check("patience", patience, seconds)
-        _check("tries", tries, count)
-        _check("describe_every", describe_every, Optional(seconds))
-        _check("classes", classes, Optional(count))
-        _check("min_replies", min_replies, count)
-        _check("max_share", max_share, Optional(Interval(float, 0, 1, "right")))
-        _check("max_update_norm", max_update_norm, Optional(seconds))
-        _check("keep_checkpoints", keep_checkpoints, count)
-        _check("registered_only", registered_only, Boolean())
-        for name, value, kind in (("rules", rules, Rules), ("validation", validation, ServerValidation)):
-            if value is not None and not isinstance(value, kind):
-                raise ParameterError(
-                    f"The {name!r} parameter of CohortStrategy must be {kind.__name__}. Got {short_repr(value)}.",
-                    hint=f"pass {name}={kind.__name__}(...)",
-                )
-        self.selector = create_part("selector", selector, Selector, SELECTORS)
-        self.strategy = self._wrapped(strategy, max_update_norm)
-        self._warn_of_bias()
-        if filter is None and Signal.KEPT in self.selector.requires:
-            filter = FILTERS.create(self.selector.default_filter)
-        self.filter = KeepAll() if filter is None else create_part("filter", filter, Filter, FILTERS)
-        self._check_needs(validation)
-        self._check_late(late)
-        self.validation = validation
-        self.journal = None if journal is None else place(journal)
         self.seed = seed
-        self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
+        self.cohort_size = cohort_size
         self.spares = spares
         self.deadline = deadline
         self.late = late
@@ -241,23 +228,53 @@ class CohortStrategy(Strategy):
         self.min_replies = min_replies
         self.max_share = max_share
         self.max_update_norm = max_update_norm
-        self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
+        self.validation = validation
         self.labels = labels
-        if sign is not None:
-            if not audit:
-                raise InputError("Only a journal with audit=True is signed.", hint="pass audit=True, or no 'sign'")
-            Signer(sign)  # one that cannot be read is named now, not when the clients are there
         self.audit = audit
         self.sign = sign
-        self.rules = None if rules is None else rules.with_names(normal_form)
         self.registered_only = registered_only
+        self.keep_checkpoints = keep_checkpoints
+        self._check_values()
+        _check_kind("rules", rules, Rules)
+        _check_kind("validation", validation, ServerValidation)
+        self.selector = create_part("selector", selector, Selector, SELECTORS)
+        self.strategy = self._wrapped(strategy, max_update_norm)
+        self._warn_of_bias()
+        if filter is None and Signal.KEPT in self.selector.requires:
+            filter = FILTERS.create(self.selector.default_filter)
+        self.filter = KeepAll() if filter is None else create_part("filter", filter, Filter, FILTERS)
+        self._check_needs(validation)
+        self._check_late(late)
+        self._check_signature()
+        self.journal = None if journal is None else place(journal)
+        self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
+        self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
+        self.rules = None if rules is None else rules.with_names(normal_form)
         self.leases = None if leases is None else Path(leases)
         self.json_log = None if json_log is None else Path(json_log)
         if checkpoints is None and self.journal is not None:
             checkpoints = self.journal.with_name(f"{self.journal.name}.checkpoints")
         self.checkpoints = None if checkpoints is None else Checkpoints(checkpoints, keep_checkpoints)
+        # Tests put their own here, so that hours of waiting take no time.
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
+
+    def _check_values(self) -> None:
+        for name, constraint in _CONSTRAINTS.items():
+            value = getattr(self, name)
+            if not constraint.admits(value):
+                raise ParameterError(
+                    f"The {name!r} parameter of CohortStrategy must be {constraint.describe()}. "
+                    f"Got {short_repr(value)}."
+                )
+
+    def _check_signature(self) -> None:
+        """Refuse a key that would sign nothing, or cannot be read: now, and not when the clients are there."""
+        if self.sign is None:
+            return
+        if not self.audit:
+            raise InputError("Only a journal with audit=True is signed.", hint="pass audit=True, or no 'sign'")
+        Signer(self.sign)
 
     @staticmethod
     def _wrapped(strategy: Strategy | None, max_update_norm: float | None) -> Strategy:
@@ -421,10 +438,11 @@ class CohortStrategy(Strategy):
         return self.strategy.aggregate_evaluate(server_round, replies)
 
 
-def _check(name: str, value: object, constraint: Constraint) -> None:
-    if not constraint.admits(value):
+def _check_kind(name: str, value: object, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
         raise ParameterError(
-            f"The {name!r} parameter of CohortStrategy must be {constraint.describe()}. Got {short_repr(value)}."
+            f"The {name!r} parameter of CohortStrategy must be {kind.__name__}. Got {short_repr(value)}.",
+            hint=f"pass {name}={kind.__name__}(...)",
         )
 
 
