@@ -17,7 +17,7 @@ from fedcohort.studies.benchmark.timed_scores import TimeCell
 ROOT = Path(__file__).parents[2]
 SCORES = ROOT / "bench" / "results" / "benchmark_time.json"
 PICTURE = ROOT / "docs" / "img" / "time.svg"
-_SHOWN = {"uniform": "#8c959f", "balanced": "#1f6feb"}
+_SHOWN = {"uniform": "#8c959f", "balanced": "#1f6feb", "fedcbs": "#8250df"}
 _LEFT, _WIDTH, _BAR, _GAP, _TOP = 150, 560, 11, 10, 64
 _DAY = 24.0
 
@@ -32,7 +32,7 @@ def draw(path: Path) -> str:
         y += 14
         for way in WAYS:
             cells = [(label, scores.find(regime, way, label)) for label in _SHOWN]
-            parts.append(f'<text x="16" y="{y + 15}">{way}</text>')
+            parts.append(f'<text x="16" y="{y + 22}">{way}</text>')
             for label, cell in cells:
                 if cell is not None:
                     parts += _bar(cell, y, _SHOWN[label])
