@@ -690,6 +690,7 @@ class Session:
             )
         made_of = [whole_number(ticket, "A ticket", least=0) for ticket in tickets]
         for ticket in made_of:
+            # Never given out, or still at work.
             if ticket >= self._turn.ticket or self._pending.find(ticket) is not None:
                 raise TicketError(f"Ticket {ticket} has no answer to build a model from.")
         self._recorder.advanced(self._turn, made_of, host)
