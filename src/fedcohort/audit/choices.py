@@ -196,6 +196,7 @@ class _Audit(Replay):
             self._follow(chain)
             self._check_rest(chain)
             self._check_signature(self.tip.hex(), public)
+            # What clients kept is checked against a chain that is known to hold: only then does it say anything.
             self._check_receipts(receipts, {link.link.hex() for link in chain}, public)
             self._count()
             if removed:
@@ -261,6 +262,7 @@ class _Audit(Replay):
     def _check(self, link: Link, newest: int) -> None:
         """Refuse a link that is over something else than is on record."""
         if link.number != newest:
+            # Only the newest link is over what is on record now; most things are recorded once.
             if link.kind in PARTS and not PARTS[link.kind].again:
                 raise DoesNotFollow(f"{self._link_name(link)} is in the chain twice.")
             if link.kind in PARTS:
@@ -424,7 +426,7 @@ class _Audit(Replay):
         """Whether a client failed on record in an abandoned draw; one that had not answered yet has not failed."""
         if ticket in self.failed:
             return True
-        fine = (Status.OK, Status.MISSING)
+        fine = (Status.OK, Status.MISSING)  # a server that abandons a draw at once finds everybody missing
         return any((~np.isin(block.status, fine)).any() for block in self.journal.reply_blocks(ticket))
 
     def _judge(self) -> None:
@@ -483,6 +485,7 @@ class _Audit(Replay):
     def _refuse_freedom(self, drawn: int, given_up: list[int], unexplained: list[int]) -> None:
         """Refuse a journal whose server could have had any cohort: by drawing again, by waiting, or by its rules."""
         empty = len(self.cohorts) - drawn
+        # With failures on record, half of all draws may go; they happen, and a client may be made to fail.
         if len(given_up) > drawn - len(given_up):
             raise CannotBeConfirmed(
                 f"Of {drawn} draws {len(given_up)} were abandoned: whoever can abandon draws can get any cohort. "

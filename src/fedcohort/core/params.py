@@ -262,7 +262,7 @@ class Parameterized:
                     f"The '{info.name}' parameter of {type(self).__name__} must be {info.constraint.describe()}. "
                     f"Got {short_repr(value)}."
                 )
-            if isinstance(value, list):
+            if isinstance(value, list):  # as TOML and JSON give it; a frozen object must not hold what can change
                 object.__setattr__(self, info.name, tuple(value))
 
 

@@ -176,7 +176,7 @@ class Answer:
             answers = numbers(self.values[signal], f"The answer's '{signal}'")
             if answers.shape[: len(shape)] != shape:
                 raise InputError(f"The answer's '{signal}' must have shape {shape}. Got {answers.shape}.")
-            answers[~np.isfinite(answers)] = np.nan
+            answers[~np.isfinite(answers)] = np.nan  # selectors are tested with NaN for "no answer", not with infinity
             clean[signal] = read_only(answers)
         object.__setattr__(self, "values", MappingProxyType(clean))
 

@@ -122,9 +122,10 @@ def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int) -> Recovered 
     whole = np.rint(s)
     if not np.isfinite(s).all() or (np.abs(s - whole) > 1e-3).any():
         return None  # not products of whole numbers: noise, or an estimate
-    known = _Products([[int(x) for x in row] for row in whole], [int(q) for q in total])
+    known = _Products([list(map(int, row)) for row in whole], total.tolist())
     # Small clients give short generators, clients without samples none.
-    order = [int(i) for i in np.argsort(np.diag(whole)) if known.gram[int(i)][int(i)] > 0]
+    order = [i for i in np.argsort(np.diag(whole)).tolist() if whole[i, i] > 0]
+    # A few more clients than classes usually span the lattice; where they do not, twice as many are tried.
     wanted = min(len(order), 2 * classes + 6)
     while wanted:
         found = known.solve(order[:wanted])

@@ -18,9 +18,10 @@ from fedcohort.core.arrays import FloatArray, freeze
 from fedcohort.core.errors import CiphertextError, InputError
 from fedcohort.core.validate import text, whole_number
 from fedcohort.privacy.noise import private_numbers
-from fedcohort.privacy.scheme import unwrap, wrap
+from fedcohort.privacy.scheme import unwrap_row, wrap_row
 
-_LEAST_SEED = 16
+_KIND = "rotated labels"
+_LEAST_SEED = 16  # bytes: 128 bits cannot be guessed
 
 
 @dataclass(frozen=True)
@@ -77,20 +78,14 @@ class SecretRotation:
 
     def seal(self, client: str, counts: ArrayLike) -> bytes:
         """Return a client's rotated counts as they travel."""
-        text(client, "'client'")
-        body = np.ascontiguousarray(self.rotate(counts), "<f8").tobytes()
-        return wrap("rotated labels", {"classes": self.classes, "client": client}, body)
+        return wrap_row(_KIND, text(client, "'client'"), self.rotate(counts))
 
 
 def unpack_rotated_counts(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
     """Return the (B,) row a client sent; what cannot be counts of its size is refused."""
     what = f"The rotated label counts of client {client!r}"
-    header, body = unwrap("rotated labels", data, what)
-    if header.get("classes") != classes or len(body) != 8 * classes:
-        raise CiphertextError(f"{what} have {header.get('classes')} classes; the federation has {classes}.")
-    if header.get("client") != client:
-        raise CiphertextError(f"{what} were made for client {header.get('client')!r}.")
-    row = np.frombuffer(body, "<f8").astype(np.float64)
+    row = unwrap_row(_KIND, client, data, classes, what)
+    # n samples in B classes: n^2 / B when they are spread evenly, n^2 when they are all of one class.
     norm = float(row @ row)
     slack = 1.0 + 1e-9
     if not np.isfinite(row).all() or (

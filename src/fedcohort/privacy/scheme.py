@@ -26,19 +26,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.core.arrays import IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import CiphertextError, InputError, MissingExtraError
 from fedcohort.core.validate import instance, text, texts, whole_number
 from fedcohort.core.validate import path as check_path
 
-MOST_CLASSES = 1024
+MOST_CLASSES = 1024  # so many counts still fit a statement
 LARGEST_SIZE = 1 << 26
 """Up to here every inner product is an exact float64."""
 STATEMENT_LIMIT = 1 << 14
 """Bytes of the largest statement anybody has a reason to send."""
-_HEADER_LIMIT = 4096
+_HEADER_LIMIT = 4096  # bytes in which the line that says what follows must end
 _VERSION = 1
-_SALT = 32
+_SALT = 32  # bytes; without them a digest of a few small numbers could be found by trying all of them
 _STATEMENT, _CONFIRMATION = "label statement", "label confirmation"
 
 
@@ -81,6 +81,22 @@ def unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
     if header.get("sha256") != hashlib.sha256(body).hexdigest():
         raise CiphertextError(f"{what} is damaged: its checksum does not match.")
     return header, body
+
+
+def wrap_row(kind: str, client: str, values: ArrayLike) -> bytes:
+    """Return (B,) numbers of a client as they travel without a key holder."""
+    row = np.ascontiguousarray(values, "<f8")
+    return wrap(kind, {"classes": len(row), "client": client}, row.tobytes())
+
+
+def unwrap_row(kind: str, client: str, data: bytes, classes: int, what: str) -> FloatArray:
+    """Return the (B,) numbers :func:`wrap_row` wrapped for this client; anything else is refused."""
+    header, body = unwrap(kind, data, what)
+    if header.get("classes") != classes or len(body) != 8 * classes:
+        raise CiphertextError(f"{what} have {header.get('classes')} classes; the federation has {classes}.")
+    if header.get("client") != client:
+        raise CiphertextError(f"{what} were made for client {header.get('client')!r}.")
+    return np.frombuffer(body, "<f8").astype(np.float64)
 
 
 def _encode(kind: str, *fields: Any) -> bytes:

@@ -142,6 +142,7 @@ class Shadows:
                 lacking = unpaid(question, answer)
                 if lacking is not None:
                     return ShadowPick(shadow, _NOBODY, None, lacking)
+                assert isinstance(question, Losses) and answer is not None
                 known = answer_from_paid(question, answer, slate.n)
             rng = turn.stream(streams.SELECTION, shadow.name)
             cohort, state = shadow.selector.select(shadow.state, slate, known, rng)

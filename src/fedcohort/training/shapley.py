@@ -59,11 +59,20 @@ def gtg_shapley(worth: Worth, members: int, rng: np.random.Generator) -> FloatAr
     first, last = (float(value) for value in worth(np.concatenate([nobody, everybody])))
     if members == 1:
         return np.array([last - first])
-    if abs(last - first) < TRUNCATION:
+    if abs(last - first) < TRUNCATION:  # between rounds
         return np.zeros(members)
     if 2**members <= _LEAST * members:
         return exact_shapley(worth, members)
-    found = {nobody.tobytes(): first, everybody.tobytes(): last}
+    return _from_orders(worth, members, rng, {nobody.tobytes(): first, everybody.tobytes(): last}, first, last)
+
+
+def _from_orders(
+    worth: Worth, members: int, rng: np.random.Generator, found: dict[bytes, float], first: float, last: float
+) -> FloatArray:
+    """(m,) the mean gain of each member over random orders, drawn until it settles.
+
+    ``found`` remembers what coalitions are worth; ``first`` is what nobody is worth, ``last`` what everybody is.
+    """
     total, made = np.zeros(members), 0
     recent: list[FloatArray] = []  # the estimates after the last orders
     while made < _PER_MEMBER * members:
@@ -107,7 +116,7 @@ def _gains(orders: IntArray, worth: Worth, found: dict[bytes, float], first: flo
     rows = np.arange(count)
     for step in range(members):
         joined[rows, orders[:, step]] = True
-        open_ = np.flatnonzero(np.abs(last - before) >= TRUNCATION)
+        open_ = np.flatnonzero(np.abs(last - before) >= TRUNCATION)  # truncation within an order
         new = {joined[row].tobytes(): joined[row] for row in open_ if joined[row].tobytes() not in found}
         if new:
             values = worth(np.stack(list(new.values())))

@@ -23,7 +23,7 @@ from fedcohort.training.aggregators.arithmetic import average, softmax, zeros
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's own
-_LEAST_LOSS = 1e-8
+_LEAST_LOSS = 1e-8  # a client that has learned its data by heart has quality 1 / L, which must stay finite
 
 
 def distil(model: Any, targets: Any, server: Server, *, steps: int, batch_size: int, rate: float) -> Any:

@@ -95,8 +95,7 @@ class FedAwe(Aggregator):
     ) -> Combined:
         """Take the mean of the clients' own models, each moved by its update times the rounds it stands for."""
         self._check(models, members)
-        if not isinstance(memory, EchoedModels):
-            raise self._foreign(memory)
+        memory = self._own(memory, EchoedModels)
         weights = members.by_count
         echoes = self.global_rate * memory.missed(members.clients, members.round)
         starts = memory.starts(members.clients)
