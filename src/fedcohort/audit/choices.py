@@ -192,10 +192,12 @@ class _Audit(Replay):
                 raise DoesNotFollow(f"The recorded seed is {self.meta['seed']}, but {seed} was agreed on.")
             chain = self._chain()
             removed = sum(link.removed for link in chain)
+            # A session cannot be played past a gap; the chain can still be followed.
             self.replaying = not removed
             self._follow(chain)
             self._check_rest(chain)
             self._check_signature(self.tip.hex(), public)
+            # What clients kept is checked against a chain that is known to hold: only then does it say anything.
             self._check_receipts(receipts, {link.link.hex() for link in chain}, public)
             self._count()
             if removed:
@@ -261,6 +263,7 @@ class _Audit(Replay):
     def _check(self, link: Link, newest: int) -> None:
         """Refuse a link that is over something else than is on record."""
         if link.number != newest:
+            # Only the newest link is over what is on record now; most things are recorded once.
             if link.kind in PARTS and not PARTS[link.kind].again:
                 raise DoesNotFollow(f"{self._link_name(link)} is in the chain twice.")
             if link.kind in PARTS:
@@ -424,7 +427,7 @@ class _Audit(Replay):
         """Whether a client failed on record in an abandoned draw; one that had not answered yet has not failed."""
         if ticket in self.failed:
             return True
-        fine = (Status.OK, Status.MISSING)
+        fine = (Status.OK, Status.MISSING)  # a server that abandons a draw at once finds everybody missing
         return any((~np.isin(block.status, fine)).any() for block in self.journal.reply_blocks(ticket))
 
     def _judge(self) -> None:
@@ -441,6 +444,7 @@ class _Audit(Replay):
             f"{_selector_name(body['from'])!r}."
             for body in self.journal.events(SELECTOR)
         ]
+        # A selector of the server's own may follow from its seed and still prefer its friends.
         if not type(self.playing.selector).__module__.startswith("fedcohort."):
             self.remarks.append(
                 f"The selector {selector_name(self.playing.selector)} is not one of fedcohort's. To know what it "
@@ -483,6 +487,7 @@ class _Audit(Replay):
     def _refuse_freedom(self, drawn: int, given_up: list[int], unexplained: list[int]) -> None:
         """Refuse a journal whose server could have had any cohort: by drawing again, by waiting, or by its rules."""
         empty = len(self.cohorts) - drawn
+        # With failures on record, half of all draws may go; they happen, and a client may be made to fail.
         if len(given_up) > drawn - len(given_up):
             raise CannotBeConfirmed(
                 f"Of {drawn} draws {len(given_up)} were abandoned: whoever can abandon draws can get any cohort. "

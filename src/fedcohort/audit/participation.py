@@ -271,6 +271,7 @@ def _bound_to_keys(journal: Journal, table: ClientTable, past: Mapping[int, _Pas
     asked = {row.ticket: row.asked_at for row in journal.cohorts()}
     since: dict[str, int] = {}
     for at, body in events:
+        # A name counts from the cohort after the key was seen; before, anybody could have used it.
         ticket = body.get("ticket")
         if ticket is None:  # of a journal of an earlier version
             ticket = next((t for t, when in asked.items() if when >= at), len(asked))

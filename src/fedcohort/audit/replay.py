@@ -58,6 +58,7 @@ class Replay:
     def start(self, table: ClientTable) -> None:
         """Begin with these clients."""
         signals = self.meta["signals"]
+        # In memory, without rules: those there were come with their events.
         self.session = Session(
             self.selector,
             table,
@@ -200,6 +201,7 @@ def check(journal: Journal) -> ReplayResult:
     except JournalError as error:
         return ReplayResult(False, 0, error.message)
     try:
+        # A stable sort: steps of one time stay in the order in which they were found.
         for _, step in sorted(steps, key=lambda pair: pair[0]):
             step()
         compare_states(journal, replay.playing)
@@ -270,5 +272,6 @@ def compare_states(journal: Journal, session: Session) -> None:
     recorded = journal.state("")
     for name, value in state_fields(session.state):
         ours, theirs = np.asarray(value), np.asarray(recorded.get(name))
+        # Bit by bit, so that NaN equals NaN.
         if ours.dtype != theirs.dtype or ours.shape != theirs.shape or ours.tobytes() != theirs.tobytes():
             raise DoesNotFollow(f"The cohorts follow, but the selector's state on record does not: {name!r} differs.")

@@ -154,7 +154,7 @@ def _show_times(target: Path, console: Console, quick: bool, format: Format) -> 
         if quick:
             say(out(), _QUICK)
         print_tables([ways(scores), selection(scores)], out())
-    say(console, f"the scores: {target / 'bench.json'}")
+    say(console, f"the page: {target / 'bench.html'}")
 
 
 def _finish(simulation: Simulation, console: Console, quick: bool, format: Format) -> None:

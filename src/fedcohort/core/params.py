@@ -111,7 +111,7 @@ class OneOf(Constraint):
 
     def admits(self, value: object) -> bool:
         """Whether ``value`` is one of the values, of the same type."""
-        return any(value == v and type(value) is type(v) for v in self.values)
+        return any(value == v and type(value) is type(v) for v in self.values)  # True is not 1
 
     def describe(self) -> str:
         """List the values."""
@@ -262,7 +262,7 @@ class Parameterized:
                     f"The '{info.name}' parameter of {type(self).__name__} must be {info.constraint.describe()}. "
                     f"Got {short_repr(value)}."
                 )
-            if isinstance(value, list):
+            if isinstance(value, list):  # as TOML and JSON give it; a frozen object must not hold what can change
                 object.__setattr__(self, info.name, tuple(value))
 
 

@@ -24,7 +24,7 @@ from fedcohort.journal.database import Database
 from fedcohort.journal.schema import TABLES
 
 VERSION = 2  # 1 left out scores, notes, numbers and times
-START = b"fedcohort chain 2"
+START = b"fedcohort chain 2"  # what the first link follows: a chain of another version never fits
 # Keys of meta: the first two are in the first link, behind a nonce, and the third is over the newest link.
 UNCHAINED = frozenset({"seed", "audit", "signature"})
 _CLOSED = "close"
@@ -139,7 +139,7 @@ def _row(database: Database, kind: str, key: Iterable[Any]) -> bytes | None:
     part = PARTS[kind]
     where = TABLES[part.table].where_key
     rows = database.fetch(f"SELECT {', '.join(part.columns)} FROM {part.table} WHERE {where}", tuple(key))
-    return repr(rows[0]).encode() if rows else None
+    return repr(rows[0]).encode() if rows else None  # types and every bit of a float are part of it
 
 
 class Chain:
@@ -180,6 +180,7 @@ class Chain:
         self._add(kind, key, payload)
 
     def _add(self, kind: str, key: tuple[Any, ...], payload: bytes, *, keep: bool = False) -> None:
+        # Without a salt, a digest of few possible values (who was picked) could be found by trying all of them.
         salt = secrets.token_bytes(16)
         digest = _digest(salt, key, payload)
         self._tip = next_link(self.tip, kind, digest)

@@ -85,6 +85,7 @@ class Decisions:
         return self._replies
 
     def _read_cohorts(self, database: Database, version: int) -> None:
+        # Tickets only grow, except where a run returned to a savepoint: then all that was read may be wrong.
         ((newest,),) = database.fetch("SELECT COALESCE(MAX(ticket), -1) FROM cohorts")
         if newest < self._last_ticket:  # the run went back to a checkpoint, or started over
             self._cohorts, self._replies, self._round_of = {}, {}, {}

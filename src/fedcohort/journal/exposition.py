@@ -20,7 +20,7 @@ from fedcohort.journal.store import Journal, read_journal
 
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_MOST_CLIENTS = 100  # with a series of their own
+_MOST_CLIENTS = 100  # with a series of their own: Prometheus keeps every series that ever was
 _Sample = tuple[dict[str, str], str]
 _Number = tuple[str, dict[str, str], float]  # metric, labels, value
 METRICS: Mapping[str, tuple[str, str]] = {

@@ -45,9 +45,9 @@ from fedcohort.journal.store import Journal, read_journal
 BLOCKED = "blocked"  # under which the journal knows forgotten clients that must not return, by keyed digests
 _MOST_FILES = 10_000  # that are searched for copies of a name
 _METRICS = frozenset((*SIGNALS, "accuracy"))  # parts of a metric's name that are no client's
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # in a condition only constants may name a client, not attributes
 _OVERLAP = 4096  # bytes of one block that are searched again with the next; a name is shorter
-_FACTS = ("sizes", "label_counts", "label_factor", "label_gram")
+_FACTS = ("sizes", "label_counts", "label_factor", "label_gram")  # with a row for each client
 
 
 def tables(journal: Journal) -> dict[str, dict[str, list[Any]]]:
@@ -121,7 +121,7 @@ def prune(journal: Journal, keep: int) -> int:
             journal.database.delete("events", "kind = ? AND json_extract(body, '$.ticket') = ?", (EXCLUDED, ticket))
         if old:
             journal.drop_candidates(old)
-            journal.rebase(clients=False)
+            journal.rebase(clients=False)  # after everything is gone, so that the chain is over what is left
             journal.add_event(PRUNED, {"upto": last - keep})
     journal.compact()
     return len(old)

@@ -13,7 +13,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, fre
 from fedcohort.journal.codec import narrowest
 
 _CLIENT, _STATUS, _KEPT, _METRIC = (np.dtype(code) for code in ("<i8", "i1", "?", "<f8"))
-_HALF = np.dtype("<f4")
+_HALF = np.dtype("<f4")  # what torch computed in single precision loses nothing by it
 _MARK = "r1"  # what earlier versions wrote begins with a number, and has all columns in full
 _ALIKE, _SHORT, _FULL = "=48"  # how a metric is stored: once for all clients, as 32-bit numbers, as they are
 

@@ -284,7 +284,7 @@ class Session:
         selector = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], selector, journal.path)
         own = StatefulSelector.from_state(selector, members.table, seed, journal)
         pending = PendingCohorts.from_journal(journal, members.table)
-        self = object.__new__(cls)
+        self = object.__new__(cls)  # the constructor would start a new journal
         self._referee = None
         self._assemble(
             journal, Turn.from_journal(journal, seed), signals, members, own, Shadows(), pending, meta["host"]
@@ -312,7 +312,7 @@ class Session:
                 shadow = rebuild_selector(spec, None if wanted is None else wanted[name], self.journal.path)
                 running = StatefulSelector.from_state(shadow, self.table, self.seed, self.journal, name)
                 self._shadows = self._shadows.with_one(running)
-            except Exception as error:
+            except Exception as error:  # a shadow is somebody else's code; the session goes on without it
                 dropped[name] = "failed", f"failed: {error}"
         for name, (what, why) in dropped.items():
             self._recorder.shadow_dropped(name, what, why, self._shadows, self._turn)
@@ -690,6 +690,7 @@ class Session:
             )
         made_of = [whole_number(ticket, "A ticket", least=0) for ticket in tickets]
         for ticket in made_of:
+            # Never given out, or still at work.
             if ticket >= self._turn.ticket or self._pending.find(ticket) is not None:
                 raise TicketError(f"Ticket {ticket} has no answer to build a model from.")
         self._recorder.advanced(self._turn, made_of, host)
@@ -817,7 +818,8 @@ class Session:
             client, self.table, self._own, self._shadows, self._turn, block=block
         )
         self._own, self._shadows = own, shadows
-        # Rules, pending cohorts and what the host stored may name the client: the journal has the new name.
+        # Rules, pending cohorts and what the host stored may name the client: the journal has the new name. Read from
+        # there, memory cannot keep a copy of the old one.
         meta = self.journal.meta()
         self._host_state = meta["host"]
         if self._referee is not None:
@@ -854,7 +856,7 @@ class Session:
         forgotten = self._recorder.blocked_names(named)  # an operator's file may still name them
         rules = rules.with_names(lambda name: forgotten.get(name, name))
         if rules.to_dict() == (before or Rules()).to_dict():
-            return
+            return  # a restart with the same rules is no change, and must not be on record as one
         referee = referee_from(rules, self.journal)
         self._recorder.rules_changed(rules, self._turn, order)
         self._referee, self._prepared = referee, None

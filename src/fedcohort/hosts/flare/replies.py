@@ -20,13 +20,13 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.signals import METRIC_SIGNALS, Signal
 from fedcohort.core.text import short_repr, shorten
 from fedcohort.core.vectors import OutputLayer, output_layer
-from fedcohort.hosts.measures import MEASURED, Measures
+from fedcohort.hosts.measures import Measures, lacking, reported_signals
 from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, plain, read_gradient, read_report
 
 Model = Mapping[str, AnyArray]
 WEIGHT = FLMetaKey.NUM_STEPS_CURRENT_ROUND
 _LARGEST = 1e150  # the square of a larger double overflows, and with it every distance between models
-_LARGEST_WEIGHT = float(1 << 53)
+_LARGEST_WEIGHT = float(1 << 53)  # a count of steps beyond is none, and sums of them lose whole numbers
 _LARGEST_METRIC = 1e30  # beyond it sums overflow
 _NAMED = 3  # metrics of one site that are named
 
@@ -85,7 +85,7 @@ class ResultChecker:
     def __init__(self, model: Model, required: Iterable[Signal]) -> None:
         wanted = frozenset(required) & METRIC_SIGNALS
         self._model = model
-        self._reported = sorted(wanted - MEASURED - GRADIENT_SIGNALS - {Signal.DURATION})
+        self._reported = reported_signals(wanted)
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
         self._parameters = sum(array.size for array in model.values() if array.dtype.kind == "f")
 
@@ -122,14 +122,10 @@ class ResultChecker:
         return ""
 
     def _unreported(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
-        for signal in self._reported:
-            if signal not in values:
-                return f"it reported no finite '{signal}' ({signal.meaning})"
-        if self._gradient and (gradient is None or not np.isfinite(gradient).all()):
-            return "it reported no finite gradient"
-        if gradient is not None and len(gradient) != self._parameters:
+        reason = lacking(self._reported, values, gradient, self._gradient)
+        if not reason and gradient is not None and len(gradient) != self._parameters:
             return f"its gradient has {len(gradient)} entries, the model {self._parameters}"
-        return ""
+        return reason
 
 
 def _whole_array(given: Any, before: AnyArray, is_diff: bool) -> AnyArray | str:
@@ -167,7 +163,7 @@ def output_of(model: Model) -> OutputLayer:
 def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
     """Return what the server can measure of the OK replies to a model."""
     weights = np.array([r.weight if r.status is Status.OK else 0.0 for r in replies], np.float64)
-    return Measures.of(
+    return Measures(
         replies, weights, sent=lambda: flat(sent), model=lambda r: flat(r.params), output=lambda: output_of(sent)
     )
 

@@ -19,19 +19,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import METRIC_SIGNALS, Signal
+from fedcohort.core.signals import Signal
 from fedcohort.core.vectors import OutputLayer, output_layer
 from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.npy import BFLOAT16, Layout, convert, is_float, numbers, to_array, unreadable
-from fedcohort.hosts.measures import MEASURED, Measures
+from fedcohort.hosts.measures import Measures, lacking, reported_signals
 from fedcohort.hosts.weights import bounded_weights
 from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, read_gradient, read_report
 
 log = logging.getLogger("flwr.fedcohort")
 # In Python 3.11 reading a member from its enumeration takes longer than comparing it.
 _OK, _INVALID, _DURATION = Status.OK, Status.INVALID, Signal.DURATION
-_NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()
+_NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()  # of replies that are not OK; never changed
 _LARGEST_WEIGHT = 1 << 53  # a count of samples beyond is none, and sums of them overflow
 
 
@@ -133,7 +133,7 @@ class Checker:
     ) -> None:
         self._weight_key = weight_key
         wanted = frozenset(required)
-        self._reported = sorted((wanted & METRIC_SIGNALS) - MEASURED - GRADIENT_SIGNALS - {Signal.SERVER_LOSS})
+        self._reported = reported_signals(wanted)
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
         self._same_shapes = same_shapes
         self._kind: tuple[Any, ...] = ("", "", ())  # of the last reply
@@ -239,15 +239,10 @@ class Checker:
 
     def _missing_signals(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
         """Return what the selector must learn and the client did not report, or an empty string."""
-        for signal in self._reported:
-            if signal not in values:
-                return f"it reported no finite '{signal}' ({signal.meaning})"
-        if self._gradient:
-            if gradient is None or not np.isfinite(gradient).all():
-                return "it reported no finite gradient"
-            if self._parameters is not None and len(gradient) > self._parameters:
-                return f"its gradient has {len(gradient)} entries, more than the model's {self._parameters}"
-        return ""
+        # Fewer than the model's are fine: a client may train some of its arrays. Other clients' must be as many.
+        if gradient is not None and self._parameters is not None and len(gradient) > self._parameters:
+            return f"its gradient has {len(gradient)} entries, more than the model's {self._parameters}"
+        return lacking(self._reported, values, gradient, self._gradient)
 
 
 def _is_weight(value: object) -> bool:
@@ -353,7 +348,7 @@ def _stepped(reply: Checked, steps: Mapping[str, FloatArray], model: ArrayRecord
 
 def measures_of(model: ArrayRecord, replies: Sequence[Checked], samples: FloatArray) -> Measures:
     """Return what the server can measure of the OK replies to ``model``; ``samples`` are from :func:`sample_counts`."""
-    return Measures.of(
+    return Measures(
         replies, samples, sent=lambda: flat(model), model=lambda r: flat(r.arrays), output=lambda: output_of(model)
     )
 

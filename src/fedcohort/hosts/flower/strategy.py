@@ -249,6 +249,7 @@ class CohortStrategy(Strategy):
         self.journal = None if journal is None else place(journal)
         self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
         self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
+        # Clients' names are composed when they arrive; an operator's editor may write them otherwise.
         self.rules = None if rules is None else rules.with_names(normal_form)
         self.leases = None if leases is None else Path(leases)
         self.json_log = None if json_log is None else Path(json_log)
@@ -282,6 +283,7 @@ class CohortStrategy(Strategy):
         found = FedAvg() if strategy is None else check_strategy(strategy)
         if any(isinstance(level, CohortStrategy) for level in levels(found)):
             raise ParameterError("A CohortStrategy cannot wrap another one.")
+        # Of a million, so that a small fraction does not round down to nobody.
         if sample_size(levels(found), "train", 1_000_000) == 0:
             raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
         if max_update_norm is not None and changes_shape(found):
