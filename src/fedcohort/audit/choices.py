@@ -192,6 +192,7 @@ class _Audit(Replay):
                 raise DoesNotFollow(f"The recorded seed is {self.meta['seed']}, but {seed} was agreed on.")
             chain = self._chain()
             removed = sum(link.removed for link in chain)
+            # A session cannot be played past a gap; the chain can still be followed.
             self.replaying = not removed
             self._follow(chain)
             self._check_rest(chain)
@@ -443,6 +444,7 @@ class _Audit(Replay):
             f"{_selector_name(body['from'])!r}."
             for body in self.journal.events(SELECTOR)
         ]
+        # A selector of the server's own may follow from its seed and still prefer its friends.
         if not type(self.playing.selector).__module__.startswith("fedcohort."):
             self.remarks.append(
                 f"The selector {selector_name(self.playing.selector)} is not one of fedcohort's. To know what it "

@@ -58,6 +58,7 @@ class Replay:
     def start(self, table: ClientTable) -> None:
         """Begin with these clients."""
         signals = self.meta["signals"]
+        # In memory, without rules: those there were come with their events.
         self.session = Session(
             self.selector,
             table,

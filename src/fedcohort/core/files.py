@@ -79,6 +79,7 @@ def write_file(path: Path, data: bytes, *, durable: bool = True, mode: int | Non
         Naming ``path``.
     """
     try:
+        # lstat, so that a link is seen as one.
         before = path.lstat().st_mode if os.path.lexists(path) else None
         if before is not None and not stat.S_ISLNK(before):
             _check_is_file(before, path)

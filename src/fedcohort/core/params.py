@@ -111,7 +111,7 @@ class OneOf(Constraint):
 
     def admits(self, value: object) -> bool:
         """Whether ``value`` is one of the values, of the same type."""
-        return any(value == v and type(value) is type(v) for v in self.values)
+        return any(value == v and type(value) is type(v) for v in self.values)  # True is not 1
 
     def describe(self) -> str:
         """List the values."""

@@ -224,7 +224,7 @@ class Cohort:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clients", _indices(self.clients, "A cohort's clients"))
+        object.__setattr__(self, "clients", _indices(self.clients, "A cohort's clients"))  # frozen, so past the setter
         for name in ("weights", "work"):
             value = getattr(self, name)
             if value is not None:

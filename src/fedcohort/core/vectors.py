@@ -75,6 +75,7 @@ def output_layer(shapes: Mapping[str, Sequence[int]], classes: int | None = None
     before: Sequence[int] = ()
     for shape in shapes.values():
         size = math.prod(shape)
+        # torch keeps a dense layer's weights as (out, in), Keras as (in, out).
         follows = len(before) == 2 and size in before
         if len(shape) == 1 and (size == classes if classes is not None else follows):
             weights = math.prod(before) if follows else 0

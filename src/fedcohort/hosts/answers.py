@@ -111,7 +111,7 @@ class Answers:
         return {after[signal]: value for signal, value in self.measure(frozenset(after), *arguments).items()}
 
 
-_LABELS = ("label", "labels", "target", "targets", "y")
+_LABELS = ("label", "labels", "target", "targets", "y")  # columns, as datasets of Flower and Hugging Face call them
 
 
 def samples_of(found: Any) -> tuple[Any, Any]:
@@ -200,12 +200,14 @@ class TorchMeasures:
         from fedcohort.training.losses import reduce_losses
 
         module = self._load_model(state)
+        # Only losses with pseudo-labels ask another model, and loading one takes time.
         teacher = module if received is state or self._robust is None else self._load_model(received)
         values: dict[str, float] = {}
         for part, source in self._sources.items():
             every = losses_of(self._signals, "received").items()
             mine = {signal: measure for signal, measure in every if measure.part == part}
             x, y = self._samples(source)
+            # Logits come back from the GPU batch by batch; labels must be where they are.
             y = y.cpu()
             if not len(y):
                 values.update({signal.value: float("nan") for signal in mine})
@@ -238,6 +240,7 @@ class TorchMeasures:
         x, y = self._samples(self._data)
         for start in range(0, len(y), self._batch_size):
             inputs, labels = (part[start : start + self._batch_size].to(there) for part in (x, y))
+            # The gradient of a mean is the sum of the batches' gradients, however the last batch is cut.
             (cross_entropy(module(inputs), labels, reduction="sum") / len(y)).backward()  # type: ignore[no-untyped-call]
         return np.concatenate(
             [np.zeros(p.numel()) if p.grad is None else plain(p.grad).ravel() for p in module.parameters()]

@@ -256,6 +256,7 @@ class _RoundPlayer(Player):
     def __init__(self, host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None) -> None:
         super().__init__(host, session, policy, rounds, leases)
         self.host = host
+        # From the journal, so that a restart neither forgets who failed nor forgives it.
         self.attempts = Attempts.of(session, policy)
         self.pace = Pace.of(session, host.now()) if policy.deadline == "auto" else None
         self.late: list[tuple[Reply, int]] = []  # that will count, each with the round it is of
@@ -327,6 +328,7 @@ class _RoundPlayer(Player):
         host, session = self.host, self.session
         begun = until = host.now()
         while True:
+            # Late answers free their clients, who may be what the run waits for.
             self._take_late(host.receive(until))
             busy = self._look()
             found = self.attempts.candidates(self.online, busy)

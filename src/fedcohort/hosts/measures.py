@@ -115,6 +115,7 @@ class Measures:
     def _computed(self, how: VectorOf, signal: Signal) -> FloatArray:
         """Return what the server works out from updates or gradients."""
         rows = self.updates if how.vector == "update" else self._gradients
+        # Only then: a model whose output layer cannot be found is an error.
         output = self._output() if needs_output_layer({signal}) else None
         return np.asarray(vector_signal(how, rows, self.ok, output, self._samples), np.float64)
 
@@ -149,6 +150,7 @@ class Measures:
             The classes of that set.
         """
         rows = self.rows
+        # The default filter would compute all updates to look at none of them.
         if not len(rows) or type(filter_) is KeepAll:
             return self.ok
         verdict = checked_decision(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedcohort.session.session import Session
 
 log = logging.getLogger(__name__)
-_MOST_BYTES = 1 << 22
+_MOST_BYTES = 1 << 22  # read of a file
 _LISTS = ("block", "unblock", "pin", "unpin", "resume")
 _RULES = frozenset(rule.name for rule in fields(Rules))
 
@@ -78,6 +78,7 @@ class Order:
         found = (rules or Rules()).to_dict() if self.rules is None else Rules(**self.rules).to_dict()
         _change(found, "blocked", self.block, self.unblock)
         _change(found, "pinned", self.pin, self.unpin)
+        # Pauses that are over would only make rules longer and longer.
         paused = {name: until for name, until in (found.pop("paused", None) or {}).items() if until > round_}
         for name in self.resume:
             if name not in paused:
@@ -171,6 +172,7 @@ def _order_files(path: Path) -> Iterator[tuple[Path, Order | str]]:
         if not _is_private(folder.lstat(), owner, stat.S_ISDIR):
             _warn(folder, "others than the journal's owner can write to it")
             return
+        # Names begin with the time: sorted, orders are taken as they were given.
         files = sorted(file for file in folder.iterdir() if not file.name.startswith(".") and not file.is_symlink())
         for file in files:
             with open_file(file) as opened:

@@ -18,7 +18,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.hosts.wire import read_report
 from fedcohort.session.session import Session
 
-_TRIAL = "trial"
+_TRIAL = "trial"  # the stream of the seeds of trials
 Model = TypeVar("Model")
 Report = Mapping[str, object] | None
 

@@ -21,6 +21,7 @@ RULES = "rules"  # the key of the rules a run was started with, among its settin
 
 def note_once(session: Session, kind: str, body: Mapping[str, Any]) -> None:
     """Record something unless it is what was recorded last."""
+    # A run that is restarted every night would add the same settings every night.
     if session.journal.events(kind)[-1:] != [body]:
         session.note(kind, body)
 

@@ -45,6 +45,7 @@ def bounded_weights(
     alone = _bound_by_samples(weights, sizes, found, reasons)
     _bound_by_others(weights, sizes, alone, found, reasons)
     if max_share is not None:
+        # Last, on weights that are bounded already: a share is of what the others really weigh.
         most = _largest(list(found.values()), max_share)
         for name in [name for name, weight in found.items() if weight > most]:
             _lower(found, reasons, name, most, f"no client may have more than {max_share:g} of a round's weight")

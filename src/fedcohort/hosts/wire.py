@@ -27,8 +27,8 @@ from fedcohort.core.signals import (
     vectors_of,
 )
 
-VERSION = 1
-RECORD = "fedcohort"
+VERSION = 1  # a client of another version is refused before it trains
+RECORD = "fedcohort"  # the name of our record beside the model
 # For the client's own training:
 WORK = "fedcohort.work"  # local work as a multiple of the default; absent where the cohort says nothing
 SEED = "fedcohort.seed"  # of local training: the run's seed, another one in a trial that is thrown away
@@ -37,7 +37,7 @@ CONFIRMATION = "labels-confirmed"  # a key holder's signed word for what it open
 _GRADIENT = "gradient"
 _SECONDS = "train-seconds"
 _LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53  # beyond 2**53 doubles skip whole numbers
-_ATTRIBUTE, _MOST_ATTRIBUTES = "attribute:", 100
+_ATTRIBUTE, _MOST_ATTRIBUTES = "attribute:", 100  # each in an entry of its own: Flower's records hold no tables
 _COUNT = f"a whole number from 0 to {_LARGEST_COUNT}"
 _TEXT = f"printable text of at most {_LONGEST_NAME} characters"
 _FEW = 0.2  # a share of clients that does not decide how many classes there are
@@ -243,6 +243,7 @@ def report(
     if seconds is not None:
         record[_SECONDS] = float(seconds)
     if gradient is not None:
+        # Half the bytes of doubles; a direction and a length are all that is taken from it.
         record[_GRADIENT] = np.ascontiguousarray(gradient, np.float32).tobytes()
     return record
 
@@ -262,6 +263,7 @@ def read_report(record: Mapping[str, object] | None) -> dict[Signal, Value]:
         if signal.width is None:
             if _is_number(value):
                 found[signal] = value if type(value) is float else float(value)
+        # Whether all clients have as many classes is seen when their reports are put together.
         elif isinstance(value, list) and signal.width in ("classes", len(value)) and all(map(_is_number, value)):
             found[signal] = np.array(value, np.float64)
     return found

@@ -197,6 +197,7 @@ def _square_factors(gram: fmpz_mat) -> list[int]:
 def _of_length(quadratic: FloatArray, length: float) -> FloatArray | None:
     """Return all whole x with x' quadratic x = length (Fincke and Pohst 1985), or None when they are too many."""
     n = len(quadratic)
+    # With quadratic = U'U the length is a sum of squares, entry by entry from the last one on.
     upper = np.linalg.cholesky(quadratic).T
     squares, mixed = np.diag(upper) ** 2, upper / np.diag(upper)[:, None]
     found: list[list[float]] = []
@@ -240,6 +241,7 @@ def _clique(related: BoolArray, size: int) -> list[int] | None:
         steps += 1
         if len(chosen) == size:
             return chosen
+        # Cut off where too few candidates are left to make up the frame.
         while len(chosen) + len(rest) >= size and steps < _STEPS:
             found = grown([*chosen, int(rest[0])], rest[related[rest[0], rest]])
             if found is not None:

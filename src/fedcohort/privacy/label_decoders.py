@@ -125,6 +125,7 @@ class EncryptedLabels:
                 continue
             if sizes.get(name, size) != size:
                 refused[name] = f"It states {sizes[name]} samples to the server and {size} to the key holder."
+        # The others first: a client that is refused must not keep them from being admitted.
         refused.update(self._holder.admit({name: data for name, data in sealed.items() if name not in refused}))
         if refused:
             raise ClientRefusedError(refused)

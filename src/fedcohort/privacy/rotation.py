@@ -63,7 +63,9 @@ class SecretRotation:
         """(B, B) orthogonal, uniform over all rotations and reflections; every bit follows from the seed."""
         b = self.classes
         stream = hashlib.shake_256(b"fedcohort rotation %d:" % b + self.seed).digest(16 * b * b)
+        # Never 0, whose logarithm is infinite.
         uniform = (np.frombuffer(stream, ">u8").astype(np.float64) + 0.5) / 2.0**64
+        # Box-Muller: NumPy's generators may change between versions, and every client must find the same matrix.
         normal = np.sqrt(-2 * np.log(uniform[: b * b])) * np.cos(2 * np.pi * uniform[b * b :])
         q, r = np.linalg.qr(normal.reshape(b, b))
         return freeze(q * np.sign(np.diag(r)))  # the signs make it uniform (Mezzadri 2007)

@@ -68,6 +68,7 @@ def unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
     """Return the header and body :func:`wrap` joined; anything else is refused."""
     if not isinstance(data, bytes):
         raise CiphertextError(f"{what} is not a {kind}: it must be bytes. Got a {type(data).__name__}.")
+    # Only the first bytes are searched for the end of the line: a client may send anything.
     line, newline, body = data[: _HEADER_LIMIT + 1].partition(b"\n")
     try:
         header = json.loads(line) if newline else None
@@ -245,6 +246,7 @@ def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
                 f"A line of the clients' file must be a name and the client's public key. Got {line.strip()[:200]!r}.",
                 hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
             )
+        # One key under two names would let a client state its counts twice.
         if name in found or key in keys:
             raise InputError(f"The clients' file lists client {name!r}, or its key, twice.")
         found[name] = key
@@ -296,6 +298,7 @@ class LabelSeal:
         """
         values, client = self._check_counts(counts), _normalise(text(client, "'client'"))
         about = _encode(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
+        # Bound to what is said in the clear: under another name or size the box does not open.
         box = _crypto().seal(self.public.body, about, self._salt() + _pack(values))
         fields = {
             "key": self.public.name,
@@ -351,6 +354,7 @@ def check_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[int
     if bad.any():
         where = int(np.flatnonzero(bad)[0])
         raise InputError(f"Label counts must be whole numbers from 0. Got {values[where]:g} for class {where}.")
+    # The larger a liar's counts, the more of the others' its products show.
     if values.sum() > most_samples:
         raise InputError(
             f"The key holder allows a client at most {most_samples} samples. The counts sum to {values.sum():.0f}.",
@@ -420,6 +424,7 @@ def open_statement(secret: SecretKey, client: str, verifier: bytes | None, data:
     if len(plain) != _SALT + 8 * secret.public.classes:
         raise CiphertextError(f"{what} are not {secret.public.classes} numbers.")
     counts = [int(value) for value in np.frombuffer(plain[_SALT:], "<u8")]
+    # A client may lie about its size, but only to everybody at once.
     if sum(counts) != size:
         raise CiphertextError(f"{what} do not sum to the {size} samples it states.")
     return Statement(client, size, np.array(counts, np.int64), _commitment(about, plain[:_SALT], plain[_SALT:]))

@@ -76,6 +76,7 @@ def _from_orders(
     total, made = np.zeros(members), 0
     recent: list[FloatArray] = []  # the estimates after the last orders
     while made < _PER_MEMBER * members:
+        # Guided sampling: the first places count most, and everybody has them equally often.
         orders = np.stack([_led_by(i, members, rng) for i in range(members)])
         for gains in _gains(orders, worth, found, first, last):
             total += gains
@@ -93,6 +94,7 @@ def exact_shapley(worth: Worth, members: int) -> FloatArray:
     numbers = np.arange(2**members)
     coalitions = (numbers[:, None] >> np.arange(members)) & 1 == 1
     value, size = worth(coalitions), coalitions.sum(axis=1)
+    # The share of orders in which exactly these s - 1 others come before it: (s - 1)! (m - s)! / m!.
     chance = np.array([1 / (members * comb(members - 1, s - 1)) if s else 0.0 for s in range(members + 1)])
     found = np.empty(members)
     for k in range(members):

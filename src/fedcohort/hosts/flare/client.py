@@ -227,6 +227,7 @@ class CohortExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
             return FLModelUtils.to_shareable(answer)
         self._respondent.begin(model)
         result = self.executor.execute(task_name, shareable, fl_ctx, abort_signal)
+        # An error goes back as it is: there is no model to report beside.
         if result.get_return_code(ReturnCode.OK) != ReturnCode.OK:
             return result
         trained = FLModelUtils.from_shareable(result)

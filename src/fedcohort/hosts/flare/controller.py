@@ -53,7 +53,7 @@ from fedcohort.session.session import Session
 from fedcohort.training.filters import FILTERS, KeepAll
 from fedcohort.training.filters.base import Filter, Need
 
-_FORMAT = "fedcohort-flare-1"
+_FORMAT = "fedcohort-flare-1"  # of checkpoints
 
 
 class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no types
@@ -226,6 +226,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
 
     def _play(self, host: FlareHost) -> None:
         first = arrays_of(self.load_model().params)
+        # An error before any site trains, not in the first round.
         if needs_output_layer(self._chosen.requires):
             output_of(first)
         if self._journal is not None and not is_blank(self._journal):
@@ -317,6 +318,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             aggregator = self.get_component(self.aggregator_id)
             if aggregator is None:
                 raise InputError(f"The job has no component {self.aggregator_id!r} to aggregate with.")
+            # An attempt may have failed half-way: nothing of it may count again.
             aggregator.reset_stats()
             for model in results:
                 aggregator.accept_model(model)
@@ -372,6 +374,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             with contextlib.suppress(Exception):  # whatever a site sends; it is named below
                 model = FLModelUtils.from_shareable(result)
                 letter.arrive(site, model, "")
+        # Only a site's first answer counts, so this says something only where nothing was handed over above.
         letter.arrive(site, None, "the result is not a model")
         client_task.result = None
 

@@ -148,6 +148,7 @@ class FlareHost(Host):
             # An automatic deadline is short. Late results still show how slow sites are.
             more = _SLOWEST * lasted if self.policy.deadline == "auto" else self.policy.fixed_deadline or 0.0
             task.targets[:] = [name for name in task.targets if name in letter.fetched]
+            # FLARE forgets a task at its timeout, and counts it from when it was sent.
             task.timeout = int(lasted + max(more, _AFTERLIFE)) + 1
         else:
             self.controller.communicator.cancel_task(task)
@@ -246,6 +247,7 @@ class FlareHost(Host):
         record = question(required, receipt(session.journal, cohort.ticket, cohort.round))
         record[SEED] = session.seed
         if cohort.work is not None:
+            # One task goes to all sites, so each finds its own amount by its name.
             record[WORK] = dict(zip(cohort.names, cohort.work.tolist(), strict=True))
         there = set(self.sites.connected)
         names = [name for name in cohort.names if name in there]
@@ -344,7 +346,7 @@ class FlareHost(Host):
         self, round_: Round, chosen: Sequence[CheckedResult], weights: Mapping[str, float]
     ) -> tuple[str, dict[str, str]]:
         """Make the next model; return why there is none, and whose model cannot be aggregated."""
-        error = round_.shortfall(len(chosen)) or ("" if chosen else "too few sound models")
+        error = round_.shortfall(len(chosen)) or ("" if chosen else "too few valid models")
         if error:
             return error, {}
         error, refused = self._aggregate(chosen, weights)
@@ -412,6 +414,7 @@ class FlareHost(Host):
         """Return what comes back for a letter within its time, by site."""
         until = self.now() + deadline if deadline is not None else float("inf")
         found: dict[str, Arrival] = {}
+        # A minute at a time: sites that FLARE gives up meanwhile are not waited for.
         while len(found) < len(names) and self.now() < until:
             found.update({a.site: a for a in self._arrivals(min(until, self.now() + 60.0)) if a.letter is letter})
         self._close(letter)

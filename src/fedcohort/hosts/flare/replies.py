@@ -26,7 +26,7 @@ from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, plain, read_gr
 Model = Mapping[str, AnyArray]
 WEIGHT = FLMetaKey.NUM_STEPS_CURRENT_ROUND
 _LARGEST = 1e150  # the square of a larger double overflows, and with it every distance between models
-_LARGEST_WEIGHT = float(1 << 53)
+_LARGEST_WEIGHT = float(1 << 53)  # a count of steps beyond is none, and sums of them lose whole numbers
 _LARGEST_METRIC = 1e30  # beyond it sums overflow
 _NAMED = 3  # metrics of one site that are named
 

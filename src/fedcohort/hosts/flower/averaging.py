@@ -54,6 +54,7 @@ class _Attempt:
         self._round = server_round
         self._errors = list(errors)
         self._levels = levels(strategy)
+        # Some strategies change themselves before they raise: moments, counters, pending privacy events.
         self._before = [_copy_tables(vars(level)) for level in self._levels]
         self._contents = {reply.name: dict(reply.message.content) for reply in replies if reply.message is not None}
 
@@ -152,6 +153,7 @@ def with_integers(arrays: ArrayRecord, sent: ArrayRecord) -> ArrayRecord:
 
 def _find_culprits(attempt: _Attempt, replies: Sequence[Checked]) -> dict[str, str]:
     """Return whose replies make aggregation fail, with what it raises because of each."""
+    # Each alone first: most of what a strategy cannot take, it cannot take from one client either.
     alone = {reply.name: attempt.fails([reply]) for reply in replies}
     sound = [reply for reply in replies if not alone[reply.name]]
     best = {reply.name for reply in _best_group(attempt, sound)}

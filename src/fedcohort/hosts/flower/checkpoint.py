@@ -16,10 +16,10 @@ from fedcohort.hosts.flower.npy import as_numpy, to_array
 from fedcohort.hosts.flower.replies import Checked
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
 
-_FORMAT = "fedcohort-flower-2"
+_FORMAT = "fedcohort-flower-2"  # raised when a checkpoint could be misread by an earlier version
 _OLDER = "fedcohort-flower-1"  # of 0.2: arrays without dimensions got one
 _ANSWER = "fedcohort-flower-answer-1"
-_MODEL, _STRATEGY = "model/", "strategy/"
+_MODEL, _STRATEGY = "model/", "strategy/"  # prefixes of tensors, which share one file
 
 
 class WaitingAnswer(NamedTuple):
@@ -152,6 +152,7 @@ class Checkpoints(CheckpointFiles):
         if memory is not None:
             state = {key[len(_STRATEGY) :]: value for key, value in tensors.items() if key.startswith(_STRATEGY)}
             plain: dict[str, Any] = json.loads(header["strategy"])
+            # In place: the strategy is the app's own object.
             memory.restore(plain, state)
         if config is not None:
             written: dict[str, Any] = json.loads(header.get("config", "{}"))

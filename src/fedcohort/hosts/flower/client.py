@@ -192,6 +192,7 @@ class _CohortClient(ClientApp):
             values.update(self._answers.measure(wanted & LOSS_SIGNALS, received, context, received))
             if wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
                 gradient = plain(self._answers.gradient(received, context))
+        # Measured around the app alone: what we ask beside training must not make a client look slow.
         begun = time.monotonic()
         reply = self._app(message, context)
         seconds = time.monotonic() - begun

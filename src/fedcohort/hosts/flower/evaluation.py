@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedcohort.hosts.flower.strategy import EvaluateFn
 
 log = logging.getLogger("flwr.fedcohort")
-_EVALUATION = "evaluation"
+_EVALUATION = "evaluation"  # the stream from which evaluating clients are drawn
 
 
 def has_evaluation(numbers: Mapping[str, float]) -> bool:
@@ -115,6 +115,7 @@ class Evaluation:
                 sound[name] = reply.message
         sizes = {name: chosen[name].description.size for name in sound}
         usable, corrections = evaluations(sound, self._weight_key, sizes, self._max_share)
+        # An app's own function may raise; evaluation changes no model, and must not end a run.
         metrics = value_or_none(
             f"the evaluation of round {server_round - 1}",
             lambda: self._strategy.aggregate_evaluate(server_round, usable) if usable else None,

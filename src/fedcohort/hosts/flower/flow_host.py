@@ -106,6 +106,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         times = 1.0 if cohort.weights is None else float(cohort.weights[0])
         answer = WaitingAnswer.of(checked, None if card is None else card.description.size, times)
         if self._files is not None:
+            # On disk before the session records it: after a crash, a model is still made of all answers on record.
             self._files.save(cohort.ticket, answer)
         self._answers[cohort.ticket] = answer
         log_corrections(cohort.round, {reply.client: texts})
@@ -141,7 +142,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         session, given = self._running, list(sound)
         replies = [reply for _, _, reply in given]
         if not replies:
-            return Average(error="too few sound models")
+            return Average(error="too few valid models")
         members = Members(
             clients=np.array([one.client for one, _, _ in given], np.int64),
             share=np.array([reply.weight for reply in replies]),
@@ -153,6 +154,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         )
         aggregator = self.settings.aggregator
         mix = fitting(aggregator.mix(members), Mix, members)
+        # See the module: the strategy divides by this sum, so updates are multiplied by it.
         total = float(mix.weights.sum())
         chosen = []
         for (one, _, reply), weight in zip(given, mix.weights.tolist(), strict=True):

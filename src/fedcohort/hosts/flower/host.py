@@ -246,6 +246,7 @@ class FlowerHost(Host):
                 (checked,) = checker.check_all([reply])
                 status, reason, content = checked.status, checked.reason, (checked, sent)
             found.append(Reply(debt.ticket, reply.name, status, reason, reply.seconds, content))
+        # A model is kept only while somebody may still send an update of it: models are large.
         owed = {debt.ticket for debt in self.debts.open}
         self._began = {ticket: model for ticket, model in self._began.items() if ticket in owed}
         return found
@@ -262,6 +263,7 @@ class FlowerHost(Host):
         cohort, outbox = self._open
         self._open = None
         online, sent = self.population.online, self.arrays
+        # Who has not answered is busy until it does, and its late answer must find its round.
         self.debts.add(outbox, {name: online[name].node for name in outbox.owing() if name in online}, cohort.ticket)
         if self.policy.late == "count":
             self._began[cohort.ticket] = (self.training.checker, sent)
@@ -273,7 +275,7 @@ class FlowerHost(Host):
             if now.status is not before.status
         }
         sound = sum(reply.status is _OK for reply in checked)
-        log.info("sound models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
+        log.info("valid models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
         samples = sample_counts(checked)
         measures = measures_of(sent, checked, samples)
         kept = self._apply_filter(checked, measures)
@@ -336,6 +338,7 @@ class FlowerHost(Host):
         cohort = round_.cohort
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
         if self.private is not None:
+            # An accountant raises for unequal weights. Found here, it is one client's fault and not the round's.
             odd = _odd_weights(chosen, self.weight_key) if has_accountant(self.inner) else {}
             if short := round_.shortfall(len(chosen) - len(odd)):
                 return Average(blamed=odd, error=short)
@@ -363,9 +366,11 @@ class FlowerHost(Host):
                 corrections.setdefault(name, []).extend(texts)
         if short := shortfall(len(chosen)):
             return Average(error=short)
+        # FedAvg would divide by the sum of weights.
         if not any(weight_of(reply, self.weight_key) > 0 for reply in chosen):
-            return Average(error="too few sound models")
+            return Average(error="too few valid models")
         found = aggregate(self.inner, server_round, chosen, errors)
+        # Counted again: those whose models could not be averaged are out.
         if len(chosen) - len(found.blamed) < self.settings.min_replies:
             return Average(blamed=found.blamed, error=found.error)
         return found if found.arrays is None else replace(found, arrays=with_integers(found.arrays, self.arrays))

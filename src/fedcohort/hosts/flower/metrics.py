@@ -66,12 +66,14 @@ def _one_metric(
     usable = {client: value for client, value in sent.items() if _form(value) is not None}
     unusable = {client: value for client, value in sent.items() if client not in usable}
     texts = {c: f"its metric {name} is {short_repr(value, 40)} and is left out" for c, value in unusable.items()}
+    # What most do not send would be an average over a minority, made by whoever sends it.
     if 2 * len(sent) < len(records):
         rare = f"its metric {name} is left out: most replies have none"
         return {}, texts | dict.fromkeys(usable, rare)
     if not usable:
         return {}, texts
     forms = Counter(_form(value) for value in usable.values())
+    # Of two forms that are as common, the shorter list, so that the choice does not depend on the order.
     usual = max(forms, key=lambda form: (forms[form], -(form or 0)))
     values = {client: value for client, value in usable.items() if _form(value) == usual}
     without = [client for client in records if client not in values]

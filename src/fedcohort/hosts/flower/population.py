@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr.fedcohort")
 _SETTLE = 15.0  # seconds given to nodes that have not described themselves, once enough others have
-_LOOK_EVERY = 0.25
+_LOOK_EVERY = 0.25  # seconds between two looks at who is there
 _ARRAYS = "arrays"
 _LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 
@@ -121,6 +121,7 @@ class Population:
     def online(self) -> dict[str, Card]:
         """The clients that are online and can tell what is required, by name in natural order."""
         at = self._version
+        # Asked for many times in a round, and the answer is the same until somebody comes, goes or says something new.
         if at == self._fit_at:
             return self._fit
         most = self.most_classes()
@@ -159,6 +160,7 @@ class Population:
             if flaw is not None:
                 return flaw
         if self._labels is not None and card.description.sealed_labels is not None:
+            # Checking a signature takes long; what was checked once is not checked again.
             sealed, flaw = self._checked.get(card.name, (None, None))
             if sealed != card.description.sealed_labels:
                 flaw = self._check(self._labels, card.name, card.description.sealed_labels)
@@ -354,6 +356,7 @@ class Population:
                 self._checked.update({n: (sealed[n], shorten(why)) for n, why in error.refused.items() if n in sealed})
                 self._demands += 1
                 left = [card for card in cards if card.name not in error.refused]
+                # Nobody is left, or the refusal names nobody of them: asking again would go on for ever.
                 if len(left) in (0, len(cards)):
                     raise
                 cards = left
@@ -388,6 +391,7 @@ class Population:
         known = session.table
         newcomers = [c for name, c in online.items() if name not in known and name not in self._refused]
         if newcomers:
+            # Their order decides their indices: a run with the same clients must number them alike.
             newcomers.sort(key=lambda card: natural(card.name))
             joined = self._let_join(session, newcomers)
             if joined:

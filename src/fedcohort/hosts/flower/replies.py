@@ -31,7 +31,7 @@ from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, read_gradient,
 log = logging.getLogger("flwr.fedcohort")
 # In Python 3.11 reading a member from its enumeration takes longer than comparing it.
 _OK, _INVALID, _DURATION = Status.OK, Status.INVALID, Signal.DURATION
-_NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()
+_NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()  # of replies that are not OK; never changed
 _LARGEST_WEIGHT = 1 << 53  # a count of samples beyond is none, and sums of them overflow
 
 

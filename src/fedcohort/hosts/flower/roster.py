@@ -26,7 +26,7 @@ from fedcohort.hosts.flower.wire import DESCRIBE
 from fedcohort.hosts.wire import RECORD, VERSION, Description, normal_form
 
 log = logging.getLogger("flwr.fedcohort")
-_NOT_OURS = re.compile(r"No query function registered|Invalid message type")
+_NOT_OURS = re.compile(r"No query function registered|Invalid message type")  # what Flower replies for such a ClientApp
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,7 @@ class Roster:
         """Look who is online, ask newcomers who they are, read the answers that have come. Does not wait."""
         found = self._grid.get_node_ids()
         ids = found if isinstance(found, set) else set(found)
+        # Ids are one short call; names and descriptions are asked for only when somebody new is there.
         if ids != self._seen:
             self._look_up_names()
         elif len(self._cards) == len(ids) and not self._outbox.waiting and not self._is_due():

@@ -82,6 +82,7 @@ class LiveRun:
         host.pulse.attach(session)
         host.pulse.running()
         self.population.remember(session)
+        # After the session exists and before anything is asked of clients: a run that fails has its settings on record.
         notes.record_start(session, settings, host.levels, self.population.supplied_signals(), num_rounds)
         self._resume(session, initial_arrays)
         leases = None if settings.leases is None else leases_of(settings.leases, journal, host.policy.fixed_deadline)

@@ -177,6 +177,7 @@ def taking_all(strategy: Strategy, count: int) -> Iterator[None]:
                 saved.append((level, name, value))
                 if name.startswith("min_"):
                     setattr(level, name, count)
+                # A fraction of 0 means 'no evaluation', which stays the app's decision.
                 elif value != 0.0:
                     setattr(level, name, 1.0)
         yield
@@ -339,6 +340,7 @@ class StrategyState:
         """Put saved attributes back into the strategy."""
         for path, entry in plain.items():
             index, _, name = path.partition(".")
+            # Attributes are saved by level: with fewer wrappers they would be put into the wrong one.
             if int(index) >= len(self._levels):
                 raise InnerStrategyError(
                     f"The checkpoint was written by {int(index) + 1} or more strategies around each other; now there "

@@ -124,6 +124,7 @@ class Mix:
     def of(self, old: Any, models: Any) -> Any:
         """Return the sum (P,) for the global model (P,) and the clients' models (k, P)."""
         result = self.old * old if self.old else 0.0
+        # One after the other, not as a matrix product: the sum is the same on every machine.
         for weight, model in zip(self.weights.tolist(), models, strict=True):
             result = result + weight * model
         return result
@@ -357,6 +358,7 @@ def fitting(made: Made, kind: type[Made], members: Members, old: Any = None) -> 
             f"It must return one weight per model, an array of shape ({len(members)},). Got shape "
             f"{np.shape(made.weights)}."
         )
+    # A model of another library or shape would fail far from here, in the simulator's batch.
     if isinstance(made, Combined) and (type(made.model), np.shape(made.model)) != (type(old), np.shape(old)):
         raise InputError(
             f"It must return a model like the one it was given, {_form(old)}. Got {_form(made.model)}.",

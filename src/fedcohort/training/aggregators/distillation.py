@@ -42,6 +42,7 @@ def distil(model: Any, targets: Any, server: Server, *, steps: int, batch_size: 
         gradient = server.gradient(model, targets[places], places)
         first = _BETA1 * first + (1.0 - _BETA1) * gradient
         second = _BETA2 * second + (1.0 - _BETA2) * gradient * gradient
+        # Adam's bias correction: both moments begin at zero.
         root = (second / (1.0 - _BETA2 ** (step + 1))) ** 0.5
         size = rate * (1.0 + math.cos(math.pi * step / steps)) / 2.0
         model = model - size / (1.0 - _BETA1 ** (step + 1)) * first / (root + _EPSILON)

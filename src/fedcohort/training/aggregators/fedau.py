@@ -50,6 +50,7 @@ class ParticipationGaps(Memory):
         that are away: how often that has happened is found when they come back.
         """
         if cutoff is not None:
+            # Algorithm 2 checks every client in every round; how often it would have is worked out at once.
             reached = np.maximum(round - self.start[clients], 0) // cutoff
             self._finish(clients, reached.astype(np.float64), np.full(len(clients), float(cutoff)))
             self.start[clients] += reached * cutoff

@@ -32,6 +32,7 @@ class EchoedModels(OwnModels):
 
     def missed(self, clients: IntArray, round: int) -> FloatArray:
         """(k,) t - tau_i, the rounds since each of ``clients`` last took part."""
+        # At least 1, also for a client that takes part twice under one number.
         return np.asarray(np.maximum(round - self.last[clients], 1), np.float64)
 
     def absorb(self, clients: IntArray, round: int, model: Any) -> None:

@@ -96,6 +96,7 @@ class FedBio(Aggregator):
         length = _norm(before)
         if not 0.0 < length < float("inf"):
             return self.tau * gradient
+        # H u by a central difference along u, scaled so that the step is the same however long u is.
         step = (_REACH / length) * before
         ahead = server.gradient(model + step, labels, everything)
         behind = server.gradient(model - step, labels, everything)

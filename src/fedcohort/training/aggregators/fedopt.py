@@ -105,6 +105,7 @@ class _Adaptive(Aggregator):
         update = average(weights, models - old)
         memory.first = self.beta1 * memory.first + (1.0 - self.beta1) * update
         memory.second = self._second(memory.second, update * update)
+        # tau stands outside the root, as in Algorithm 2.
         return Combined(old + self.global_rate * memory.first / (memory.second**0.5 + self.tau), weights)
 
 

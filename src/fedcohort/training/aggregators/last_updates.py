@@ -38,6 +38,7 @@ class LastUpdates(Memory):
     def change(self, old: Any, models: Any, members: Members) -> Any:
         """(k, P) the members' new updates minus their last ones."""
         fresh = models - old
+        # Row by row: a client's rows may be a large part of the memory there is.
         for i, rate in enumerate(members.learning_rates.tolist()):
             fresh[i] = fresh[i] / rate
         return fresh - self.own.of(members.clients)

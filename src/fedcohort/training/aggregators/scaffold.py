@@ -38,6 +38,7 @@ class ControlVariates(Corrections):
             fresh = own - self.server  # option II: c_i - c + (x - y_i) / (K eta)
             for i, rate in enumerate(rates.tolist()):
                 fresh[i] = own[i] if rate <= 0 else fresh[i] + (old - models[i]) / rate
+        # Before the rows are replaced: c must stay the mean of all c_i.
         self.server = self.server + (fresh - own).sum(0) / self.federation
         self.own.put(clients, fresh)
 

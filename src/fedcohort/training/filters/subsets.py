@@ -158,6 +158,7 @@ def score_all(differences: Any, score: Score) -> FloatArray:
     first = m // 2
     rows = 1 << (m - first)
     members = np.array([i.bit_count() for i in range(1 << m)]).reshape(-1, rows, 1, 1)
+    # The empty subset, whose score is replaced below: only not a division by zero.
     members[0, 0] = 1
     if xp is np:
         total = np.zeros(members.shape[:2])
@@ -197,6 +198,7 @@ def best_of_all(differences: Any, score: Score) -> tuple[BoolArray, float]:
     m, _, samples = differences.shape
     scores = score_all(differences, score)
     ties = np.flatnonzero(scores == scores.max())
+    # Among equals more models: each was trained on data that the others have not seen.
     best = max(ties.tolist(), key=lambda mask: (mask.bit_count(), mask))
     members = np.array([bool(best >> (m - 1 - i) & 1) for i in range(m)])
     return members, float(scores[best]) / samples
@@ -252,6 +254,7 @@ def best_by_beam(differences: Any, score: Score, width: int) -> tuple[BoolArray,
                 grown.setdefault(members.tobytes(), (value if score == "accuracy" else -value, members))
         ranked = sorted(grown.values(), key=lambda item: -item[0])[:width]
         beam = [members for _, members in ranked]
+        # Ties go to the larger subset, as in `best_of_all`.
         if (ranked[0][0], size) >= best_key:
             best_key, best = (ranked[0][0], size), beam[0]
     mask = np.zeros(m, np.bool_)
