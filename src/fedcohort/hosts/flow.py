@@ -229,7 +229,7 @@ class Flow:
         else:
             failures[client] = failures.get(client, 0) + 1
         report = RoundReport(ticket, cohort.clients, status=[int(status)], metrics=metrics)
-        self.session.tell(report, host=self._stored(waiting, self._since, failures, state))
+        self.session.tell(report, host=self._host_state(waiting, self._since, failures, state))
         self._end(cohort)
         self.waiting, self._failures = waiting, failures
         return sound
@@ -276,12 +276,12 @@ class Flow:
         since = now if self.policy.period is None else self.due_at + math.floor(
             (now - self.due_at) / self.policy.period
         ) * self.policy.period  # fmt: skip
-        self.session.advance([one.ticket for one in used], host=self._stored([], since, {}, state))
+        self.session.advance([one.ticket for one in used], host=self._host_state([], since, {}, state))
         self.waiting, self._since, self._failures = [], since, {}
         return used
 
     @staticmethod
-    def _stored(
+    def _host_state(
         waiting: list[Answered], since: float, failures: Mapping[int, int], state: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         stored: dict[str, Any] = {**(state or {}), _BUFFER: [list(one) for one in waiting], _SINCE: since}

@@ -238,7 +238,7 @@ class CohortStrategy(Strategy):
         _check_kind("rules", rules, Rules)
         _check_kind("validation", validation, ServerValidation)
         self.selector = create_part("selector", selector, Selector, SELECTORS)
-        self.strategy = self._wrapped(strategy, max_update_norm)
+        self.strategy = self._check_wrapped(strategy, max_update_norm)
         self._warn_of_bias()
         if filter is None and Signal.KEPT in self.selector.requires:
             filter = FILTERS.create(self.selector.default_filter)
@@ -278,7 +278,7 @@ class CohortStrategy(Strategy):
         Signer(self.sign)
 
     @staticmethod
-    def _wrapped(strategy: Strategy | None, max_update_norm: float | None) -> Strategy:
+    def _check_wrapped(strategy: Strategy | None, max_update_norm: float | None) -> Strategy:
         """Return the strategy that configures and averages; one that cannot be wrapped is refused."""
         found = FedAvg() if strategy is None else check_strategy(strategy)
         if any(isinstance(level, CohortStrategy) for level in levels(found)):
