@@ -21,8 +21,8 @@ import numpy as np
 
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, FloatArray
-from fedcohort.core.errors import InputError, ParameterError
-from fedcohort.core.params import Constraint, Interval, Optional
+from fedcohort.core.errors import InputError
+from fedcohort.core.params import Interval, Optional, check_values
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.session.session import Session
@@ -58,17 +58,8 @@ class FlowPolicy:
     period: float | None = None
 
     def __post_init__(self) -> None:
-        constraints: dict[str, Constraint] = {
-            "busy": _COUNT,
-            "buffer": _COUNT,
-            "period": Optional(Interval(float, 0, None, "neither")),
-        }
-        for name, constraint in constraints.items():
-            value = getattr(self, name)
-            if not constraint.admits(value):
-                raise ParameterError(
-                    f"The {name!r} parameter of FlowPolicy must be {constraint.describe()}. Got {value!r}."
-                )
+        period = Optional(Interval(float, 0, None, "neither"))
+        check_values(self, {"busy": _COUNT, "buffer": _COUNT, "period": period})
 
 
 class Answered(NamedTuple):
