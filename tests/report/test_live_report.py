@@ -194,3 +194,17 @@ def test_the_dashboard_shows_progress_end_reasons_and_history(live: Any) -> None
     record = read_journal(path)
     assert record.last()[0] == ROUNDS
     record.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_axe_finds_nothing_in_the_report_of_a_live_run(
+    live: Any, page: Any, violations: Any, width: int, scheme: str
+) -> None:
+    path, _ = live
+    page.size(width)
+    page.scheme(scheme)
+    run("report", str(path), "-o", str(path.with_suffix(".html")), "--quiet")
+    page.driver.get(path.with_suffix(".html").as_uri())
+    page.js("FC.drawAll()")
+    page.wait("document.querySelectorAll('.chart[data-state=drawn]').length >= 2")
+    assert violations(page) == [] and page.overflow() == [] and page.errors() == []

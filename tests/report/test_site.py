@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,6 @@ from pathlib import Path
 found = runpy.run_path({str(DOCS / "conf.py")!r})
 types = (str, bool, int, list, dict)
 globals().update({{k: v for k, v in found.items() if isinstance(v, types) and not k.startswith("_")}})
-html_static_path = [{str(DOCS / "_static")!r}]
 html_extra_path = []
 """
 PAGE = """\
@@ -65,6 +65,7 @@ def site(tmp_path_factory):
     """A small site, built with the settings of the real one."""
     pytest.importorskip("furo")
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    shutil.copytree(DOCS / "_static", source / "_static")
     (source / "conf.py").write_text(dedent(CONF))
     (source / "index.md").write_text(PAGE)
     (source / "other.md").write_text("# Another page\n\nNothing more.\n")

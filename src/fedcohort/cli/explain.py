@@ -126,7 +126,7 @@ def _explain_run(journal: Path, format: Format) -> None:
     if not troubled:
         return
     result = Table(
-        "client", "picked", "sound", "the last time it returned no model", header_style="bold", box=SIMPLE_HEAD,
+        "client", "picked", "valid models", "the last time it returned no model", header_style="bold", box=SIMPLE_HEAD,
         pad_edge=False,
     )  # fmt: skip
     for client in sorted(troubled, key=lambda c: c.statuses.get("OK", 0) - c.picked)[:_MAX_FAILED]:

@@ -442,8 +442,8 @@ class Round:
     def shortfall(self, models: int) -> str:
         """Return why so many sound models must not be averaged; an empty text when they may."""
         if self.policy.private and models != self.size:
-            return f"{models} sound models came, and the privacy noise is made for {self.size}"
-        return "too few sound models" if models < self.policy.min_replies else ""
+            return f"{models} valid models came, but the privacy noise is made for {self.size}"
+        return "too few valid models" if models < self.policy.min_replies else ""
 
     def report(
         self, kept: BoolArray, metrics: Mapping[Signal, FloatArray] = _NO_METRICS, *, complete: bool = True

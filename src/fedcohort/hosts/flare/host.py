@@ -346,7 +346,7 @@ class FlareHost(Host):
         self, round_: Round, chosen: Sequence[CheckedResult], weights: Mapping[str, float]
     ) -> tuple[str, dict[str, str]]:
         """Make the next model; return why there is none, and whose model cannot be aggregated."""
-        error = round_.shortfall(len(chosen)) or ("" if chosen else "too few sound models")
+        error = round_.shortfall(len(chosen)) or ("" if chosen else "too few valid models")
         if error:
             return error, {}
         error, refused = self._aggregate(chosen, weights)

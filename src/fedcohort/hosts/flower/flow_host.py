@@ -142,7 +142,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         session, given = self._running, list(sound)
         replies = [reply for _, _, reply in given]
         if not replies:
-            return Average(error="too few sound models")
+            return Average(error="too few valid models")
         members = Members(
             clients=np.array([one.client for one, _, _ in given], np.int64),
             share=np.array([reply.weight for reply in replies]),

@@ -275,7 +275,7 @@ class FlowerHost(Host):
             if now.status is not before.status
         }
         sound = sum(reply.status is _OK for reply in checked)
-        log.info("sound models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
+        log.info("valid models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
         samples = sample_counts(checked)
         measures = measures_of(sent, checked, samples)
         kept = self._apply_filter(checked, measures)
@@ -368,7 +368,7 @@ class FlowerHost(Host):
             return Average(error=short)
         # FedAvg would divide by the sum of weights.
         if not any(weight_of(reply, self.weight_key) > 0 for reply in chosen):
-            return Average(error="too few sound models")
+            return Average(error="too few valid models")
         found = aggregate(self.inner, server_round, chosen, errors)
         # Counted again: those whose models could not be averaged are out.
         if len(chosen) - len(found.blamed) < self.settings.min_replies:

@@ -103,7 +103,7 @@ class ServerValidation:
 
 
 class CohortStrategy(Strategy):
-    """Choose who trains with a fedcohort selector; configure, aggregate and evaluate with any Flower strategy.
+    """Choose clients with a fedcohort selector; configure, aggregate and evaluate with any Flower strategy.
 
     Parameters
     ----------
@@ -116,12 +116,12 @@ class CohortStrategy(Strategy):
     seed : int
         Every choice follows from it.
     cohort_size : int, optional
-        How many sound models a round needs. Default: what the wrapped strategy's ``fraction_train`` and
+        How many valid models a round needs. Default: what the wrapped strategy's ``fraction_train`` and
         ``min_train_nodes`` say; under differential privacy always the wrapper's ``num_sampled_clients``.
     spares : int
-        So many clients more are asked to train, and the round closes with the first ``cohort_size`` sound models.
+        How many extra clients to ask. The round closes with the first ``cohort_size`` valid models.
     deadline : float or "auto", optional
-        Seconds after which a round closes with the models that are there. ``"auto"``: every round gets the deadline,
+        Seconds after which a round closes with the models it has. ``"auto"``: every round gets the deadline,
         and at most ``spares`` spares, with which models came fastest so far. Default: the ``timeout`` of :meth:`start`.
     late : "discard" or "count"
         Whether a model that comes after its round was closed is left out, or averaged in the next round, as an update
@@ -133,52 +133,52 @@ class CohortStrategy(Strategy):
     patience : float
         Longest time to wait for clients to come online, in seconds.
     tries : int
-        How often a round is tried. One that brings no model is chosen anew, without those who failed if the others are
-        enough for a cohort, and, after so many times, ends the run with an error; one that was cut off is trained again
-        and, after so many times, chosen anew. A try does not count that names somebody new to leave out, as long as
-        others of it were sound.
+        How often a round is tried. A round without a model is tried with another cohort, without the clients that
+        failed if there are enough others; after this many tries, the run ends with an error. An interrupted round is
+        trained again; after this many interruptions, another cohort is chosen. A try does not count if it finds a new
+        client to leave out and others of its cohort sent valid models.
     describe_every : float, optional
         Seconds after which clients are asked again what they hold. Default: only when they connect.
     classes : int, optional
-        How many classes there are, where clients tell label counts in the clear. A client that names more takes no part
-        in what goes by labels. Default: as many as at least two clients, and more than a fifth of all, name.
+        Number of classes, if clients send plain label counts. The labels of a client with more classes are ignored.
+        Default: as many as at least two clients, and more than a fifth of all, have.
     min_replies : int
-        With fewer models than this a round leaves the global model alone (Krum wants several).
+        With fewer models than this, a round does not change the global model (Krum needs several).
     max_share : float, optional
-        Largest share of a round's weight that one client may have, whatever size it claims. Default: no bound but the
-        size it declared.
+        Largest share of a round's weight that one client may have, whatever size it claims. Default: limited only by
+        the size it declared.
     max_update_norm : float, optional
-        Updates that are longer are shortened to this Euclidean norm before anything is made of them. Default: none.
+        Longer updates are shortened to this Euclidean norm before they are used. Default: no limit.
     filter : Filter or str, optional
-        Decides which models enter the average, or its name. Default: all sound ones, or the default filter of a
+        Decides which models enter the average, or its name. Default: all valid ones, or the default filter of a
         selector that learns from which models are kept.
     validation : ServerValidation, optional
         For filters that need the models' outputs on the server's validation set.
     shadows : mapping of name to Selector, optional
-        Selectors whose choices are recorded beside the real ones.
+        Selectors whose choices are recorded next to the real ones.
     labels : LabelDecoder, optional
-        Opens what clients send about their labels without showing them (``fedcohort.privacy``): ``EncryptedLabels``,
-        ``RotatedLabels`` or ``NoisyLabels``.
+        Reads protected label counts (``fedcohort.privacy``): ``EncryptedLabels``, ``RotatedLabels`` or
+        ``NoisyLabels``.
     audit : bool
-        Whether the journal is chained by digests, for ``fedcohort journal audit``; clients are told the newest one
+        Whether the journal is a chain of digests, for ``fedcohort journal audit``. Clients get the newest digest in
         every round.
     sign : path, optional
-        A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest; needs ``audit``.
+        The operator's private key (``fedcohort journal keygen``), which signs the newest digest; needs ``audit``.
     rules : Rules, optional
-        What every cohort must meet, whatever the selector. Attributes come from the clients' Facts. A journal's rules
-        stay when this is None; ``Rules()`` drops them.
+        Rules for every cohort of any selector. Attributes come from the clients' Facts. None keeps the journal's rules;
+        ``Rules()`` drops them.
     registered_only : bool
-        Whether only nodes take part that are registered with the SuperLink under a name
+        Whether to admit only nodes that are registered with the SuperLink under a name
         (``flwr supernode register KEY --name NAME``). Other names prove nothing: a node can take any.
     leases : path, optional
-        A file that several runs of one federation share: a client that works for one of them is no candidate in
+        A file that several runs of one federation share: a client that works for one run is not a candidate in
         another. Default: none.
     json_log : path, optional
-        A file to which the log is written as well, one JSON object a line.
+        A file to which the log is also written, one JSON object per line.
     checkpoints : path, optional
         Folder of the model checkpoints. Default: ``<journal>.checkpoints``.
     keep_checkpoints : int
-        How many of the newest stay on disk.
+        How many of the newest checkpoints stay on disk.
     """
 
     def __init__(
