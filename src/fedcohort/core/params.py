@@ -70,8 +70,10 @@ class Interval(Constraint):
             return False
         if not math.isfinite(number):
             return False
-        if isinstance(value, numbers.Integral):
-            number = int(value)  # compare large integers exactly, without rounding to float
+        # Large integers are compared exactly, without rounding to float.
+        return self._contains(int(value) if isinstance(value, numbers.Integral) else number)
+
+    def _contains(self, number: float) -> bool:
         low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
         above = number > low or (number == low and self.closed in ("left", "both"))
         return above and (number < high or (number == high and self.closed in ("right", "both")))

@@ -303,13 +303,14 @@ class Session:
         # First what goes, then what comes, so that a shadow with other parameters may take the name of an old one.
         dropped: dict[str, tuple[str, str]] = {}  # name -> what became of it, and why
         for name, spec in meta["shadows"].items():
-            if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
-                dropped[name] = "removed", "the session was opened without it"
-                continue
+            kept = None if wanted is None else wanted.get(name)
             if wanted is None:
                 self._check_trusted(name, spec)
+            elif kept is None or describe(kept)["params"] != spec["params"]:
+                dropped[name] = "removed", "the session was opened without it"
+                continue
             try:
-                shadow = rebuild_selector(spec, None if wanted is None else wanted[name], self.journal.path)
+                shadow = rebuild_selector(spec, kept, self.journal.path)
                 running = StatefulSelector.from_state(shadow, self.table, self.seed, self.journal, name)
                 self._shadows = self._shadows.with_one(running)
             except Exception as error:  # a shadow is somebody else's code; the session goes on without it

@@ -258,10 +258,14 @@ def _arrays_of(value: Any) -> dict[str, AnyArray] | None:
             found = {str(i): part for i, part in enumerate(value)}
         case _:
             return None
+    return _as_arrays(found)
+
+
+def _as_arrays(parts: dict[str, Any]) -> dict[str, AnyArray] | None:
     # What NumPy computes from arrays without dimensions are numbers of its own: a counter's moments, for example.
-    if not found or not all(isinstance(part, (np.ndarray, np.generic)) for part in found.values()):
+    if not parts or not all(isinstance(part, (np.ndarray, np.generic)) for part in parts.values()):
         return None
-    return {key: np.asarray(part) for key, part in found.items()}
+    return {key: np.asarray(part) for key, part in parts.items()}
 
 
 def _has_own_state(value: Any) -> bool:
