@@ -380,7 +380,7 @@ class FlowerHost(Host):
         if not any(weight_of(reply, self.weight_key) > 0 for reply in chosen):
             return Average(error="too few sound models")
         found = aggregate(self.inner, server_round, chosen, errors)
-        if len(chosen) - len(found.blamed) < self.settings.min_replies:
+        if len(chosen) - len(found.blamed) < self.policy.fewest:
             return Average(blamed=found.blamed, error=found.error)
         return found if found.arrays is None else replace(found, arrays=with_integers(found.arrays, self.arrays))
 

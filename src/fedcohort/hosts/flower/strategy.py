@@ -122,8 +122,9 @@ class CohortStrategy(Strategy):
     classes : int, optional
         How many classes there are, where clients tell label counts in the clear. A client that names more takes no part
         in what goes by labels. Default: as many as at least two clients, and more than a fifth of all, name.
-    min_replies : int
-        With fewer models than this a round leaves the global model alone (Krum wants several).
+    min_replies : int, optional
+        With fewer models than this a round leaves the global model alone (Krum wants several). An automatic deadline
+        aims at rounds with at least so many. Default: 1, and automatic deadlines aim at half of the cohort.
     max_share : float, optional
         Largest share of a round's weight that one client may have, whatever size it claims. Default: no bound but the
         size it declared.
@@ -178,7 +179,7 @@ class CohortStrategy(Strategy):
         tries: int = 3,
         describe_every: float | None = None,
         classes: int | None = None,
-        min_replies: int = 1,
+        min_replies: int | None = None,
         max_share: float | None = None,
         max_update_norm: float | None = None,
         filter: Filter | str | None = None,
@@ -206,7 +207,7 @@ class CohortStrategy(Strategy):
         _check("tries", tries, count)
         _check("describe_every", describe_every, Optional(seconds))
         _check("classes", classes, Optional(count))
-        _check("min_replies", min_replies, count)
+        _check("min_replies", min_replies, Optional(count))
         _check("max_share", max_share, Optional(Interval(float, 0, 1, "right")))
         _check("max_update_norm", max_update_norm, Optional(seconds))
         _check("keep_checkpoints", keep_checkpoints, count)
