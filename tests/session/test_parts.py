@@ -183,7 +183,7 @@ def journal() -> Journal:
 def asked(recorder: EventRecorder, turn: Turn, clients: list[int]) -> Cohort:
     cohort = Cohort(clients, round=turn.round, ticket=turn.ticket)
     own = running("uniform")
-    nothing: dict[str, Any] = {"answer": None, "scores": None, "picks": {}, "failed": {}, "eligibility": None}
+    nothing: dict[str, Any] = {"answer": None, "scores": None, "picks": {}, "eligibility": None}
     recorder.record_cohort(cohort, len(clients), EVERYBODY, 4, own=own, shadows=Shadows(), **nothing)
     return cohort
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,8 +47,8 @@ def bench(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="'natural': all datasets with real owners, each in a folder of its own; 'time': rounds and "
-            "asynchronous runs by the clock, on digits or fashion-mnist."
+            help="'natural': all datasets with real owners, each in its own folder; 'time': rounds and "
+            "asynchronous runs in simulated time, on digits or fashion-mnist."
         ),
     ] = None,
     selectors: Annotated[
@@ -82,9 +82,9 @@ def bench(
 ) -> None:
     """Run the benchmark: every selector on every kind of federation.
 
-    Writes bench.html and bench.json beside the results. Choose parameters on the tuning seeds and report results on
-    the report seeds; a result states which seeds it used. What is run is written down first (frozen.json): a benchmark
-    whose selectors were changed since is not continued, nor merged with others.
+    Writes bench.html and bench.json next to the results. Choose parameters on the tuning seeds and report results on
+    the report seeds; a result states which seeds it used. The command first writes frozen.json. If a selector changes
+    after that, the benchmark can neither be continued nor merged with others.
 
     Examples: fedcohort bench --quick; fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
     """
@@ -96,42 +96,39 @@ def bench(
     if submit is not None:
         _submit(submit, out_dir or Path("submission"))
         return
+    machine: dict[str, Any] = {"device": device, "processes": processes}
     if resume is not None:
-        _finish(run.resume(resume, device=device, processes=processes), console, quick, format)
+        _finish(run.resume(resume, **machine), console, quick, format)
         return
     chosen = split_names(selectors, "--selectors") if selectors else run.every_selector()
     entries = selector_entries([name for name in chosen if name != "uniform"])
     only = split_names(settings, "--settings") if settings else ()
-    command = " ".join(["fedcohort", *sys.argv[1:]])
+    machine["command"] = " ".join(["fedcohort", *sys.argv[1:]])
     if suite == run.TIME:
         target = out_dir or default_out("bench-time")
         times = run.plan_time(data, entries, _seeds(seeds), regimes=only, quick=quick, folder=folder)
         for name, wanted in times.items():
-            place = target / name
-            if (place / "meta.json").is_file():
-                simulation = run.resume(place, device=device, processes=processes)
-            else:
-                simulation = run.begin(wanted, place, device=device, processes=processes, command=command)
+            simulation = run.begin_or_resume(wanted, target / name, **machine)
             _run(simulation, console, f"the same command with --out {target}")
         _show_times(target, console, quick, format)
         return
-    pieces = {data: out_dir or default_out(f"bench-{PurePath(data).stem}")}
-    if suite is not None:
-        pieces = {name: (out_dir or default_out(f"bench-{suite}")) / name for name in _datasets(suite)}
-    for name, target in pieces.items():
+    columns = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
+    for name, target in _pieces(data, suite, out_dir).items():
         wanted, notes = run.plan(
-            name,
-            entries,
-            _seeds(seeds),
-            settings=only,
-            quick=quick,
-            folder=folder,
-            columns={key: value for key, value in (("label", label), ("client", client)) if value is not None},
+            name, entries, _seeds(seeds), settings=only, quick=quick, folder=folder, columns=columns
         )
         for note in notes:
             say(console, f"note: {note}")
-        simulation = run.begin(wanted, target, device=device, processes=processes, command=command)
-        _finish(simulation, console, quick, format)
+        _finish(run.begin(wanted, target, **machine), console, quick, format)
+
+
+def _pieces(data: str, suite: str | None, out_dir: Path | None) -> dict[str, Path]:
+    """Return the datasets to run, each with the folder of its results."""
+    from fedcohort.simulate.rounds.runner import default_out
+
+    if suite is None:
+        return {data: out_dir or default_out(f"bench-{PurePath(data).stem}")}
+    return {name: (out_dir or default_out(f"bench-{suite}")) / name for name in _datasets(suite)}
 
 
 def _run(simulation: Simulation, console: Console, command: str) -> None:
@@ -157,7 +154,7 @@ def _show_times(target: Path, console: Console, quick: bool, format: Format) -> 
         if quick:
             say(out(), _QUICK)
         print_tables([ways(scores), selection(scores)], out())
-    say(console, f"the scores: {target / 'bench.json'}")
+    say(console, f"the page: {target / 'bench.html'}")
 
 
 def _finish(simulation: Simulation, console: Console, quick: bool, format: Format) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,11 @@ from fedcohort.cli.output import Format, out, print_json, print_tables, table
 from fedcohort.core.terminal import err, say
 from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt
 from fedcohort.simulate.rounds.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedcohort.studies.papers import Exhibit, StudyRecord
 
 _STOPPED = 75  # there is more to do: the same command goes on
 
@@ -53,7 +58,7 @@ def reproduce(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Reproduce a paper's table or figure beside the published one.
+    """Reproduce a paper's table or figure next to the published one.
 
     Compares the published numbers with ours, ratio by ratio, and says which of the paper's claims hold. Writes NAME.md,
     NAME.html and NAME.json, and a record of the runs that several tables share. Exits with status 75 if it stopped
@@ -61,19 +66,12 @@ def reproduce(
 
     Examples: fedcohort reproduce --list; fedcohort reproduce fedcor-table-1-fmnist --seeds 2 --minutes 10
     """
-    from fedcohort.studies.papers import EXHIBITS, find, judge
+    from fedcohort.studies.papers import find
     from fedcohort.studies.papers import reproduce as make
-    from fedcohort.studies.papers.page import tables_of
     from fedcohort.studies.papers.verdicts import to_dict
 
     if show or name is None:
-        if format is Format.JSON:
-            print_json(
-                [{"name": e.name, "paper": e.paper, "place": e.place, "title": e.title} for e in EXHIBITS.values()]
-            )
-        else:
-            rows = [(e.name, f"{e.paper}, {e.place}: {e.title}", ", ".join(e.study.parts)) for e in EXHIBITS.values()]
-            out().print(table(["name", "what", "parts"], rows))
+        _print_names(format)
         return
     console = err(quiet)
     exhibits = find(name)
@@ -103,11 +101,27 @@ def reproduce(
                 "A trial with --quick: digits, one seed, few rounds. Everything runs; no number here is a result.",
             )
         for exhibit in exhibits:
-            record = outcome.records[exhibit.study.name]
-            print_tables(tables_of(exhibit, record), out())
-            held = sum(verdict.state == "holds" for verdict in judge(exhibit, record))
-            judged = "nothing is judged" if quick else f"{held} claims hold"
-            say(console, f"{exhibit.name}: {judged}; pages beside {out_dir / exhibit.name}.md")
+            _print_exhibit(exhibit, outcome.records[exhibit.study.name], console, out_dir, quick)
     if not outcome.finished:
         say(console, "stopped; run the same command to continue")
         raise typer.Exit(_STOPPED)
+
+
+def _print_names(format: Format) -> None:
+    from fedcohort.studies.papers import EXHIBITS
+
+    if format is Format.JSON:
+        print_json([{"name": e.name, "paper": e.paper, "place": e.place, "title": e.title} for e in EXHIBITS.values()])
+        return
+    rows = [(e.name, f"{e.paper}, {e.place}: {e.title}", ", ".join(e.study.parts)) for e in EXHIBITS.values()]
+    out().print(table(["name", "what", "parts"], rows))
+
+
+def _print_exhibit(exhibit: Exhibit, record: StudyRecord, console: Console, out_dir: Path, quick: bool) -> None:
+    from fedcohort.studies.papers import judge
+    from fedcohort.studies.papers.page import tables_of
+
+    print_tables(tables_of(exhibit, record), out())
+    held = sum(verdict.state == "holds" for verdict in judge(exhibit, record))
+    judged = "nothing is judged" if quick else f"{held} claims hold"
+    say(console, f"{exhibit.name}: {judged}; see {out_dir / exhibit.name}.md or .html")

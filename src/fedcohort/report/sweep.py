@@ -121,11 +121,11 @@ def _sentence(found: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -
     setting = f"With {found.selector}, {found.parameter} {value:g}" + (f" ({rest})" if len(found.lines) > 1 else "")
     chosen = metric.value(_mean(ends[best], tuning))
     if not others:
-        return f"{setting} ends best, at {chosen}; with one seed there is no other to show it on."
+        return f"{setting} ends best, at {chosen}; there is no other seed to confirm it on."
     shown = metric.value(_mean(ends[best], others))
     text = (
-        f"{setting} is best on {_seeds(tuning)} ({chosen}). On {_seeds(others)}, which did not choose it, it ends at "
-        f"{shown}"
+        f"{setting} is best on {_seeds(tuning)} ({chosen}). On {_seeds(others)}, which were not used to choose "
+        f"it, it ends at {shown}"
     )
     if best == board.baseline or any(seed not in ends[board.baseline] for seed in others):
         return f"{text}."

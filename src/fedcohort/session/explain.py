@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -117,6 +117,7 @@ def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
         others = sorted({*np.searchsorted(candidates, cohort.clients).tolist()}.difference(best.tolist()))
         order = np.array([*best.tolist(), *others], np.int64)
         ranks = np.concatenate([np.arange(1, count + 1), np.full(len(others), -1)])
+    # A rank of -1 is of a pick below the recorded best, whose place among the others nobody worked out.
     arrays: dict[str, AnyArray] = {"client": candidates[order], "rank": ranks, "score": score[order]}
     for name, values in cohort.parts.items():
         arrays[f"part:{name}"] = np.asarray(values, np.float64)[order]
@@ -202,9 +203,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     """
     round_ = whole_number(round_, "A round")
     table, active = journal.table()
-    index = None
-    if client is not None:
-        index = table.index(client) if isinstance(client, str) else table.index(table.name(client))
+    index = None if client is None else _index(table, client)
     cohort = _find_cohort(journal, round_, index)
     rule, meanings = about_selector(journal.meta().get("selector"))
     scores = journal.scores(cohort.ticket)
@@ -212,40 +211,34 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     if not arrays and meanings:  # a round in which a selector that scores did not, such as those of a warm-up
         rule = "This choice was made without scores."
     rows = _rows(table, picked, arrays, cohort.n_candidates)
-    scored = [row.score for row in rows if row.picked and row.score is not None]
-    threshold = min(scored) if scored else None
-    reason = f"Round {round_}: {len(picked)} of {cohort.n_candidates} candidates were picked."
-    was_picked, status = False, None
-    if index is not None:
-        rows = tuple(row for row in rows if row.client == index)
-        was_picked = index in picked.tolist()
-        if was_picked:
-            reason = f"Client {table.name(index)} was picked in round {round_}{_place(rows, cohort.n_candidates)}."
-            replies = [r for r in journal.replies(cohort.ticket) if r.client == index]
-            status = Status(replies[0].status).name if replies else None
-        else:
-            recorded = len(arrays["client"]) if arrays else None
-            reason, was_candidate = _why_not(journal, table, cohort, index, rows, threshold, recorded)
-            rule = rule if was_candidate else ""  # how the selector picks had no part in it
-    return Explanation(
+    threshold = min((row.score for row in rows if row.picked and row.score is not None), default=None)
+    whole = Explanation(
         round=round_,
         ticket=cohort.ticket,
-        client=index,
-        name=None if index is None else table.name(index),
-        picked=was_picked,
-        reason=reason,
+        client=None,
+        name=None,
+        picked=False,
+        reason=f"Round {round_}: {len(picked)} of {cohort.n_candidates} candidates were picked.",
         rows=rows,
         threshold=threshold,
-        status=status,
+        status=None,
         failures=MappingProxyType(_failures(journal, table, cohort)),
-        shadows=MappingProxyType(
-            {name: note or tuple(table.name(int(c)) for c in theirs) for name, (theirs, _, note) in scores.items()}
-        ),
+        shadows=MappingProxyType({name: note or table.names_of(theirs) for name, (theirs, _, note) in scores.items()}),
         notes=MappingProxyType(dict(cohort.notes)),
         coverage=Tally.of(table.n, journal.picks(round_)).coverage(active).warning,
         rule=rule,
         meanings=meanings,
     )
+    if index is None:
+        return whole
+    own = replace(whole, client=index, name=table.name(index), rows=tuple(row for row in rows if row.client == index))
+    if index in picked.tolist():
+        return _why_picked(journal, cohort, own)
+    return _why_not(journal, table, cohort, own, len(arrays.get("client", ())))
+
+
+def _index(table: ClientTable, client: int | str) -> int:
+    return table.index(client if isinstance(client, str) else table.name(client))
 
 
 def _find_cohort(journal: Journal, round_: int, client: int | None) -> CohortRow:
@@ -269,37 +262,39 @@ def _place(own: Sequence[ScoreRow], candidates: int) -> str:
     return f"; it scored {own[0].score:.5g}{rank}{parts}"
 
 
-def _why_not(
-    journal: Journal,
-    table: ClientTable,
-    cohort: CohortRow,
-    index: int,
-    own: Sequence[ScoreRow],
-    threshold: float | None,
-    recorded: int | None,
-) -> tuple[str, bool]:
-    """Return why a client was not picked, and whether it was a candidate or may have been one.
+def _why_picked(journal: Journal, cohort: CohortRow, own: Explanation) -> Explanation:
+    """Return the explanation for a client that was picked: its score, and what became of it."""
+    replies = [r for r in journal.replies(cohort.ticket) if r.client == own.client]
+    return replace(
+        own,
+        picked=True,
+        reason=f"Client {own.name} was picked in round {own.round}{_place(own.rows, cohort.n_candidates)}.",
+        status=Status(replies[0].status).name if replies else None,
+    )
 
-    ``threshold`` is the lowest score that was picked, ``recorded`` how many scores the journal keeps of the round.
-    """
-    name = table.name(index)
+
+def _why_not(journal: Journal, table: ClientTable, cohort: CohortRow, own: Explanation, recorded: int) -> Explanation:
+    """Return the explanation for a client that was not picked; ``recorded`` is how many scores the journal keeps."""
+    assert own.client is not None
+    who = f"Client {own.name}"
     candidates = journal.candidates(cohort.ticket, table.n)
     if candidates is None:
-        return (
-            f"Client {name} was not picked in round {cohort.round}. The reason was pruned and is not on record.",
-            True,
-        )
-    if index not in candidates.tolist():
-        why = journal.exclusions(cohort.ticket).get(index, "not available, already training, or gone")
-        return f"Client {name} was not a candidate in round {cohort.round}: {why}.", False
-    if not own:
-        rest = "." if recorded is None else f"; only the {recorded} best scores are recorded."
-        return f"Client {name} was a candidate in round {cohort.round} but not picked{rest}", True
-    below = ""
-    if threshold is not None:
-        above = own[0].score is not None and own[0].score > threshold
-        below = f" The lowest score picked was {threshold:.5g}{': scores alone do not decide.' if above else '.'}"
-    return f"Client {name} was not picked in round {cohort.round}{_place(own, cohort.n_candidates)}.{below}", True
+        reason = f"{who} was not picked in round {own.round}. The reason was pruned and is not on record."
+        return replace(own, reason=reason)
+    if own.client not in candidates.tolist():
+        why = journal.exclusions(cohort.ticket).get(own.client, "not available, already training, or gone")
+        # How the selector picks had no part in it.
+        return replace(own, reason=f"{who} was not a candidate in round {own.round}: {why}.", rule="")
+    if not own.rows:
+        rest = f"; only the {recorded} best scores are recorded." if recorded else "."
+        return replace(own, reason=f"{who} was a candidate in round {own.round} but not picked{rest}")
+    reason = f"{who} was not picked in round {own.round}{_place(own.rows, cohort.n_candidates)}."
+    if own.threshold is not None:
+        score = own.rows[0].score
+        # Some selectors draw by chance among scores, or take turns: a higher score than a picked one's is no mistake.
+        end = ": scores alone do not decide." if score is not None and score > own.threshold else "."
+        reason += f" The lowest score picked was {own.threshold:.5g}{end}"
+    return replace(own, reason=reason)
 
 
 def about_selector(spec: Any) -> tuple[str, Mapping[str, str]]:

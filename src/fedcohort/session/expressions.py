@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedcohort.core.text import short_repr
 
 Attributes = Mapping[str, str | float | int | bool]
 _Test = Callable[[Attributes], bool]
-_LONGEST = 2000
+_LONGEST = 2000  # characters; reading one that is nested deeply takes a stack frame a level
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -74,6 +75,7 @@ class Condition:
             tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise InputError(f"The condition {text!r} cannot be read: {error}.") from None
+        # Clause by clause, so that the reason names the one that is not met.
         parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
         clauses = []
         for part in parts:
@@ -84,6 +86,7 @@ class Condition:
 
     def unmet(self, attributes: Attributes) -> str | None:
         """Return why a client with ``attributes`` does not meet the condition, or None when it does."""
+        # Conditions are read as Python, in which a hyphen is a minus.
         known = {key.replace("-", "_"): value for key, value in attributes.items()}
         for clause, asked, test in self._clauses:
             try:
@@ -109,23 +112,27 @@ def _test(node: ast.expr, text: str) -> _Test:
     match node:
         case ast.BoolOp(op=op, values=values):
             tests = [_test(value, text) for value in values]
-            if isinstance(op, ast.And):
-                return lambda attributes: all(test(attributes) for test in tests)
-            return lambda attributes: any(test(attributes) for test in tests)
+            combine = all if isinstance(op, ast.And) else any
+            return lambda attributes: combine(test(attributes) for test in tests)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             inner = _test(operand, text)
             return lambda attributes: not inner(attributes)
         case ast.Compare(left=left, ops=ops, comparators=comparators):
-            terms = [_term(term, text) for term in (left, *comparators)]
-            if not all(type(op) in _COMPARE for op in ops):
-                raise _refusal(text)
-            checks = [(_COMPARE[type(op)], terms[i], terms[i + 1]) for i, op in enumerate(ops)]
-            return lambda attributes: all(check(a(attributes), b(attributes)) for check, a, b in checks)
+            return _comparison([left, *comparators], ops, text)
         case ast.Name() | ast.Constant(value=bool()):
             term = _term(node, text)
             return lambda attributes: term(attributes) is True
         case _:
             raise _refusal(text)
+
+
+def _comparison(operands: Sequence[ast.expr], ops: Sequence[ast.cmpop], text: str) -> _Test:
+    """Return the test of a chain of comparisons: ``20 <= battery < 80``."""
+    terms = [_term(term, text) for term in operands]
+    if not all(type(op) in _COMPARE for op in ops):
+        raise _refusal(text)
+    checks = [(_COMPARE[type(op)], a, b) for op, (a, b) in zip(ops, pairwise(terms), strict=True)]
+    return lambda attributes: all(check(a(attributes), b(attributes)) for check, a, b in checks)
 
 
 def _term(node: ast.expr, text: str) -> Callable[[Attributes], Any]:

@@ -74,7 +74,6 @@ class EventRecorder:
         picks: Mapping[str, ShadowPick],
         own: StatefulSelector,
         shadows: Shadows,
-        failed: Mapping[str, str],
         eligibility: Eligibility | None,
     ) -> None:
         """Record a cohort, why it was chosen, and what the shadows would have picked."""
@@ -97,12 +96,13 @@ class EventRecorder:
             # The order is the audit's: what the selector knew is linked before the cohort it chose from it.
             if answer is not None:
                 journal.add_answer(cohort.ticket, answer.values)
-            journal.add_cohort(row, None if len(candidates) == n else candidates, n)
+            journal.add_cohort(row, None if len(candidates) == n else candidates, n)  # everybody takes no bytes
             if scores is not None:  # the clients it picked are in the cohort's own row
                 journal.add_scores(cohort.ticket, "", cohort.clients, pack_scores(scores), None)
             for name, pick in picks.items():
                 journal.add_scores(cohort.ticket, name, pick.picked, pick.scores, pick.note)
             self._save_states((own, *shadows.running.values()))
+            failed = {name: str(pick.note) for name, pick in picks.items() if pick.failed}
             self._drop(failed, shadows, cohort.round)
             if eligibility is not None and eligibility.reasons:
                 journal.add_exclusions(cohort.ticket, eligibility.codes, eligibility.reasons)
@@ -194,6 +194,7 @@ class EventRecorder:
         What the selectors learned goes in the same transaction, so it is worked out here.
         """
         index = table.index(client)
+        # One transaction for rows and states: a crash must not leave a state that still knows the client.
         with self.journal.event():
             eraser = Eraser(client, table)
             erase(self.journal, eraser, block=block)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from fedcohort.core.protocol import Cohort, Status
 from fedcohort.session.expressions import Attributes, Condition
 from fedcohort.session.rules import EDGE, Rules, edge_of
 
-_NEVER = np.iinfo(np.int64).min // 2
+_NEVER = np.iinfo(np.int64).min // 2  # a round so long ago that its distance to any other does not overflow
 _NO_BOUND = np.iinfo(np.int64).max
+_NAMED = 20  # clients named in a cohort's notes
 
 
 @dataclass
@@ -60,6 +62,7 @@ class ParticipationLedger:
         """Count a cohort."""
         self.last[clients] = round_
         self.count[clients] += 1
+        # Rounds that no window reaches any more are forgotten: a run may have millions.
         self.recent.append((ticket, round_, clients))
         while self.recent and self.recent[0][1] <= round_ - self.window:
             self.recent.popleft()
@@ -101,6 +104,7 @@ class Eligibility:
 
     def remaining(self, size: int | None) -> tuple[IntArray, int | None]:
         """Return the clients that the selector may choose from, and how many, besides those the rules demand."""
+        # More may be demanded than there are places: the most urgent come first.
         demanded = self.demanded if size is None else self.demanded[:size]
         rest = self.allowed[~np.isin(self.allowed, demanded)]
         return rest, None if size is None else size - len(demanded)
@@ -122,23 +126,32 @@ class Referee:
     def _set_table(self, table: ClientTable) -> None:
         # Rules name clients, rounds number them: names are looked up here, once, and not in every round.
         self._table = table
-        names = {name: i for i, name in enumerate(table.names)} if self.rules.blocked or self.rules.pinned else {}
-        self._blocked = np.array([names[n] for n in self.rules.blocked if n in names], np.int64)
-        self._pinned = np.array([names[n] for n in self.rules.pinned if n in names], np.int64)
-        self._paused: IntArray | None = None  # (N,) the round from which each may be picked again
-        if self.rules.paused:
-            self._paused = np.zeros(table.n, np.int64)
-            for name, until in self.rules.paused.items():
-                if _knows(table, name):
-                    self._paused[table.index(name)] = until
-        self._most: IntArray | None = None  # (N,) participations at most
-        if self.rules.most is not None or self.rules.budgets:
-            self._most = np.full(table.n, _NO_BOUND if self.rules.most is None else self.rules.most, np.int64)
-            for name in self.rules.budgets or {}:
-                if _knows(table, name):
-                    own = self.rules.most_of(name)
-                    self._most[table.index(name)] = _NO_BOUND if own is None else own
+        self._blocked = _indices(table, self.rules.blocked)
+        self._pinned = _indices(table, self.rules.pinned)
+        self._paused = self._pause_ends()
+        self._most = self._participation_limits()
         self._check_attributes(range(table.n))
+
+    def _pause_ends(self) -> IntArray | None:
+        """(N,) the round from which each client may be picked again; None where nobody is paused."""
+        if not self.rules.paused:
+            return None
+        ends = np.zeros(self._table.n, np.int64)
+        for name, until in self.rules.paused.items():
+            if name in self._table:
+                ends[self._table.index(name)] = until
+        return ends
+
+    def _participation_limits(self) -> IntArray | None:
+        """(N,) how often each client may take part in all; None where nobody has a limit."""
+        if self.rules.most is None and not self.rules.budgets:
+            return None
+        limits = np.full(self._table.n, _NO_BOUND if self.rules.most is None else self.rules.most, np.int64)
+        for name in self.rules.budgets or {}:
+            if name in self._table:
+                own = self.rules.most_of(name)
+                limits[self._table.index(name)] = _NO_BOUND if own is None else own
+        return limits
 
     def set_table(self, table: ClientTable, round_: int) -> None:
         """Use a table that has grown, or whose facts have changed."""
@@ -154,7 +167,7 @@ class Referee:
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
         """Store what clients now report about themselves."""
         self._attributes.update({name: dict(values) for name, values in attributes.items()})
-        known = [self._table.index(name) for name in attributes if _knows(self._table, name)]
+        known = [self._table.index(name) for name in attributes if name in self._table]
         self._check_attributes(known)
 
     def _of(self, client: int) -> dict[str, Any]:
@@ -166,67 +179,79 @@ class Referee:
         return {**self._attributes.get(name, {}), **sizes, **place}
 
     def _check_attributes(self, clients: Iterable[int]) -> None:
-        """Find out which clients meet the condition, and each client's value of every attribute with a quota."""
-        n = self._table.n
-        if len(self._unmet) != n:
+        """Find out which clients meet the condition, and each client's value of every attribute with a limit."""
+        quotas, at_most, n = self.rules.quotas or {}, self.rules.at_most or {}, self._table.n
+        if len(self._unmet) != n:  # the federation has grown: all of them are looked at again
             self._unmet = [None] * n
-            self._values = {name: [None] * n for name in self.rules.quotas or {}}
-            self._groups = {name: [None] * n for name in self.rules.at_most or {}}
+            self._values = {name: [None] * n for name in quotas}
+            self._groups = {name: [None] * n for name in at_most}
             clients = range(n)
-        if self._condition is None and not self._values and not self._groups:
-            return
-        for client in clients:
+        for client in clients if self._condition is not None or quotas or at_most else ():
             attributes = self._of(client)
             if self._condition is not None:
                 self._unmet[client] = self._condition.unmet(attributes)
-            for name, values in self._values.items():
-                values[client] = _quota_value((self.rules.quotas or {})[name], attributes.get(name))
-            for name, values in self._groups.items():
-                values[client] = attributes.get(name)
+            for name, claims in quotas.items():
+                self._values[name][client] = _quota_value(claims, attributes.get(name))
+            for name in at_most:
+                self._groups[name][client] = attributes.get(name)
 
     # -- before the choice ------------------------------------------------------------------------------------------
 
     def eligibility(self, round_: int, ticket: int, candidates: IntArray) -> Eligibility:
         """Return which of ``candidates`` may be in the cohort ``ticket`` of ``round_``, and which must be."""
-        rules, ledger = self.rules, self.ledger
-        codes = np.zeros(ledger.n, np.int16)
+        codes = np.zeros(self.ledger.n, np.int16)
         reasons: list[str] = []
-
-        def exclude(mask: BoolArray, reason: str) -> None:
-            # The first rule that excludes a client gives the reason. The order below goes from what an operator
-            # decided about this client to what follows from its record.
+        # The first rule that excludes a client gives the reason. The order goes from what an operator decided about
+        # this client to what follows from its record.
+        for mask, reason in chain(
+            self._excluded_by_operator(round_, candidates),
+            self._excluded_by_participations(round_, candidates),
+            self._excluded_by_failures(ticket, candidates),
+        ):
             fresh = mask & (codes[candidates] == 0)
             if fresh.any():
                 reasons.append(reason)
                 codes[candidates[fresh]] = len(reasons)
+        allowed = candidates[codes[candidates] == 0]
+        return Eligibility(allowed, self._required_clients(round_, allowed), codes, tuple(reasons))
 
+    def _excluded_by_operator(self, round_: int, candidates: IntArray) -> Iterator[tuple[BoolArray, str]]:
+        """Yield which candidates are blocked, paused, or do not meet the condition on attributes, with the reason."""
         if len(self._blocked):
-            exclude(np.isin(candidates, self._blocked), "it is blocked")
+            yield np.isin(candidates, self._blocked), "it is blocked"
         if self._paused is not None:
             until = self._paused[candidates]
             for end in np.unique(until[until > round_]).tolist():
-                exclude(until == end, f"it is paused until round {end}")
+                yield until == end, f"it is paused until round {end}"
         if self._condition is not None:
             unmet = [self._unmet[c] for c in candidates.tolist()]
             for reason in dict.fromkeys(u for u in unmet if u is not None):
-                exclude(np.array([u == reason for u in unmet], np.bool_), reason)
-        since = round_ - ledger.last[candidates]
+                yield np.array([u == reason for u in unmet], np.bool_), reason
+
+    def _excluded_by_participations(self, round_: int, candidates: IntArray) -> Iterator[tuple[BoolArray, str]]:
+        """Yield which candidates took part too recently or too often, with the reason."""
+        rules, ledger = self.rules, self.ledger
         if rules.min_separation > 1:
-            exclude(since < rules.min_separation, f"fewer than {rules.min_separation} rounds since it last took part")
+            recent = round_ - ledger.last[candidates] < rules.min_separation
+            yield recent, f"fewer than {rules.min_separation} rounds since it last took part"
         if self._most is not None:
-            spent = ledger.count[candidates] >= self._most[candidates]
-            for bound in np.unique(self._most[candidates][spent]).tolist():
-                exclude(spent & (self._most[candidates] == bound), f"it took part {bound} times, its maximum")
+            limits = self._most[candidates]
+            spent = ledger.count[candidates] >= limits
+            for bound in np.unique(limits[spent]).tolist():
+                yield spent & (limits == bound), f"it took part {bound} times, its maximum"
         if rules.max_in_window is not None and rules.window is not None:
             often = ledger.in_last(round_, rules.window - 1)[candidates] >= rules.max_in_window
-            exclude(often, f"it took part {rules.max_in_window} times in the last {rules.window - 1} rounds")
-        if rules.cool_off:
-            # Counted in cohorts, not rounds: a round that is tried again keeps its number, but time passes.
-            hot = (ledger.streak[candidates] >= rules.failures) & (ticket - ledger.failed[candidates] <= rules.cool_off)
-            after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
-            exclude(hot, f"it is cooling off for {rules.cool_off} cohorts after {after}")
-        allowed = candidates[codes[candidates] == 0]
-        return Eligibility(allowed, self._required_clients(round_, allowed), codes, tuple(reasons))
+            yield often, f"it took part {rules.max_in_window} times in the last {rules.window - 1} rounds"
+
+    def _excluded_by_failures(self, ticket: int, candidates: IntArray) -> Iterator[tuple[BoolArray, str]]:
+        """Yield which candidates are cooling off, with the reason."""
+        rules, ledger = self.rules, self.ledger
+        if not rules.cool_off:
+            return
+        # Counted in cohorts, not rounds: a round that is tried again keeps its number, but time passes.
+        hot = (ledger.streak[candidates] >= rules.failures) & (ticket - ledger.failed[candidates] <= rules.cool_off)
+        after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
+        yield hot, f"it is cooling off for {rules.cool_off} cohorts after {after}"
 
     def _required_clients(self, round_: int, allowed: IntArray) -> IntArray:
         rules, ledger = self.rules, self.ledger
@@ -254,23 +279,24 @@ class Referee:
         size = len(allowed) if size is None else int(size)
         demanded = eligibility.demanded[:size]
         picked = [*demanded.tolist(), *cohort.clients.tolist()]
-        notes: dict[str, str] = {}
-        if len(demanded):
-            notes["demanded by the rules"] = ", ".join(self._table.names_of(demanded[:20]))
+        left: list[int] = []
         added: list[int] = []
+        unmet: list[str] = []
         order = _ranking(allowed, cohort, rng) if self.rules.quotas or self.rules.at_most else []
+        # Limits come before quotas: a client that is added for a quota must fit into what the limits left.
         if self.rules.at_most:
             picked, left = self._within_limits(picked, order)
-            if left:
-                notes["too many of one value"] = ", ".join(self._table.name(c) for c in left[:20])
         if self.rules.quotas:
             picked, added, unmet = self._with_quotas(picked, set(demanded.tolist()), order, size)
-            if added:
-                notes["added for a quota"] = ", ".join(self._table.name(c) for c in added[:20])
-            if unmet:
-                notes["quota not met"] = "; ".join(unmet)
+        notes = {
+            "demanded by the rules": self._name_some(demanded.tolist()),
+            "too many of one value": self._name_some(left),
+            "added for a quota": self._name_some(added),
+            "quota not met": "; ".join(unmet),
+        }
+        notes = {what: text for what, text in notes.items() if text}
         if not notes:
-            return cohort
+            return cohort  # the rules changed nothing
         clients = np.array(picked, np.int64)
         return dataclasses.replace(
             cohort,
@@ -279,6 +305,9 @@ class Referee:
             weights=_spread(cohort.weights, cohort.clients, clients),
             work=_spread(cohort.work, cohort.clients, clients),
         )
+
+    def _name_some(self, clients: Sequence[int]) -> str:
+        return ", ".join(self._table.name(client) for client in clients[:_NAMED])
 
     def _fits(self, picked: Sequence[int], client: int) -> bool:
         """Whether a client can join others without there being too many of one value."""
@@ -311,50 +340,85 @@ class Referee:
         added: list[int] = []
         unmet: list[str] = []
         for name, claims in (self.rules.quotas or {}).items():
-            values = self._values[name]
-            groups: dict[Any, list[int]] = {}
-            for client in order:
-                if values[client] is not None:
-                    groups.setdefault(values[client], []).append(client)
-            least = claims if isinstance(claims, Mapping) else dict.fromkeys(groups, int(claims))
-            need = {value: min(least[value], len(members)) for value, members in groups.items()}
-            for value, members in groups.items():
-                for client in (c for c in members if c not in picked):
-                    if _count(values, picked, value) >= need[value]:
-                        break
-                    others = picked
-                    if len(picked) >= size:
-                        # What was picked for another quota, or must be there, is not given up again.
-                        spare = _spare(values, need, picked, fixed.union(added))
-                        if not spare:
-                            break
-                        others = [c for c in picked if c != max(spare, key=place.__getitem__)]
-                    if self._fits(others, client):
-                        picked = [*others, client]
-                        added.append(client)
-            for value, count in least.items():
-                have = _count(values, picked, value)
-                if have < count:
-                    unmet.append(f"{name} {value}: {have} of {count}")
+            quota = _Quota.of(claims, self._values[name], order)
+            for value in quota.groups:
+                picked, news = self._fill(quota, value, picked, fixed.union(added), place, size)
+                added += news
+            unmet += [f"{name} {text}" for text in quota.unmet(picked)]
         return picked, added, unmet
+
+    def _fill(
+        self, quota: _Quota, value: object, picked: list[int], fixed: set[int], place: Mapping[int, int], size: int
+    ) -> tuple[list[int], list[int]]:
+        """Return the picked clients with as many of one value as its quota needs, and who was added for it."""
+        added: list[int] = []
+        for client in (c for c in quota.groups[value] if c not in picked):
+            if _count(quota.values, picked, value) >= quota.need[value]:
+                break
+            others = picked
+            if len(picked) >= size:
+                # What was picked for another quota, or must be there, is not given up again.
+                spare = quota.spare(picked, fixed.union(added))
+                if not spare:
+                    break
+                others = [c for c in picked if c != max(spare, key=place.__getitem__)]
+            if self._fits(others, client):
+                picked = [*others, client]
+                added.append(client)
+        return picked, added
+
+
+@dataclass(frozen=True)
+class _Quota:
+    """The quotas of one attribute in one cohort.
+
+    Attributes
+    ----------
+    values : sequence, by client
+        Each client's value of the attribute; None where it counts for no quota.
+    groups : mapping of value to list of int
+        The candidates of each value, best first.
+    least : mapping of value to int
+        How many of each value the operator wants.
+    """
+
+    values: Sequence[Any]
+    groups: Mapping[Any, list[int]]
+    least: Mapping[Any, int]
+
+    @classmethod
+    def of(cls, claims: Mapping[str, int] | int, values: Sequence[Any], order: Iterable[int]) -> _Quota:
+        """Group candidates by value; a plain number claims places for every value (a journal of version 0.2)."""
+        groups: dict[Any, list[int]] = {}
+        for client in order:
+            if values[client] is not None:
+                groups.setdefault(values[client], []).append(client)
+        return cls(values, groups, claims if isinstance(claims, Mapping) else dict.fromkeys(groups, int(claims)))
+
+    @property
+    def need(self) -> dict[Any, int]:
+        """How many of each value a cohort can and must have."""
+        return {value: min(self.least[value], len(group)) for value, group in self.groups.items()}
+
+    def spare(self, picked: Sequence[int], fixed: set[int]) -> list[int]:
+        """Return the picked clients that may give up their place: of no value, or of one that has more than enough."""
+        values, need = self.values, self.need
+        counts = {value: _count(values, picked, value) for value in need}
+        return [c for c in picked if c not in fixed and (values[c] is None or counts[values[c]] > need[values[c]])]
+
+    def unmet(self, picked: Sequence[int]) -> list[str]:
+        """Return in words of which values there are fewer than wanted."""
+        counts = {value: _count(self.values, picked, value) for value in self.least}
+        return [f"{value}: {counts[value]} of {count}" for value, count in self.least.items() if counts[value] < count]
 
 
 def _count(values: Sequence[Any], picked: Sequence[int], value: object) -> int:
     return sum(values[client] == value for client in picked)
 
 
-def _spare(values: Sequence[Any], need: Mapping[Any, int], picked: Sequence[int], fixed: set[int]) -> list[int]:
-    """Return the picked clients that may give up their place: of no value, or of one that has more than enough."""
-    counts = {value: _count(values, picked, value) for value in need}
-    return [c for c in picked if c not in fixed and (values[c] is None or counts[values[c]] > need[values[c]])]
-
-
-def _knows(table: ClientTable, name: str) -> bool:
-    try:
-        table.index(name)
-    except KeyError:
-        return False
-    return True
+def _indices(table: ClientTable, names: Iterable[str]) -> IntArray:
+    """Return the indices of the clients that the table knows; rules may name others that have not joined yet."""
+    return np.array([table.index(name) for name in names if name in table], np.int64)
 
 
 def _quota_value(claims: Mapping[str, int] | int, value: object) -> object:

@@ -159,18 +159,21 @@ class Rules(Parameterized):
 
     def _check_window(self) -> None:
         """Refuse bounds on participations in a window that contradict each other."""
-        if (self.min_in_window or self.max_in_window) and self.window is None:
-            raise ParameterError("The 'min_in_window' and 'max_in_window' parameters of Rules need 'window'.")
-        low, high = self.min_in_window or 0, self.max_in_window or self.window or 0
-        if self.window is not None and not low <= high <= self.window:
+        if self.window is None:
+            if self.min_in_window or self.max_in_window:
+                raise ParameterError("The 'min_in_window' and 'max_in_window' parameters of Rules need 'window'.")
+            return
+        low, high = self.min_in_window or 0, self.max_in_window or self.window
+        if not low <= high <= self.window:
             raise ParameterError(
                 f"The window of Rules must have min_in_window <= max_in_window <= window. "
                 f"Got {self.min_in_window}, {self.max_in_window}, {self.window}."
             )
-        if self.min_in_window and self.window and self.min_in_window > math.ceil(self.window / self.min_separation):
+        fit = math.ceil(self.window / self.min_separation)
+        if low > fit:
             raise ParameterError(
-                f"Rules cannot demand {self.min_in_window} participations in {self.window} rounds that are "
-                f"{self.min_separation} rounds apart: only {math.ceil(self.window / self.min_separation)} fit.",
+                f"Rules cannot demand {low} participations in {self.window} rounds that are {self.min_separation} "
+                f"rounds apart: only {fit} fit.",
                 hint="lower min_in_window or min_separation",
             )
 
@@ -193,6 +196,7 @@ class Rules(Parameterized):
     def _most(self, budget: Mapping[str, float]) -> int | None:
         cost = {ROUNDS: 1.0, **(self.cost or {})}
         # A budget that never ends is one of as many rounds as can be counted.
+        # A little more than the quotient: 0.3 / 0.1 is 2.999... in doubles, and means three participations.
         bounds = [math.floor(min(limit / cost[kind] + 1e-9, 2.0**62)) for kind, limit in budget.items()]
         if self.max_participations is not None:
             bounds.append(self.max_participations)
@@ -209,7 +213,7 @@ class Rules(Parameterized):
         if all(isinstance(claims, Mapping) for claims in quotas.values()):
             return cls(**values)
         rules = cls(**{key: value for key, value in values.items() if key != "quotas"})
-        object.__setattr__(rules, "quotas", quotas)
+        object.__setattr__(rules, "quotas", quotas)  # past the check, which refuses them
         return rules
 
     @property
@@ -233,8 +237,12 @@ class Rules(Parameterized):
     def check_feasible(self, clients: Iterable[str], size: int, rounds: int) -> None:
         """Refuse rules under which ``clients`` cannot fill ``rounds`` cohorts of ``size``, with the arithmetic."""
         names = set(clients) - set(self.blocked)
-        n = len(names)
-        there = f"{n} clients that are not blocked" if self.blocked else f"{n} clients"
+        self._check_places(size)
+        self._check_edges(names, size)
+        self._check_separation(len(names), size, rounds)
+
+    def _check_places(self, size: int) -> None:
+        """Refuse more pinned clients, or larger quotas, than a cohort of ``size`` has places."""
         if len(set(self.pinned)) > size:
             raise ParameterError(
                 f"The rules pin {len(set(self.pinned))} clients, but a cohort has only {size}.",
@@ -247,7 +255,10 @@ class Rules(Parameterized):
                     f"The quotas of {name!r} claim {claimed} places, but a cohort has only {size}.",
                     hint="lower the quotas, or choose larger cohorts",
                 )
-        self._check_edges(names, size)
+
+    def _check_separation(self, n: int, size: int, rounds: int) -> None:
+        """Refuse limits on participations under which ``n`` clients cannot fill the cohorts."""
+        there = f"{n} clients that are not blocked" if self.blocked else f"{n} clients"
         apart = min(self.min_separation, rounds)
         if apart > 1 and size * apart > n:
             raise ParameterError(

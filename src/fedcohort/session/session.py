@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,17 @@ class _Prepared:
     eligibility: Eligibility | None
 
 
+@dataclass(slots=True)
+class _Choice:
+    """What the selector chose and the shadows would have, before the rules add to it and before it is on record."""
+
+    cohort: Cohort
+    candidates: IntArray
+    own: StatefulSelector
+    shadows: Shadows
+    picks: Mapping[str, ShadowPick] = field(default_factory=dict)
+
+
 class Session:
     """Run one selector over one federation.
 
@@ -93,27 +104,27 @@ class Session:
     selector : Selector or str
         The selector, or the name of a registered one.
     clients : ClientTable, int or list of str
-        The federation. With a number or names nothing is known about the clients, and all count as equally large.
+        The federation. With a number or names, nothing is known about the clients, and all have the same size.
     seed : int
         Every random number of the session follows from it.
     signals : list of Signal or str, optional
-        What the host can supply in reports and answers. Default: whatever the selector requires; a report that lacks
-        it is refused when it comes.
+        What the host can supply in reports and answers. Default: whatever the selector requires; a report without
+        it is refused.
     journal : path, optional
-        Where to keep the record. Default: in memory, so nothing can be resumed.
+        The journal's file. Default: in memory, so nothing can be resumed.
     shadows : mapping of name to Selector, optional
         Selectors that see the same requests and reports; what they would have picked is recorded.
     rules : Rules, optional
-        What every cohort must meet, whatever the selector.
+        Rules for every cohort of any selector.
     commit : "always" or "manual"
-        Whether each event is durable when its call returns, or only after :meth:`commit`.
+        Whether each event is on disk when its call returns, or only after :meth:`commit`.
     audit : bool
-        Whether to chain the record by digests and to keep answers, for ``fedcohort journal audit``.
+        Whether to make the journal a chain of digests and keep answers, for ``fedcohort journal audit``.
     sign : path, optional
-        A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest with every event.
+        The operator's private key (``fedcohort journal keygen``), which signs the newest digest with every event.
     asynchronous : bool
-        Whether clients are asked for one by one while others work, and a round lasts until :meth:`advance` says that
-        there is a new global model. The selector must be one that can choose so.
+        Whether clients are chosen one by one while others work. A round then lasts until :meth:`advance` reports a new
+        global model. The selector must support it.
 
     Examples
     --------
@@ -158,24 +169,14 @@ class Session:
             check_one_at_a_time(turn.asynchronous, shadow)
         own = StatefulSelector.initial(selector, clients, turn.seed)
         running = {name: StatefulSelector.initial(s, clients, turn.seed, name) for name, s in watching.items()}
-        meta = {
-            "seed": turn.seed,
-            "selector": describe(selector),
-            "shadows": Shadows(running).specs,
-            "signals": None if supplied is None else sorted(supplied),
-            "rules": None if rules is None else rules.to_dict(),
-            "host": None,
-            "audit": new_nonce() if audit else None,
-            resume_check.CLIENTS: None if journal is None else resume_check.digests(clients),
-            **({"asynchronous": True} if turn.asynchronous else {}),
-        }
+        meta = _first_meta(turn, own, Shadows(running), supplied, rules, audit=audit)
+        meta[resume_check.CLIENTS] = None if journal is None else resume_check.digests(clients)
         self._referee = None if rules is None else Referee(rules, clients)
-        monitor = CoverageMonitor(selector_name(selector), clients.n, quiet=commit == "manual")
-        signer = None if sign is None else Signer(sign)
-        record = Journal.create(None if journal is None else place(journal), meta, commit, sign=signer)
+        self._monitor = CoverageMonitor(selector_name(selector), clients.n, quiet=commit == "manual")
+        # Everything that may raise about the arguments has run by now: no half-made journal is left on disk.
+        record = Journal.create(None if journal is None else place(journal), meta, commit, sign=_signer(sign))
         try:
             self._assemble(record, turn, supplied, Membership.of(clients), own, Shadows(running), PendingCohorts())
-            self._monitor = monitor
             self._recorder.record_creation(self._members, (own, *running.values()), rules)
         except BaseException:
             record.close()
@@ -226,22 +227,21 @@ class Session:
         selector : Selector, optional
             Only needed for a selector that is not registered; it must be the one the journal was written with.
         shadows : mapping, optional
-            The shadow selectors from now on: those the journal does not have are added and learn from its rounds, those
-            not named here are removed. Default: those of the journal.
+            The shadow selectors from now on. New ones learn from the journal's rounds; shadows that are not named here
+            are removed. Default: the journal's shadows.
         rules : Rules, optional
-            The rules from now on; a change is recorded. Default: those of the journal.
+            The rules from now on; a change is recorded. Default: the journal's rules.
         commit : "always" or "manual"
         at : Savepoint, optional
-            Where the session stood when the host last wrote its own files; what the journal holds beyond is dropped.
+            The session's position when the host last wrote its own files; everything after it is dropped.
         sign : path, optional
-            The private key of a journal that is signed.
+            The private key of a signed journal.
         """
         _check_options(rules, commit, path, sign)
         selector = None if selector is None else as_selector(selector)
         given = None if shadows is None else as_shadows(shadows)
         check = None if at is None else partial(rewind, savepoint=instance(at, Savepoint, "'at'"))
-        signer = None if sign is None else Signer(sign)
-        journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._load, selector=selector))
+        journal = Journal.open(place(path), commit, sign=_signer(sign), fits=partial(cls._load, selector=selector))
         self = cls._continue_from(journal, selector, given, rules, quiet=commit == "manual", check=check)
         if at is not None:
             self._shadows = Shadows(self._shadows.running, at.blind)
@@ -284,7 +284,7 @@ class Session:
         selector = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], selector, journal.path)
         own = StatefulSelector.from_state(selector, members.table, seed, journal)
         pending = PendingCohorts.from_journal(journal, members.table)
-        self = object.__new__(cls)
+        self = object.__new__(cls)  # the constructor would start a new journal
         self._referee = None
         self._assemble(
             journal, Turn.from_journal(journal, seed), signals, members, own, Shadows(), pending, meta["host"]
@@ -306,31 +306,39 @@ class Session:
             if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
                 dropped[name] = "removed", "the session was opened without it"
                 continue
-            code = untrusted_reference(spec)
-            if wanted is None and code is not None:
-                raise JournalError(
-                    f"The journal {self.journal.path} has the shadow {name!r}, which is {code}; code is not imported "
-                    "just because a journal names it.",
-                    hint=f"if you trust it, name it yourself: --selector {code} on the command line, "
-                    "Session.open(path, shadows={...}) in Python; shadows={} continues without it",
-                )
+            if wanted is None:
+                self._check_trusted(name, spec)
             try:
                 shadow = rebuild_selector(spec, None if wanted is None else wanted[name], self.journal.path)
                 running = StatefulSelector.from_state(shadow, self.table, self.seed, self.journal, name)
                 self._shadows = self._shadows.with_one(running)
-            except Exception as error:
+            except Exception as error:  # a shadow is somebody else's code; the session goes on without it
                 dropped[name] = "failed", f"failed: {error}"
         for name, (what, why) in dropped.items():
             self._recorder.shadow_dropped(name, what, why, self._shadows, self._turn)
         for name, shadow in (wanted or {}).items():
-            if name in self._shadows.running:
-                continue
-            check_signals(shadow, self.table, None, f"shadow {name!r}")
-            try:
-                self.add_shadow(name, shadow)
-            except Exception as error:  # one that failed before fails again while it learns from the journal
-                self._recorder.shadow_dropped(name, "failed", f"failed: {error}", self._shadows, self._turn)
+            if name not in self._shadows.running:
+                self._try_to_add(name, shadow)
         self._shadows = Shadows(self._shadows.running, meta.get("blind", {}))
+
+    def _check_trusted(self, name: str, spec: Mapping[str, Any]) -> None:
+        """Refuse to continue with a shadow whose code would be imported only because a journal names it."""
+        code = untrusted_reference(spec)
+        if code is not None:
+            raise JournalError(
+                f"The journal {self.journal.path} has the shadow {name!r}, which is {code}; code is not imported "
+                "just because a journal names it.",
+                hint=f"if you trust it, name it yourself: --selector {code} on the command line, "
+                "Session.open(path, shadows={...}) in Python; shadows={} continues without it",
+            )
+
+    def _try_to_add(self, name: str, shadow: Selector[Any]) -> None:
+        """Add a shadow; one that fails is recorded as dropped, and the session goes on."""
+        check_signals(shadow, self.table, None, f"shadow {name!r}")
+        try:
+            self.add_shadow(name, shadow)
+        except Exception as error:  # one that failed before fails again while it learns from the journal
+            self._recorder.shadow_dropped(name, "failed", f"failed: {error}", self._shadows, self._turn)
 
     def _resume_rules(self, rules: Rules | None) -> None:
         """Go on with the journal's rules or with new ones, which is recorded, and with the participations so far."""
@@ -375,8 +383,7 @@ class Session:
         given = None if shadows is None else as_shadows(shadows)
         if not is_blank(place(path)):
             same = partial(resume_check.check_same, seed=seed, clients=clients, signals=supplied, audit=audit)
-            signer = None if sign is None else Signer(sign)
-            journal = Journal.open(place(path), commit, sign=signer, fits=partial(cls._load, selector=selector))
+            journal = Journal.open(place(path), commit, sign=_signer(sign), fits=partial(cls._load, selector=selector))
             if is_asynchronous(journal) != asynchronous:
                 journal.close()
                 raise InputError(
@@ -538,25 +545,9 @@ class Session:
             answer = answer_of(prepared.query, self.table, answers)
         check_answer(self.selector, self.table.n, prepared.query, answer)
         # What is new stays in local names until it is on record: an error before that leaves the session as it was.
-        turn, own, shadows = self._turn, self._own, self._shadows
-        slate, eligibility = prepared.slate, prepared.eligibility
-        picks: dict[str, ShadowPick] = {}
-        failed: dict[str, str] = {}
-        candidates = _NOBODY if eligibility is None else eligibility.allowed
-        if slate is None:
-            cohort = _nobody(eligibility)
-        else:
-            candidates = slate.candidates if eligibility is None else eligibility.allowed
-            cohort, state = own.selector.select(own.state, slate, answer, turn.stream(streams.SELECTION))
-            check_cohort(own.selector, cohort, slate)
-            own = own.with_state(freeze_state(state, self.table.n))
-            if request.size is not None and len(candidates) < request.size:
-                short = {"reason": f"{request.size} asked for, {len(candidates)} available"}
-                cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
-            if shadows.running:
-                picks = shadows.choose(turn, slate, answer)
-                failed = {name: str(pick.note) for name, pick in picks.items() if pick.failed}
-                shadows = shadows.after(picks)
+        turn, eligibility = self._turn, prepared.eligibility
+        choice = self._choose(request.size, prepared, answer)
+        cohort = choice.cohort
         # Before the rules add clients: the scores explain the selector's choice, not the operator's.
         scores = recorded_scores(cohort)
         if self._referee is not None and eligibility is not None:
@@ -566,26 +557,44 @@ class Session:
         self._recorder.record_cohort(
             cohort,
             request.size,
-            candidates,
+            choice.candidates,
             self.table.n,
             answer=answer,
             scores=scores,
-            picks=picks,
-            own=own,
-            shadows=shadows,
-            failed=failed,
+            picks=choice.picks,
+            own=choice.own,
+            shadows=choice.shadows,
             eligibility=eligibility,
         )
         # From here on nothing can fail that could be undone: the cohort is durable, and memory follows the journal.
-        self._own, self._shadows = own, shadows
+        self._own, self._shadows = choice.own, choice.shadows
         self._turn = turn.following()
         self._prepared = None
-        self._monitor.add(cohort.round, cohort.clients, self.active, len(candidates))
+        self._monitor.add(cohort.round, cohort.clients, self.active, len(choice.candidates))
         if cohort.size:
             self._pending.add(cohort)
             if self._referee is not None:
                 self._referee.ledger.count_cohort(cohort.ticket, cohort.round, cohort.clients)
         return cohort
+
+    def _choose(self, size: int | None, prepared: _Prepared, answer: Answer | None) -> _Choice:
+        """Let the selector choose, and after it the shadows; the session does not change."""
+        turn, own, shadows = self._turn, self._own, self._shadows
+        slate, eligibility = prepared.slate, prepared.eligibility
+        if slate is None:
+            allowed = _NOBODY if eligibility is None else eligibility.allowed
+            return _Choice(_nobody(eligibility), allowed, own, shadows)
+        candidates = slate.candidates if eligibility is None else eligibility.allowed
+        cohort, state = own.selector.select(own.state, slate, answer, turn.stream(streams.SELECTION))
+        check_cohort(own.selector, cohort, slate)
+        own = own.with_state(freeze_state(state, self.table.n))
+        if size is not None and len(candidates) < size:
+            short = {"reason": f"{size} asked for, {len(candidates)} available"}
+            cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
+        if not shadows.running:
+            return _Choice(cohort, candidates, own, shadows)
+        picks = shadows.choose(turn, slate, answer)
+        return _Choice(cohort, candidates, own, shadows.after(picks), picks)
 
     def _prepare(self, request: RoundRequest) -> _Prepared:
         # query() and ask() get the same request object. The selector's question must not be drawn twice, because the
@@ -606,9 +615,7 @@ class Session:
         query = None
         if len(candidates) and size != 0:
             own = self._own
-            at_work = None
-            if self._turn.asynchronous:
-                at_work = freeze(busy)
+            at_work = freeze(busy) if self._turn.asynchronous else None
             slate = own.slate(self._turn.round, size, candidates, at_work)
             if type(own.selector).query is not Selector.query:  # most ask nothing, and a stream takes time
                 query = own.selector.query(own.state, slate, self._turn.stream(streams.QUERY))
@@ -619,12 +626,12 @@ class Session:
     # -- telling ------------------------------------------------------------------------------------------------------
 
     def tell(self, report: RoundReport | Cohort, *, host: Any = None, **outcome: Any) -> None:
-        """Report what became of a cohort. The selector learns from it once the round is complete.
+        """Report what happened to a cohort. The selector learns from it once the round is complete.
 
         Parameters
         ----------
         report : Cohort or RoundReport
-            The cohort that trained, with what became of it as keywords; or a RoundReport, with which a host can also
+            The cohort that trained, with its outcome as keywords; or a RoundReport, with which a host can also
             report a round in parts.
         host : JSON-like, optional
             Anything the host wants stored in the same transaction, for example the name of a model checkpoint.
@@ -683,6 +690,7 @@ class Session:
             )
         made_of = [whole_number(ticket, "A ticket", least=0) for ticket in tickets]
         for ticket in made_of:
+            # Never given out, or still at work.
             if ticket >= self._turn.ticket or self._pending.find(ticket) is not None:
                 raise TicketError(f"Ticket {ticket} has no answer to build a model from.")
         self._recorder.advanced(self._turn, made_of, host)
@@ -810,7 +818,8 @@ class Session:
             client, self.table, self._own, self._shadows, self._turn, block=block
         )
         self._own, self._shadows = own, shadows
-        # Rules, pending cohorts and what the host stored may name the client: the journal has the new name.
+        # Rules, pending cohorts and what the host stored may name the client: the journal has the new name. Read from
+        # there, memory cannot keep a copy of the old one.
         meta = self.journal.meta()
         self._host_state = meta["host"]
         if self._referee is not None:
@@ -847,7 +856,7 @@ class Session:
         forgotten = self._recorder.blocked_names(named)  # an operator's file may still name them
         rules = rules.with_names(lambda name: forgotten.get(name, name))
         if rules.to_dict() == (before or Rules()).to_dict():
-            return
+            return  # a restart with the same rules is no change, and must not be on record as one
         referee = referee_from(rules, self.journal)
         self._recorder.rules_changed(rules, self._turn, order)
         self._referee, self._prepared = referee, None
@@ -911,6 +920,33 @@ def _check_options(rules: object, commit: object, journal: object, sign: object)
         check_path(journal, "'journal'")
     if sign is not None:
         check_path(sign, "'sign'")
+
+
+def _signer(sign: str | Path | None) -> Signer | None:
+    return None if sign is None else Signer(sign)
+
+
+def _first_meta(
+    turn: Turn,
+    own: StatefulSelector,
+    shadows: Shadows,
+    signals: frozenset[Signal] | None,
+    rules: Rules | None,
+    *,
+    audit: bool,
+) -> dict[str, Any]:
+    """Return what a new journal says about its session."""
+    meta = {
+        "seed": turn.seed,
+        "selector": describe(own.selector),
+        "shadows": shadows.specs,
+        "signals": None if signals is None else sorted(signals),
+        "rules": None if rules is None else rules.to_dict(),
+        "host": None,
+        "audit": new_nonce() if audit else None,
+    }
+    # Only where it is so: journals of sessions with rounds stay readable for versions that know no others.
+    return {**meta, "asynchronous": True} if turn.asynchronous else meta
 
 
 def _nobody(eligibility: Eligibility | None) -> Cohort:

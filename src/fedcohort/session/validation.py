@@ -5,7 +5,8 @@ from __future__ import annotations
 import numbers
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from fedcohort.core.validate import numbers as numbers_of
 from fedcohort.journal import ReplyBlock, ReplyRow
 
 _STATUSES = frozenset(int(status) for status in Status)
-_FEW = 1024
+_FEW = 1024  # below so many picks a Python set finds a repeated one faster than sorting does
 MOST_WORK = 1000  # times the usual local steps
 
 
@@ -61,6 +62,7 @@ def as_table(value: object) -> ClientTable:
         return value
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         n = ClientTable(n=int(value)).n
+        # Equal sizes, so that selectors that weigh by size work without any facts.
         return ClientTable(n=n, sizes=np.ones(n))
     try:
         named = ClientTable(names=value)  # type: ignore[arg-type]
@@ -131,30 +133,35 @@ def report_of(cohort: Cohort, outcome: Mapping[str, Any]) -> RoundReport:
     by_client = [values for values in (status, kept, *given.values()) if isinstance(values, Mapping)]
     if not by_client:
         return RoundReport(cohort.ticket, cohort.clients, status=status, metrics=given, kept=kept)
-    for values in by_client:
-        for client in values:
-            if client not in cohort.names:
-                raise InputError(
-                    f"The client {short_repr(client)} is not in the cohort {', '.join(map(repr, cohort.names[:20]))}."
-                )
-    # A status may be given for some only: those that failed.
+    for client in chain.from_iterable(by_client):
+        if client not in cohort.names:
+            raise InputError(
+                f"The client {short_repr(client)} is not in the cohort {', '.join(map(repr, cohort.names[:20]))}."
+            )
+    # A status may be given for some only: those that failed. So it does not say who reported.
     reporting = set().union(*(values for values in by_client if values is not status)) or set(cohort.names)
-    statuses = dict.fromkeys(cohort.names, int(Status.MISSING))
-    statuses |= dict.fromkeys(reporting, int(Status.OK))
-    if isinstance(status, Mapping):
-        statuses |= status
-    elif status is not None:
-        statuses = dict(zip(cohort.names, listing(status, "'status'", "statuses"), strict=True))
-    metrics = {signal: _in_order(cohort, signal, values) for signal, values in given.items()}
-    if isinstance(kept, Mapping):
-        kept = [kept.get(name, True) for name in cohort.names]
-    ordered = [statuses[name] for name in cohort.names]
-    return RoundReport(cohort.ticket, cohort.clients, status=ordered, metrics=metrics, kept=kept)
+    metrics = {signal: _in_order(cohort, values, np.nan) for signal, values in given.items()}
+    return RoundReport(
+        cohort.ticket,
+        cohort.clients,
+        status=_status_of_each(cohort, status, reporting),
+        metrics=metrics,
+        kept=_in_order(cohort, kept, True),
+    )
 
 
-def _in_order(cohort: Cohort, signal: Signal, values: Any) -> Any:
-    """Return one value, or row, per client of the cohort; NaN for a client that a mapping leaves out."""
-    return [values.get(name, np.nan) for name in cohort.names] if isinstance(values, Mapping) else values
+def _status_of_each(cohort: Cohort, status: Any, reporting: Set[str]) -> list[int]:
+    """Return one status per client of the cohort: as given, else OK for those who report, MISSING for the others."""
+    if status is not None and not isinstance(status, Mapping):
+        given = dict(zip(cohort.names, listing(status, "'status'", "statuses"), strict=True))
+        return [given[name] for name in cohort.names]
+    usual = {name: int(Status.OK if name in reporting else Status.MISSING) for name in cohort.names}
+    return [{**usual, **(status or {})}[name] for name in cohort.names]
+
+
+def _in_order(cohort: Cohort, values: Any, default: Any) -> Any:
+    """Return one value, or row, per client of the cohort; ``default`` for a client that a mapping leaves out."""
+    return [values.get(name, default) for name in cohort.names] if isinstance(values, Mapping) else values
 
 
 def _signal_of(keyword: str) -> Signal:
@@ -235,9 +242,9 @@ def _check_picks(name: str, cohort: Cohort, slate: Slate) -> None:
         raise SelectorError(f"The selector {name} must return a list of clients. Got shape {picked.shape}.")
     if len(picked) > slate.size:
         raise SelectorError(f"The selector {name} picked {len(picked)} clients where {slate.size} were asked for.")
-    # A set is the faster way to see it among few, sorting among many.
     if len(set(picked.tolist()) if len(picked) < _FEW else np.unique(picked)) != len(picked):
         raise SelectorError(f"The selector {name} picked a client more than once: {picked.tolist()}.")
+    # Candidates ascend; a lookup in a set of a million would take longer than most selectors.
     at = np.searchsorted(slate.candidates, picked)
     inside = at < len(slate.candidates)
     if not inside.all() or not np.array_equal(slate.candidates[at], picked):
@@ -303,21 +310,23 @@ def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: A
             hint="session.ask(size, loss=...) takes losses by client or a function that measures them; or call "
             "session.query(request) and pass the Answer to session.ask(request, answer)",
         )
-    same = type(answer.query) is type(query)
-    if same and isinstance(query, Losses) and isinstance(answer.query, Losses):
-        same = np.array_equal(query.clients, answer.query.clients) and query.signals == answer.query.signals
-    elif same and isinstance(query, Trial) and isinstance(answer.query, Trial):
-        same = len(query.cohorts) == len(answer.query.cohorts) and all(
-            map(np.array_equal, query.cohorts, answer.query.cohorts)
-        )
-        expected = (len(query.cohorts), n)
-        if same and answer[Trial.answered_with].shape != expected:
-            raise InputError(
-                f"The answer to a Trial must give a loss change for every client, shape {expected}. "
-                f"Got {answer[Trial.answered_with].shape}."
-            )
-    if not same:
+    if not _is_same_question(query, answer.query):
         raise InputError("The answer belongs to a different question than this request's.")
+    if isinstance(query, Trial) and answer[Trial.answered_with].shape != (len(query.cohorts), n):
+        raise InputError(
+            f"The answer to a Trial must give a loss change for every client, shape {(len(query.cohorts), n)}. "
+            f"Got {answer[Trial.answered_with].shape}."
+        )
+
+
+def _is_same_question(asked: Query, answered: Query) -> bool:
+    match asked, answered:
+        case Losses(), Losses():
+            return np.array_equal(asked.clients, answered.clients) and asked.signals == answered.signals
+        case Trial(), Trial():
+            same_number = len(asked.cohorts) == len(answered.cohorts)
+            return same_number and all(map(np.array_equal, asked.cohorts, answered.cohorts))
+    return False
 
 
 def check_report(
@@ -335,30 +344,36 @@ def check_report(
     count = len(clients)
     status = _statuses(report, count)
     kept = _kept_mask(report, count)
-    columns: dict[str, FloatArray] = {}
     if not isinstance(report.metrics, Mapping):
         raise refuse("A report's metrics", "a mapping from signals to numbers", report.metrics)
+    columns: dict[str, FloatArray] = {}
     for name, values in report.metrics.items():
         signal = Signal.by_name(name)
         if not signal.reported:
             raise InputError(f"The signal '{signal}' is not reported after a round; it is known {signal.known.value}.")
         column = _column(signal, values, count, earlier)
         if not np.isfinite(column).all():
+            # A client with NaN or infinity is INVALID, and no number of it, not even a finite one, reaches a selector.
             wrong = ~np.isfinite(column).reshape(count, -1).all(axis=1)
             column[wrong] = np.nan
             status[(status == Status.OK) & wrong] = Status.INVALID
         columns[signal.value] = freeze(column)
     ok = status == Status.OK
-    if ok.any():
-        for signal in sorted(s for s in selector.requires if s.is_metric):
-            if signal.value not in columns:
-                raise SignalError(
-                    f"The report for ticket {report.ticket} lacks the signal '{signal}' ({signal.meaning}), which "
-                    f"the selector {selector_name(selector)} requires.",
-                    hint=signal.supplied_by,
-                )
+    if ok.any():  # of a round in which everybody failed there is nothing to measure
+        _check_required(selector, report.ticket, columns)
     kept &= ok
     return ReplyBlock(report.ticket, time.time(), False, clients, freeze(status), freeze(kept), columns)
+
+
+def _check_required(selector: Selector[Any], ticket: int, columns: Mapping[str, FloatArray]) -> None:
+    """Refuse a report that lacks a signal the selector requires."""
+    for signal in sorted(s for s in selector.requires if s.is_metric):
+        if signal.value not in columns:
+            raise SignalError(
+                f"The report for ticket {ticket} lacks the signal '{signal}' ({signal.meaning}), which the selector "
+                f"{selector_name(selector)} requires.",
+                hint=signal.supplied_by,
+            )
 
 
 def check_late(table: ClientTable, known: Sequence[ReplyRow], report: RoundReport) -> IntArray:
@@ -387,20 +402,22 @@ def check_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     for name, value in metrics.items():
         if not isinstance(name, str) or not name.isprintable():
             raise InputError(f"What is recorded about the model must have a printable name. Got {short_repr(name)}.")
-        number = value
-        if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
-            number = value.item()
-        if number is not None and not isinstance(number, numbers.Real):
-            raise InputError(
-                f"The metric {name!r} of the model must be one number or None. Got {short_repr(value)} "
-                f"({type(value).__name__}).",
-                hint="record several numbers under several names; a tensor's number is tensor.item()",
-            )
-        try:
-            found[name] = None if number is None else float(number)
-        except OverflowError as error:
-            raise InputError(f"The metric {name!r} of the model is too large a number: {str(value)[:40]}...") from error
+        found[name] = None if value is None else _one_number(name, value)
     return found
+
+
+def _one_number(name: str, value: Any) -> float:
+    number = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0 else value
+    if not isinstance(number, numbers.Real):
+        raise InputError(
+            f"The metric {name!r} of the model must be one number or None. Got {short_repr(value)} "
+            f"({type(value).__name__}).",
+            hint="record several numbers under several names; a tensor's number is tensor.item()",
+        )
+    try:
+        return float(number)
+    except OverflowError as error:
+        raise InputError(f"The metric {name!r} of the model is too large a number: {str(value)[:40]}...") from error
 
 
 def _check_reported(
@@ -433,7 +450,13 @@ def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBloc
                 f"The metric '{signal}' must have one number per reported client, {count}. Got {column.shape}."
             )
         return column
-    if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, str) or getattr(values, "ndim", 1) == 0:
+    return _row_column(signal, values, count, earlier)
+
+
+def _row_column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBlock]) -> FloatArray:
+    """Return a metric of rows, (count, V)."""
+    listed = isinstance(values, (Sequence, np.ndarray)) and not isinstance(values, str)
+    if not listed or getattr(values, "ndim", 1) == 0:
         raise InputError(f"The metric '{signal}' must have one row of numbers per client. Got {short_repr(values)}.")
     rows = [np.atleast_1d(_numbers(signal, row)) for row in values]
     if len(rows) != count or any(row.ndim != 1 for row in rows):

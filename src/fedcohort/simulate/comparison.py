@@ -59,7 +59,7 @@ class Comparison:
         """Return the experiment's configuration, and what was decided for the user, in sentences."""
         dataset, data = _dataset(self.data, self.label, self.client)
         preset = _preset(self.scenario)
-        name = dataset.name if dataset is not None else None if data is None else data.get("name")
+        name = dataset.name if dataset is not None else (data or {}).get("name")
         federation = any(value is not None for value in (self.data, self.scenario, self.partition, self.clients))
         base, origin = base_table(self.config, name, preset, self.selectors is not None, keep_settings=not federation)
         table = merge_tables(base, self._changes(data, preset))
@@ -68,11 +68,7 @@ class Comparison:
         if self.seeds is not None:
             table["seeds"] = _seeds(self.seeds)
         if self.selectors is not None:
-            table["selectors"] = selector_entries(self.selectors, table.get("selectors", {}))
-            if table.get("run", {}).get("baseline") not in table["selectors"]:
-                table.get("run", {}).pop("baseline", None)
-            if "sweep" in table:
-                table["sweep"] = {label: grid for label, grid in table["sweep"].items() if label in table["selectors"]}
+            _replace_selectors(table, self.selectors)
         if self.sweep:
             table["sweep"] = {**table.get("sweep", {}), **self.sweep}
         if (federation or self.selectors is not None or self.sweep) and self.config is None:
@@ -83,11 +79,23 @@ class Comparison:
 
     def _changes(self, data: Mapping[str, Any] | None, preset: str | None) -> dict[str, Any]:
         """Return what was asked for as sections of a configuration."""
-        changes: dict[str, Any] = {"run": {}}
+        changes: dict[str, Any] = {}
         if data is not None:
             changes["data"] = dict(data)
         if self.folder is not None:
             changes.setdefault("data", {})["folder"] = self.folder
+        scenario = self._changed_scenario(preset)
+        if scenario:
+            changes["scenario"] = scenario
+        if self.model is not None:
+            changes["model"] = _as_table("model", self.model)
+        if self.task is not None:
+            changes["task"] = _as_table("task", self.task)
+        run = {"rounds": self.rounds, "cohort": self.cohort, "engine": self.engine, "targets": _listed(self.targets)}
+        changes["run"] = {key: value for key, value in run.items() if value is not None}
+        return changes
+
+    def _changed_scenario(self, preset: str | None) -> dict[str, Any]:
         scenario = _scenario(self.scenario)
         if preset is not None and self.config is None:
             scenario.pop("preset")  # the base has it, with the paper's training
@@ -95,33 +103,25 @@ class Comparison:
             scenario["partition"] = _as_table("partition", self.partition)
         if self.clients is not None:
             scenario["partition"] = {**scenario.get("partition", {}), "clients": self.clients}
-        if scenario:
-            changes["scenario"] = scenario
-        if self.model is not None:
-            changes["model"] = _as_table("model", self.model)
-        if self.task is not None:
-            changes["task"] = _as_table("task", self.task)
-        for key in ("rounds", "cohort", "engine", "targets"):
-            value = getattr(self, key)
-            if value is not None:
-                listed = key == "targets" and isinstance(value, Iterable) and not isinstance(value, str)
-                changes["run"][key] = list(value) if listed else value
-        return changes
+        return scenario
 
     def _fit(self, table: dict[str, Any], base: Mapping[str, Any], origin: str) -> list[str]:
         """Fit the defaults to what was asked for; return what was taken over and changed."""
         if table.get("task") and self.config is None and self.targets is None:
             drop_targets(table, base)
-        fitted = []
         own_data = any(value is not None for value in (self.data, self.label, self.client))
-        if self.config is None and self.scenario is None and own_data:
-            if self.targets is None and _section(table, "data") != _section(base, "data"):
-                table["run"] = {key: value for key, value in table["run"].items() if key != "targets"}  # the demo's own
-            asked = any(key.startswith("scenario.partition") for key in self.overrides)
-            same = _section(table, "scenario").get("partition") == base["scenario"]["partition"]
-            fitted = fit_to_data(table, partition=same and not asked, selectors=self.selectors is None)
+        # With a configuration or a preset, the user or a paper has chosen these values: they are not ours to change.
+        fitted = self._fit_demo(table, base) if own_data and self.config is None and self.scenario is None else []
         taken = describe_inherited(base, table)
         return [*([f"from {origin}: {taken}"] if origin and taken else []), *fitted, *supply(table)]
+
+    def _fit_demo(self, table: dict[str, Any], base: Mapping[str, Any]) -> list[str]:
+        """Fit the demonstration's defaults to the user's data; return what was changed."""
+        if self.targets is None and _section(table, "data") != _section(base, "data"):
+            table["run"] = {key: value for key, value in table["run"].items() if key != "targets"}  # the demo's own
+        asked = any(key.startswith("scenario.partition") for key in self.overrides)
+        same = _section(table, "scenario").get("partition") == base["scenario"]["partition"]
+        return fit_to_data(table, partition=same and not asked, selectors=self.selectors is None)
 
 
 # -- what the user gives ------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def _dataset(data: Any, label: str | None, client: str | None) -> tuple[Dataset 
     for key, value in columns.items():
         if not isinstance(value, str):
             raise InputError(f"'{key}' must be the name of a column. Got {short_repr(value)}.")
-    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # by its methods: pandas may not be installed
         return from_pandas(data, label=columns.get("label", "label"), client=columns.get("client")), None
     if data is None or isinstance(data, (str, os.PathLike)):
         section = {} if data is None else data_section(os.fspath(data))
@@ -145,13 +145,30 @@ def _dataset(data: Any, label: str | None, client: str | None) -> tuple[Dataset 
             f"'{next(iter(columns))}' names a column of a table, and 'data' is no table.",
             hint="from_arrays(x, y, writers=...) says which client each sample belongs to",
         )
-    if isinstance(data, Dataset):
-        return data, None
+    return data if isinstance(data, Dataset) else _from_tuple(data), None
+
+
+def _from_tuple(data: Any) -> Dataset:
+    """Return the dataset of arrays (x, y) or (x, y, x_test, y_test)."""
     if isinstance(data, tuple) and len(data) in (2, 4) and all(isinstance(part, np.ndarray) for part in data):
-        return from_arrays(*data), None
+        return from_arrays(*data)
     raise InputError(
         f"'data' must be {_DATA}. Got {short_repr(data)}.", hint="from_arrays and from_pandas build a Dataset"
     )
+
+
+def _replace_selectors(table: dict[str, Any], selectors: Any) -> None:
+    """Give a configuration other selectors; a baseline or sweep of one that is gone goes with it."""
+    table["selectors"] = selector_entries(selectors, table.get("selectors", {}))
+    if table.get("run", {}).get("baseline") not in table["selectors"]:
+        table.get("run", {}).pop("baseline", None)
+    if "sweep" in table:
+        table["sweep"] = {label: grid for label, grid in table["sweep"].items() if label in table["selectors"]}
+
+
+def _listed(targets: Any) -> Any:
+    """Return targets as the list that TOML can hold; what is no collection is left for the configuration to refuse."""
+    return list(targets) if isinstance(targets, Iterable) and not isinstance(targets, str) else targets
 
 
 def _scenario(value: Any) -> dict[str, Any]:
@@ -228,18 +245,22 @@ def selector_entries(selectors: Any, known: Mapping[str, Any] | None = None) -> 
         raise InputError(f"'selectors' must be {_SELECTORS}. Got {short_repr(selectors)}.")
     entries: dict[str, Any] = {}
     for item in [selectors] if single else selectors:
-        for found, entry in _label_entries(item, known or {}).items():
-            again = found in entries and isinstance(item, str) and is_reference(item)
-            label = item if again else found  # two files may each have a class of that name
-            if label in entries:
-                raise InputError(
-                    f"'selectors' has two entries called {label!r}.",
-                    hint='give each a label of its own: {"first": ..., "second": ...}',
-                )
-            entries[label] = entry
+        _add_entries(entries, item, known or {})
     if not entries:
         raise InputError(f"'selectors' must be {_SELECTORS}. Got {short_repr(selectors)}.")
     return entries
+
+
+def _add_entries(entries: dict[str, Any], item: Any, known: Mapping[str, Any]) -> None:
+    for found, entry in _label_entries(item, known).items():
+        again = found in entries and isinstance(item, str) and is_reference(item)
+        label = item if again else found  # two files may each have a class of that name
+        if label in entries:
+            raise InputError(
+                f"'selectors' has two entries called {label!r}.",
+                hint='give each a label of its own: {"first": ..., "second": ...}',
+            )
+        entries[label] = entry
 
 
 def _label_entries(item: Any, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -409,31 +430,42 @@ def fit_to_data(table: dict[str, Any], *, partition: bool, selectors: bool) -> l
     partition, selectors : bool
         Whether these are defaults, and not the user's own.
     """
-    from fedcohort.simulate.rounds.run import check_fits
-
     notes: list[str] = []
     if partition and names_clients(table):
         del table["scenario"]["partition"]  # the data name their clients, and the experiment says so
     elif partition and _section(table, "task"):
-        first, *_ = Experiment.from_dict(table).plans
-        if not first.task.has_classes and first.scenario.partition.by_class:
-            clients = table["scenario"]["partition"].get("clients", 50)
-            table["scenario"]["partition"] = {"name": "iid", "clients": clients}
-            notes.append(f"samples are dealt out at random to {clients} clients, because there are no classes")
-            table["scenario"].pop("server_validation", None)
+        notes += _without_classes(table)
     if selectors and _section(table, "task"):
-        unfit = []
-        for plan in Experiment.from_dict(table).plans:
-            try:
-                check_fits(plan)
-            except (SignalError, InputError):
-                unfit.append(plan.label)
-        left_out = list(dict.fromkeys(unfit))
-        kept = {name: entry for name, entry in table["selectors"].items() if name not in left_out}
-        if left_out and kept:
-            table["selectors"] = kept
-            notes.append(f"left out, because they need classes: {', '.join(left_out)}")
+        notes += _leave_out_unfit(table)
     return notes
+
+
+def _without_classes(table: dict[str, Any]) -> list[str]:
+    """Replace a partition by classes where the task has none."""
+    first, *_ = Experiment.from_dict(table).plans
+    if first.task.has_classes or not first.scenario.partition.by_class:
+        return []
+    clients = table["scenario"]["partition"].get("clients", 50)
+    table["scenario"]["partition"] = {"name": "iid", "clients": clients}
+    table["scenario"].pop("server_validation", None)  # it is so many samples of each class
+    return [f"samples are dealt out at random to {clients} clients, because there are no classes"]
+
+
+def _leave_out_unfit(table: dict[str, Any]) -> list[str]:
+    """Remove the selectors that the task does not suit, unless that would be all of them."""
+    from fedcohort.simulate.rounds.run import check_fits
+
+    unfit: dict[str, None] = {}  # a set in the order of the selectors
+    for plan in Experiment.from_dict(table).plans:
+        try:
+            check_fits(plan)
+        except (SignalError, InputError):
+            unfit[plan.label] = None
+    kept = {name: entry for name, entry in table["selectors"].items() if name not in unfit}
+    if not unfit or not kept:
+        return []
+    table["selectors"] = kept
+    return [f"left out, because they need classes: {', '.join(unfit)}"]
 
 
 def supply(table: dict[str, Any]) -> list[str]:

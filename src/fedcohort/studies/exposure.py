@@ -43,10 +43,8 @@ def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exp
     table : mapping
         A configuration; its data, scenario, model, local training and first seed are used.
     """
-    of_comparisons = ("selectors", "settings", "sweep")
-    Experiment.from_dict(
-        {k: v for k, v in table.items() if k not in of_comparisons}
-    )  # refuses what is no configuration
+    # Built once as it is, to refuse what is no configuration; below only some of its sections are used.
+    Experiment.from_dict({k: v for k, v in table.items() if k not in ("selectors", "settings", "sweep")})
     config = copy.deepcopy({key: table[key] for key in ("data", "scenario", "model", "local") if key in table})
     seeds = table.get("seeds", [0])
     config |= {"seeds": seeds[:1] if isinstance(seeds, list) else [0], "selectors": {"all": {}}}

@@ -207,20 +207,23 @@ def _unknown(where: str, key: str, known: Sequence[str], hint: str | None = None
 
 def _check_top(table: Mapping[str, Any]) -> None:
     for key in table:
-        if key in _TOP:
-            continue
-        inside = [
-            f"{section}.{info.name}"
-            for section, kind in _SECTIONS.items()
-            for info in parameters(kind)
-            if nearest(key, [info.name]) == info.name and info.name[:1] == key[:1]
-        ]
-        close = nearest(key, [name.partition(".")[2] for name in inside]) if inside else None
-        best = next((name for name in inside if name.partition(".")[2] == close), None)
-        direct = nearest(key, _TOP)
-        exact = best is not None and best.endswith(f".{key}")
-        hint = f"did you mean {best!r}?" if best and (exact or direct is None) else None
-        raise _unknown("The configuration", key, _TOP, hint)
+        if key not in _TOP:
+            raise _unknown("The configuration", key, _TOP, _misplaced(key))
+
+
+def _misplaced(key: str) -> str | None:
+    """Return a hint where a key of the top level is one of a section: ``rounds`` is ``run.rounds``."""
+    inside = {
+        info.name: f"{section}.{info.name}"
+        for section, kind in reversed(_SECTIONS.items())  # of two sections with one key, the first counts
+        for info in parameters(kind)
+        if nearest(key, [info.name]) == info.name and info.name[:1] == key[:1]
+    }
+    close = nearest(key, list(inside)) if inside else None
+    # A key that is nearly one of the top level is more likely a slip there, unless a section has just this one.
+    if close is None or (close != key and nearest(key, _TOP) is not None):
+        return None
+    return f"did you mean {inside[close]!r}?"
 
 
 def _table(where: str, value: Any, hint: str | None = None) -> dict[str, Any]:
@@ -241,17 +244,25 @@ def _section(name: str, value: Any) -> Any:
     for key in values:
         if key not in known:
             raise _unknown(f"The section [{name}]", key, known)
-    if kind is ModelOptions and isinstance(values.get("name"), str) and is_reference(values["name"]):
-        try:
-            values["name"] = resolve_reference(values["name"])[1]  # works from any folder
-        except (InputError, UnknownNameError) as error:
-            raise ConfigError(f"In the section [model]: {error.message}", hint=error.hint) from error
+    if kind is ModelOptions and "name" in values:
+        values["name"] = _absolute_model(values["name"])
+    # LocalTraining insists on one length; a configuration without any means one epoch.
     if kind is LocalTraining and not any(length in values for length in LENGTHS):
         values["epochs"] = 1
     try:
         return kind(**values)
     except ParameterError as error:
         raise ConfigError(f"In the section [{name}]: {error.message}", hint=error.hint) from error
+
+
+def _absolute_model(name: Any) -> Any:
+    """Return a model's name; a reference ``file.py:Class`` becomes one that works from any folder."""
+    if not isinstance(name, str) or not is_reference(name):
+        return name
+    try:
+        return resolve_reference(name)[1]
+    except (InputError, UnknownNameError) as error:
+        raise ConfigError(f"In the section [model]: {error.message}", hint=error.hint) from error
 
 
 def _task(value: Any) -> Task:
@@ -362,12 +373,7 @@ def _build(table: Mapping[str, Any]) -> Experiment:
     settings = table.get("settings", [])
     if not isinstance(settings, list) or not all(isinstance(item, Mapping) for item in settings):
         raise ConfigError(f"'settings' must be tables, [[settings]]. Got {short_repr(settings)}.")
-    count = max(len(settings), 1) * len(selectors) * len(seeds)
-    if count > MOST_RUNS:
-        raise ConfigError(
-            f"An experiment has at most {MOST_RUNS:,} runs. Got {count:,}: {max(len(settings), 1)} settings x "
-            f"{len(selectors)} selectors x {len(seeds)} seeds."
-        )
+    _check_count(max(len(settings), 1), len(selectors), len(seeds))
     base = {
         key: value for key, value in table.items() if key not in ("name", "seeds", "selectors", "sweep", "settings")
     }
@@ -387,6 +393,16 @@ def _build(table: Mapping[str, Any]) -> Experiment:
     if any(_uses_named_clients(merge_tables(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
         notes = ("the data name their clients, and these are the federation's (the partition 'natural')", *notes)
     return Experiment(name, complete, tuple(plans), options, notes)
+
+
+def _check_count(settings: int, selectors: int, seeds: int) -> None:
+    # Before anything is built: a typing error in a sweep must not fill the memory with plans.
+    count = settings * selectors * seeds
+    if count > MOST_RUNS:
+        raise ConfigError(
+            f"An experiment has at most {MOST_RUNS:,} runs. Got {count:,}: {settings} settings x {selectors} selectors "
+            f"x {seeds} seeds."
+        )
 
 
 def _selectors(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -609,21 +625,13 @@ def _fill_in(
     """Return the configuration with every default filled in, such that building it again gives the same runs."""
     task = _task(base.get("task", {}))
     data = _data(base.get("data", {}), task.target)
-    complete: dict[str, Any] = {"name": name, "seeds": seeds, "data": {**values_of(data), **values_of(data.source)}}
-    if isinstance(data.source, InMemory):
-        whole = data.source.dataset.x_train.dtype.kind == "i"
-        complete["data"] = {"name": "file", "path": MEMORY_FILE, "target": task.target, "integers": whole}
+    complete: dict[str, Any] = {"name": name, "seeds": seeds, "data": _complete_data(data, task)}
     complete["task"] = {"name": TASKS.reference(type(task)) or task.name, **values_of(task)}
     for section in _SECTIONS:
         if section == "rules" and not base.get("rules"):
             continue  # having no rules differs from having empty ones
         complete[section] = values_of(_section(section, base.get(section, {})))
-    # A setting that changes parts of a preset must still find the preset by name.
-    given = base.get("scenario", {})
-    keep = any("scenario" in setting for setting in settings)
-    complete["scenario"] = copy.deepcopy(given) if keep else _scenario(given, data).to_dict()
-    if keep and _uses_named_clients(given, data):
-        complete["scenario"]["partition"] = {"name": "natural"}
+    complete["scenario"] = _complete_scenario(base.get("scenario", {}), settings, data)
     # If only a setting names one, a default here would override what selectors bring in the other settings.
     named = {section for section in _WHY if section in base or any(section in setting for setting in settings)}
     for section in _NAMED:
@@ -635,6 +643,24 @@ def _fill_in(
             {key: _with_absolute_name(key, part) for key, part in setting.items()} for setting in settings
         ]
     return complete
+
+
+def _complete_data(data: DataOptions, task: Task) -> dict[str, Any]:
+    """Return the section ``[data]``; data in memory are named by the file that the experiment keeps them in."""
+    if not isinstance(data.source, InMemory):
+        return {**values_of(data), **values_of(data.source)}
+    whole = data.source.dataset.x_train.dtype.kind == "i"
+    return {"name": "file", "path": MEMORY_FILE, "target": task.target, "integers": whole}
+
+
+def _complete_scenario(given: Any, settings: list[Any], data: DataOptions) -> dict[str, Any]:
+    if not any("scenario" in setting for setting in settings):
+        return _scenario(given, data).to_dict()
+    # A setting that changes parts of a preset must still find the preset by name, so defaults are not filled in.
+    kept: dict[str, Any] = copy.deepcopy(given)
+    if _uses_named_clients(given, data):
+        kept["partition"] = {"name": "natural"}
+    return kept
 
 
 def _complete_selector(label: str, raw: Any, named: Container[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from fedcohort.simulate.config.experiment import MOST_RUNS, Experiment
 from fedcohort.simulate.config.toml import ConfigError, read_started
 from fedcohort.simulate.store import checkpoint as checkpoints
-from fedcohort.simulate.store.results import ResultsError, load
+from fedcohort.simulate.store.results import Results, ResultsError, load
 from fedcohort.simulate.store.writer import check_continuable
 
 
@@ -49,20 +49,30 @@ def larger_experiment(
             )
         table["selectors"][label] = _entry(table, label, entry)
     experiment = Experiment.from_dict(table)
+    _check_larger(out, before, experiment)
+    _check_checkpoints(out, results)
+    return experiment
+
+
+def _check_larger(out: Path, before: Experiment, experiment: Experiment) -> None:
+    """Refuse an experiment that takes rounds away, or adds nothing."""
     planned = {plan.id: plan.options.rounds for plan in before.plans}
-    added = [plan for plan in experiment.plans if plan.options.rounds > planned.get(plan.id, 0)]
     for plan in experiment.plans:
         if plan.options.rounds < planned.get(plan.id, 0):
             raise ConfigError(
                 f"The run {plan.id!r} has {planned[plan.id]} rounds, which cannot become {plan.options.rounds}.",
                 hint="rounds can be added, not removed",
             )
-    if not added:
+    if not any(plan.options.rounds > planned.get(plan.id, 0) for plan in experiment.plans):
         raise ConfigError(
             f"There is nothing to add to {out}: it already has {len(before.plans)} runs of "
             f"{' or '.join(str(n) for n in sorted(set(planned.values())))} rounds.",
             hint="add seeds, rounds or selectors; an interrupted experiment continues with 'fedcohort run --resume'",
         )
+
+
+def _check_checkpoints(out: Path, results: Results) -> None:
+    """Refuse to continue a finished run whose model is gone; an unfinished one can still be run from the start."""
     saved = {name for point in checkpoints.all_newest(out / "checkpoint").values() for name in point.facts["runs"]}
     lost = [info.id for info in results.runs if info.rounds_done and info.id not in saved]
     if lost and results.status.get("state") == "finished":
@@ -70,7 +80,6 @@ def larger_experiment(
             f"The run {lost[0]!r} has no checkpoint in {out / 'checkpoint'}, so it cannot be continued.",
             hint="run the larger experiment from the start in another directory",
         )
-    return experiment
 
 
 def _more_seeds(present: Sequence[int], seeds: Sequence[int] | int) -> list[int]:

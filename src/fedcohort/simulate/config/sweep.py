@@ -94,13 +94,17 @@ def _check(label: str, grid: Any, selectors: Mapping[str, Any]) -> None:
                 f"Known: {', '.join(known) or 'none'}.",
                 hint=suggest(parameter, known),
             )
-        if not isinstance(values, list) or not values:
-            raise ConfigError(f"The sweep over {label}.{parameter} must be a list of values. Got {values!r}.")
-        seen: set[str] = set()
-        for text in map(_plain, values):
-            if text in seen:
-                raise ConfigError(f"The sweep over {label}.{parameter} has the value {text} twice.")
-            seen.add(text)
+        _check_values(f"{label}.{parameter}", values)
+
+
+def _check_values(swept: str, values: Any) -> None:
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"The sweep over {swept} must be a list of values. Got {values!r}.")
+    seen: set[str] = set()
+    for text in map(_plain, values):  # as text, because that is what makes the labels differ
+        if text in seen:
+            raise ConfigError(f"The sweep over {swept} has the value {text} twice.")
+        seen.add(text)
 
 
 def _name(label: str, raw: Any) -> str:

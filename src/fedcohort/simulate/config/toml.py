@@ -64,24 +64,34 @@ def read_table(path: str | Path) -> dict[str, Any]:
 
 def _resolve_paths(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a configuration whose ``file.py:Class`` references and data files can be found from any folder."""
+    # Nothing has been checked yet: what has the wrong type is passed over here and refused by the experiment.
     selectors = table.get("selectors")
-    selectors = selectors if isinstance(selectors, dict) else {}
+    if isinstance(selectors, dict):
+        _resolve_selectors(selectors, folder)
+    settings = table.get("settings", [])
+    for part in [table, *(settings if isinstance(settings, list) else ())]:
+        if isinstance(part, dict):
+            _resolve_sections(part, folder)
+    return table
+
+
+def _resolve_selectors(selectors: dict[str, Any], folder: Path) -> None:
     for label, entry in list(selectors.items()):
         name = entry.get("name", label) if isinstance(entry, dict) else entry
         if (found := _resolve(name, folder)) != name:
             selectors[label] = {**(entry if isinstance(entry, dict) else {}), "name": found}
-    settings = table.get("settings", [])
-    for part in [table, *(settings if isinstance(settings, list) else ())]:
-        for section in ("data", "model", "task") if isinstance(part, dict) else ():
-            entry = part.get(section)
-            if isinstance(entry, str):
-                part[section] = _resolve(entry, folder)
-            elif isinstance(entry, dict):
-                part[section] = {
-                    key: _resolve(value, folder) if key in ("name", "path", "test", "loss", "metric") else value
-                    for key, value in entry.items()
-                }
-    return table
+
+
+def _resolve_sections(part: dict[str, Any], folder: Path) -> None:
+    for section in ("data", "model", "task"):
+        entry = part.get(section)
+        if isinstance(entry, str):
+            part[section] = _resolve(entry, folder)
+        elif isinstance(entry, dict):
+            part[section] = {
+                key: _resolve(value, folder) if key in ("name", "path", "test", "loss", "metric") else value
+                for key, value in entry.items()
+            }
 
 
 def _resolve(name: Any, folder: Path) -> Any:
@@ -186,18 +196,26 @@ def merge_tables(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str
     result = copy.deepcopy(dict(base))
     for key, value in change.items():
         old = result.get(key)
-        if isinstance(old, str) and isinstance(value, Mapping) and "name" not in value and "preset" not in value:
-            old = {"preset" if key == "scenario" else "name": old}
-        same = isinstance(old, Mapping) and all(
-            tag not in value or value[tag] == old.get(tag) for tag in ("name", "preset") if isinstance(value, Mapping)
-        )
-        if isinstance(value, Mapping) and isinstance(old, Mapping) and same:
-            if key == "local" and any(length in value for length in LENGTHS):
-                old = {name: item for name, item in old.items() if name not in LENGTHS}  # they exclude each other
-            result[key] = merge_tables(old, value)
+        if isinstance(value, Mapping):
+            kept = _kept_table(key, old, value)
+            result[key] = merge_tables(kept, value) if kept is not None else copy.deepcopy(value)
         else:
             result[key] = copy.deepcopy(value)
     return result
+
+
+def _kept_table(key: str, old: Any, change: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what stays of an old table under a change; None where the change is about another thing."""
+    if isinstance(old, str) and "name" not in change and "preset" not in change:
+        old = {"preset" if key == "scenario" else "name": old}
+    if not isinstance(old, Mapping):
+        return None
+    # Parameters belong to the thing they were written for: another name or preset starts from its own defaults.
+    if any(tag in change and change[tag] != old.get(tag) for tag in ("name", "preset")):
+        return None
+    if key == "local" and any(length in change for length in LENGTHS):
+        return {name: item for name, item in old.items() if name not in LENGTHS}  # they exclude each other
+    return old
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
@@ -218,6 +236,7 @@ def to_toml(table: Mapping[str, Any]) -> str:
 
 
 def _write_table(lines: list[str], path: tuple[str, ...], table: Mapping[str, Any], many: bool = False) -> None:
+    # TOML reads every key after a header as one of that table, so plain values must come before inner tables.
     simple = {key: value for key, value in table.items() if not _is_table(value) and not _is_tables(value)}
     if path and (simple or many or not table):
         name = ".".join(_key(part) for part in path)

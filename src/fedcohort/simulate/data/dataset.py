@@ -66,7 +66,12 @@ class Dataset:
                 f"The dataset {self.name!r} has {self.classes} classes and {len(self.class_names)} class names."
             )
         for part in ("train", "test"):
-            self._check_part(part)
+            self._check_arrays(part)
+            self._check_values(part)
+        self._check_same_kind()
+        self._check_writers()
+
+    def _check_same_kind(self) -> None:
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             raise InputError(
                 f"Samples of the dataset {self.name!r} must have one shape. Got {self.x_train.shape[1:]} for training "
@@ -78,6 +83,8 @@ class Dataset:
                 f"{self.x_test.dtype} for testing.",
                 hint="give both as uint8, or both as float32 on one scale; bytes are standardised, floats are not",
             )
+
+    def _check_writers(self) -> None:
         for writers, labels in ((self.writers, self.y_train), (self.writers_test, self.y_test)):
             if writers is not None and writers.shape != labels.shape[:1]:
                 raise InputError(
@@ -92,7 +99,8 @@ class Dataset:
                     f"writer {most}."
                 )
 
-    def _check_part(self, part: str) -> None:
+    def _check_arrays(self, part: str) -> None:
+        """Refuse samples and targets of the wrong shape or type."""
         x, y = getattr(self, f"x_{part}"), getattr(self, f"y_{part}")
         if x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y) or len(y) == 0:
             raise InputError(
@@ -112,6 +120,10 @@ class Dataset:
                 f"The targets of {self.name!r} must have one type and shape in training and testing. Got "
                 f"{self.y_train.dtype} {self.y_train.shape} and {y.dtype} {y.shape}."
             )
+
+    def _check_values(self, part: str) -> None:
+        """Refuse numbers that are not finite, and labels of no class."""
+        x, y = getattr(self, f"x_{part}"), getattr(self, f"y_{part}")
         for what, array in (("samples", x), ("targets", y)):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise InputError(f"The {part}ing {what} of {self.name!r} contain NaN or infinite numbers.")
@@ -171,8 +183,8 @@ def every_fifth(labels: IntArray, share: float = 0.2) -> BoolArray:
     counts = np.bincount(labels)
     rank = np.empty(len(labels), dtype=np.int64)
     rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    # the quota of the first r + 1 samples of a class has risen by one over that of the first r; the nudge keeps
-    # 0.2 * 5, which is a hair below 1 in binary for other shares, on the right side
+    # The quota of the first r + 1 samples of a class has risen by one over that of the first r; the nudge keeps
+    # 0.2 * 5, which is a hair below 1 in binary for other shares, on the right side.
     picked: BoolArray = np.floor((rank + 1) * share + 1e-9) > np.floor(rank * share + 1e-9)
     return picked
 
@@ -236,10 +248,8 @@ def from_arrays(
     whole_number(seed, "'seed'", least=0)
     if classes is not None:
         whole_number(classes, "'classes'", least=0)
-    if class_names is not None:
-        class_names = texts(class_names, "'class_names'")
-    if writer_names is not None:
-        writer_names = texts(writer_names, "'writer_names'")
+    class_names = None if class_names is None else texts(class_names, "'class_names'")
+    writer_names = None if writer_names is None else texts(writer_names, "'writer_names'")
     if (x_test is None) != (y_test is None):
         raise InputError("A test set needs both 'x_test' and 'y_test'; one of them is missing.")
     whole = integers or target == "token"
@@ -253,16 +263,12 @@ def from_arrays(
         )
     owners = None
     if writers is not None:
-        owners, writer_names = _owners(name, writers, writer_names)
-        if owners.shape != labels.shape[:1]:
-            raise InputError(f"There must be one writer per label ({labels.shape[:1]}). Got {owners.shape}.")
+        owners, writer_names = _owners(name, writers, writer_names, labels.shape[:1])
     if target == "number":
         classes = 0
     elif classes is None:
-        every = labels if test_labels is None else np.concatenate([labels.ravel(), test_labels.ravel()])
-        classes = int(every.max(initial=0)) + 1
-        if target == "class" and not class_names:
-            _check_gaps(name, every, classes)
+        classes = _count_classes(name, labels, test_labels, gaps=target == "token" or bool(class_names))
+    # Built with all samples first, so that mistakes are reported in terms of the user's arrays, not of the split.
     whole_set = Dataset(
         name=name,
         x_train=samples,
@@ -275,6 +281,15 @@ def from_arrays(
         writer_names=None if writer_names is None else tuple(writer_names),
     )
     return _hold_out(whole_set, test_share, seed) if tests is None else whole_set
+
+
+def _count_classes(name: str, labels: AnyArray, test_labels: AnyArray | None, *, gaps: bool) -> int:
+    """Return the largest label + 1; ``gaps`` says whether classes without samples are allowed."""
+    every = labels if test_labels is None else np.concatenate([labels.ravel(), test_labels.ravel()])
+    classes = int(every.max(initial=0)) + 1
+    if not gaps:
+        _check_gaps(name, every, classes)
+    return classes
 
 
 def _hold_out(data: Dataset, share: float, seed: int) -> Dataset:
@@ -334,11 +349,7 @@ def _values(name: str, what: str, values: npt.ArrayLike) -> AnyArray:
     if array.dtype.kind != "O":
         return array
     listed = array.ravel().tolist()
-    missing = [
-        i
-        for i, value in enumerate(listed)
-        if short_repr(value) in ("None", "nan", "np.float64(nan)", "<NA>", "NaT") and not isinstance(value, str)
-    ]
+    missing = [i for i, value in enumerate(listed) if _is_missing(value)]
     if missing:
         raise InputError(
             f"The {what} is missing in {len(missing):,} of {len(listed):,} samples of {name!r} (first: sample "
@@ -352,6 +363,11 @@ def _values(name: str, what: str, values: npt.ArrayLike) -> AnyArray:
     raise InputError(f"The {what}s of {name!r} must be strings or whole numbers, all of one kind. Got {found}.")
 
 
+def _is_missing(value: object) -> bool:
+    # By how it is written: pandas' NA and NaT cannot be imported where pandas is not installed, and NaN != NaN.
+    return not isinstance(value, str) and short_repr(value) in ("None", "nan", "np.float64(nan)", "<NA>", "NaT")
+
+
 def _targets(
     name: str, y: npt.ArrayLike, y_test: npt.ArrayLike | None, target: Target
 ) -> tuple[AnyArray, AnyArray | None, Sequence[str] | None]:
@@ -360,12 +376,13 @@ def _targets(
     names: tuple[str, ...] | None = None
     if target == "number":
         found = [_as_numbers(name, part) for part in parts]
-        return found[0], None if y_test is None else found[1], None
-    if target == "class" and all(part.dtype.kind == "U" for part in parts):
-        known, codes = np.unique(np.concatenate(parts), return_inverse=True)
-        names = tuple(known.tolist())
-        parts = np.split(codes, np.cumsum([len(part) for part in parts])[:-1])
-    found = [_as_labels(name, part, target) for part in parts]
+    else:
+        # Both parts are numbered together: a class of the test set has the number that it has in training.
+        if target == "class" and all(part.dtype.kind == "U" for part in parts):
+            known, codes = np.unique(np.concatenate(parts), return_inverse=True)
+            names = tuple(known.tolist())
+            parts = np.split(codes, [len(parts[0])])[: len(parts)]
+        found = [_as_labels(name, part, target) for part in parts]
     return found[0], None if y_test is None else found[1], names
 
 
@@ -399,17 +416,22 @@ def _check_gaps(name: str, labels: IntArray, classes: int) -> None:
         )
 
 
-def _owners(name: str, writers: npt.ArrayLike, names: Sequence[str] | None) -> tuple[IntArray, Sequence[str] | None]:
-    """Return numbers of writers (n,) and their names."""
+def _owners(
+    name: str, writers: npt.ArrayLike, names: Sequence[str] | None, shape: tuple[int, ...]
+) -> tuple[IntArray, Sequence[str] | None]:
+    """Return numbers of writers (n,) and their names; ``shape`` is (n,)."""
     array = _values(name, "writer", writers)
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise InputError(
             f"The writers of {name!r} must be integers or texts, one per sample. Got {array.shape} of {array.dtype}."
         )
+    if names is not None and (array.dtype.kind == "U" or (array.size and int(array.min()) < 0)):
+        raise InputError(f"'writer_names' of {name!r} is for writers given as numbers from 0. Got {array[0]!r}.")
+    if array.shape != shape:
+        raise InputError(f"There must be one writer per label ({shape}). Got {array.shape}.")
     if names is not None:
-        if array.dtype.kind == "U" or (array.size and int(array.min()) < 0):
-            raise InputError(f"'writer_names' of {name!r} is for writers given as numbers from 0. Got {array[0]!r}.")
         return array.astype(np.int64), names
     known, codes = np.unique(array, return_inverse=True)
+    # Writers 0, 1, ... need no names: a client without one is called by its number.
     dense = array.dtype.kind != "U" and np.array_equal(known, np.arange(len(known)))
     return codes.astype(np.int64), None if dense else tuple(str(value) for value in known.tolist())

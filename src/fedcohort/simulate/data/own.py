@@ -294,19 +294,12 @@ def _dataset_from_tables(
     features = features or tuple(n for n in first.names if n not in (label, client))
     _check_columns(tables, label, client, features)
     x = [np.stack([table.numbers(column) for column in features], axis=1) for table in tables]
-    remark: tuple[str, ...] = ()
-    names = None
-    if target == "number":
-        y = [table.numbers(label) for table in tables]
-    else:
-        values = [table.labels(label) for table in tables]
-        train, test, names, remark = _number_labels(first.short, values[0], values[1] if tested else None)
-        y = [train] if test is None else [train, test]
+    y, y_test, names, remark = _target_column(tables, label, target)
     dataset = from_arrays(
         x[0],
-        y[0],
+        y,
         x[1] if tested else None,
-        y[1] if tested else None,
+        y_test,
         name=name,
         target=target,
         test_share=test_share,
@@ -316,6 +309,17 @@ def _dataset_from_tables(
     )
     dataset = _standardise(dataset) if standardise else dataset
     return dataclasses.replace(dataset, remarks=(*remark, *dataset.remarks))
+
+
+def _target_column(
+    tables: list[_TableFile], label: str, target: Target
+) -> tuple[AnyArray, AnyArray | None, list[str] | None, tuple[str, ...]]:
+    """Return what is predicted in training and testing, the classes' names, and remarks."""
+    if target == "number":
+        numbers = [table.numbers(label) for table in tables]
+        return numbers[0], numbers[1] if len(tables) > 1 else None, None, ()
+    values = [table.labels(label) for table in tables]
+    return _number_labels(tables[0].short, values[0], values[1] if len(tables) > 1 else None)
 
 
 def _check_columns(tables: list[_TableFile], label: str, client: str | None, features: tuple[str, ...]) -> None:
@@ -347,7 +351,18 @@ def _number_labels(
     name: str, y: AnyArray, y_test: AnyArray | None
 ) -> tuple[AnyArray, AnyArray | None, list[str], tuple[str, ...]]:
     """Return labels of any kind as classes 0, 1, ..., their names, and a remark where that changed them."""
-    parts = [y] if y_test is None else [y, y_test]
+    parts = _labels_of_one_kind(name, [y] if y_test is None else [y, y_test])
+    values, codes = np.unique(np.concatenate(parts), return_inverse=True)
+    names = [str(value) for value in values.tolist()]
+    unseen = np.setdiff1d(values, y)
+    if len(unseen):
+        raise InputError(f"The label {str(unseen[0])!r} of {name} is only in the test set; nothing could learn it.")
+    split = np.split(codes.astype(np.int64), [len(y)])
+    return split[0], None if y_test is None else split[1], names, _numbering(name, names)
+
+
+def _labels_of_one_kind(name: str, parts: list[AnyArray]) -> list[AnyArray]:
+    """Return the labels for training and testing with one type; refuse what cannot be classes."""
     for part in parts:
         if part.dtype.kind not in "iuUb" or part.ndim != 1:
             raise InputError(
@@ -355,23 +370,20 @@ def _number_labels(
                 f"{part.dtype}.",
                 hint="where they are numbers to be predicted, set task.name=regression",
             )
-    if all(part.dtype.kind in "iu" for part in parts) and not any(part.dtype == np.uint64 for part in parts):
-        parts = [part.astype(np.int64) for part in parts]  # uint8 beside int64 is one kind
+    # uint8 beside int64 is one kind; uint64 does not fit into int64 and stays.
+    if all(part.dtype.kind in "iu" and part.dtype != np.uint64 for part in parts):
+        parts = [part.astype(np.int64) for part in parts]
     if len({part.dtype.kind for part in parts}) > 1:
         raise InputError(f"The labels of {name} are of one kind for training and of another for testing.")
-    values, codes = np.unique(np.concatenate(parts), return_inverse=True)
-    names = [str(value) for value in values.tolist()]
-    remark: tuple[str, ...] = ()
-    if names != [str(i) for i in range(len(names))]:
-        shown = ", ".join(f"{n!r} is {i}" for i, n in enumerate(names[:_SHOWN])) + (
-            ", ..." if len(names) > _SHOWN else ""
-        )
-        remark = (f"the labels of {name} were numbered: {shown}",)
-    unseen = np.setdiff1d(values, y)
-    if len(unseen):
-        raise InputError(f"The label {str(unseen[0])!r} of {name} is only in the test set; nothing could learn it.")
-    split = np.split(codes.astype(np.int64), [len(y)])
-    return split[0], None if y_test is None else split[1], names, remark
+    return parts
+
+
+def _numbering(name: str, names: list[str]) -> tuple[str, ...]:
+    """Return a remark on which number each label got; none where the labels were 0, 1, ... already."""
+    if names == [str(i) for i in range(len(names))]:
+        return ()
+    shown = ", ".join(f"{label!r} is {i}" for i, label in enumerate(names[:_SHOWN]))
+    return (f"the labels of {name} were numbered: {shown}{', ...' if len(names) > _SHOWN else ''}",)
 
 
 def _read_npz(path: Path) -> dict[str, AnyArray]:
@@ -441,6 +453,8 @@ class _TableFile:
             if path.suffix == ".parquet":
                 table = pa.parquet.ParquetFile(path).read(use_threads=False)
             else:
+                # An empty cell of text is missing, as one of numbers is. Without threads, because those that Arrow
+                # leaves behind may abort the process when it ends.
                 options = pa.csv.ConvertOptions(strings_can_be_null=True)
                 alone = pa.csv.ReadOptions(use_threads=False)
                 table = pa.csv.read_csv(path, read_options=alone, convert_options=options)

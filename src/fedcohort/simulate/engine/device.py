@@ -86,12 +86,7 @@ class DeviceProgram:
         self.graphs = device.type == "cuda"
         self.tf32 = tf32
         if device.type == "cuda" and isinstance(net, LayerNet) and net.image is not None:
-            from fedcohort.simulate.engine.fused import usable  # brings in a compiler
-
-            index = torch.cuda.current_device() if device.index is None else device.index
-            precision = "tf32" if tf32 else "tf32x3"
-            if usable(index, precision):
-                net.fuse(precision)
+            _fuse(net, device, "tf32" if tf32 else "tf32x3")
         self.x, self.sample, self.label = (part.to(device) for part in (store.x, store.sample, store.label))
         self.y_test = store.y_test.to(device)
         self.crops = crop_table(store.shape).to(device) if local.augment else None
@@ -275,20 +270,9 @@ class DeviceProgram:
             self.net.backward(t.vectors, saved, delta, t.gradient)
             rate = rates[step].unsqueeze(1)
             if t.velocity is None:
-                # The rate is in the derivative already, so that the whole SGD step is one pass over the weights.
-                if keep is None:
-                    t.weights.add_(t.gradient)
-                else:
-                    torch.addcmul(t.gradient, t.weights, keep[step].unsqueeze(1), out=t.weights)
-                if t.pull is not None:
-                    t.weights.addcmul_(t.pull, rate)
+                _descend(t, rate, None if keep is None else keep[step].unsqueeze(1))
             else:
-                t.velocity.mul_(self.local.momentum).sub_(t.gradient)
-                if decay:
-                    t.velocity.add_(t.weights, alpha=decay)
-                if t.pull is not None:
-                    t.velocity.sub_(t.pull)
-                t.weights.addcmul_(t.velocity, rate, value=-1)
+                _descend_with_momentum(t, t.velocity, rate, self.local.momentum, decay)
 
     def _capture(self, t: _StepBuffers, prox: float) -> None:
         """Warm up on a side stream, then capture the steps; the state is put back afterwards."""
@@ -421,6 +405,37 @@ class DeviceProgram:
                 self.net.backward(vectors, saved, delta.mul_(weight.unsqueeze(2)), part)
             total.add_(part)
         return self._flat(total)
+
+
+def _fuse(net: LayerNet, device: torch.device, precision: str) -> None:
+    """Let convolutions use fused kernels where the device can run them."""
+    from fedcohort.simulate.engine.fused import usable  # brings in a compiler
+
+    if usable(torch.cuda.current_device() if device.index is None else device.index, precision):
+        net.fuse(precision)
+
+
+def _descend(t: _StepBuffers, rate: torch.Tensor, keep: torch.Tensor | None) -> None:
+    """Make one SGD step; ``keep`` (J, 1) is what decay leaves of the weights, None without decay."""
+    # The rate is in the derivative already, so that the whole SGD step is one pass over the weights.
+    if keep is None:
+        t.weights.add_(t.gradient)
+    else:
+        torch.addcmul(t.gradient, t.weights, keep, out=t.weights)
+    if t.pull is not None:
+        t.weights.addcmul_(t.pull, rate)
+
+
+def _descend_with_momentum(
+    t: _StepBuffers, velocity: torch.Tensor, rate: torch.Tensor, momentum: float, decay: float
+) -> None:
+    """Make one SGD step as torch.optim.SGD does: the velocity gathers gradients, and the rate comes last."""
+    velocity.mul_(momentum).sub_(t.gradient)
+    if decay:
+        velocity.add_(t.weights, alpha=decay)
+    if t.pull is not None:
+        velocity.sub_(t.pull)
+    t.weights.addcmul_(velocity, rate, value=-1)
 
 
 class _Batches:

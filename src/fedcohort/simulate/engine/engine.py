@@ -139,9 +139,9 @@ class Engine:
         self.integers = np.asarray(x_train).dtype.kind == "i"
         self.output = (*self.sample, classes) if self.task.target == "token" else (classes,)
         _check_data(x_train, y_train, x_test, y_test, classes if self.task.target != "number" else None)
+        copied = (len(x_train) + len(x_test), sum(map(len, copies)))
         for federation in federations:
-            more = (len(x_train) + len(x_test), sum(map(len, copies)))
-            federation.check(len(x_train), classes if self.task.has_classes else 1, more)
+            federation.check(len(x_train), classes if self.task.has_classes else 1, copied)
         if workers is not None and workers < 1:
             raise ParameterError(f"The 'workers' parameter of Engine must be None or at least 1. Got {workers!r}.")
         if local.augment:

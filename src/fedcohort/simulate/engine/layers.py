@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -108,55 +109,80 @@ class _Chain:
 
     def append(self, layer: nn.Module, slots: Mapping[str, Slot]) -> bool:
         """Add a layer with its weights by name; return False for one that is not known, or not in this place."""
-        image = len(self.shape) == 3
-        if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-            self._flatten()
-        elif type(layer) is nn.ReLU and self.layers:
-            self._relu()
-        elif type(layer) is nn.Linear and layer.bias is not None and len(self.shape) == 1:
-            self.layers.append(Dense(slots["weight"], slots["bias"]))
-            self.shape = (layer.out_features,)
-        elif type(layer) is nn.Conv2d and _plain_convolution(layer) and image:
-            self._convolution(layer, slots)
-        elif isinstance(layer, _NORMS) and self.layers and _plain_norm(layer, len(self.shape)):
-            weight, bias, mean, variance = (slots[part] for part in ("weight", "bias", "running_mean", "running_var"))
-            self.layers.append(Norm(weight, bias, mean, variance, layer.eps, float(layer.momentum or 0)))
-        elif type(layer) is nn.MaxPool2d and self.layers and image and (window := _plain_pool(layer)) is not None:
-            self._pool(window)
-        else:
-            return False
-        return True
+        # By its exact type: a subclass may compute something else.
+        match type(layer):
+            case nn.Flatten:
+                return self._flatten(layer)
+            case nn.ReLU:
+                return self._relu()
+            case nn.Linear:
+                return self._dense(layer, slots)
+            case nn.Conv2d:
+                return self._convolution(layer, slots)
+            case nn.BatchNorm1d | nn.BatchNorm2d:
+                return self._norm(layer, slots)
+            case nn.MaxPool2d:
+                return self._pool(layer)
+        return False
 
-    def _flatten(self) -> None:
-        if self.layers and len(self.shape) == 3:
+    @property
+    def _is_image(self) -> bool:
+        return len(self.shape) == 3
+
+    def _flatten(self, layer: Any) -> bool:
+        if (layer.start_dim, layer.end_dim) != (1, -1):
+            return False
+        if self.layers and self._is_image:
             self.layers.append(Flatten((self.shape[0], self.shape[1], self.shape[2])))
         self.shape = (math.prod(self.shape),)
+        return True
 
-    def _relu(self) -> None:
+    def _relu(self) -> bool:
+        if not self.layers:  # the backends rectify in place, and the samples must stay as they are
+            return False
         last = self.layers[-1]
         if isinstance(last, Convolution):  # done in the same pass over the image
             self.layers[-1] = replace(last, relu=True)
         else:
             self.layers.append(Relu())
+        return True
 
-    def _convolution(self, layer: nn.Conv2d, slots: Mapping[str, Slot]) -> None:
+    def _dense(self, layer: Any, slots: Mapping[str, Slot]) -> bool:
+        if layer.bias is None or len(self.shape) != 1:
+            return False
+        self.layers.append(Dense(slots["weight"], slots["bias"]))
+        self.shape = (layer.out_features,)
+        return True
+
+    def _norm(self, layer: Any, slots: Mapping[str, Slot]) -> bool:
+        if not self.layers or not _plain_norm(layer, len(self.shape)):
+            return False
+        weight, bias, mean, variance = (slots[part] for part in ("weight", "bias", "running_mean", "running_var"))
+        self.layers.append(Norm(weight, bias, mean, variance, layer.eps, float(layer.momentum or 0)))
+        return True
+
+    def _convolution(self, layer: Any, slots: Mapping[str, Slot]) -> bool:
+        if not self._is_image or not _plain_convolution(layer):
+            return False
         channels, height, width = self.shape
         kernel = (layer.kernel_size[0], layer.kernel_size[1])
         padding = (int(layer.padding[0]), int(layer.padding[1]))
         self.layers.append(Convolution(slots["weight"], slots["bias"], kernel, padding, (channels, height, width)))
         sides = zip((height, width), padding, kernel, strict=True)
         self.shape = (layer.out_channels, *(side + 2 * pad - window + 1 for side, pad, window in sides))
+        return True
 
-    def _pool(self, window: tuple[int, int]) -> None:
+    def _pool(self, layer: Any) -> bool:
+        window = _plain_pool(layer)
+        if not self.layers or not self._is_image or window is None:
+            return False
         last = self.layers[-1]
         if isinstance(last, Convolution) and last.pool == (1, 1):  # pooled while its rows are still in the cache
             self.layers[-1] = replace(last, pool=window)
         else:
             self.layers.append(MaxPool(window))
         self.shape = (self.shape[0], self.shape[1] // window[0], self.shape[2] // window[1])
-
-
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+        return True
 
 
 def _plain_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, dimensions: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,15 +60,12 @@ _KINDS = (_TRAINING, _SCORING, _GRADIENT)
 
 def describe(layers: list[Layer]) -> AnyArray | None:
     """Return the record from which ``csrc/train.c`` builds the network, or None if it has something else in it."""
-    rest = list(layers)
-    kernels: list[tuple[int, ...]] = []
-    while rest and isinstance(layer := rest[0], Convolution):
-        del rest[0]
-        kernels.append(
-            (*layer.image, layer.weight.shape[0], *layer.kernel, *layer.padding, *layer.pool, int(layer.relu))
-        )
+    convolutions = list(itertools.takewhile(lambda layer: isinstance(layer, Convolution), layers))
+    kernels = [_kernel(layer) for layer in convolutions if isinstance(layer, Convolution)]
+    rest = layers[len(convolutions) :]
     if kernels and (not rest or not isinstance(rest.pop(0), Flatten)):
         return None
+    # Then dense layers and rectifiers take turns, a dense one first.
     if not rest or any(not isinstance(layer, Relu if i % 2 else Dense) for i, layer in enumerate(rest)):
         return None
     dense = [layer for layer in rest if isinstance(layer, Dense)]
@@ -79,6 +77,10 @@ def describe(layers: list[Layer]) -> AnyArray | None:
     record["kernel"][: len(kernels)] = kernels
     record["width"][: len(widths)] = widths
     return record
+
+
+def _kernel(layer: Convolution) -> tuple[int, ...]:
+    return (*layer.image, layer.weight.shape[0], *layer.kernel, *layer.padding, *layer.pool, int(layer.relu))
 
 
 def can_compile(layers: list[Layer] | None, local: LocalTraining) -> bool:

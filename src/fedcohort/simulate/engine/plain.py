@@ -81,11 +81,7 @@ def train_plain(
         raise InputError(f"A client has {len(x)} samples but {len(y)} labels.")
     parameters = list(model.parameters())
     start = [p.detach().clone() for p in parameters] if prox else []
-    corrections: list[torch.Tensor] = []
-    if correction is not None:
-        sizes = [p.numel() for p in parameters]
-        parts = torch.split(correction[: sum(sizes)], sizes)
-        corrections = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+    corrections = [] if correction is None else _split_like(correction, parameters)
     pseudo = pseudo_labels(model, x) if local.loss == "robust" else None
     rates = local.lr_schedule(round, len(plan.counts), batches_per_epoch or local.batches_per_epoch(len(x)))
     table = crop_table(tuple(x.shape[1:])).to(x.device) if crops is not None else None
@@ -106,9 +102,17 @@ def train_plain(
             loss = robust_loss(logits, y[batch], pseudo[batch], local).mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        # Neither loop runs without its term: the list is empty then, and the gradient stays bit for bit the loss's.
         for p, origin in zip(parameters, start, strict=False):
             p.grad.add_(p.detach() - origin, alpha=prox)  # type: ignore[union-attr]  # backward has filled it
         for p, shift in zip(parameters, corrections, strict=False):
             p.grad.add_(shift)  # type: ignore[union-attr]
         optimizer.param_groups[0]["lr"] = float(rates[step])
         optimizer.step()
+
+
+def _split_like(vector: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    """Cut a flat vector into the shapes of the parameters; what is behind them belongs to buffers."""
+    sizes = [p.numel() for p in parameters]
+    parts = torch.split(vector[: sum(sizes)], sizes)
+    return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]

@@ -42,17 +42,7 @@ class Store:
     ) -> None:
         self.n_train, self.n_test = len(x_train), len(x_test)
         self.shape = sample_shape(x_train)
-        if x_train.dtype.kind == "i":  # tokens and categories stay what they are
-            flat = [np.asarray(x, np.int64).reshape(len(x), -1) for x in (x_train, x_test, *copies)]
-            self.x = torch.from_numpy(np.concatenate(flat))
-        else:
-            parts = (x_train, x_test, *copies)
-            self.x = allocate_samples(sum(map(len, parts)), math.prod(self.shape))
-            shift, scale = standardisation(x_train)
-            first = 0
-            for part in parts:
-                _convert(part, self.x[first : first + len(part)].numpy(), shift, scale)
-                first += len(part)
+        self.x = _samples((x_train, x_test, *copies), math.prod(self.shape))
         self.y_test = torch.as_tensor(np.asarray(y_test, np.int64 if targets is None else targets.dtype))
         self.targets = None if targets is None else torch.as_tensor(targets)
         self.unit: tuple[torch.Tensor, torch.Tensor] | None = None  # mean and deviation of the targets
@@ -103,6 +93,19 @@ class Store:
     def x_test(self) -> torch.Tensor:
         """The test samples (n_test, F)."""
         return self.x[self.n_train : self.n_train + self.n_test]
+
+
+def _samples(parts: Sequence[AnyArray], features: int) -> torch.Tensor:
+    """Return samples one after the other, flat, scaled as the first part is standardised."""
+    if parts[0].dtype.kind == "i":  # tokens and categories stay what they are
+        return torch.from_numpy(np.concatenate([np.asarray(x, np.int64).reshape(len(x), -1) for x in parts]))
+    samples = allocate_samples(sum(map(len, parts)), features)
+    shift, scale = standardisation(parts[0])
+    first = 0
+    for part in parts:
+        _convert(part, samples[first : first + len(part)].numpy(), shift, scale)
+        first += len(part)
+    return samples
 
 
 def allocate_samples(count: int, features: int) -> torch.Tensor:

@@ -39,6 +39,14 @@ class ClientData:
         more : (int, int)
             Position of the first copy beside the training set, and how many copies there are.
         """
+        self._check_shape()
+        copied = (self.indices >= more[0]) & (self.indices < sum(more))
+        if not ((self.indices >= 0) & (self.indices < samples) | copied).all():
+            raise InputError(f"The indices of a ClientData must be in [0, {samples}), the training set.")
+        if len(self.labels) and (self.labels.min() < 0 or self.labels.max() >= classes):
+            raise InputError(f"The labels of a ClientData must be in [0, {classes}).")
+
+    def _check_shape(self) -> None:
         total = len(self.indices)
         if self.offsets.ndim != 1 or len(self.offsets) < 2 or self.offsets[0] != 0 or self.offsets[-1] != total:
             raise InputError(f"The offsets of a ClientData must run from 0 to {total}, the number of indices.")
@@ -50,11 +58,6 @@ class ClientData:
             raise InputError(f"A ClientData of {self.n_clients} clients has {len(self.validation)} validation sizes.")
         if (self.validation < 0).any() or (self.validation > np.diff(self.offsets)).any():
             raise InputError("A client's validation set must be between 0 and its number of samples.")
-        copied = (self.indices >= more[0]) & (self.indices < sum(more))
-        if not ((self.indices >= 0) & (self.indices < samples) | copied).all():
-            raise InputError(f"The indices of a ClientData must be in [0, {samples}), the training set.")
-        if total and (self.labels.min() < 0 or self.labels.max() >= classes):
-            raise InputError(f"The labels of a ClientData must be in [0, {classes}).")
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from fedcohort.scenario import Always, OnlineDevices
 from fedcohort.session.validation import check_one_at_a_time
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Jobs, TrainingResult
-from fedcohort.simulate.rounds.batch import Batch
+from fedcohort.simulate.rounds.batch import Batch, zero_unsound
 from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.group import Group, OnRound, is_due, measurements, sound_test
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
@@ -184,12 +184,7 @@ class FlowBatch(Batch):
         }
         clients = [np.array([job.client for job in mine], np.int64) for mine in jobs]
         trained = self._trained(runs, jobs, clients)
-        params = trained.params
-        # NaN and infinity survive a sum, which is one pass over the models; a sum may also overflow.
-        sound = torch.isfinite(params.sum(dim=1)).cpu().numpy()
-        if not sound.all():
-            sound = torch.isfinite(params).all(dim=1).cpu().numpy()
-            params = torch.where(torch.as_tensor(sound, device=params.device)[:, None], params, 0.0)
+        params, sound = zero_unsound(trained.params)
         arrived, start = [], 0
         for run, mine, part in zip(runs, jobs, clients, strict=True):
             place = slice(start, start + len(part))
@@ -292,11 +287,7 @@ class AsynchronousGroup(Group):
         while True:
             if flow.is_due(run.clock):
                 return True
-            while flow.free and run.running:
-                available = flight.available()
-                if not available.any() or flow.exclusions(available) is not None:
-                    break
-                self._begin(run, flight, available)
+            self._begin_all(run, flight)
             if not run.running:
                 return False
             moment = flight.next_event()
@@ -307,12 +298,20 @@ class AsynchronousGroup(Group):
             if flight.queue and flight.queue[0][0] <= moment:
                 job = flight.jobs[flight.queue[0][1]]
                 if job.status == _OK and job.model is None:
-                    return False
+                    return False  # the clock stays before its answer: after training, this event is played again
                 run.clock = moment
                 self._answer(run, flight, job)
             run.clock = moment
             if roster is not None:
                 roster.advance(run.clock)
+
+    def _begin_all(self, run: Run, flight: Flight) -> None:
+        """Let clients begin while there are free places and somebody to take them."""
+        while flight.flow.free and run.running:
+            available = flight.available()
+            if not available.any() or flight.flow.exclusions(available) is not None:
+                break
+            self._begin(run, flight, available)
 
     def _begin(self, run: Run, flight: Flight, available: BoolArray) -> None:
         """Ask for one more client and let it begin."""
@@ -342,6 +341,7 @@ class AsynchronousGroup(Group):
         usual = run.steps[clients]
         steps = usual if cohort.work is None else np.where(usual > 0, np.maximum(np.rint(usual * cohort.work), 1), 0)
         flight.add(Job(cohort, begins, float(events.durations[0]), int(events.status[0]), int(steps[0])))
+        # A copy: the group's row is overwritten by the next model, and this client may be trained after that.
         if cohort.round not in flight.models:
             flight.models[cohort.round] = self.models[run.row].clone()
         flight.cost.bytes_down += copies * costs.model_bytes

@@ -8,13 +8,24 @@ from functools import partial
 import numpy as np
 import torch
 
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.signals import LossMeasure, Signal, VectorOf
 from fedcohort.core.vectors import OutputLayer, vector_signal
 from fedcohort.simulate.engine import Engine, Jobs, TrainingResult
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.simulate.rounds.stages import Arrived
+
+
+def zero_unsound(params: torch.Tensor) -> tuple[torch.Tensor, BoolArray]:
+    """Return models (J, P) with zeros in place of those that hold NaN or infinity, and (J,) which are sound."""
+    # NaN and infinity survive a sum, which is one pass over the models. A sum may also overflow, so what it accuses is
+    # looked at number by number.
+    sound = torch.isfinite(params.sum(dim=1)).cpu().numpy()
+    if not sound.all():
+        sound = torch.isfinite(params).all(dim=1).cpu().numpy()
+        params = torch.where(torch.as_tensor(sound, device=params.device)[:, None], params, 0.0)
+    return params, sound
 
 
 class Batch:
@@ -54,8 +65,9 @@ class Batch:
         runs: Sequence[Run],
         clients: Sequence[IntArray],
         measures: Collection[LossMeasure],
+        pseudo_models: torch.Tensor | None = None,
     ) -> dict[LossMeasure, list[FloatArray]]:
-        """Measure ``models[rows[q]]`` on the q-th client of all."""
+        """Measure ``models[rows[q]]`` on the q-th client of all; pseudo-labels are those of ``pseudo_models[q]``."""
         lengths = [len(part) for part in clients]
         values = self.engine.measure(
             models,
@@ -63,6 +75,7 @@ class Batch:
             np.repeat([run.context.index for run in runs], lengths),
             np.concatenate(clients),
             measures,
+            pseudo_models=pseudo_models,
         )
         ends = np.cumsum(lengths)[:-1]
         return {measure: np.split(column, ends) for measure, column in values.items()}
@@ -139,20 +152,24 @@ class Batch:
         if moved:
             updates = [params[turns[i].jobs] - self.received(turns[i].run, turns[i].clients) for i in moved]
             self._add_vectors(moved, turns, updates, [turns[i].run.updates for i in moved], found)
-        pulled = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
-        if not pulled:
-            return found, {}
-        lengths = [len(turns[i].clients) for i in pulled]
-        models, rows = self._received([turns[i].run for i in pulled], [turns[i].clients for i in pulled])
+        return found, self._gradients(turns, found)
+
+    def _gradients(
+        self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]
+    ) -> dict[int, torch.Tensor]:
+        """Compute full-batch gradients where something needs them, and add the signals that are made of them."""
+        places = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
+        if not places:
+            return {}
+        runs, clients = [turns[i].run for i in places], [turns[i].clients for i in places]
+        lengths = [len(part) for part in clients]
+        models, rows = self._received(runs, clients)
         stacked = self.engine.client_gradients(
-            models,
-            rows,
-            np.repeat([turns[i].run.context.index for i in pulled], lengths),
-            np.concatenate([turns[i].clients for i in pulled]),
+            models, rows, np.repeat([run.context.index for run in runs], lengths), np.concatenate(clients)
         )
         gradients = torch.split(stacked, lengths)
-        self._add_vectors(pulled, turns, gradients, [turns[i].run.gradients for i in pulled], found)
-        return found, {turns[i].run.row: part for i, part in zip(pulled, gradients, strict=True)}
+        self._add_vectors(places, turns, gradients, [run.gradients for run in runs], found)
+        return {run.row: part for run, part in zip(runs, gradients, strict=True)}
 
     def _before(self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]) -> None:
         """Add losses of the received models, of runs that measure the same in one batch."""
@@ -165,24 +182,16 @@ class Batch:
     def _after(self, turns: Sequence[Arrived], params: torch.Tensor, found: Sequence[dict[Signal, FloatArray]]) -> None:
         """Add losses of the clients' own models; pseudo-labels come from the models they received."""
         for measures, places in _alike([turn.run.after for turn in turns]).items():
+            runs, clients = [turns[i].run for i in places], [turns[i].clients for i in places]
             jobs = np.concatenate([np.arange(turns[i].jobs.start, turns[i].jobs.stop) for i in places])
-            lengths = [len(turns[i].clients) for i in places]
             received = None
             if any(measure.loss != "label" for measure in measures):
-                models, rows = self._received([turns[i].run for i in places], [turns[i].clients for i in places])
+                models, rows = self._received(runs, clients)
                 received = models[torch.as_tensor(rows, device=models.device)]
-            values = self.engine.measure(
-                params[torch.as_tensor(jobs, device=params.device)],
-                np.arange(len(jobs)),
-                np.repeat([turns[i].run.context.index for i in places], lengths),
-                np.concatenate([turns[i].clients for i in places]),
-                measures,
-                pseudo_models=received,
-            )
-            ends = np.cumsum(lengths)[:-1]
-            parts = {measure: np.split(column, ends) for measure, column in values.items()}
+            own = params[torch.as_tensor(jobs, device=params.device)]
+            values = self._measure(own, np.arange(len(jobs)), runs, clients, measures, received)
             for at, i in enumerate(places):
-                found[i].update({s: parts[measure][at] for s, measure in turns[i].run.after.items()})
+                found[i].update({s: values[measure][at] for s, measure in turns[i].run.after.items()})
 
     def _add_vectors(
         self,

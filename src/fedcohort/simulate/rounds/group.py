@@ -29,12 +29,12 @@ from fedcohort.journal.events import LATE_COUNTED
 from fedcohort.scenario import Federation
 from fedcohort.session.validation import check_signals
 from fedcohort.simulate.config.experiment import RunPlan
-from fedcohort.simulate.engine import Engine, HeldOut
+from fedcohort.simulate.engine import Engine, HeldOut, TrainingResult
 from fedcohort.simulate.metrics import Participation, imbalance
-from fedcohort.simulate.rounds.batch import Batch
+from fedcohort.simulate.rounds.batch import Batch, zero_unsound
 from fedcohort.simulate.rounds.costs import RoundCost, holders
 from fedcohort.simulate.rounds.isolate_failure import INFRASTRUCTURE_ERRORS, fail, isolate_failure, own_parts
-from fedcohort.simulate.rounds.judge import Views
+from fedcohort.simulate.rounds.judge import Judge, Views
 from fedcohort.simulate.rounds.late import LateUpdate
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import FederationContext, Run
@@ -43,7 +43,7 @@ from fedcohort.simulate.rounds.stages import Arrived, Asked, Averaged, Chosen, E
 from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.simulate.store.results import ResultsError, RunInfo
 from fedcohort.simulate.store.rows import RowBuffer
-from fedcohort.training.aggregators import Corrections, Mix, WeightedSum
+from fedcohort.training.aggregators import Corrections, Members, Mix, WeightedSum
 from fedcohort.training.filters import Need, Replies, checked_decision
 from fedcohort.training.shapley import gtg_shapley
 
@@ -86,23 +86,17 @@ class Group:
         self._keys = list(keys)
         self._allow_other_engine = allow_other_engine
         self._journals = journals
-        used = list(dict.fromkeys(keys))
+        used = {key: federations[key] for key in keys}
         first = plans[0]
-        views = Views(dataset, [federations[key] for key in used])
-        judged = first.task.has_classes and first.task.judged_by.is_accuracy
-        contexts = {
-            key: FederationContext.of(
-                federations[key], i, first.task.has_classes, views.judge(federations[key]) if judged else None
-            )
-            for i, key in enumerate(used)
-        }
+        views = Views(dataset, list(used.values()))
+        contexts = _contexts(used, views, first)
         self.engine = Engine(
             dataset.x_train,
             dataset.y_train,
             dataset.x_test,
             dataset.y_test,
             classes=dataset.outputs,
-            federations=[views.client_data(federations[key]) for key in used],
+            federations=[views.client_data(federation) for federation in used.values()],
             model=first.model.name,
             local=first.local,
             device=device,
@@ -197,34 +191,33 @@ class Group:
         """Continue from a checkpoint; journals that got ahead of it are taken back."""
         for run in self.runs:
             facts = checkpoint.facts["runs"].get(run.plan.id)
-            if facts is not None and facts["state"] == "failed" and f"session/{run.row}" not in checkpoint.arrays:
+            saved = f"session/{run.row}" in checkpoint.arrays
+            if facts is not None and facts["state"] == "failed" and not saved:
                 run.restore(facts)  # its selector failed before there was a session
                 continue
-            if facts is None or f"session/{run.row}" not in checkpoint.arrays:
+            if facts is None or not saved:
                 raise ResultsError(
                     f"The checkpoint does not say where the session of run {run.plan.id!r} stood.",
                     hint="it is of an earlier version of fedcohort; start the experiment again with another --out",
                 )
-            run.resume_session(
-                self._journal(run), Savepoint.from_bytes(checkpoint.arrays[f"session/{run.row}"].tobytes())
+            self._resume_run(run, facts, checkpoint.arrays)
+
+    def _resume_run(self, run: Run, facts: dict[str, Any], arrays: Mapping[str, Any]) -> None:
+        # The session first: it undoes what its journal has beyond the savepoint, and the rest belongs to that moment.
+        run.resume_session(self._journal(run), Savepoint.from_bytes(arrays[f"session/{run.row}"].tobytes()))
+        run.restore(facts)
+        if f"participation/{run.row}" in arrays:
+            run.participation = Participation.of(arrays[f"participation/{run.row}"])
+        if run.late is not None and facts["late"]:
+            run.late.restore(facts["late"], torch.as_tensor(arrays[f"late/{run.row}"]).to(self.models))
+        if run.running:
+            self._continue_engine(run)
+        self.models[run.row] = torch.as_tensor(arrays["models"][run.row])
+        if run.memory is not None:
+            prefix = f"memory/{run.row}/"
+            run.memory.restore(
+                {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
             )
-            run.restore(facts)
-            if f"participation/{run.row}" in checkpoint.arrays:
-                run.participation = Participation.of(checkpoint.arrays[f"participation/{run.row}"])
-            if run.late is not None and facts["late"]:
-                run.late.restore(facts["late"], torch.as_tensor(checkpoint.arrays[f"late/{run.row}"]).to(self.models))
-            if run.running:
-                self._continue_engine(run)
-            self.models[run.row] = torch.as_tensor(checkpoint.arrays["models"][run.row])
-            if run.memory is not None:
-                prefix = f"memory/{run.row}/"
-                run.memory.restore(
-                    {
-                        name.removeprefix(prefix): value
-                        for name, value in checkpoint.arrays.items()
-                        if name.startswith(prefix)
-                    }
-                )
 
     def _continue_engine(self, run: Run) -> None:
         """Refuse to go on with another kind of engine, or put it on record where that is allowed."""
@@ -326,46 +319,18 @@ class Group:
     def _train(self, turns: Sequence[Chosen]) -> list[Averaged]:
         """Train the clients that will answer, gather signals, filter, average."""
         runs = [turn.run for turn in turns]
-        clients = [turn.clients for turn in turns]
-        lengths = [len(part) for part in clients]
-        steps = None
-        if any(turn.cohort.work is not None for turn in turns):
-            steps = np.concatenate([_steps(turn) for turn in turns])
-        seeds = np.repeat([run.plan.seed for run in runs], lengths)
-        trained = self.batch.train(runs, clients, seeds, steps)
-        params = trained.params
-        # NaN and infinity survive a sum, which is one pass over the models; (J,)
-        sound = torch.isfinite(params.sum(dim=1)).cpu().numpy()
-        if not sound.all():
-            sound = torch.isfinite(params).all(dim=1).cpu().numpy()  # a sum may also overflow
-            params = torch.where(torch.as_tensor(sound, device=params.device)[:, None], params, 0.0)
+        trained = self._train_clients(turns, [turn.arrived for turn in turns])
+        params, sound = zero_unsound(trained.params)
         arrived = []
         start = 0
-        for turn, part in zip(turns, clients, strict=True):
-            jobs = slice(start, start + len(part))
-            arrived.append(Arrived(turn, part, jobs, sound[jobs]))
+        for turn in turns:
+            jobs = slice(start, start + len(turn.clients))
+            arrived.append(Arrived(turn, turn.clients, jobs, sound[jobs]))
             start = jobs.stop
         signals, gradients = self.batch.signals(arrived, params)
-        for arrival, found in zip(arrived, signals, strict=True):
-            if Signal.SERVER_LOSS in arrival.run.needed:
-                found[Signal.SERVER_LOSS] = np.full(len(arrival.clients), self._server_loss(arrival.run))
-            if Signal.SHAPLEY_VALUE in arrival.run.needed:
-                found[Signal.SHAPLEY_VALUE] = self._shapley_values(arrival, params[arrival.jobs])
+        self._add_server_signals(arrived, params, signals)
         new, shares = self._average(arrived, params, trained.steps, signals)
-        for arrival in arrived:
-            run = arrival.run
-            if run.running and isinstance(run.memory, Corrections):
-                good = torch.as_tensor(arrival.sound, device=params.device)
-                sure = arrival.clients[arrival.sound]
-                learn = partial(
-                    run.memory.absorb,
-                    sure,
-                    self.models[run.row],
-                    params[arrival.jobs][good],
-                    run.rate_sums(trained.steps[arrival.jobs][arrival.sound], sure),
-                    gradients[run.row][good] if run.aggregator.needs_gradients else None,
-                )
-                isolate_failure(run, run.aggregator_label, learn)
+        self._learn_corrections(arrived, params, trained.steps, gradients)
         # Only now: signals, filters and corrections compare with the models that the clients received.
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
@@ -373,22 +338,58 @@ class Group:
             for arrival, (kept, weights), found in zip(arrived, shares, signals, strict=True)
         ]
 
+    def _train_clients(self, turns: Sequence[Chosen], places: Sequence[IntArray]) -> TrainingResult:
+        """Train the clients at ``places[i]`` of the cohort of ``turns[i]``, all in one batch."""
+        clients = [turn.cohort.clients[part] for turn, part in zip(turns, places, strict=True)]
+        # The engine counts the usual steps itself, unless some selector asks clients for more or less work.
+        steps = None
+        if any(turn.cohort.work is not None for turn in turns):
+            steps = np.concatenate([_steps(turn, part) for turn, part in zip(turns, places, strict=True)])
+        seeds = np.repeat([turn.run.plan.seed for turn in turns], [len(part) for part in clients])
+        return self.batch.train([turn.run for turn in turns], clients, seeds, steps)
+
+    def _add_server_signals(
+        self, turns: Sequence[Arrived], params: torch.Tensor, signals: Sequence[dict[Signal, FloatArray]]
+    ) -> None:
+        """Add what the server measures on samples of its own."""
+        for turn, found in zip(turns, signals, strict=True):
+            if Signal.SERVER_LOSS in turn.run.needed:
+                found[Signal.SERVER_LOSS] = np.full(len(turn.clients), self._server_loss(turn.run))
+            if Signal.SHAPLEY_VALUE in turn.run.needed:
+                found[Signal.SHAPLEY_VALUE] = self._shapley_values(turn, params[turn.jobs])
+
+    def _learn_corrections(
+        self, turns: Sequence[Arrived], params: torch.Tensor, steps: IntArray, gradients: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Let aggregators such as SCAFFOLD learn from the sound models, whether or not these are in the average."""
+        for turn in turns:
+            run = turn.run
+            if not run.running or not isinstance(run.memory, Corrections):
+                continue
+            good = torch.as_tensor(turn.sound, device=params.device)
+            sure = turn.clients[turn.sound]
+            learn = partial(
+                run.memory.absorb,
+                sure,
+                self.models[run.row],
+                params[turn.jobs][good],
+                run.rate_sums(steps[turn.jobs][turn.sound], sure),
+                gradients[run.row][good] if run.aggregator.needs_gradients else None,
+            )
+            isolate_failure(run, run.aggregator_label, learn)
+
     def _train_late(self, turns: Sequence[Chosen]) -> None:
         """Train the clients that will answer too late and count in a later round."""
         if not turns:
             return
-        runs, places = [turn.run for turn in turns], [turn.round.late_models for turn in turns]
-        clients = [turn.cohort.clients[late] for turn, late in zip(turns, places, strict=True)]
-        steps = None
-        if any(turn.cohort.work is not None for turn in turns):
-            steps = np.concatenate([_steps(turn, late) for turn, late in zip(turns, places, strict=True)])
-        seeds = np.repeat([run.plan.seed for run in runs], [len(part) for part in clients])
-        trained = self.batch.train(runs, clients, seeds, steps)
+        # Now, although they answer later: the model that they train from is replaced at the end of this round.
+        places = [turn.round.late_models for turn in turns]
+        trained = self._train_clients(turns, places)
         job = 0
-        for turn, part, late in zip(turns, clients, places, strict=True):
+        for turn, late in zip(turns, places, strict=True):
             run, cohort = turn.run, turn.cohort
             assert run.late is not None
-            for client, place in zip(part.tolist(), late.tolist(), strict=True):
+            for client, place in zip(cohort.clients[late].tolist(), late.tolist(), strict=True):
                 update = trained.params[job] - self.models[run.row]
                 arrives = turn.round.begun + float(turn.round.seconds[place])
                 if bool(torch.isfinite(update).all()):
@@ -413,46 +414,47 @@ class Group:
         stale: dict[int, torch.Tensor] = {}  # by turn, the weighted sum of late models
         for i, turn in enumerate(turns):
             run = turn.run
-            verdict = None  # of a run that failed while it trained
-            if run.running:
-                judge = f"the filter {run.plan.filter.name!r}"
-                verdict = isolate_failure(run, judge, partial(self._apply_filter, turn, params, logits.get(i)))
-            kept = np.zeros(len(turn.clients), np.bool_) if verdict is None else verdict
+            kept = self._kept(turn, params, logits.get(i))
             weights = np.zeros(len(kept))
             shares.append((kept, weights))
             if not kept.any():
-                mixes.append(Mix(weights, 1.0))
+                mixes.append(Mix(weights, 1.0))  # the old model stays
                 continue
             late = [] if run.late is None else run.late.take(turn.chosen.round.closed_at, turn.clients[kept].tolist())
             _note_late(turn, late)
             members = turn.members(kept, steps[turn.jobs], signals[i], late)
-            fresh, old = int(kept.sum()), self.models[run.row]
+            old = self.models[run.row]
+            # A late update is applied to today's model: the one it was computed from is gone.
             moved = torch.stack([old + one.update for one in late]) if late else params[:0]
             if isinstance(run.aggregator, WeightedSum):
-                mix = isolate_failure(run, run.aggregator_label, partial(run.mix, members))
-                if mix is not None:
-                    weights[kept] = mix.weights[:fresh]
-                    if late:
-                        stale[i] = torch.as_tensor(mix.weights[fresh:]).to(params) @ moved
-                mixes.append(Mix(weights, 1.0 if mix is None else mix.old))
+                mix, summed = _weigh(run, members, kept, moved)
+                if summed is not None:
+                    stale[i] = summed
             else:
                 rows = params[turn.jobs][torch.as_tensor(kept, device=params.device)]
-                rows = torch.cat([rows, moved]) if late else rows
-                combined = isolate_failure(
-                    run, run.aggregator_label, partial(run.combine, self.models[run.row], rows, members)
-                )
-                if combined is not None:
-                    weights[kept] = combined.weights[:fresh]
-                    special[i] = combined.model
-                mixes.append(Mix(weights, 1.0 if combined is None else 0.0))
+                mix, model = _combine(run, old, torch.cat([rows, moved]) if late else rows, members, kept)
+                if model is not None:
+                    special[i] = model
+            weights[:] = mix.weights
+            mixes.append(mix)
         new = self._mix(turns, params, mixes, special)
         for i, models in stale.items():
             new[i] += models
         return new, shares
 
+    def _kept(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
+        """(m,) which models the filter keeps; none of a run that failed, in training or in the filter."""
+        run = turn.run
+        found = None
+        if run.running:
+            judge = f"the filter {run.plan.filter.name!r}"
+            found = isolate_failure(run, judge, partial(self._apply_filter, turn, params, logits))
+        return np.zeros(len(turn.clients), np.bool_) if found is None else found
+
     def _mix(
         self, turns: Sequence[Arrived], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
     ) -> torch.Tensor:
+        """Return the next models (E, P): weighted sums of new models and of the old one, and the ``special`` ones."""
         old = self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)]
         lengths = {len(mix.weights) for mix in mixes}
         share = torch.as_tensor(np.concatenate([mix.weights for mix in mixes])).to(params)
@@ -462,7 +464,7 @@ class Group:
             for row, turn in zip(new, turns, strict=True):
                 for model, weight in zip(params[turn.jobs], share[turn.jobs].tolist(), strict=True):
                     row.add_(model, alpha=weight)
-        elif len(lengths) == 1:
+        elif len(lengths) == 1:  # cohorts of one size are one product on the device
             width = lengths.pop()
             grouped = params.view(len(turns), width, -1)
             new = torch.bmm(share.view(len(turns), 1, width), grouped).squeeze(1)
@@ -552,26 +554,29 @@ class Group:
 
     def _tests(self, runs: Mapping[int, Run]) -> dict[int, Test]:
         """Test the models of some runs, all that take the same test in one batch."""
-        plain = [i for i, run in runs.items() if run.context.judge is None]
-        tests: dict[int, Test] = {}
+        judges = {i: run.context.judge for i, run in runs.items() if run.context.judge is not None}
+        plain = [i for i in runs if i not in judges]
+        tests = self._judged_tests(runs, judges)
         if plain:
             losses, metrics = self.engine.evaluate(self._models_of([runs[i] for i in plain]))
-            numbers = zip(np.asarray(losses).tolist(), np.asarray(metrics).tolist(), strict=True)
-            tests = {i: Test(loss, metric, None) for i, (loss, metric) in zip(plain, numbers, strict=True)}
+            for i, loss, metric in zip(plain, np.asarray(losses).tolist(), np.asarray(metrics).tolist(), strict=True):
+                tests[i] = Test(loss, metric, None)
+        return tests
+
+    def _judged_tests(self, runs: Mapping[int, Run], judges: Mapping[int, Judge]) -> dict[int, Test]:
+        """Test models whose accuracy is measured by group of clients, too."""
         taking: dict[HeldOut, list[int]] = {}
-        for i, run in runs.items():
-            for test in () if run.context.judge is None else run.context.judge.tests:
+        for i, judge in judges.items():
+            for test in judge.tests:
                 taking.setdefault(test, []).append(i)
         found: dict[tuple[int, HeldOut], tuple[float, FloatArray]] = {}
         for test, some in taking.items():
             losses, right = self.engine.evaluate_cells(self._models_of([runs[i] for i in some]), test)
             found |= {(i, test): (float(loss), row) for i, loss, row in zip(some, losses, right, strict=True)}
-        for i, run in runs.items():
-            judge = run.context.judge
-            if judge is not None:
-                verdict = judge.verdict(*zip(*(found[i, test] for test in judge.tests), strict=True))
-                tests[i] = Test(*verdict)
-        return tests
+        return {
+            i: Test(*judge.verdict(*zip(*(found[i, test] for test in judge.tests), strict=True)))
+            for i, judge in judges.items()
+        }
 
     def _models_of(self, runs: Sequence[Run]) -> torch.Tensor:
         return self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)]
@@ -607,6 +612,42 @@ class Group:
         run.round += 1
         if on_round is not None:
             on_round(run.info(self._keys[run.row]), row)
+
+
+def _contexts(federations: Mapping[str, Federation], views: Views, first: RunPlan) -> dict[str, FederationContext]:
+    """Return what runs on one federation share, by the federation's key."""
+    classes = first.task.has_classes
+    judged = classes and first.task.judged_by.is_accuracy  # groups of clients are compared by accuracy, or not at all
+    return {
+        key: FederationContext.of(federation, i, classes, views.judge(federation) if judged else None)
+        for i, (key, federation) in enumerate(federations.items())
+    }
+
+
+def _weigh(run: Run, members: Members, kept: BoolArray, late: torch.Tensor) -> tuple[Mix, torch.Tensor | None]:
+    """Return the weights of all models (m,), and the weighted sum of late ones, which are not among them.
+
+    ``members`` are the kept models, then the ``late`` ones (l, P).
+    """
+    weights = np.zeros(len(kept))
+    mix = isolate_failure(run, run.aggregator_label, partial(run.mix, members))
+    if mix is None:
+        return Mix(weights, 1.0), None
+    fresh = int(kept.sum())
+    weights[kept] = mix.weights[:fresh]
+    return Mix(weights, mix.old), torch.as_tensor(mix.weights[fresh:]).to(late) @ late if len(late) else None
+
+
+def _combine(
+    run: Run, old: torch.Tensor, models: torch.Tensor, members: Members, kept: BoolArray
+) -> tuple[Mix, torch.Tensor | None]:
+    """Return the model of an aggregator that is no weighted sum, and the weights (m,) to put on record."""
+    weights = np.zeros(len(kept))
+    combined = isolate_failure(run, run.aggregator_label, partial(run.combine, old, models, members))
+    if combined is None:
+        return Mix(weights, 1.0), None
+    weights[kept] = combined.weights[: int(kept.sum())]
+    return Mix(weights, 0.0), combined.model
 
 
 def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
@@ -735,12 +776,8 @@ def _note_late(turn: Arrived, late: Sequence[LateUpdate]) -> None:
         run.session.note(LATE_COUNTED, {"round": run.round, "ticket": turn.chosen.cohort.ticket, "clients": clients})
 
 
-def _steps(turn: Chosen, places: IntArray | None = None) -> IntArray:
-    """(m,) local steps of each arrived client: the usual number times its work, at least one.
-
-    ``places`` are those of other clients in the cohort.
-    """
-    places = turn.arrived if places is None else places
+def _steps(turn: Chosen, places: IntArray) -> IntArray:
+    """(m,) local steps of the clients at some places of the cohort: the usual number times its work, at least one."""
     usual = turn.run.steps[turn.cohort.clients[places]]
     if turn.cohort.work is None:
         return usual

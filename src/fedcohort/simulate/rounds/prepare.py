@@ -152,13 +152,12 @@ def prepare(
                 dataset.writers,
                 dataset.writer_names,
             )
-        check_plan(plan, federations[names[identity]])
+        federation = federations[name]
+        check_plan(plan, federation)
         if plan.options.mode == "async":
             check_asynchronous(plan)
-        _check_room(plan, federations[names[identity]])
-        trained = (plan.options.size or len(federations[names[identity]])) * _samples(
-            plan, federations[names[identity]]
-        )
+        _check_room(plan, federation)
+        trained = (plan.options.size or len(federation)) * _samples(plan, federation)
         work = max(work, training_operations(built[data_key, plan.model.name], trained))
         data_keys.append(data_key)
     keys = tuple(names[identity] for identity in identities)

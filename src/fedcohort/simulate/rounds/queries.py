@@ -15,6 +15,7 @@ from fedcohort.core.signals import Signal, losses_of
 from fedcohort.simulate.rounds.batch import Batch
 from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
+from fedcohort.simulate.rounds.run import Run
 from fedcohort.simulate.rounds.stages import Asked, QueryAnswered, members
 
 _TRIED = losses_of([Trial.measured], "received")
@@ -76,22 +77,8 @@ def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> l
             # Not the batches of the round itself, which may train the same clients.
             seeds.append(int(rng.stream(turn.run.plan.seed, "trial", turn.run.round, number).integers(1 << 62)))
     owners = [runs[i] for i, _ in parts]
-    lengths = [len(clients) for _, clients in parts]
-    trained = batch.train(owners, [clients for _, clients in parts], np.repeat(seeds, lengths), None)
-    averages = []
-    ends = np.concatenate([[0], np.cumsum(lengths)])
-    for run, (_, clients), start, stop in zip(owners, parts, ends[:-1], ends[1:], strict=True):
-        old = batch.models[run.row]
-        if start == stop:
-            averages.append(old)
-            continue
-        described = members(run, clients, trained.steps[start:stop], None, {})
-        tried = partial(run.combine, old, trained.params[start:stop], described, trial=True)
-        combined = isolate_failure(run, run.aggregator_label, tried)
-        averages.append(old if combined is None else combined.model)
-    after = batch.measure(torch.stack(averages), range(len(parts)), owners, [everyone[i] for i, _ in parts], [measure])[
-        measure
-    ]
+    averages = _tried_models(batch, owners, [clients for _, clients in parts], seeds)
+    after = batch.measure(averages, range(len(parts)), owners, [everyone[i] for i, _ in parts], [measure])[measure]
     answered = []
     for i, (turn, query) in enumerate(zip(turns, queries, strict=True)):
         mine = [j for j, (owner, _) in enumerate(parts) if owner == i]
@@ -104,3 +91,23 @@ def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> l
         costs.book_trial(cost, evaluation, training, turn.run.aggregator.model_copies)
         answered.append(QueryAnswered(turn, Answer(query, {query.answered_with: change}), everyone[i], cost))
     return answered
+
+
+def _tried_models(
+    batch: Batch, owners: Sequence[Run], cohorts: Sequence[IntArray], seeds: Sequence[int]
+) -> torch.Tensor:
+    """(T, P) the average of each trial cohort; the old model where nobody of it can be reached, or its run fails."""
+    lengths = [len(clients) for clients in cohorts]
+    trained = batch.train(owners, cohorts, np.repeat(seeds, lengths), None)
+    averages = []
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    for run, clients, start, stop in zip(owners, cohorts, ends[:-1], ends[1:], strict=True):
+        old = batch.models[run.row]
+        if start == stop:
+            averages.append(old)
+            continue
+        described = members(run, clients, trained.steps[start:stop], None, {})
+        tried = partial(run.combine, old, trained.params[start:stop], described, trial=True)
+        combined = isolate_failure(run, run.aggregator_label, tried)
+        averages.append(old if combined is None else combined.model)
+    return torch.stack(averages)

@@ -32,6 +32,7 @@ from fedcohort.hosts.round import Policy
 from fedcohort.journal import Savepoint
 from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency, OnlineDevices
 from fedcohort.scenario.shift import RELABEL
+from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import RunPlan, values_of
 from fedcohort.simulate.label_sharing import LabelKnowledge, LabelSharing
@@ -150,35 +151,47 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
     if plan.options.late == "count":
         _check_late(plan)
     if plan.rules is not None and size is not None:
-        names, rounds = federation.names, plan.options.rounds
-        plan.rules.check_feasible(names, size, rounds)
-        short = plan.rules.shortages(dict.fromkeys(names, 0), size, rounds)
-        if short:
-            raise InputError(
-                f"The rules of run {plan.id!r} cannot be kept: {short[0]}.",
-                hint="change [rules], or make fewer rounds or smaller cohorts",
-            )
+        _check_rules(plan, plan.rules, federation, size)
     if not federation.validation.any():
-        hint = "set scenario.validation, for example to 0.1"
-        for signal in sorted(plan.selector.requires):
-            if signal.held_out:
-                raise SignalError(
-                    f"The selector of run {plan.id!r} requires the signal '{signal}', but the clients hold out no "
-                    "data.",
-                    hint=hint,
-                )
-        if plan.options.patience is not None:
-            raise InputError(
-                f"The early stop of run {plan.id!r} watches validation losses, but the clients hold out no data.",
+        _check_needs_no_validation(plan)
+    if not len(federation.server_validation):
+        _check_needs_no_server(plan)
+
+
+def _check_rules(plan: RunPlan, rules: Rules, federation: Federation, size: int) -> None:
+    names, rounds = federation.names, plan.options.rounds
+    rules.check_feasible(names, size, rounds)
+    short = rules.shortages(dict.fromkeys(names, 0), size, rounds)
+    if short:
+        raise InputError(
+            f"The rules of run {plan.id!r} cannot be kept: {short[0]}.",
+            hint="change [rules], or make fewer rounds or smaller cohorts",
+        )
+
+
+def _check_needs_no_validation(plan: RunPlan) -> None:
+    hint = "set scenario.validation, for example to 0.1"
+    for signal in sorted(plan.selector.requires):
+        if signal.held_out:
+            raise SignalError(
+                f"The selector of run {plan.id!r} requires the signal '{signal}', but the clients hold out no data.",
                 hint=hint,
             )
-    if Need.LOGITS in plan.filter.needs and not len(federation.server_validation):
+    if plan.options.patience is not None:
+        raise InputError(
+            f"The early stop of run {plan.id!r} watches validation losses, but the clients hold out no data.",
+            hint=hint,
+        )
+
+
+def _check_needs_no_server(plan: RunPlan) -> None:
+    if Need.LOGITS in plan.filter.needs:
         raise InputError(
             f"The filter {plan.filter.name!r} of run {plan.id!r} validates models at the server, which holds no data.",
             hint="set scenario.server_validation, the number of samples of each class to keep there",
         )
     aggregator = plan.aggregator
-    if aggregator.needs_server and aggregator.public is None and not len(federation.server_validation):
+    if aggregator.needs_server and aggregator.public is None:
         raise InputError(
             f"The aggregator {aggregator.name!r} of run {plan.id!r} computes on samples of the server's own, and "
             "it holds none.",
@@ -278,6 +291,7 @@ class Run:
         self.selector = adapt_selector(plan, self.table.signals | self.signals)
         sizes = federation.train_sizes
         largest = int(sizes.max(initial=0))
+        # By size, not by client: a million clients have a few hundred sizes.
         distinct, place = np.unique(sizes, return_inverse=True)
         steps = np.array([local.steps_for(int(n), largest) for n in distinct], np.int64)
         self.steps: IntArray = steps[place]  # (N,) usual local steps
@@ -386,6 +400,7 @@ class Run:
 
     def combine(self, old: Any, models: Any, members: Members, *, trial: bool = False) -> Combined:
         """Return the next global model; a trial leaves no trace in the aggregator's memory."""
+        # Corrections are learnt after the average, not by it; a copy of every client's would be large.
         memory = copy.deepcopy(self.memory) if trial and not self.aggregator.corrects else self.memory
         server = None if self.server is None else self.server.in_round(self.plan.seed, self.round)
         return fitting(self.aggregator.combine(old, models, members, memory, server), Combined, members, old)

@@ -225,15 +225,7 @@ class Simulation:
                 federation=key,
             )
         if self._resume:
-            for number, places in self.prepared.groups.items():
-                ended = self.has_ended(number)
-                for name in (self.experiment.plans[i].id for i in places):
-                    state, reason = (saved[name]["state"], saved[name]["reason"]) if ended else ("running", "")
-                    done = saved[name]["round"] if name in saved else 0
-                    engines = parse_engines(saved.get(name, {}).get("engines"))
-                    self._infos[name] = replace(
-                        self._infos[name], state=state, reason=reason, rounds_done=done, engines=engines
-                    )
+            self._take_over_states(saved)
             return ExperimentWriter(self.out)
         writer = ExperimentWriter.create(self.out)
         kept = next((p.data.source for p in self.experiment.plans if isinstance(p.data.source, InMemory)), None)
@@ -242,6 +234,18 @@ class Simulation:
         self._write_facts(writer)
         writer.begin(to_toml(self.experiment.table), self._meta())
         return writer
+
+    def _take_over_states(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set every run to where its checkpoint stands; runs.json may be ahead of it."""
+        for number, places in self.prepared.groups.items():
+            ended = self.has_ended(number)
+            for name in (self.experiment.plans[i].id for i in places):
+                state, reason = (saved[name]["state"], saved[name]["reason"]) if ended else ("running", "")
+                done = saved[name]["round"] if name in saved else 0
+                engines = parse_engines(saved.get(name, {}).get("engines"))
+                self._infos[name] = replace(
+                    self._infos[name], state=state, reason=reason, rounds_done=done, engines=engines
+                )
 
     def _write_facts(self, writer: ExperimentWriter) -> None:
         """Write the federations and runs that the directory does not have yet."""
@@ -458,6 +462,8 @@ class Simulation:
         began = time.monotonic()
         for info in group.infos():  # those of runs that failed, too
             self._infos[info.id] = info
+        # The order makes it safe to die anywhere: rows and journals may be ahead of the checkpoint, and a resume takes
+        # them back to it; a checkpoint ahead of them would have lost rounds.
         point = group.checkpoint()
         self.writer.append(group.drain())
         group.commit()

@@ -19,6 +19,7 @@ from fedcohort.studies.benchmark.page import markdown
 from fedcohort.studies.benchmark.run import (
     TIME,
     begin,
+    begin_or_resume,
     every_selector,
     is_timed,
     parse_seeds,
@@ -36,8 +37,7 @@ from fedcohort.studies.benchmark.suite import DATASETS, SUITES
 STOPPED = 75  # of sysexits: try again
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fedcohort.studies.benchmark", description=__doc__)
     parser.add_argument(
         "--data", default="digits", help=f"{', '.join(DATASETS)}; or your own .csv, .parquet, .npz or folder"
@@ -70,36 +70,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.out is None and not given.merge and given.page is None:
         parser.error("a run needs --out FOLDER, a new folder or one to continue")
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
+    given = _parse(arguments)
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     command = " ".join(["fedcohort bench", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         if given.page is not None:
-            if is_timed(given.page):
-                print(timed_scores.markdown(read_time_scores(given.page)), end="")
-            else:
-                print(markdown(read_scores(given.page)), end="")
+            print(_tables(given.page), end="")
             return 0
         if given.merge:
             _print(write_scores(*given.merge))
             return 0
         if given.suite == TIME:
             return _run_time(given, until, command)
-        pieces = {name: given.out / name for name in SUITES[given.suite]} if given.suite else {given.data: given.out}
-        missing = []
-        for data, out in pieces.items():
-            try:
-                if not _run(given, data, out, until, command):
-                    return _stopped()
-            except DataError as error:
-                if len(pieces) == 1:
-                    raise
-                missing.append(f"{data}: {error}")  # the others can still be run
-        for text in missing:
-            print(f"error: {text}", file=sys.stderr)
-        return 1 if missing else 0
+        if given.suite is not None:
+            return _run_suite(given, until, command)
+        return 0 if _run(given, given.data, given.out, until, command) else _stopped()
     except FedcohortError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _tables(path: Path) -> str:
+    """Return the tables of a bench.json as Markdown."""
+    return timed_scores.markdown(read_time_scores(path)) if is_timed(path) else markdown(read_scores(path))
+
+
+def _run_suite(given: argparse.Namespace, until: float | None, command: str) -> int:
+    """Run every dataset of a suite; one that is not on this machine does not keep the others from running."""
+    missing = []
+    for data in SUITES[given.suite]:
+        try:
+            if not _run(given, data, given.out / data, until, command):
+                return _stopped()
+        except DataError as error:
+            missing.append(f"{data}: {error}")
+    for text in missing:
+        print(f"error: {text}", file=sys.stderr)
+    return 1 if missing else 0
 
 
 def _run(given: argparse.Namespace, data: str, out: Path, until: float | None, command: str) -> bool:
@@ -136,11 +148,9 @@ def _run_time(given: argparse.Namespace, until: float | None, command: str) -> i
         folder=given.folder,
     )
     for name, wanted in pieces.items():
-        out = given.out / name
-        if (out / "meta.json").is_file():
-            simulation = resume(out, device=given.device, processes=given.processes)
-        else:
-            simulation = begin(wanted, out, device=given.device, processes=given.processes, command=command)
+        simulation = begin_or_resume(
+            wanted, given.out / name, device=given.device, processes=given.processes, command=command
+        )
         if not _play(simulation, until):
             return _stopped()
     print(timed_scores.markdown(write_time_scores(given.out)), end="")

@@ -58,12 +58,16 @@ class Frozen:
     def read(cls, folder: Path) -> Frozen | None:
         """Return what a folder says it ran; None for one of an earlier version."""
         try:
-            table = json.loads(read_file(folder / FILE))
-            return cls(int(table["suite"]), {str(k): str(v) for k, v in table["selectors"].items()})
+            return cls.from_dict(json.loads(read_file(folder / FILE)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{folder / FILE} is damaged ({type(error).__name__}: {error}).") from error
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> Frozen:
+        """Return what :meth:`to_dict` wrote; its tag is computed again, not read."""
+        return cls(int(table["suite"]), {str(k): str(v) for k, v in table["selectors"].items()})
 
     def write(self, folder: Path) -> None:
         """Write it, before the first round."""
@@ -119,6 +123,7 @@ def together(folders: Sequence[Path]) -> Frozen | None:
 def code_hash(cls: type, *more: str) -> str:
     """Return the SHA-256 of the code of the files that a class and what it imports of our selectors are written in."""
     known = hashlib.sha256("\0".join(more).encode())
+    # Sorted by content, not by path: where the package is installed must not change the hash.
     for code in sorted(_code(content) for content in sources(cls)):
         known.update(hashlib.sha256(code.encode()).digest())
     return known.hexdigest()
@@ -131,6 +136,7 @@ def _code(content: bytes) -> str:
     def f():
         return "# 1"
     """
+    # Lines are blanked in place and dropped at the end, so that positions in the source stay valid until then.
     lines = content.decode().splitlines()
     for token in tokenize.tokenize(io.BytesIO(content).readline):
         if token.type == tokenize.COMMENT:
@@ -168,19 +174,24 @@ def _is_shared(path: Path) -> bool:
 
 def _imports(content: bytes) -> list[Path]:
     """Return the files of ``fedcohort.selectors`` that a source imports, wherever in it."""
+    files = (_module_file(name) for name in _imported_names(content) if name.startswith(f"{_OURS}."))
+    return [path for path in files if path is not None]
+
+
+def _imported_names(content: bytes) -> set[str]:
+    """Return every dotted name that an import could mean: ``from a import b`` gives ``a`` and ``a.b``."""
     names = set()
     for node in ast.walk(ast.parse(content)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    found = []
-    for name in names:
-        if name.startswith(f"{_OURS}."):
-            try:
-                spec = importlib.util.find_spec(name)
-            except ModuleNotFoundError:  # something in a module, and no module
-                continue
-            if spec is not None and spec.origin is not None:
-                found.append(Path(spec.origin))
-    return found
+    return names
+
+
+def _module_file(name: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # a function or class of a module
+        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin)

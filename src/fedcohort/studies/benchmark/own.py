@@ -52,19 +52,14 @@ def own_table(
     """
     section: Any = data
     if isinstance(data, str):
-        section = {**data_section(data), **(columns or {}), **({} if folder is None else {"folder": folder})}
+        section = {**data_section(data), **(columns or {})}
+        if folder is not None:
+            section["folder"] = folder
     (plan,) = Experiment.from_dict({"data": section, "seeds": [0], "selectors": {"uniform": {}}}).plans
     dataset = load_data(plan)
     natural = dataset.writers is not None
     size = own_size(dataset)
-    possible = natural_settings() if natural else drawn_settings(size)
-    kept, reasons = [], {}
-    for setting in possible:
-        try:
-            _try(setting, dataset, size, seeds)
-            kept.append(setting)
-        except FedcohortError as error:
-            reasons[setting.name] = getattr(error, "message", str(error))
+    kept, reasons = _possible(natural_settings() if natural else drawn_settings(size), dataset, size, seeds)
     for name in settings:
         if name in reasons:
             raise InputError(f"The setting {name!r} does not suit these data: {reasons[name]}")
@@ -81,6 +76,20 @@ def own_table(
     if reasons and not settings:
         notes.append(f"left out, because the data do not allow them: {', '.join(reasons)} (--settings NAME says why)")
     return wanted, notes
+
+
+def _possible(
+    settings: Sequence[BenchmarkSetting], dataset: Dataset, size: Size, seeds: Sequence[int]
+) -> tuple[list[BenchmarkSetting], dict[str, str]]:
+    """Return the settings that the data allow, and why not the others, by name."""
+    kept, reasons = [], {}
+    for setting in settings:
+        try:
+            _try(setting, dataset, size, seeds)
+            kept.append(setting)
+        except FedcohortError as error:
+            reasons[setting.name] = getattr(error, "message", str(error))
+    return kept, reasons
 
 
 def own_size(dataset: Dataset) -> Size:
@@ -105,12 +114,9 @@ def own_size(dataset: Dataset) -> Size:
         )
     samples = len(dataset.y_train)
     unit = dataset.classes + 2 * (dataset.classes // 2)  # one client of each rare class, three of each other one
-    if dataset.writers is not None:
-        clients = len(np.unique(dataset.writers))
-    else:
-        target = min(100, max(10, samples // 24))
-        clients = max(unit * round(target / unit), unit) if unit <= target else target
+    clients = _drawn_clients(samples, unit) if dataset.writers is None else len(np.unique(dataset.writers))
     each = samples // clients
+    # Batches, cohorts and the model are those that the built-in datasets of about this size have.
     batch = 16 if each < 50 else 32 if each < 500 else 50
     large = dataset.x_train.dtype == np.uint8 and len(dataset.shape) == 3 and min(dataset.shape[:2]) >= 28
     return Size(
@@ -124,6 +130,12 @@ def own_size(dataset: Dataset) -> Size:
         evaluated=5,
         unit=unit,
     )
+
+
+def _drawn_clients(samples: int, unit: int) -> int:
+    """Return among how many clients samples without owners are divided: 24 samples each, and whole units."""
+    target = min(100, max(10, samples // 24))
+    return max(unit * round(target / unit), unit) if unit <= target else target
 
 
 def data_title(data: Mapping[str, Any]) -> str:

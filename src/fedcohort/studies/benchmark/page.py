@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import fedcohort
-from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard import SelectorRanking, Table
 from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
 from fedcohort.studies.benchmark.scores import Scores, SelectorScore
@@ -126,7 +125,7 @@ def sentences(submission: Mapping[str, Any]) -> str:
     return "\n".join(f"- `{entry['label']}`: {entry['use']}" for entry in submission["selectors"])
 
 
-_PURPOSES = {
+PURPOSES = {
     "report": "the seeds reserved for reports",
     "tuning": "the seeds for tuning: not a result to show",
     "own": "own seeds",
@@ -136,24 +135,21 @@ _PURPOSES = {
 
 def page(scores: Scores, made: str = "") -> str:
     """Return the page as HTML; ``made`` says with which version and when, by default this one and today."""
+    from fedcohort.report.render import render  # here: the tables above are wanted where jinja2 is not installed
+
     known = described(scores.data)
-    ranking = scores.ranking
-    place = {} if ranking is None else _places(ranking)
     return render(
         "benchmark.html",
         scores=scores,
         suite_version=scores.version,
-        purpose=_PURPOSES[scores.purpose],
+        purpose=PURPOSES[scores.purpose],
         made=made or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
         untimed="" if _has_times(scores) else UNTIMED,
         rows=[_heat_row(line, scores) for line in scores.lines],
         minorities=[_minority_row(line, scores) for line in scores.lines if line.minority],
         claims=[claims(scores, line.label) for line in scores.lines if line.label == DEFAULT and line.minority],
-        ranking=ranking,
-        points=[(label, f"{rank:.1f}", place[label]) for label, rank in zip(ranking.labels, ranking.ranks, strict=True)]
-        if ranking
-        else [],
-        bars=[(place[group[0]], place[group[-1]]) for group in ranking.alike] if ranking else [],
+        ranking=scores.ranking,
+        **_rank_axis(scores.ranking),
         settings=[known[name] for name in scores.settings if name in known],
     )
 
@@ -197,10 +193,14 @@ def _colour(gain: float) -> str:
     return "#" + "".join(f"{round(255 + share * (c - 255)):02x}" for c in strong)
 
 
-def _places(ranking: SelectorRanking) -> dict[str, float]:
-    """Return where each selector's mean rank lies on the axis of the page."""
-    most, left, width = len(ranking.labels), 170, 560
+def _rank_axis(ranking: SelectorRanking | None) -> dict[str, Any]:
+    """Return what the axis of mean ranks shows: a point for each selector, a bar for those that are alike."""
+    if ranking is None:
+        return {"points": [], "bars": []}
+    most, left, width = len(ranking.labels), 170, 560  # pixels of the drawing in benchmark.html
+    ranks = dict(zip(ranking.labels, ranking.ranks, strict=True))
+    place = {label: round(left + width * (rank - 1) / max(most - 1, 1), 1) for label, rank in ranks.items()}
     return {
-        label: round(left + width * (rank - 1) / max(most - 1, 1), 1)
-        for label, rank in zip(ranking.labels, ranking.ranks, strict=True)
+        "points": [(label, f"{rank:.1f}", place[label]) for label, rank in ranks.items()],
+        "bars": [(place[group[0]], place[group[-1]]) for group in ranking.alike],
     }

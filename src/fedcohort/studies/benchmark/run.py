@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,9 @@ from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically
-from fedcohort.studies.benchmark import timed, timed_scores
+from fedcohort.studies.benchmark import timed
 from fedcohort.studies.benchmark.frozen import Frozen, check_same
 from fedcohort.studies.benchmark.own import own_table
-from fedcohort.studies.benchmark.page import page
 from fedcohort.studies.benchmark.scores import Scores, score
 from fedcohort.studies.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEEDS, table
 from fedcohort.studies.benchmark.timed_scores import TimeScores, score_time
@@ -76,9 +76,8 @@ def plan(
     columns : mapping, optional
         Of a table of one's own: ``label`` and ``client``.
     """
-    others = {name: entry for name, entry in selectors.items() if name != "uniform"}
-    chosen = list(seeds)[: 1 if quick else None]
-    rounds = QUICK_ROUNDS if quick else 0
+    others = {name: entry for name, entry in selectors.items() if name != "uniform"}  # every suite adds it
+    chosen, rounds = _trial(seeds, quick)
     if not isinstance(data, str) or data not in DATASETS:
         return own_table(data, others, chosen, columns=columns, folder=folder, settings=settings, rounds=rounds)
     if columns:
@@ -90,6 +89,11 @@ def plan(
     if folder is not None:
         wanted["data"]["folder"] = folder
     return wanted, []
+
+
+def _trial(seeds: Sequence[int], quick: bool) -> tuple[list[int], int]:
+    """Return the seeds and rounds of a run; 0 rounds are the suite's own."""
+    return (list(seeds)[:1], QUICK_ROUNDS) if quick else (list(seeds), 0)
 
 
 def plan_time(
@@ -106,8 +110,8 @@ def plan_time(
     Parameters are those of :func:`plan`; ``regimes`` are kinds of availability.
     """
     others = {name: entry for name, entry in selectors.items() if name != "uniform"}
-    chosen = list(seeds)[: 1 if quick else None]
-    wanted = timed.tables(data, others, chosen, regimes=regimes, rounds=QUICK_ROUNDS if quick else 0)
+    chosen, rounds = _trial(seeds, quick)
+    wanted = timed.tables(data, others, chosen, regimes=regimes, rounds=rounds)
     if folder is not None:
         for table_ in wanted.values():
             table_["data"]["folder"] = folder
@@ -147,19 +151,34 @@ def resume(out: Path, *, device: str | None = None, processes: int | None = None
     return simulation
 
 
+def begin_or_resume(
+    wanted: Mapping[str, Any], out: Path, *, device: str | None = None, processes: int | None = None, command: str = ""
+) -> Simulation:
+    """Continue the benchmark of a folder, or prepare it there; parameters are those of :func:`begin`."""
+    if (out / "meta.json").is_file():
+        return resume(out, device=device, processes=processes)
+    return begin(wanted, out, device=device, processes=processes, command=command)
+
+
 def write_scores(*folders: Path) -> Scores:
     """Score a benchmark, or pieces of one with different settings; write bench.json and bench.html into the first."""
     scores = score(*(load(folder) for folder in folders))
     write_atomically(folders[0] / "bench.json", (json.dumps(scores.to_dict(), indent=1) + "\n").encode())
-    write_atomically(folders[0] / "bench.html", page(scores).encode())
+    with contextlib.suppress(ModuleNotFoundError):  # pages need jinja2, scores do not
+        from fedcohort.studies.benchmark.page import page
+
+        write_atomically(folders[0] / "bench.html", page(scores).encode())
     return scores
 
 
 def write_time_scores(out: Path) -> TimeScores:
-    """Score the suite "time" in a folder; write bench.json and bench.md beside its pieces."""
+    """Score the suite "time" in a folder; write bench.json and bench.html beside its pieces."""
     scores = score_time(*(load(out / piece) for piece in timed.PIECES))
     write_atomically(out / "bench.json", (json.dumps(scores.to_dict(), indent=1) + "\n").encode())
-    write_atomically(out / "bench.md", timed_scores.markdown(scores).encode())
+    with contextlib.suppress(ModuleNotFoundError):  # as above
+        from fedcohort.studies.benchmark.timed_page import page
+
+        write_atomically(out / "bench.html", page(scores).encode())
     return scores
 
 

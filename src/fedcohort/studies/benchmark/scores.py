@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.store.results import Results
 from fedcohort.studies.benchmark.frozen import Frozen, together
 from fedcohort.studies.benchmark.own import data_title
-from fedcohort.studies.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEEDS, VERSION, kinds, rounds_of, suite
+from fedcohort.studies.benchmark.suite import DATASETS, VERSION, kinds, purpose_of, rounds_of, suite
 
 # What a submission calls each speed.
 _SPEEDS = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
@@ -44,6 +44,10 @@ class MeanInterval:
     def of(cls, values: FloatArray) -> MeanInterval:
         """Return that of some values."""
         return cls(float(values.mean()), half_interval(values))
+
+    def to_list(self) -> list[Any]:
+        """Return mean, half interval and verdict as plain values."""
+        return [self.mean, _plain(self.half), self.verdict]
 
     @property
     def text(self) -> str:
@@ -66,6 +70,13 @@ class Claim:
     setting: str
     mean: MeanInterval
     minority: MeanInterval | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "mean": self.mean.to_list(),
+            "worst_group": None if self.minority is None else self.minority.to_list(),
+        }
 
 
 @dataclass(frozen=True)
@@ -190,17 +201,20 @@ class SelectorScore:
         return float(np.mean(list(self.reached.values()))) if self.reached else math.nan
 
     @property
+    def _pace(self) -> str:
+        """How it gets to uniform's accuracy, as a part of the sentence."""
+        if self.arrived < 1:  # bytes are not compared then: what the missing runs would have taken is not known
+            return f"; {self.arrived:.0%} of its runs reach uniform's accuracy"
+        paid = self.speed("bytes")
+        return "" if math.isnan(paid) else f"; reaches uniform's accuracy with {_compared(1 / paid)} bytes"
+
+    @property
     def sentence(self) -> str:
         """When to use it, from the figures alone."""
         gains = {name: float(values.mean()) for name, values in self.gain.items()}
         good = sorted((name for name in gains if gains[name] >= _CLEAR), key=lambda name: -gains[name])
         bad = sorted((name for name in gains if gains[name] <= -_CLEAR), key=gains.__getitem__)
-        start = f"{self.mean:+.1f} points on average"
-        paid = self.speed("bytes")
-        if self.arrived < 1:  # what the others would have taken is not known
-            start += f"; {self.arrived:.0%} of its runs reach uniform's accuracy"
-        elif not math.isnan(paid):
-            start += f"; reaches uniform's accuracy with {_compared(1 / paid)} bytes"
+        start = f"{self.mean:+.1f} points on average{self._pace}"
         worst = f"(worst {self.worst[1]:+.1f} in {self.worst[0]})"
         cost = f"; at a minority's cost in {names(self.at_a_cost, 4)}" if self.at_a_cost else ""
         if not good and not bad:
@@ -209,6 +223,30 @@ class SelectorScore:
         if not bad:
             return f"{start}; {helps}, and never loses half a point {worst}{cost}."
         return f"{start}; {helps}, but loses in {names(bad, 4)} {worst}{cost}."
+
+    def to_dict(self, rank: float, rank_interval: float) -> dict[str, Any]:
+        """Return plain values: an entry of the submission. The rank follows from all entries together."""
+        return {
+            "label": self.label,
+            "mean_gain": self.mean,
+            "interval": _plain(self.interval),
+            "worst_setting": self.worst[0],
+            "worst_gain": self.worst[1],
+            "never_worse_than_uniform_by_more_than": self.shortfall,
+            "worst_run": self.worst_run,
+            "mean_rank": rank,
+            "rank_interval": _plain(rank_interval),
+            **{key: _plain(self.speed(measure)) for measure, key in _SPEEDS.items()},
+            "faster": {
+                measure: {name: _plain(value) for name, value in values.items()}
+                for measure, values in self.faster.items()
+            },
+            "reached": dict(self.reached),
+            "gains": {name: values.tolist() for name, values in self.gain.items()},
+            "worst_group_gains": {name: values.tolist() for name, values in self.minority.items()},
+            "not_worse_than_uniform": {claim.setting: claim.to_dict() for claim in self.claims},
+            "use": self.sentence,
+        }
 
 
 def _compared(ratio: float) -> str:
@@ -230,7 +268,7 @@ class Scores:
 
     Attributes
     ----------
-    lines : tuple of Line
+    lines : tuple of SelectorScore
         Best mean gain first; ``uniform`` is not among them.
     complete : bool
         Whether every run has finished.
@@ -248,7 +286,7 @@ class Scores:
     complete: bool
     frozen: Frozen | None = None
     version: int = VERSION
-    said: str = ""  # the purpose that scores of an earlier version state
+    stated_purpose: str = ""  # by scores of an earlier version, whose seeds and settings this version does not know
 
     @staticmethod
     def from_dict(submission: Mapping[str, Any]) -> Scores:
@@ -276,24 +314,20 @@ class Scores:
             settings=tuple(submission["settings"]),
             lines=tuple(lines),
             complete=submission["complete"],
-            frozen=None
-            if submission.get("frozen") is None
-            else Frozen(int(submission["frozen"]["suite"]), dict(submission["frozen"]["selectors"])),
+            frozen=None if submission.get("frozen") is None else Frozen.from_dict(submission["frozen"]),
             version=submission["benchmark"],
-            said=submission["purpose"],
+            stated_purpose=submission["purpose"],
         )
 
     @property
     def purpose(self) -> str:
         """What the result is good for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
         if self.version != VERSION:
-            return self.said
+            return self.stated_purpose
         whole = {setting.name for setting in suite(self.data)} if self.data in DATASETS else set(self.settings)
         if self.rounds != rounds_of(self.data) or set(self.settings) != whole:
             return "trial"
-        if set(self.seeds) <= set(REPORT_SEEDS):
-            return "report"
-        return "tuning" if set(self.seeds) <= set(TUNING_SEEDS) else "own"
+        return purpose_of(self.seeds)
 
     @property
     def _labels(self) -> list[str]:
@@ -334,7 +368,6 @@ class Scores:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the submission."""
-        ranks = self.ranks
         return {
             "benchmark": self.version,
             "fedcohort": fedcohort.__version__,
@@ -346,56 +379,18 @@ class Scores:
             "frozen": None if self.frozen is None else self.frozen.to_dict(),
             "settings": list(self.settings),
             "critical_difference": None if self.ranking is None else self.ranking.difference,
-            "uniform_rank": _plain(ranks["uniform"][0]) if ranks else None,
-            "selectors": [
-                {
-                    "label": line.label,
-                    "mean_gain": line.mean,
-                    "interval": _plain(line.interval),
-                    "worst_setting": line.worst[0],
-                    "worst_gain": line.worst[1],
-                    "never_worse_than_uniform_by_more_than": line.shortfall,
-                    "worst_run": line.worst_run,
-                    "mean_rank": ranks[line.label][0],
-                    "rank_interval": _plain(ranks[line.label][1]),
-                    **{key: _plain(line.speed(measure)) for measure, key in _SPEEDS.items()},
-                    "faster": {
-                        measure: {name: _plain(value) for name, value in values.items()}
-                        for measure, values in line.faster.items()
-                    },
-                    "reached": dict(line.reached),
-                    "gains": {name: values.tolist() for name, values in line.gain.items()},
-                    "worst_group_gains": {name: values.tolist() for name, values in line.minority.items()},
-                    "not_worse_than_uniform": {
-                        claim.setting: {
-                            "mean": [claim.mean.mean, _plain(claim.mean.half), claim.mean.verdict],
-                            "worst_group": None
-                            if claim.minority is None
-                            else [claim.minority.mean, _plain(claim.minority.half), claim.minority.verdict],
-                        }
-                        for claim in line.claims
-                    },
-                    "use": line.sentence,
-                }
-                for line in self.lines
-            ],
+            "uniform_rank": _plain(self.ranks["uniform"][0]) if self.ranks else None,
+            "selectors": [line.to_dict(*self.ranks[line.label]) for line in self.lines],
         }
 
 
 def score(*results: Results) -> Scores:
     """Score experiments of :func:`fedcohort.studies.benchmark.suite.table`: one, or several with different settings."""
     frozen = together([part.path for part in results])
+    data, rounds = _data_and_rounds(results)
     boards = [board for part in results for board in part.leaderboards()]
-    if len({board.setting for board in boards}) < len(boards):
-        raise InputError("Results that are scored together must have different settings.")
-    lengths = {(data_title(part.config["data"]), int(part.config["run"]["rounds"])) for part in results}
-    if len(lengths) != 1:
-        raise InputError(f"Results that are scored together must be of one dataset and length. Got {sorted(lengths)}.")
-    ((data, rounds),) = lengths
-    labels = [row.label for row in boards[0].rows] if boards else []
-    if "uniform" not in labels:
-        raise InputError("The benchmark compares with 'uniform', which these results lack.")
-    seeds = tuple(sorted({seed.seed for board in boards for row in board.rows for seed in row.seeds}))
+    labels = _check_boards(boards)
+    seeds = seeds_of(boards)
     grouped = kinds(data, [board.setting for board in boards])
     lines = [_line(label, boards, seeds, grouped) for label in labels if label != "uniform"]
     return Scores(
@@ -410,29 +405,61 @@ def score(*results: Results) -> Scores:
     )
 
 
+def _data_and_rounds(results: Sequence[Results]) -> tuple[str, int]:
+    found = {(data_title(part.config["data"]), int(part.config["run"]["rounds"])) for part in results}
+    if len(found) != 1:
+        raise InputError(f"Results that are scored together must be of one dataset and length. Got {sorted(found)}.")
+    return found.pop()
+
+
+def _check_boards(boards: Sequence[Leaderboard]) -> list[str]:
+    """Refuse tables that cannot be scored together; return the selectors' labels."""
+    if len({board.setting for board in boards}) < len(boards):
+        raise InputError("Results that are scored together must have different settings.")
+    labels = [row.label for row in boards[0].rows] if boards else []
+    if "uniform" not in labels:
+        raise InputError("The benchmark compares with 'uniform', which these results lack.")
+    return labels
+
+
+def seeds_of(boards: Iterable[Leaderboard]) -> tuple[int, ...]:
+    """Return all seeds of some tables, sorted."""
+    return tuple(sorted({seed.seed for board in boards for row in board.rows for seed in row.seeds}))
+
+
 def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], grouped: _Kinds) -> SelectorScore:
     gain: dict[str, FloatArray] = {}
     faster: dict[str, dict[str, float]] = {measure: {} for measure in _SPEEDS}
     reached: dict[str, float] = {}
     minority: dict[str, FloatArray] = {}
     for board in boards:
-        row = _row(board, label)
+        row = next(row for row in board.rows if row.label == label)
         ours, theirs = _by_seed(row), _by_seed(board.base)
         gain[board.setting] = np.array(
             [100 * (terminal_accuracy(ours[seed]) - terminal_accuracy(theirs[seed])) for seed in seeds]
         )
         for measure in _SPEEDS:
-            limit = horizon(board, measure)
-            mine, base = (restricted_mean(which, measure, limit) for which in (row, board.base))
-            tells = mine > 0 and base > 0 and min(mine, base) < limit
-            faster[measure][board.setting] = base / mine if tells else math.nan
-        limit = horizon(board, "rounds")
-        times = [_cost_to_target(seed, "rounds")[0] for seed in row.seeds]
-        reached[board.setting] = float(np.mean([time is not None and time <= limit for time in times]))
+            faster[measure][board.setting] = _times_faster(board, row, measure)
+        reached[board.setting] = _share_arrived(board, row)
         lost = [worst_group_accuracy(ours[seed]) - worst_group_accuracy(theirs[seed]) for seed in seeds]
         if np.isfinite(lost).all():
             minority[board.setting] = 100 * np.array(lost)
     return SelectorScore(label, gain, faster, reached, grouped, minority)
+
+
+def _times_faster(board: Leaderboard, row: LeaderRow, measure: str) -> float:
+    """Return how many times less than the baseline a row takes to the target; NaN where that cannot be said."""
+    limit = horizon(board, measure)
+    mine, base = (restricted_mean(which, measure, limit) for which in (row, board.base))
+    # Where neither arrives both take the whole horizon: a ratio of 1 would claim that they are equally fast.
+    tells = mine > 0 and base > 0 and min(mine, base) < limit
+    return base / mine if tells else math.nan
+
+
+def _share_arrived(board: Leaderboard, row: LeaderRow) -> float:
+    limit = horizon(board, "rounds")
+    times = [_cost_to_target(seed, "rounds")[0] for seed in row.seeds]
+    return float(np.mean([time is not None and time <= limit for time in times]))
 
 
 def horizon(board: Leaderboard, measure: str) -> float:
@@ -461,15 +488,7 @@ def _cost_to_target(seed: SeedRow, measure: str) -> tuple[float | None, float]:
         case "seconds":
             return seed.seconds_to[-1], seed.clock
         case _:
-            return seed.megabytes_to[-1], _all_megabytes(seed)
-
-
-def _all_megabytes(seed: SeedRow) -> float:
-    return seed.megabytes + seed.query_megabytes
-
-
-def _row(board: Leaderboard, label: str) -> LeaderRow:
-    return next(row for row in board.rows if row.label == label)
+            return seed.megabytes_to[-1], seed.megabytes + seed.query_megabytes
 
 
 def _by_seed(row: LeaderRow) -> dict[int, SeedRow]:
@@ -502,6 +521,7 @@ def half_interval(values: FloatArray) -> float:
         return math.nan
     from scipy.stats import t
 
+    # Student's t, not a normal: with five seeds the interval is 40% wider.
     return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
 
 

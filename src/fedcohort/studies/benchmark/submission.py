@@ -58,21 +58,27 @@ def _configuration(wanted: Mapping[str, Any]) -> list[str]:
         mine, theirs = (Experiment.from_dict(each) for each in (wanted, ours))
     except (KeyError, TypeError, FedcohortError) as error:
         return [f"the configuration cannot be built ({error})"]
-    problems = []
-    for key in ("model", "local", "scenario", "settings", "aggregator", "task", "labels", "filter"):
-        if mine.table.get(key) != theirs.table.get(key):
-            problems.append(f"[{key}] is not the suite's")
-    for key in ("rounds", "cohort", "eval_every"):
-        if mine.table["run"].get(key) != theirs.table["run"].get(key):
-            problems.append(f"run.{key} is not the suite's {theirs.table['run'].get(key)}")
+    problems = _differences(mine.table, theirs.table)
     if not set(wanted["seeds"]) <= set(REPORT_SEEDS):
         problems.append(f"seeds {wanted['seeds']} are not for reports: {', '.join(map(str, REPORT_SEEDS))}")
+    # A selector may bring an aggregator or a filter of its own, but the submitter may not change them: so what the
+    # configuration says is compared with what the selector brings when nothing but itself is named.
     for label, entry in mine.table["selectors"].items():
         alone = {key: value for key, value in entry.items() if key not in _NOT_SELECTION}
         brought = Experiment.from_dict(table(data, {label: alone}, wanted["seeds"])).table["selectors"][label]
         changed = sorted(key for key in _NOT_SELECTION if entry.get(key) != brought.get(key))
         if changed and label != "uniform":
             problems.append(f"the selector {label!r} changes {', '.join(changed)}, not only selection")
+    return problems
+
+
+def _differences(mine: Mapping[str, Any], suites: Mapping[str, Any]) -> list[str]:
+    """Name what a complete configuration has otherwise than the suite's."""
+    sections = ("model", "local", "scenario", "settings", "aggregator", "task", "labels", "filter")
+    problems = [f"[{key}] is not the suite's" for key in sections if mine.get(key) != suites.get(key)]
+    for key in ("rounds", "cohort", "eval_every"):
+        if mine["run"].get(key) != suites["run"].get(key):
+            problems.append(f"run.{key} is not the suite's {suites['run'].get(key)}")
     return problems
 
 
@@ -90,21 +96,27 @@ def _scores(found: Mapping[str, Any]) -> list[str]:
         if set(found["settings"]) != {setting.name for setting in suite(found["data"])}:
             problems.append("settings are missing or unknown")
         for entry in found["selectors"]:
-            gains = np.array([entry["gains"][name] for name in found["settings"]], np.float64)
-            if gains.shape != (len(found["settings"]), len(found["seeds"])):
-                problems.append(f"{entry['label']} has no gain for every setting and seed")
-                continue
-            line = SelectorScore(
-                entry["label"],
-                dict(zip(found["settings"], gains, strict=True)),
-                kinds=kinds(found["data"], found["settings"]),
-            )
-            close = np.isclose(line.mean, entry["mean_gain"]) and np.isclose(line.worst[1], entry["worst_gain"])
-            if not close or (not math.isnan(line.interval) and not np.isclose(line.interval, entry["interval"])):
-                problems.append(f"the figures of {entry['label']} do not follow from its gains")
+            problems += _figures(entry, found)
         return problems
     except (KeyError, TypeError, ValueError, FedcohortError) as error:
         return [f"the scores are damaged ({type(error).__name__}: {error})"]
+
+
+def _figures(entry: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Compute a selector's figures again from the gains that it lists."""
+    gains = np.array([entry["gains"][name] for name in found["settings"]], np.float64)
+    if gains.shape != (len(found["settings"]), len(found["seeds"])):
+        return [f"{entry['label']} has no gain for every setting and seed"]
+    line = SelectorScore(
+        entry["label"],
+        dict(zip(found["settings"], gains, strict=True)),
+        kinds=kinds(found["data"], found["settings"]),
+    )
+    close = np.isclose(line.mean, entry["mean_gain"]) and np.isclose(line.worst[1], entry["worst_gain"])
+    # With one seed there is no interval, and the file has null in its place.
+    if not close or (not math.isnan(line.interval) and not np.isclose(line.interval, entry["interval"])):
+        return [f"the figures of {entry['label']} do not follow from its gains"]
+    return []
 
 
 def _agree(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,7 @@ def drawn_settings(size: Size) -> tuple[BenchmarkSetting, ...]:
 def _skews(size: Size) -> tuple[BenchmarkSetting, ...]:
     """Return the federations of the five papers: labels skewed, wrong, late or lost."""
     n = size.clients
+    # Availability by class divides those online 3 : 1, so their number is the multiple of a unit nearest to 30%.
     online = size.unit * max(1, round(0.3 * n / size.unit))
 
     def spread(alpha: float) -> dict[str, Any]:
@@ -345,14 +346,7 @@ def experiment_table(
 ) -> dict[str, Any]:
     """Return settings of one size on some data as an experiment's configuration; see :func:`table`."""
     by_name = {setting.name: setting for setting in every}
-    for wanted in settings:
-        if wanted not in by_name:
-            raise UnknownNameError(
-                f"{name} has no setting {wanted!r}. Known: {', '.join(by_name)}.",
-                hint=suggest(wanted, by_name),
-            )
-    if not seeds:
-        raise InputError("The benchmark needs at least one seed.")
+    check_choice(name, settings, by_name, seeds)
     chosen = [by_name[wanted] for wanted in settings] or list(by_name.values())
     return {
         "name": name,
@@ -378,6 +372,24 @@ def experiment_table(
             for setting in chosen
         ],
     }
+
+
+def check_choice(what: str, settings: Sequence[str], known: Collection[str], seeds: Sequence[int]) -> None:
+    """Refuse settings that a suite does not have, and a run without seeds."""
+    for name in settings:
+        if name not in known:
+            raise UnknownNameError(
+                f"{what} has no setting {name!r}. Known: {', '.join(known)}.", hint=suggest(name, known)
+            )
+    if not seeds:
+        raise InputError("The benchmark needs at least one seed.")
+
+
+def purpose_of(seeds: Collection[int]) -> str:
+    """Return what results with some seeds are good for: "report", "tuning", or "own" for any others."""
+    if set(seeds) <= set(REPORT_SEEDS):
+        return "report"
+    return "tuning" if set(seeds) <= set(TUNING_SEEDS) else "own"
 
 
 def rounds_of(data: str) -> int:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedcohort.core.errors import InputError, UnknownNameError
-from fedcohort.core.registry import suggest
+from fedcohort.core.errors import UnknownNameError
 from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.studies.benchmark.suite import check_choice
 
 VERSION = 1
 DAY = 86_400.0
@@ -93,17 +93,11 @@ def tables(
     """
     if data not in _SIZES:
         raise UnknownNameError(f"The suite 'time' is run on {' or '.join(_SIZES)}. Got {data!r}.")
-    for name in regimes:
-        if name not in REGIMES:
-            raise UnknownNameError(
-                f"The suite 'time' has no setting {name!r}. Known: {', '.join(REGIMES)}.",
-                hint=suggest(name, REGIMES),
-            )
-    if not seeds:
-        raise InputError("The benchmark needs at least one seed.")
+    check_choice("The suite 'time'", regimes, REGIMES, seeds)
     chosen = list(regimes) or list(REGIMES)
     every = {"uniform": {}, **selectors}
     in_rounds = _table(data, "rounds", every, seeds, chosen, rounds)
+    # Whether a selector can choose one client at a time is known of the built selector only, not of its table.
     able = {plan.label for plan in Experiment.from_dict(in_rounds).plans if plan.selector.one_at_a_time}
     # FedBuff takes the place of what a selector brings along: its plain mean of updates is what sampling by size needs.
     one_by_one = {label: {**entry, "aggregator": "fedbuff"} for label, entry in every.items() if label in able}

@@ -16,9 +16,9 @@ from fedcohort.simulate.leaderboard import Leaderboard, SeedRow
 from fedcohort.simulate.leaderboard.formats import Cell, Table, to_markdown
 from fedcohort.simulate.store.results import Results
 from fedcohort.studies.benchmark.frozen import Frozen, together
-from fedcohort.studies.benchmark.scores import half_interval, terminal_accuracy, worst_group_accuracy
-from fedcohort.studies.benchmark.suite import REPORT_SEEDS, TUNING_SEEDS
+from fedcohort.studies.benchmark.scores import half_interval, seeds_of, terminal_accuracy, worst_group_accuracy
 from fedcohort.studies.benchmark.suite import VERSION as SUITE_VERSION
+from fedcohort.studies.benchmark.suite import purpose_of
 from fedcohort.studies.benchmark.timed import DAY, MOST, REGIMES, ROUNDS, VERSION, WAYS, setting_name
 
 HOUR = 3600.0
@@ -94,18 +94,16 @@ class TimeScores:
     complete: bool
     whole: bool = True
     frozen: Frozen | None = None
-    said: str = ""  # the purpose that scores of an earlier version, which had other seeds, state
+    stated_purpose: str = ""  # by scores of an earlier version, which had other seeds
 
     @property
     def purpose(self) -> str:
         """What the result is good for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
         if self.frozen is not None and self.frozen.suite != SUITE_VERSION:
-            return self.said
+            return self.stated_purpose
         if not self.whole or set(self.targets) != set(REGIMES):
             return "trial"
-        if set(self.seeds) <= set(REPORT_SEEDS):
-            return "report"
-        return "tuning" if set(self.seeds) <= set(TUNING_SEEDS) else "own"
+        return purpose_of(self.seeds)
 
     @property
     def labels(self) -> list[str]:
@@ -184,27 +182,19 @@ class TimeScores:
             ),
             complete=stored["complete"],
             whole=stored["whole"],
-            frozen=None if frozen is None else Frozen(int(frozen["suite"]), dict(frozen["selectors"])),
-            said=stored["purpose"],
+            frozen=None if frozen is None else Frozen.from_dict(frozen),
+            stated_purpose=stored["purpose"],
         )
 
 
 def score_time(*results: Results) -> TimeScores:
     """Score the pieces of the suite together."""
     frozen = together([part.path for part in results])
-    first = {board.setting: board for part in results for board in part.leaderboards()}
-    targets = {
-        regime: first[setting_name(regime, ROUNDS)].target
-        for regime in REGIMES
-        if setting_name(regime, ROUNDS) in first
-    }
-    if not targets:
-        raise InputError("The suite 'time' compares with uniform selection in rounds, which these results lack.")
-    known = sorted({target for target in targets.values() if not math.isnan(target)})
-    if len(known) < len(set(targets.values())):
-        raise InputError("Uniform selection in rounds was never evaluated, so there is no target.")
+    targets = _targets(results)
+    # Tables are made a second time, because every way is timed to the target that plain rounds have set.
+    known = sorted(set(targets.values()))
     boards = {board.setting: board for part in results for board in part.leaderboards(targets=known)}
-    seeds = tuple(sorted({seed.seed for board in boards.values() for row in board.rows for seed in row.seeds}))
+    seeds = seeds_of(boards.values())
     cells = []
     for regime, target in targets.items():
         for way in WAYS:
@@ -220,6 +210,18 @@ def score_time(*results: Results) -> TimeScores:
         whole=all(int(part.config["run"]["rounds"]) in MOST.values() for part in results),
         frozen=frozen,
     )
+
+
+def _targets(results: Sequence[Results]) -> dict[str, float]:
+    """Return the accuracy at which uniform selection ends in plain rounds, by kind of availability."""
+    boards = {board.setting: board for part in results for board in part.leaderboards()}
+    names = {regime: setting_name(regime, ROUNDS) for regime in REGIMES}
+    targets = {regime: boards[name].target for regime, name in names.items() if name in boards}
+    if not targets:
+        raise InputError("The suite 'time' compares with uniform selection in rounds, which these results lack.")
+    if any(math.isnan(target) for target in targets.values()):
+        raise InputError("Uniform selection in rounds was never evaluated, so there is no target.")
+    return targets
 
 
 def _cells(board: Leaderboard, regime: str, way: str, target: float, seeds: Sequence[int]) -> list[TimeCell]:
@@ -266,11 +268,11 @@ def ways(scores: TimeScores) -> Table:
                 (
                     Cell(f"{regime}, {target:.0%}" if way == ROUNDS else ""),
                     Cell(way),
-                    _mean(cell.hours, "{:.1f}"),
+                    with_interval(cell.hours, "{:.1f}"),
                     Cell("1") if way == ROUNDS else faster.cell,
                     Cell(f"{cell.reached.mean():.0%}"),
-                    _mean(100 * cell.accuracy, "{:.1f}"),
-                    _mean(100 * cell.worst_group, "{:.1f}"),
+                    with_interval(100 * cell.accuracy, "{:.1f}"),
+                    with_interval(100 * cell.worst_group, "{:.1f}"),
                     Cell(f"{cell.jain.mean():.2f}"),
                 )
             )
@@ -318,6 +320,7 @@ def markdown(scores: TimeScores) -> str:
     return "\n\n".join(map(to_markdown, (ways(scores), selection(scores)))) + "\n"
 
 
-def _mean(values: FloatArray, form: str) -> Cell:
+def with_interval(values: FloatArray, form: str) -> Cell:
+    """Return a mean with its 95% interval over seeds."""
     half = half_interval(values)
     return Cell(form.format(values.mean()), "" if math.isnan(half) else "± " + form.format(half))

@@ -17,8 +17,7 @@ from fedcohort.studies.papers.verdicts import judge
 STOPPED = 75  # of sysexits: try again
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fedcohort.studies.papers", description=__doc__)
     parser.add_argument("name", nargs="?", help="a table or figure, or a paper for all of its own")
     parser.add_argument("--list", action="store_true", help="show all names")
@@ -35,7 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--folder", help="where the datasets are")
     parser.add_argument("--page", type=Path, help="print a table about all records in this folder")
-    given = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
+    given = _parse(arguments)
     if given.page is not None:
         print(overview(given.page), end="")
         return 0

@@ -244,8 +244,12 @@ def margin(measure: Measure, one: float | None, other: float | None) -> float:
     >>> margin(MEASURES["rounds"], 50.0, None), margin(MEASURES["rounds"], None, None)
     (inf, nan)
     """
-    if one is None or other is None:
-        return math.nan if one is None and other is None else math.inf if other is None else -math.inf
+    if one is None and other is None:
+        return math.nan
+    if one is None:
+        return -math.inf
+    if other is None:
+        return math.inf
     if not measure.ratio:
         return other - one if measure.lower else one - other
     if one == other:

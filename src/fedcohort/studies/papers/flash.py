@@ -97,7 +97,6 @@ _VARIANTS = (
     "have; its claims are about its own form."
 )
 _PLAIN = {"loss": "cross-entropy"}
-_DATA = {"femnist": "femnist", "cifar10": "cifar10", "digits": "digits"}
 
 
 def _base(data: str, settings: Sequence[Mapping[str, Any]], selectors: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +194,7 @@ def _grid(data: str) -> Study:
         *((own,) if data != "cifar10" else ()),
     )
     return Study(
-        f"flash-{_DATA[data]}",
+        f"flash-{data}",
         parts,
         3,
         names,
@@ -292,13 +291,13 @@ def _figure_2(data: str) -> Study:
     """Each kind of heterogeneity by itself, all selectors, averaged by size."""
     settings = [_setting(f"noise-{level:g}", level=level) for level in _LEVELS]
     settings += [_setting(f"non-iid-{share:g}", share=share) for share in _SHARES[1:]]
-    return _with_both_losses(f"flash-figure-2-{_DATA[data]}", data, settings, ROWS, minutes=16)
+    return _with_both_losses(f"flash-figure-2-{data}", data, settings, ROWS, minutes=16)
 
 
 def _figure_3(data: str) -> Study:
     """Both kinds together."""
     settings = [_setting(f"{share:g}/{level:g}", share, level) for share in _SHARES for level in _LEVELS]
-    return _with_both_losses(f"flash-figure-3-{_DATA[data]}", data, settings, _FEW_NAMES, minutes=16)
+    return _with_both_losses(f"flash-figure-3-{data}", data, settings, _FEW_NAMES, minutes=16)
 
 
 def _with_both_losses(
@@ -320,9 +319,7 @@ def _figure_4(data: str) -> Study:
             selectors[label] = {"name": selector, "context": [e for e in elements if e != left_out]}
             names[label] = f"{ROWS[selector]} without {left_out}"
     settings = [_setting("noise", level=0.3), _setting("non-iid", share=0.6)]
-    return _study(
-        f"flash-figure-4-{_DATA[data]}", data, settings, selectors, names, baseline="flash-advantage", minutes=6
-    )
+    return _study(f"flash-figure-4-{data}", data, settings, selectors, names, baseline="flash-advantage", minutes=6)
 
 
 def _without(selector: str, element: str) -> str:
@@ -345,7 +342,7 @@ def _figure_5(data: str) -> Study:
     names |= {"flash-advantage-stopped": f"{OURS['flash-advantage']} with early stop"}
     names |= _plain_names({"fedcor": "FedCor"})
     return _study(
-        f"flash-figure-5-{_DATA[data]}", data, settings, selectors, names, baseline="fedcor", minutes=20,
+        f"flash-figure-5-{data}", data, settings, selectors, names, baseline="fedcor", minutes=20,
         rounds=None if data == "digits" else 1000,
     )  # fmt: skip
 
@@ -365,7 +362,7 @@ def _figure_7(data: str) -> Study:
         selectors[label] = {"name": selector, "context": ["robust-loss", "validation-loss", "last-reward"]}
         names |= {selector: ROWS[selector], label: f"{ROWS[selector]} without Duration"}
     baseline = _without("flash-advantage", "duration")
-    return _study(f"flash-figure-7-{_DATA[data]}", data, settings, selectors, names, baseline=baseline, minutes=5)
+    return _study(f"flash-figure-7-{data}", data, settings, selectors, names, baseline=baseline, minutes=5)
 
 
 def _study(

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcohort.report import palette
-from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard.formats import DASHES, Cell, Table, to_markdown
 from fedcohort.studies.papers.catalogue import EXHIBITS
 from fedcohort.studies.papers.declare import MEASURES, Exhibit, Grid, Measure, Study
@@ -58,9 +56,11 @@ def _published_cell(figures: Mapping[str, tuple[float, float | None] | None], la
     figure = figures[label]
     if figure is None:
         return Cell("N/A")
-    digits = measure.digits if figure[0] != round(figure[0]) or measure.digits else 0
-    text = f"{figure[0]:,.{max(digits, 1 if figure[0] != round(figure[0]) else 0)}f}"
-    return Cell(text if figure[1] is None else f"{text} ± {figure[1]:g}")
+    mean, deviation = figure
+    # Rounds have no decimals here, but a paper's mean over seeds may: it is shown as printed.
+    digits = max(measure.digits, 0 if mean == round(mean) else 1)
+    text = f"{mean:,.{digits}f}"
+    return Cell(text if deviation is None else f"{text} ± {deviation:g}")
 
 
 def _ours(mean: tuple[float | None, float, int] | None, measure: Measure) -> Cell:
@@ -117,30 +117,44 @@ def summary(found: Sequence[ClaimVerdict]) -> str:
     return f"{len(found)} claim{'s' * (len(found) != 1)}: {', '.join(parts)}." if parts else "No claims."
 
 
+def _version(found: Mapping[str, Any], label: str) -> str:
+    """Return the version of fedcohort that ran a method: the record's, or that of the run that added it later."""
+    made = next((later["made"] for later in found.get("later", ()) if label in later["labels"]), found["made"])
+    return str(made["fedcohort"])
+
+
 def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     """Say how our figures came about, and where with less than the paper used."""
-    study, sentences = exhibit.study, []
-    settings = record.settings
+    study, settings = exhibit.study, record.settings
     if not settings:
         return ["Not run yet."]
     groups: dict[str, list[str]] = {}
     for name, found in settings.items():
         groups.setdefault(_run_with(study, found), []).append(name)
-    sentences += [f"{', '.join(names)}: {text}." for text, names in groups.items()]
+    sentences = [f"{', '.join(names)}: {text}." for text, names in groups.items()]
     sentences += _later(study, record)
     sentences += [
         f"The rows of {label} are those of version {version}; its rule has changed since."
         for label, version in _OLDER.items()
-        if any(label in found["labels"] and found["made"]["fedcohort"] == version for found in settings.values())
+        if any(label in found["labels"] and _version(found, label) == version for found in settings.values())
     ]
-    counted = {grid.measure for grid in exhibit.grids} | {claim.measure for claim in exhibit.claims}
-    for name, found in settings.items() if "rounds" in counted else ():
-        wanted = study.target(name)
-        if wanted is not None and found.get("target") not in (None, wanted) and not found["made"].get("trial"):
-            sentences.append(f"{name}: our rounds are to {100 * found['target']:g}%, the paper's to {100 * wanted:g}%.")
+    sentences += _other_targets(exhibit, record)
     missing = [name for name in study.rounds if name not in settings]
     if missing:
         sentences.append(f"Not run: {', '.join(missing)}.")
+    return sentences
+
+
+def _other_targets(exhibit: Exhibit, record: StudyRecord) -> list[str]:
+    """Say where our rounds are to another target than the paper's."""
+    counted = {grid.measure for grid in exhibit.grids} | {claim.measure for claim in exhibit.claims}
+    if "rounds" not in counted:
+        return []
+    sentences = []
+    for name, found in record.settings.items():
+        wanted = exhibit.study.target(name)
+        if wanted is not None and found.get("target") not in (None, wanted) and not found["made"].get("trial"):
+            sentences.append(f"{name}: our rounds are to {100 * found['target']:g}%, the paper's to {100 * wanted:g}%.")
     return sentences
 
 
@@ -237,6 +251,8 @@ def markdown(exhibit: Exhibit, record: StudyRecord) -> str:
 
 def html_page(exhibit: Exhibit, record: StudyRecord) -> str:
     """Return an exhibit's page as HTML, with its learning curves."""
+    from fedcohort.report.render import render  # here: Markdown and tables need no jinja2
+
     title = f"{exhibit.paper}, {exhibit.place}: {exhibit.title}"
     items = [
         *conditions(exhibit, record),
@@ -257,6 +273,8 @@ def _curves(
     exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 ) -> dict[str, Any] | None:
     """Return the mean curves as the page draws them, the first eight; None before the first evaluation."""
+    from fedcohort.report import palette
+
     shown = [(label, found["curve"]) for label, found in labels.items() if found["curve"]["round"]][:_MOST_CURVES]
     if not shown:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.files import read_file
 from fedcohort.core.version import __version__
-from fedcohort.simulate.leaderboard import LeaderRow
+from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow
 from fedcohort.simulate.metrics import Curve
 from fedcohort.simulate.store.results import Results, RunInfo
 from fedcohort.simulate.store.writer import write_atomically
@@ -113,7 +113,6 @@ def _merge_labels(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]
 
 def record_of(results: Results, study: Study, part: str, *, seconds: float, quick: bool = False) -> StudyRecord:
     """Return the record of one part's experiment, as far as it has got; ``quick`` marks a trial."""
-    planned = study.rounds
     made = {
         "fedcohort": __version__,
         "command": results.meta.get("command", ""),
@@ -123,35 +122,42 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
         "trial": quick,
     }
     record = StudyRecord(study.name)
-    order = list(study.names)
-    runs: dict[tuple[str, str], list[RunInfo]] = {}
-    for run in results.runs:
-        runs.setdefault((str(run.setting.get("name", "")), run.label), []).append(run)
     for board in results.leaderboards():
         if board.setting not in study.settings(part):
             raise InputError(f"The part {part!r} of {study.name} has no setting {board.setting!r}.")
-        members = [run for (setting, _), found in runs.items() if setting == board.setting for run in found]
-        if board.progress.least == 0 or not all(
-            run.id in results.curves and len(results.curves[run.id].rounds) for run in members
-        ):
-            continue  # some run has no result yet
-        ends = [seed.terminal for row in board.rows if row.label == study.baseline for seed in row.seeds]
-        end = float(np.mean(ends)) if ends else math.nan
-        rows = sorted(board.rows, key=lambda row: order.index(row.label) if row.label in order else len(order))
-        labels = {row.label: _numbers(results, study, row, runs[board.setting, row.label], end) for row in rows}
+        runs = [run for run in results.runs if str(run.setting.get("name", "")) == board.setting]
+        evaluated = all(run.id in results.curves and len(results.curves[run.id].rounds) for run in runs)
+        if board.progress.least == 0 or not evaluated:
+            continue  # a setting is recorded once every run of it has a result
         record.settings[board.setting] = {
             "seeds": [seed.seed for seed in board.rows[0].seeds],
-            # For interrupted runs, the rounds that all of them have finished; some may be meant to stop earlier.
-            "rounds": max(seed.rounds for row in board.rows for seed in row.seeds)
-            if board.finished
-            else board.progress.least,
-            "planned": planned[board.setting],
+            "rounds": _rounds_made(board),
+            "planned": study.rounds[board.setting],
             "finished": board.finished,
             "target": _number(board.target),
             "made": made,
-            "labels": labels,
+            "labels": _labels(results, study, board, runs),
         }
     return record
+
+
+def _rounds_made(board: Leaderboard) -> int:
+    """Return the rounds of a setting; for interrupted runs, those that all of them have made."""
+    if not board.finished:
+        return board.progress.least
+    # Not the least here: a method may be meant to stop before the others.
+    return max(seed.rounds for row in board.rows for seed in row.seeds)
+
+
+def _labels(results: Results, study: Study, board: Leaderboard, runs: Sequence[RunInfo]) -> dict[str, Any]:
+    """Return the numbers of every method of a setting, in the order in which the study names them."""
+    ends = [seed.terminal for row in board.rows if row.label == study.baseline for seed in row.seeds]
+    end = float(np.mean(ends)) if ends else math.nan
+    order = list(study.names)
+    rows = sorted(board.rows, key=lambda row: order.index(row.label) if row.label in order else len(order))
+    return {
+        row.label: _numbers(results, study, row, [run for run in runs if run.label == row.label], end) for row in rows
+    }
 
 
 def _numbers(results: Results, study: Study, row: LeaderRow, members: list[RunInfo], end: float) -> dict[str, Any]:
@@ -207,7 +213,7 @@ def _number(value: float | None) -> float | None:
 
 
 def _short(text: str) -> str:
-    """Put lists of plain values on one line each."""
+    """Put lists of plain values on one line each: a record is read and compared by people, too."""
     import re
 
     return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.registry import suggest
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Deadline, Listener
-from fedcohort.simulate.rounds.progress import Progress
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically, write_json
@@ -36,7 +36,7 @@ class Reproduction:
     ----------
     finished : bool
         Whether everything requested is done.
-    records : dict of str to Record
+    records : dict of str to StudyRecord
         By study.
     files : list of Path
         Pages and comparisons.
@@ -60,7 +60,7 @@ def reproduce(
     processes: int | None = None,
     minutes: float | None = None,
     folder: str | None = None,
-    listener: Callable[[], Listener] = Progress,
+    listener: Callable[[], Listener] | None = None,
     guard: Guard = lambda simulation: nullcontext(),
     say: Callable[[str], None] = lambda text: None,
     command: str = "",
@@ -91,8 +91,8 @@ def reproduce(
         Stop cleanly after this many minutes.
     folder : str, optional
         Where the datasets are.
-    listener : callable
-        Returns a listener for one part's runs.
+    listener : callable, optional
+        Returns a listener for one part's runs; by default one that shows the progress, where rich is installed.
     guard : callable
         Returns a context for one simulation, in which a signal may call its ``stop``.
     say : callable
@@ -104,12 +104,7 @@ def reproduce(
         seeds, rounds = 1, rounds or QUICK_ROUNDS
     until = None if minutes is None else time.monotonic() + 60 * minutes
     studies = {exhibit.study.name: exhibit.study for exhibit in exhibits}
-    _check("part", parts, [part for study in studies.values() for part in study.parts])
-    _check(
-        "method",
-        labels,
-        [label for study in studies.values() for part in study.parts.values() for label in part["selectors"]],
-    )
+    _check_names(studies.values(), parts, labels)
     end = "-quick" if quick else ""
     paths = {name: out / "records" / f"{name}{end}.json" for name in studies}
     records = {name: StudyRecord.read(paths[name], study) for name, study in studies.items()}
@@ -123,12 +118,11 @@ def reproduce(
         if until is not None and time.monotonic() >= until:
             finished = False
             break
-        some = len(piece.labels) < len(study.parts[part]["selectors"])
-        methods = f"; {', '.join(piece.labels)}" if some else ""
-        say(f"{study.name}, {part}: {', '.join(study.settings(part))}{methods}")
+        say(f"{study.name}, {part}: {', '.join(study.settings(part))}{_some_methods(study, part, piece)}")
         finished, found = _one_part(
             study, part, piece, out, quick=quick, device=device, processes=processes,
-            until=until, folder=folder, listener=listener(), guard=guard, command=command,
+            until=until, folder=folder, listeners=_progress() if listener is None else [listener()], guard=guard,
+            command=command,
         )  # fmt: skip
         record.add(found)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +131,19 @@ def reproduce(
             break
     files = [file for exhibit in exhibits for file in write_pages(exhibit, records[exhibit.study.name], out, end)]
     return Reproduction(finished, records, files)
+
+
+def _progress() -> list[Listener]:
+    with contextlib.suppress(ModuleNotFoundError):  # it is drawn with rich, which the simulator does not need
+        from fedcohort.simulate.rounds.progress import Progress
+
+        return [Progress()]
+    return []
+
+
+def _some_methods(study: Study, part: str, piece: _Piece) -> str:
+    """Name the methods that are run; nothing where these are all of the part."""
+    return f"; {', '.join(piece.labels)}" if len(piece.labels) < len(study.parts[part]["selectors"]) else ""
 
 
 def _wanted_parts(studies: Iterable[Study], parts: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[Study, str]]:
@@ -154,8 +161,15 @@ def write_pages(exhibit: Exhibit, record: StudyRecord, out: Path, end: str = "")
     files = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".html")]
     write_json(files[0], to_dict(exhibit, record))
     write_atomically(files[1], markdown(exhibit, record).encode())
-    write_atomically(files[2], html_page(exhibit, record).encode())
+    with contextlib.suppress(ModuleNotFoundError):  # the page needs jinja2, the rest does not
+        write_atomically(files[2], html_page(exhibit, record).encode())
     return files
+
+
+def _check_names(studies: Collection[Study], parts: Sequence[str], labels: Sequence[str]) -> None:
+    tables = [(part, table) for study in studies for part, table in study.parts.items()]
+    _check("part", parts, [part for part, _ in tables])
+    _check("method", labels, [label for _, table in tables for label in table["selectors"]])
 
 
 def _check(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
@@ -170,39 +184,59 @@ def _check(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class _Piece:
-    """The work left in a part: the methods to run (none if all are on record), and how many seeds and rounds."""
+    """The work left in a part: the methods to run (none if all are on record), and how many seeds and rounds.
+
+    ``targets`` are those of the record that the methods are added to, by setting.
+    """
 
     labels: tuple[str, ...]
     seeds: int | None
     rounds: int | None
+    targets: Mapping[str, float] = field(default_factory=dict)
+
+
+_NOTHING: Mapping[str, Any] = {"seeds": (), "rounds": 0, "finished": False, "target": None, "labels": {}}
 
 
 def _remaining_work(
     record: StudyRecord, study: Study, part: str, seeds: int | None, rounds: int | None, labels: Sequence[str]
 ) -> _Piece:
+    """Return what a record lacks of a part; numbers of seeds and rounds are those wanted, None for the study's.
+
+    Where the record already has as many seeds and rounds, only the missing methods are run, with the record's numbers,
+    so that all methods of a table stay comparable.
+    """
     every = study.parts[part]["selectors"]
     wanted = [label for label in every if not labels or label in labels]
     with_them = {study.baseline, study.parts[part]["run"].get("baseline")}
-    sizes, lacking, others = set(), set(), set()
-    made = True
-    for setting in study.settings(part):
-        planned = study.rounds[setting]
-        found = record.settings.get(setting, {"seeds": (), "rounds": 0, "finished": False, "labels": {}})
-        sizes.add((len(found["seeds"]), None if found["rounds"] == planned else found["rounds"]))
-        lacking |= {label for label in wanted if label not in found["labels"]}
-        others |= found["labels"].keys() - {*wanted, *with_them}
-        made &= found["finished"] and len(found["seeds"]) >= (seeds or study.seeds)
-        made &= found["rounds"] >= min(rounds or planned, planned)
-    if made and len(sizes) == 1:
-        wanted = [label for label in wanted if label in lacking]
+    recorded = {setting: record.settings.get(setting, _NOTHING) for setting in study.settings(part)}
+    planned = study.rounds
+    enough = all(
+        found["finished"]
+        and len(found["seeds"]) >= (seeds or study.seeds)
+        and found["rounds"] >= min(rounds or planned[setting], planned[setting])
+        and (found["made"]["trial"] or study.target(setting) in (None, found["target"]))  # a trial has its own target
+        for setting, found in recorded.items()
+    )
+    sizes = {
+        (len(found["seeds"]), None if found["rounds"] == planned[setting] else found["rounds"])
+        for setting, found in recorded.items()
+    }
+    others = set().union(*(found["labels"] for found in recorded.values())) - {*wanted, *with_them}
+    targets = {}
+    if enough and len(sizes) == 1:
+        # without a target of the study's own, a run sets one by its baseline: another one than the record's
+        targets = {setting: found["target"] for setting, found in recorded.items() if found["target"] is not None}
+        wanted = [label for label in wanted if any(label not in found["labels"] for found in recorded.values())]
         ((seeds, rounds),) = sizes
     elif labels and others:
         raise InputError(
             f"{', '.join(wanted)} cannot stand beside {', '.join(sorted(others))} in the record of {study.name}, "
-            f"{part}: those have other seeds or rounds, or are not finished.",
+            f"{part}: those have other seeds, rounds or targets, or are not finished.",
             hint="name another folder with --out, or run all methods, without --labels",
         )
-    return _Piece(tuple(label for label in every if wanted and label in {*wanted, *with_them}), seeds, rounds)
+    left = tuple(label for label in every if wanted and label in {*wanted, *with_them})
+    return _Piece(left, seeds, rounds, targets)
 
 
 def table_of(
@@ -272,30 +306,40 @@ def _one_part(
     processes: int | None,
     until: float | None,
     folder: str | None,
-    listener: Listener,
+    listeners: Sequence[Listener],
     guard: Guard,
     command: str,
 ) -> tuple[bool, StudyRecord]:
     table = table_of(
         study, part, seeds=piece.seeds, rounds=piece.rounds, labels=piece.labels, quick=quick, folder=folder
     )
+    for setting in table["settings"]:
+        if setting["name"] in piece.targets:
+            setting["run"] = {**setting.get("run", {}), "targets": [piece.targets[setting["name"]]]}
+    # The folder's name holds the rounds: runs with more rounds are other runs, those with more seeds an extension.
     place = out / "runs" / ".".join([study.name, part, *(["quick"] if quick else []), f"r{table['run']['rounds']}"])
     began = time.monotonic()
-    if (place / "meta.json").is_file():
-        runs = load(place).runs
-        missing = sorted({*table["seeds"]} - {run.seed for run in runs})
-        new = {label: how for label, how in table["selectors"].items() if label not in {run.label for run in runs}}
-        if missing or new:
-            simulation = Simulation.extend(
-                place, seeds=missing or None, selectors=new, device=device, processes=processes, command=command
-            )
-        else:
-            simulation = Simulation.open(place, device=device, processes=processes)
-    else:
-        simulation = Simulation(Experiment.from_dict(table), place, device=device, processes=processes, command=command)
-    simulation.listeners.append(listener)
+    simulation = _begin_or_extend(table, place, device=device, processes=processes, command=command)
+    simulation.listeners += listeners
     if until is not None:
         simulation.listeners.append(Deadline(simulation.stop, until))
     with guard(simulation):
         state = simulation.run()
     return state == "finished", record_of(load(place), study, part, seconds=time.monotonic() - began, quick=quick)
+
+
+def _begin_or_extend(
+    table: dict[str, Any], place: Path, *, device: str | None, processes: int | None, command: str
+) -> Simulation:
+    """Return the simulation of a folder, with the seeds and methods that it lacks; a new one where there is none."""
+    if not (place / "meta.json").is_file():
+        return Simulation(Experiment.from_dict(table), place, device=device, processes=processes, command=command)
+    runs = load(place).runs
+    known = {run.label for run in runs}
+    missing = sorted({*table["seeds"]} - {run.seed for run in runs})
+    new = {label: how for label, how in table["selectors"].items() if label not in known}
+    if not missing and not new:
+        return Simulation.open(place, device=device, processes=processes)
+    return Simulation.extend(
+        place, seeds=missing or None, selectors=new, device=device, processes=processes, command=command
+    )

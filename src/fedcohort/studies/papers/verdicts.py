@@ -15,6 +15,7 @@ from typing import Any
 from fedcohort.studies.papers.declare import MEASURES, Beats, Claim, Exhibit, Grid, Labels, Near, margin, order
 from fedcohort.studies.papers.record import StudyRecord
 
+# Our choice: seeds scatter margins, so the whole of one is too much to ask, and half of one is another effect.
 SHARE = 2 / 3
 """The share of the published margin that ours must reach."""
 
@@ -54,6 +55,7 @@ class MarginComparison:
         """Whether the margin holds."""
         if self.state != "holds" or math.isnan(self.published):
             return self.state
+        # An infinite margin has no share; it is matched by another infinite one.
         if math.isinf(self.published):  # only the better one reached the target
             return "holds" if math.isinf(self.ours) else "does not hold"
         return "holds" if self.ours >= SHARE * self.published else "does not hold"
@@ -111,20 +113,19 @@ def _judge(claim: Claim, exhibit: Exhibit, record: StudyRecord) -> ClaimVerdict:
         _ratio(record, claim.measure, s, claim.better, claim.worse, _published_margin(exhibit, claim, s))
         for s in claim.settings
     ]
-    text = claim.text or _sentence(exhibit, claim)
-    states = [ratio.state for ratio in found]
-    state = _overall_state(states)
-    detail = ""
-    if state not in ("not run", "open"):
-        kept = states.count("holds")
-        detail = f"{kept} of {len([s for s in states if s != 'not run'])} settings"
-        margins = [ratio.margin for ratio in found if ratio.state != "not run" and not math.isnan(ratio.published)]
-        if margins:
-            detail += f", the margin in {margins.count('holds')}"
-        failed = [ratio.setting for ratio in found if ratio.state == "does not hold"]
-        if failed:
-            detail += f"; not in {', '.join(failed)}"
-    return ClaimVerdict(text, state, detail)
+    state = _overall_state([ratio.state for ratio in found])
+    detail = "" if state in ("not run", "open") else _evidence([ratio for ratio in found if ratio.state != "not run"])
+    return ClaimVerdict(claim.text or _sentence(exhibit, claim), state, detail)
+
+
+def _evidence(found: Sequence[MarginComparison]) -> str:
+    """Say in how many settings a claim and its margin hold, and where it does not."""
+    text = f"{sum(ratio.state == 'holds' for ratio in found)} of {len(found)} settings"
+    margins = [ratio.margin for ratio in found if not math.isnan(ratio.published)]
+    if margins:
+        text += f", the margin in {margins.count('holds')}"
+    failed = [ratio.setting for ratio in found if ratio.state == "does not hold"]
+    return f"{text}; not in {', '.join(failed)}" if failed else text
 
 
 def _judge_nearness(claim: Near, record: StudyRecord) -> ClaimVerdict:
