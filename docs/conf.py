@@ -40,6 +40,7 @@ exclude_patterns = ["_build", "_site", "_results"]
 html_extra_path = ["_results"]  # the pages of results, as files
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/icon.svg"
 myst_enable_extensions = ["dollarmath"]
 html_theme = "furo"
 html_title = "fedcohort"

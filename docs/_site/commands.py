@@ -71,8 +71,8 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "Every command says the same with `--help`. `--format json` prints for machines; data goes to standard output,",
-        "progress and errors to standard error. Exit status: 0 done, 1 an error, 2 a wrong option, 130 interrupted.",
+        "`--help` shows the same text. `--format json` prints JSON. Results go to standard output, progress and errors",
+        "to standard error. Exit status: 0 done, 1 error, 2 wrong option, 130 interrupted.",
         "",
         "| command | what it does |",
         "|---|---|",

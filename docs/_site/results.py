@@ -7,14 +7,16 @@ import re
 from pathlib import Path
 
 from _site.picture import stored_scores
+from fedcohort.studies.benchmark import timed_page
 from fedcohort.studies.benchmark.page import page
-from fedcohort.studies.benchmark.run import read_scores
+from fedcohort.studies.benchmark.run import read_scores, read_time_scores
 from fedcohort.studies.papers.catalogue import EXHIBITS
 from fedcohort.studies.papers.page import html_page, overview
 from fedcohort.studies.papers.record import StudyRecord
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "bench" / "results"
+TIME = BENCHMARKS / "benchmark_time.json"
 RECORDS = ROOT / "reproduce" / "results"
 
 
@@ -24,6 +26,8 @@ def write_pages(folder: Path) -> None:
     for path in stored_scores(BENCHMARKS):
         html = page(read_scores(path), made=f"fedcohort {_stored(path, 'fedcohort')}")
         (folder / f"{path.stem.replace('_', '-')}.html").write_text(html, encoding="utf-8")
+    html = timed_page.page(read_time_scores(TIME), made=f"fedcohort {_stored(TIME, 'fedcohort')}")
+    (folder / "benchmark-time.html").write_text(html, encoding="utf-8")
     for exhibit in EXHIBITS.values():
         record = StudyRecord.read(RECORDS / f"{exhibit.study.name}.json", exhibit.study)
         (folder / f"{exhibit.name}.html").write_text(html_page(exhibit, record), encoding="utf-8")
@@ -49,6 +53,12 @@ def index() -> str:
             f"{scores.rounds} | {seeds} | version {_stored(path, 'benchmark')} | "
             f"fedcohort {_stored(path, 'fedcohort')} |"
         )
+    timed = read_time_scores(TIME)
+    lines += [
+        "",
+        f"By the clock, {timed.data}, {len(timed.labels)} selectors in rounds and asynchronously, seeds "
+        f"{', '.join(map(str, timed.seeds))}: {_link('benchmark-time', 'simulated hours to the target')}.",
+    ]
     table = re.sub(r"^\| `([\w-]+)` \|", lambda m: f"| {_link(m[1], m[1])} |", overview(RECORDS), flags=re.M)
     lines += ["", "## The papers' tables and figures", "", table]
     return "\n".join(lines)

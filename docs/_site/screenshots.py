@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
 
 import fedcohort as fc
 from fedcohort.core.protocol import RoundReport
@@ -48,14 +49,12 @@ def main() -> None:
         )
         save(page, "report-phone", 390, 1180)
         page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-        with subprocess.Popen(
-            [*COMMAND, "demo", "-q", "-o", here / "runs" / "demo"], stdout=subprocess.DEVNULL
-        ) as demo:
-            with dashboard(here, "runs") as address:
-                page.get(address)
-                time.sleep(30)  # some rounds are there, and some are to come
-                save(page, "dashboard", 1300, 1500)
-            demo.wait()
+        (here / "runs").mkdir()
+        demo = [*COMMAND, "demo", "-q", "-o", here / "runs" / "demo"]
+        with subprocess.Popen(demo, stdout=subprocess.DEVNULL), dashboard(here, "runs") as address:
+            page.get(address)
+            wait_for(page, "/round (2[4-9]|3\\d) to/.test(document.body.innerText)")  # about half of the demo
+            save(page, "dashboard", 1300, 1500)
         run("report", here / "runs" / "demo", "-o", here / "demo.html", "--round", "40")
         page.get((here / "demo.html").as_uri())
         card(page, "fedcor-map", "FedCor: the map of clients")
@@ -63,8 +62,13 @@ def main() -> None:
         card(page, "report-why", "Why these clients?")
         with live_session(here / "server.sqlite"), dashboard(here, "server.sqlite") as address:
             page.get(address)
-            time.sleep(4)
+            wait_for(page, "document.querySelectorAll('.chart[data-state=drawn]').length > 1")
             save(page, "dashboard-session", 1300, 1500)
+
+
+def wait_for(page: Any, condition: str) -> None:
+    """Wait until an expression holds on the page."""
+    WebDriverWait(page, 300).until(lambda page: page.execute_script(f"return {condition}"))
 
 
 COMMAND = (sys.executable, "-m", "fedcohort.cli.app")

@@ -51,9 +51,9 @@ def compare(
 ) -> Results:
     """Compare selectors on the same federation with the same seeds.
 
-    Only ``selectors`` is usually given. Everything else has the defaults of ``fedcohort compare``: the handwritten
-    digits of scikit-learn, divided among 50 clients with two classes each. A scenario of a paper brings the paper's
-    cohort, local training and rounds. What was decided for you is printed, and every option changes it.
+    Usually ``selectors`` is enough. Everything else has the defaults of ``fedcohort compare``: the handwritten
+    digits of scikit-learn, divided among 50 clients with two classes each. A paper's scenario includes its cohort size,
+    local training and rounds. The defaults in use are printed; every option changes one.
 
     Parameters
     ----------
@@ -89,11 +89,11 @@ def compare(
     config : str, path or mapping
         A configuration to start from, instead of the defaults.
     out : str or path
-        Folder for the results, a new one. Without it they live in a temporary folder as long as the returned object.
+        A new folder for the results. Default: a temporary folder, deleted with the returned object.
     device : str
         "auto", "cpu", "cuda" or "cuda:N".
     quiet : bool
-        Whether to show neither progress nor notes.
+        Whether to hide progress and notes.
 
     Returns
     -------
@@ -194,9 +194,9 @@ def extend(
     experiment : Results, str or path
         The results, or their folder.
     seeds : int or sequence of int
-        How many seeds there should be in all, or seeds to add.
+        The total number of seeds, or a list of seeds to add.
     rounds : int
-        How many rounds each run should have in all.
+        The total number of rounds of each run.
     selectors : sequence or mapping
         Selectors to add, as in :func:`compare`.
     device, quiet

@@ -35,20 +35,32 @@ def board(setting, **accuracies):
     return SimpleNamespace(setting=setting, baseline="uniform", rows=rows, metric=Metric())
 
 
+def values(sentence):
+    """The accuracies and differences that a sentence names, in its order."""
+    return re.findall(r"[+−]?\d+\.\d(?=%| pts)", sentence)
+
+
+def leader(sentence):
+    """The selectors that a sentence puts first, as words before the verb."""
+    found = re.match(r"In \w+, (.+?) ends? highest", sentence)
+    assert found, sentence
+    return found[1]
+
+
 def test_a_gain_is_divided_into_loss_and_choice():
     found = board("noisy", uniform=[0.8, 0.82], uniform_robust=[0.85, 0.87], flash=[0.86, 0.88], fedacs=[0.8, 0.8])
-    assert summarise([found], CONFIG) == [
-        "In noisy, flash-advantage ends highest with 87.0%, +6.0 pts over uniform; +5.0 pts of it come from its loss "
-        "and +1.0 pts from its choice of clients."
-    ]
+    (said,) = summarise([found], CONFIG)
+    assert leader(said) == "flash-advantage" and "noisy" in said
+    assert values(said) == ["87.0", "+6.0", "+5.0", "+1.0"]  # the end, the gain, and its two parts
     worse = board("noisy", uniform=[0.8, 0.82], uniform_robust=[0.9, 0.9], flash=[0.86, 0.88], fedacs=[0.8, 0.8])
     (said,) = summarise([worse], CONFIG)
-    start, _, why = said.partition("; ")
-    assert start == "In noisy, uniform-robust ends highest with 90.0%, +9.0 pts over uniform" and "loss" in why
+    assert leader(said) == "uniform-robust" and values(said) == ["90.0", "+9.0"] and "loss" in said
     other = board("skewed", uniform=[0.8, 0.82], uniform_robust=[0.7, 0.7], flash=[0.6, 0.6], fedacs=[0.85, 0.85])
-    assert summarise([other], CONFIG) == ["In skewed, fedacs-near ends highest with 85.0%, +4.0 pts over uniform."]
+    (said,) = summarise([other], CONFIG)
+    assert leader(said) == "fedacs-near" and values(said) == ["85.0", "+4.0"] and "loss" not in said
     none = board("skewed", uniform=[0.9, 0.9], uniform_robust=[0.7, 0.7], flash=[0.6, 0.6], fedacs=[0.85, 0.85])
-    assert summarise([none], CONFIG) == ["In skewed, uniform ends highest with 90.0%."]
+    (said,) = summarise([none], CONFIG)
+    assert leader(said) == "uniform" and values(said) == ["90.0"]
 
 
 def groups_board(lost=0, **worst):
@@ -62,30 +74,35 @@ def groups_board(lost=0, **worst):
 
 
 def test_the_worst_group_is_told_as_it_is():
-    assert compare_worst_groups([groups_board(uniform=0.6, balanced=0.8, fedcbs=0.7)]) == [
-        "The worst group of skewed ends highest with balanced: 80.0%, against 60.0% with uniform."
-    ]
-    equal = ["No selector serves the worst group of skewed better than uniform (60.0%)."]
-    assert compare_worst_groups([groups_board(uniform=0.6, balanced=0.5)]) == equal
-    assert compare_worst_groups([groups_board(uniform=0.6, balanced=0.5, fedcbs=0.9, lost=1)]) == equal
+    (said,) = compare_worst_groups([groups_board(uniform=0.6, balanced=0.8, fedcbs=0.7)])
+    assert "skewed" in said and "balanced" in said and values(said) == ["80.0", "60.0"]
+    for equal in (groups_board(uniform=0.6, balanced=0.5), groups_board(uniform=0.6, balanced=0.5, fedcbs=0.9, lost=1)):
+        (said,) = compare_worst_groups([equal])
+        assert said.startswith("No selector") and "uniform" in said and values(said) == ["60.0"]
     assert compare_worst_groups([groups_board(uniform=math.nan, balanced=0.5)]) == []
 
 
 def test_who_lost_a_run_or_shares_the_lead_is_not_called_the_highest():
-    lost = board("noisy", uniform=[0.8, 0.82], fedacs=[0.99, math.nan])
-    assert summarise([lost], CONFIG) == ["In noisy, uniform ends highest with 81.0%."]
-    tied = board("noisy", uniform=[0.8, 0.82], fedacs=[0.82, 0.8001])
-    assert summarise([tied], CONFIG) == ["In noisy, uniform and fedacs-near end highest with 81.0%."]
-    alone = board("noisy", uniform=[0.8, math.nan], fedacs=[0.7, 0.7])
-    assert summarise([alone], CONFIG) == ["In noisy, uniform lost a run, so there is nothing to compare with."]
+    (lost,) = summarise([board("noisy", uniform=[0.8, 0.82], fedacs=[0.99, math.nan])], CONFIG)
+    assert leader(lost) == "uniform" and values(lost) == ["81.0"]
+    (tied,) = summarise([board("noisy", uniform=[0.8, 0.82], fedacs=[0.82, 0.8001])], CONFIG)
+    assert leader(tied) == "uniform and fedacs-near" and values(tied) == ["81.0"]
+    (alone,) = summarise([board("noisy", uniform=[0.8, math.nan], fedacs=[0.7, 0.7])], CONFIG)
+    assert "uniform lost a run" in alone and values(alone) == []
     assert explain_losses([board("noisy", uniform=[math.nan], fedacs=[0.7])], CONFIG) == []
 
 
 def test_who_does_badly_is_explained_and_nobody_else():
     bad = board("skewed", uniform=[0.8, 0.8], uniform_robust=[0.82, 0.82], flash=[0.7, 0.7], fedacs=[0.77, 0.78])
     flash, fedacs = explain_losses([bad], CONFIG)
-    assert flash.startswith("flash-advantage in skewed ends −12.0 pts against uniform-robust: it rewards")
-    assert fedacs.startswith("fedacs-near in skewed ends −2.5 pts against uniform: it looks for")
+    reasons = known_reasons()["skewed"]
+    for said, label, against, points in (
+        (flash, "flash-advantage", "uniform-robust", "−12.0"),
+        (fedacs, "fedacs-near", "uniform", "−2.5"),
+    ):
+        start, _, why = said.partition(": ")
+        assert start.startswith(f"{label} in skewed") and start.endswith(against) and values(start) == [points]
+        assert why.startswith(reasons[label])
     # As good as uniform selection with the same loss, though below the one with the other loss.
     good = board("skewed", uniform=[0.8, 0.8], uniform_robust=[0.795, 0.795], flash=[0.79, 0.79], fedacs=[0.81, 0.81])
     assert explain_losses([good], CONFIG) == []

@@ -181,7 +181,7 @@ def test_who_failed_is_asked_again_where_the_others_are_too_few() -> None:
 def test_too_few_replies_end_the_run_after_some_tries() -> None:
     host = TimedHost(["c0", "c1"], lambda cohort, name: (1.0, INVALID))
     with session_of() as session:
-        with pytest.raises(RoundError, match=r"Round 0 .* 4 tries.*c0: c0 is INVALID.*too few sound models"):
+        with pytest.raises(RoundError, match=r"Round 0 .* 4 tries.*c0: c0 is INVALID.*too few valid models"):
             play(host, session, Policy(size=2, tries=4), rounds=1)
         assert len(host.cohorts()) == 4 and session.round == 0 and not session.pending
 
@@ -353,7 +353,7 @@ def test_noise_for_so_many_models_is_never_added_to_fewer() -> None:
     with session_of() as session:
         play(host, session, Policy(size=3, private=True), rounds=1)
         assert host.cohorts() == [("c0", "c1", "c2"), ("c0", "c2", "c3")]
-        assert ("abandoned", 0, "2 sound models came, and the privacy noise is made for 3") in host.events
+        assert ("abandoned", 0, "2 valid models came, but the privacy noise is made for 3") in host.events
     with session_of() as session, pytest.raises(FederationTimeoutError, match=r"2 clients could be chosen.*made for 3"):
         play(TimedHost(NAMES[:2]), session, Policy(size=3, private=True, patience=2.0), rounds=1)
 

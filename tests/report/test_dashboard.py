@@ -370,9 +370,10 @@ def test_any_round_can_be_opened_by_keyboard_and_stays_open(page, running):
         page.driver.get("about:blank")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_in_the_dashboard(page, running, violations, scheme):
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (390, "light")])
+def test_axe_finds_nothing_in_the_dashboard(page, running, violations, width, scheme):
     with Server(running.path.parent) as served:
+        page.size(width)
         page.scheme(scheme)
         page.driver.get(f"{served.url}/#going")
         page.wait("document.querySelectorAll('.chart[data-state=drawn]').length === 4")

@@ -18,6 +18,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
 from fedcohort.report.account import JournalHistory, account, read_account
 from fedcohort.report.dashboard.sessions import JournalItem
+from fedcohort.report.live_page import ending
 from fedcohort.selectors import FedCBS, PowerOfChoice, Uniform
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session import Session
@@ -71,6 +72,15 @@ def run(*arguments: str) -> str:
     return done.output
 
 
+def test_clients_that_have_not_reported_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "half.sqlite"
+    with Session(Uniform(), ClientTable(names=NAMES), seed=5, journal=path) as session:
+        cohort = session.ask(RoundRequest(4))
+        status = [Status.OK, Status.FAILED]
+        session.tell(RoundReport(cohort.ticket, cohort.clients[:2], status, complete=False))
+        assert "Asked, but no report yet: 2 clients." in ending(read_account(path))
+
+
 def test_the_account_says_what_was_played(live: Any) -> None:
     path, past = live
     found = read_account(path)
@@ -101,7 +111,7 @@ def test_what_shadows_would_have_meant_is_counted_over_all_rounds(live: Any) -> 
     usual = np.where(np.isin(np.arange(8), list(known)), SECONDS, np.median(SECONDS[sorted(known)]))
     expected = [np.mean([usual[p[key]].max() for p in past]) for key in ("clients", "shadow")]
     assert cbs.seconds == pytest.approx(tuple(expected))
-    assert f"{cbs.same:.0%} of its picks were picked" in cbs.sentence() and "QCID" in cbs.sentence()
+    assert f"{cbs.same:.0%} of its picks were really picked" in cbs.sentence() and "QCID" in cbs.sentence()
 
 
 def test_only_what_may_change_is_read_again(tmp_path: Path) -> None:
@@ -184,3 +194,17 @@ def test_the_dashboard_shows_progress_end_reasons_and_history(live: Any) -> None
     record = read_journal(path)
     assert record.last()[0] == ROUNDS
     record.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_axe_finds_nothing_in_the_report_of_a_live_run(
+    live: Any, page: Any, violations: Any, width: int, scheme: str
+) -> None:
+    path, _ = live
+    page.size(width)
+    page.scheme(scheme)
+    run("report", str(path), "-o", str(path.with_suffix(".html")), "--quiet")
+    page.driver.get(path.with_suffix(".html").as_uri())
+    page.js("FC.drawAll()")
+    page.wait("document.querySelectorAll('.chart[data-state=drawn]').length >= 2")
+    assert violations(page) == [] and page.overflow() == [] and page.errors() == []

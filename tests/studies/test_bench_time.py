@@ -17,7 +17,8 @@ from fedcohort.simulate.store.results import load
 from fedcohort.studies.benchmark.__main__ import STOPPED, main
 from fedcohort.studies.benchmark.run import every_selector, plan_time, read_time_scores
 from fedcohort.studies.benchmark.timed import DATASETS, DAY, PIECES, REGIMES, WAYS
-from fedcohort.studies.benchmark.timed_scores import TimeCell, TimeScores
+from fedcohort.studies.benchmark.timed_page import draw
+from fedcohort.studies.benchmark.timed_scores import TimeCell, TimeScores, markdown
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +70,8 @@ def test_scores_are_what_the_rows_say(small):
         assert cell.jain == pytest.approx(columns["jain"][np.isfinite(columns["jain"])][-1:], abs=1e-5)
     assert scores.purpose == "trial" and scores.complete
     assert TimeScores.from_dict(scores.to_dict()).to_dict() == json.loads((small / "bench.json").read_text())
-    assert "| short-sessions, " in (small / "bench.md").read_text()
+    page = (small / "bench.html").read_text()
+    assert "short-sessions: simulated hours to" in page and page.count("</svg>") == 1
 
 
 def cell(way, label, hours):
@@ -89,7 +91,7 @@ def test_speeds_are_paired_by_seed():
 
 def test_a_page_can_be_printed_again_and_mistakes_are_named(small, capsys):
     assert main(["--page", str(small / "bench.json")]) == 0
-    assert capsys.readouterr().out == (small / "bench.md").read_text()
+    assert capsys.readouterr().out == markdown(read_time_scores(small / "bench.json"))
     with pytest.raises(UnknownNameError, match="did you mean 'day-night'"):
         plan_time("digits", {}, [1], regimes=["day-nigt"])
     with pytest.raises(UnknownNameError, match="digits or fashion-mnist"):
@@ -108,9 +110,9 @@ def test_the_command_shows_both_tables(tmp_path):
 
 def test_the_picture_is_of_the_stored_scores(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
-    from _site.time_picture import PICTURE, SCORES, draw
+    from _site.time_picture import PICTURE, SCORES
 
-    assert PICTURE.read_text() == draw(SCORES), "run PYTHONPATH=src:docs python -m _site.time_picture"
+    assert PICTURE.read_text() == draw(read_time_scores(SCORES)), "run PYTHONPATH=src:docs python -m _site.time_picture"
     scores = read_time_scores(SCORES)
     assert TimeScores.from_dict(scores.to_dict()).to_dict() == scores.to_dict()
     assert scores.purpose == "report" and scores.complete

@@ -39,7 +39,7 @@ from fedcohort.studies.papers.__main__ import STOPPED, main
 from fedcohort.studies.papers.declare import MEASURES, margin, order, row
 from fedcohort.studies.papers.page import html_page, markdown, overview
 from fedcohort.studies.papers.record import RecordError
-from fedcohort.studies.papers.run import table_of
+from fedcohort.studies.papers.run import _remaining_work, table_of
 from fedcohort.studies.papers.verdicts import count_verdicts
 
 ROOT = Path(__file__).parents[2]
@@ -287,6 +287,30 @@ def test_a_record_from_elsewhere_gets_the_methods_it_lacks(tmp_path, capsys):
     capsys.readouterr()
     assert main(here) == 0
     assert "is on record" in capsys.readouterr().err
+
+
+def test_methods_added_to_a_record_are_timed_to_its_target(tmp_path):
+    words = ["hicsfl-table-2", "--quick", "--device", "cpu", "--rounds", "3", "--out"]
+    assert main([*words, str(tmp_path / "there"), "--labels", "uniform"]) == 0
+    name = "records/hicsfl-fmnist-quick.json"
+    record = json.loads((tmp_path / "there" / name).read_text())
+    record["settings"]["50-clients"]["target"] = 0.01
+    (tmp_path / "here" / "records").mkdir(parents=True)
+    (tmp_path / "here" / name).write_text(json.dumps(record))
+    assert main([*words, str(tmp_path / "here"), "--labels", "clustered"]) == 0
+    found = json.loads((tmp_path / "here" / name).read_text())["settings"]["50-clients"]
+    assert found["target"] == 0.01
+    assert found["labels"]["clustered"]["rounds"] == [1]  # any model has 1%
+
+
+def test_a_record_with_another_target_than_the_papers_is_made_again():
+    exhibit = EXHIBITS["hicsfl-table-2"]
+    labels = {label: {} for label in exhibit.study.parts["all"]["selectors"]}
+    seeds, rounds = list(range(exhibit.study.seeds)), exhibit.study.rounds["50-clients"]
+    for target, missing in ((0.75, 0), (0.8, len(labels))):
+        setting = {"seeds": seeds, "rounds": rounds, "finished": True, "target": target, "made": {"trial": False}}
+        record = StudyRecord(exhibit.study.name, {"50-clients": {**setting, "labels": labels}})
+        assert len(_remaining_work(record, exhibit.study, "all", None, None, ()).labels) == missing
 
 
 def test_methods_that_cannot_stand_beside_those_on_record_are_refused_before_anything_is_run(tmp_path, capsys):

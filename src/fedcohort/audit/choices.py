@@ -27,7 +27,7 @@ from fedcohort.core.files import read_file
 from fedcohort.core.protocol import Selector, Status
 from fedcohort.core.selector_spec import rebuild_selector, selector_name
 from fedcohort.core.validate import instance, mapping, text, whole_number
-from fedcohort.journal import Journal, ReplyBlock, read_journal
+from fedcohort.journal import CohortRow, Journal, ReplyBlock, read_journal
 from fedcohort.journal.chain import PARTS, START, VERSION, Link, next_link, start_payload, with_news
 from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.events import ABANDONED, CHANGED, FAILURES, FORGOTTEN, NEW_MODEL, PRUNED, RECOVERED, SELECTOR
@@ -36,7 +36,7 @@ from fedcohort.journal.tables import table_of
 from fedcohort.session.rules import Rules
 
 _SHARE = 0.1  # of all draws, may be abandoned without a failure on record
-_NAMED = 12
+_NAMED = 12  # clients named in a remark
 
 
 @dataclass(frozen=True)
@@ -182,30 +182,23 @@ class _Audit(Replay):
         self.again = 0  # numbers that were recorded again
         self.remarks: list[str] = []
         self.replaying = True
+        self.tip = START  # the newest link so far
 
     def run(self, seed: int | None, receipts: Mapping[str, str], public: str | None) -> AuditResult:
-        problem, wrong, tip = None, False, START
+        """Check everything, in the order in which one check relies on those before it."""
+        problem, wrong = None, False
         try:
             if seed is not None and seed != self.meta["seed"]:
                 raise DoesNotFollow(f"The recorded seed is {self.meta['seed']}, but {seed} was agreed on.")
             chain = self._chain()
             removed = sum(link.removed for link in chain)
+            # A session cannot be played past a gap; the chain can still be followed.
             self.replaying = not removed
-            newest = {(link.kind, link.key): link.number for link in chain if not link.removed}
-            seen: set[str] = set()
-            for link in chain:
-                if next_link(tip, link.kind, link.digest) != link.link:
-                    raise DoesNotFollow(
-                        f"{self._link_name(link)} was changed after it was recorded: the chain breaks there."
-                    )
-                tip = link.link
-                seen.add(tip.hex())
-                self._check(link, newest[link.kind, link.key] if not link.removed else 0)
-                if self.replaying:
-                    self._step(link)
+            self._follow(chain)
             self._check_rest(chain)
-            self._check_signature(tip.hex(), public)
-            self._check_receipts(receipts, seen, public)
+            self._check_signature(self.tip.hex(), public)
+            # What clients kept is checked against a chain that is known to hold: only then does it say anything.
+            self._check_receipts(receipts, {link.link.hex() for link in chain}, public)
             self._count()
             if removed:
                 raise self._removed_error(removed)
@@ -216,23 +209,45 @@ class _Audit(Replay):
             problem = str(broken)
         except DoesNotFollow as broken:
             problem, wrong = str(broken), True
-        counts = [dict(zip(self.final.names, c.tolist(), strict=True)) for c in (self.candidate, self.picked)]
-        drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
-        given_up = [ticket for ticket in drawn if ticket in self.abandoned]
+        return self._result(problem, wrong)
+
+    def _follow(self, chain: list[Link]) -> None:
+        """Go along the chain: each link must follow from the one before, and the session from what they are over."""
+        newest = {(link.kind, link.key): link.number for link in chain if not link.removed}
+        for link in chain:
+            if next_link(self.tip, link.kind, link.digest) != link.link:
+                raise DoesNotFollow(
+                    f"{self._link_name(link)} was changed after it was recorded: the chain breaks there."
+                )
+            self.tip = link.link
+            if not link.removed:
+                self._check(link, newest[link.kind, link.key])
+            if self.replaying:
+                self._step(link)
+
+    def _result(self, problem: str | None, wrong: bool) -> AuditResult:
+        names = self.final.names
+        drawn, given_up, unexplained = self._draws()
         return AuditResult(
             problem,
             self.rounds,
-            tip.hex(),
+            self.tip.hex(),
             draws=len(drawn),
             abandoned=len(given_up),
-            unexplained=sum(not self._has_failure(ticket) for ticket in given_up),
+            unexplained=len(unexplained),
             remarks=tuple(self.remarks),
             excluded=dict(self.excluded.most_common()),
-            candidate=counts[0],
-            picked=counts[1],
+            candidate=dict(zip(names, self.candidate.tolist(), strict=True)),
+            picked=dict(zip(names, self.picked.tolist(), strict=True)),
             signer=self.meta.get("signer"),
             wrong=wrong,
         )
+
+    def _draws(self) -> tuple[list[int], list[int], list[int]]:
+        """Return the tickets of all draws, of those that were abandoned, and of these without a failure on record."""
+        drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
+        given_up = [ticket for ticket in drawn if ticket in self.abandoned]
+        return drawn, given_up, [ticket for ticket in given_up if not self._has_failure(ticket)]
 
     # -- is the record whole? ------------------------------------------------------------------------------------------
 
@@ -247,9 +262,8 @@ class _Audit(Replay):
 
     def _check(self, link: Link, newest: int) -> None:
         """Refuse a link that is over something else than is on record."""
-        if link.removed:
-            return
         if link.number != newest:
+            # Only the newest link is over what is on record now; most things are recorded once.
             if link.kind in PARTS and not PARTS[link.kind].again:
                 raise DoesNotFollow(f"{self._link_name(link)} is in the chain twice.")
             if link.kind in PARTS:
@@ -389,38 +403,36 @@ class _Audit(Replay):
         changes = [
             (int(body.get("ticket", 0)), Rules.from_journal(body["rules"])) for body in self.journal.events(CHANGED)
         ]
-        rules = Rules()
         for ticket, row in self.cohorts.items():
-            while changes and changes[0][0] <= ticket:
-                rules = changes.pop(0)[1]
+            rules = next((rules for since, rules in reversed(changes) if since <= ticket), Rules())
             candidates = self.journal.candidates(ticket, self.final.n)
             if candidates is not None:
                 self.candidate[candidates] += 1
             self.picked[row.clients] += 1
             excluded = self.journal.exclusions(ticket)
             self.excluded.update(self.final.names_of(np.array(sorted(excluded), np.int64)))
-            if rules.blocked or rules.paused or rules.pinned or rules.eligible:
-                self.singled_out = True
-            if not len(row.clients) or row.wanted is None:
-                continue
-            narrow = row.n_candidates <= row.wanted and row.n_candidates < self.final.n
-            if (narrow and excluded) or set(self.final.names_of(row.clients)) <= set(rules.pinned):
-                self.forced.append(ticket)
-            elif narrow:
-                self.narrow.append(ticket)
+            self.singled_out |= bool(rules.blocked or rules.paused or rules.pinned or rules.eligible)
+            if len(row.clients) and row.wanted is not None:
+                self._count_choice(row, rules, row.wanted, bool(excluded))
+
+    def _count_choice(self, row: CohortRow, rules: Rules, wanted: int, excluded: bool) -> None:
+        """Take note of a draw in which nothing, or nearly nothing, was left to choose."""
+        narrow = row.n_candidates <= wanted and row.n_candidates < self.final.n
+        if (narrow and excluded) or set(self.final.names_of(row.clients)) <= set(rules.pinned):
+            self.forced.append(row.ticket)
+        elif narrow:
+            self.narrow.append(row.ticket)
 
     def _has_failure(self, ticket: int) -> bool:
         """Whether a client failed on record in an abandoned draw; one that had not answered yet has not failed."""
         if ticket in self.failed:
             return True
-        fine = (Status.OK, Status.MISSING)
+        fine = (Status.OK, Status.MISSING)  # a server that abandons a draw at once finds everybody missing
         return any((~np.isin(block.status, fine)).any() for block in self.journal.reply_blocks(ticket))
 
     def _judge(self) -> None:
         """Remark on every freedom a server took; refuse what leaves nothing of the choice."""
-        drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
-        given_up = [ticket for ticket in drawn if ticket in self.abandoned]
-        unexplained = [ticket for ticket in given_up if not self._has_failure(ticket)]
+        drawn, given_up, unexplained = self._draws()
         self._remark_on_events()
         self._remark_on_draws(len(drawn), len(given_up), len(unexplained))
         self._refuse_freedom(len(drawn), given_up, unexplained)
@@ -432,6 +444,7 @@ class _Audit(Replay):
             f"{_selector_name(body['from'])!r}."
             for body in self.journal.events(SELECTOR)
         ]
+        # A selector of the server's own may follow from its seed and still prefer its friends.
         if not type(self.playing.selector).__module__.startswith("fedcohort."):
             self.remarks.append(
                 f"The selector {selector_name(self.playing.selector)} is not one of fedcohort's. To know what it "
@@ -440,16 +453,19 @@ class _Audit(Replay):
         changed = [int(body["round"]) for body in self.journal.events(CHANGED)]
         self.remarks += [f"The rules were changed before round {round_}." for round_ in changed if round_ > 0]
         if self.singled_out:
-            most = ", ".join(f"{name} ({count})" for name, count in self.excluded.most_common(_NAMED))
-            more = f" and {len(self.excluded) - _NAMED} more" if len(self.excluded) > _NAMED else ""
-            self.remarks.append(
-                f"The rules single out clients, by name or by what clients report. They excluded "
-                f"{len(self.excluded)} of {self.final.n} clients (number of draws): {most or 'nobody'}{more}."
-            )
+            self.remarks.append(self._exclusion_remark())
         lost = [int(body["round"]) for body in self.journal.events(RECOVERED)]
         self.remarks += [
             f"The newest commits were lost, and the session continued from round {round_}." for round_ in lost
         ]
+
+    def _exclusion_remark(self) -> str:
+        most = ", ".join(f"{name} ({count})" for name, count in self.excluded.most_common(_NAMED))
+        more = f" and {len(self.excluded) - _NAMED} more" if len(self.excluded) > _NAMED else ""
+        return (
+            f"The rules single out clients, by name or by what clients report. They excluded "
+            f"{len(self.excluded)} of {self.final.n} clients (number of draws): {most or 'nobody'}{more}."
+        )
 
     def _remark_on_draws(self, drawn: int, given_up: int, unexplained: int) -> None:
         """Remark on draws that were made again, were empty, or left little to choose."""
@@ -471,6 +487,7 @@ class _Audit(Replay):
     def _refuse_freedom(self, drawn: int, given_up: list[int], unexplained: list[int]) -> None:
         """Refuse a journal whose server could have had any cohort: by drawing again, by waiting, or by its rules."""
         empty = len(self.cohorts) - drawn
+        # With failures on record, half of all draws may go; they happen, and a client may be made to fail.
         if len(given_up) > drawn - len(given_up):
             raise CannotBeConfirmed(
                 f"Of {drawn} draws {len(given_up)} were abandoned: whoever can abandon draws can get any cohort. "

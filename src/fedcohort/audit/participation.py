@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -147,51 +148,46 @@ def verify(journal: str | Path | Journal) -> Proof:
     entered a model. Rounds that were abandoned released nothing and do not count.
     """
     if not isinstance(journal, Journal):
-        opened = read_journal(journal)
-        try:
+        with closing(read_journal(journal)) as opened:
             return verify(opened)
-        finally:
-            opened.close()
     table, _ = journal.table()
     rows = journal.cohorts()
     changes = _changes(journal, rows)
     given_up = {body["ticket"] for body in journal.events(ABANDONED)}
-    past: dict[int, _Past] = {}
-    breaches: list[Breach] = []
-    rounds = at = 0
-    separation: int | None = None
-    rules: Rules | None = None
-    for row in rows:
-        while at < len(changes) and changes[at].ticket <= row.ticket:
-            rules, at = changes[at].rules, at + 1
-        if row.ticket in given_up or not len(row.clients):
-            continue
-        rounds += 1
-        for client in row.clients.tolist():
-            own = past.setdefault(client, _Past())
-            if own.rounds:
-                distance = row.round - own.rounds[-1]
-                separation = distance if separation is None else min(separation, distance)
-            if rules is not None:
-                name = table.name(client)
-                breaches += [Breach(name, row.round, what) for what in _violations(rules, name, row.round, own.rounds)]
-            own.rounds.append(row.round)
-            own.tickets.append(row.ticket)
-    exceeded = [e for client, own in past.items() for e in _limits_exceeded(changes, table.name(client), own)]
+    counted = [row for row in rows if row.ticket not in given_up and len(row.clients)]
+    past, breaches = _participations(counted, changes, table)
+    distances = [later - sooner for own in past.values() for sooner, later in pairwise(own.rounds)]
     bound = _bound_to_keys(journal, table, past)
     counts = [len(own.rounds) for own in past.values()]
     return Proof(
-        rounds,
-        table.n,
-        changes[-1].rules if changes else None,
-        max(counts, default=0),
-        separation,
-        tuple(breaches),
-        tuple(changes),
-        tuple(exceeded),
-        bound,
-        None if bound is None else sum(counts) - bound,
+        rounds=len(counted),
+        clients=table.n,
+        rules=changes[-1].rules if changes else None,
+        most=max(counts, default=0),
+        least_separation=min(distances, default=None),
+        breaches=tuple(breaches),
+        changes=tuple(changes),
+        exceeded=tuple(e for c, own in past.items() for e in _limits_exceeded(changes, table.name(c), own)),
+        registered=bound,
+        unregistered=None if bound is None else sum(counts) - bound,
     )
+
+
+def _participations(
+    rows: Sequence[CohortRow], changes: Sequence[Change], table: ClientTable
+) -> tuple[dict[int, _Past], list[Breach]]:
+    """Return the participations of every client, and which of them broke the rules in force."""
+    past: dict[int, _Past] = {}
+    breaches: list[Breach] = []
+    for row in rows:
+        rules = next((change.rules for change in reversed(changes) if change.ticket <= row.ticket), None)
+        for client in row.clients.tolist():
+            own, name = past.setdefault(client, _Past()), table.name(client)
+            if rules is not None:
+                breaches += [Breach(name, row.round, what) for what in _violations(rules, name, row.round, own.rounds)]
+            own.rounds.append(row.round)
+            own.tickets.append(row.ticket)
+    return past, breaches
 
 
 def _changes(journal: Journal, rows: Sequence[CohortRow]) -> list[Change]:
@@ -210,10 +206,11 @@ def _changes(journal: Journal, rows: Sequence[CohortRow]) -> list[Change]:
 def _violations(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[str]:
     """Return what a participation in ``round_`` breaks, after those of ``earlier`` rounds."""
     found = []
+    paused = (rules.paused or {}).get(name, 0)
     if name in rules.blocked:
         found.append("it is blocked")
-    if round_ < (rules.paused or {}).get(name, 0):
-        found.append(f"it is paused until round {(rules.paused or {})[name]}")
+    if round_ < paused:
+        found.append(f"it is paused until round {paused}")
     if earlier and round_ - earlier[-1] < rules.min_separation:
         found.append(f"{round_ - earlier[-1]} rounds after the last, at least {rules.min_separation} are asked for")
     most = rules.most_of(name)
@@ -231,26 +228,33 @@ def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Itera
     if not changes:
         return
     rules = changes[-1].rules
-    most, window, limit = rules.most_of(name), rules.window, rules.max_in_window
+    most = rules.most_of(name)
     if most is not None:
         since = _since(changes, lambda rules: rules.most_of(name))
         count, before = len(past.rounds), len(past.before(since))
         if before > most:
             early = "all" if before == count else str(before)
-            text = f"{count} participations, {early} before the limit of {most}"
-            yield Exceeded(name, since.round, f"{text} took effect in round {since.round}")
+            yield _exceeded(name, since, f"{count} participations, {early} before the limit of {most}")
     since = _since(changes, lambda rules: rules.min_separation)
     gap = min((b - a for a, b in pairwise(past.before(since))), default=rules.min_separation)
     if gap < rules.min_separation:
         text = f"{gap} rounds from one participation to the next, before the separation of {rules.min_separation}"
-        yield Exceeded(name, since.round, f"{text} took effect in round {since.round}")
-    if window is not None and limit is not None:
+        yield _exceeded(name, since, text)
+    if rules.window is not None and rules.max_in_window is not None:
         since = _since(changes, lambda rules: (rules.window, rules.max_in_window))
-        rounds = past.before(since)
-        inside = max((i + 1 - bisect_right(rounds, last - window) for i, last in enumerate(rounds)), default=0)
-        if inside > limit:
-            text = f"{inside} times in {window} rounds, before the limit of {limit}"
-            yield Exceeded(name, since.round, f"{text} took effect in round {since.round}")
+        inside = _most_in_window(past.before(since), rules.window)
+        if inside > rules.max_in_window:
+            text = f"{inside} times in {rules.window} rounds, before the limit of {rules.max_in_window}"
+            yield _exceeded(name, since, text)
+
+
+def _exceeded(name: str, since: Change, text: str) -> Exceeded:
+    return Exceeded(name, since.round, f"{text} took effect in round {since.round}")
+
+
+def _most_in_window(rounds: Sequence[int], window: int) -> int:
+    """Return the most of ascending rounds that lie in any window of so many rounds."""
+    return max((i + 1 - bisect_right(rounds, last - window) for i, last in enumerate(rounds)), default=0)
 
 
 def _since(changes: Sequence[Change], limit: Callable[[Rules], object]) -> Change:
@@ -267,6 +271,7 @@ def _bound_to_keys(journal: Journal, table: ClientTable, past: Mapping[int, _Pas
     asked = {row.ticket: row.asked_at for row in journal.cohorts()}
     since: dict[str, int] = {}
     for at, body in events:
+        # A name counts from the cohort after the key was seen; before, anybody could have used it.
         ticket = body.get("ticket")
         if ticket is None:  # of a journal of an earlier version
             ticket = next((t for t, when in asked.items() if when >= at), len(asked))

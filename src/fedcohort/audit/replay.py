@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ class Replay:
     def start(self, table: ClientTable) -> None:
         """Begin with these clients."""
         signals = self.meta["signals"]
+        # In memory, without rules: those there were come with their events.
         self.session = Session(
             self.selector,
             table,
@@ -92,11 +93,11 @@ class Replay:
             cohort = session.ask(request, answer)
         except FedcohortError as error:
             raise DoesNotFollow(f"Round {row.round}: the recorded inputs allow no choice: {error.message}") from error
-        same = np.array_equal(cohort.clients, row.clients) and all(
-            (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))
-            for a, b in ((cohort.weights, row.weights), (cohort.work, row.work))
-        )
-        if not same:
+        if not (
+            np.array_equal(cohort.clients, row.clients)
+            and _is_same(cohort.weights, row.weights)
+            and _is_same(cohort.work, row.work)
+        ):
             ours, theirs = (", ".join(self.final.names_of(c)[:12]) for c in (cohort.clients, row.clients))
             raise DoesNotFollow(
                 f"Round {row.round} does not follow from its seed and inputs: recorded: {theirs or 'nobody'}; the "
@@ -106,18 +107,11 @@ class Replay:
 
     def tell(self, ticket: int, blocks: list[ReplyBlock], given_up: str | None) -> None:
         """Close a cohort with what was reported, or give it up."""
-        names = list(dict.fromkeys(name for block in blocks for name in block.metrics))
-        metrics = {}
-        for name in names:
-            width = next(b.metrics[name].shape[1:] for b in blocks if name in b.metrics)
-            parts = [b.metrics.get(name, np.full((len(b.clients), *width), np.nan)) for b in blocks]
-            metrics[Signal.by_name(name)] = np.concatenate(parts)
-        clients, status, kept = (
-            np.concatenate([np.asarray(getattr(b, part)) for b in blocks]) if blocks else np.empty(0, np.int64)
-            for part in ("clients", "status", "kept")
-        )
+        whole = ReplyBlock.joined(ticket, blocks)
+        metrics = {Signal.by_name(name): column for name, column in whole.metrics.items()}
+        # A complete report would close the cohort as a round that counts, and a cohort that was given up does not.
         report = RoundReport(
-            ticket, clients, status=status, metrics=metrics, kept=kept.astype(np.bool_), complete=given_up is None
+            ticket, whole.clients, whole.status, metrics=metrics, kept=whole.kept, complete=given_up is None
         )
         try:
             self.playing.tell(report)
@@ -141,6 +135,12 @@ class Replay:
     def change_selector(self, body: Mapping[str, Any]) -> None:
         """Let the selector of an event go on."""
         self.playing.change_selector(rebuild_selector(body["to"], None, self.journal.path))
+
+
+def _is_same(ours: AnyArray | None, theirs: AnyArray | None) -> bool:
+    if ours is None or theirs is None:
+        return ours is theirs
+    return np.array_equal(ours, theirs)
 
 
 def newcomers(table: ClientTable, before: int) -> ClientTable:
@@ -201,6 +201,7 @@ def check(journal: Journal) -> ReplayResult:
     except JournalError as error:
         return ReplayResult(False, 0, error.message)
     try:
+        # A stable sort: steps of one time stay in the order in which they were found.
         for _, step in sorted(steps, key=lambda pair: pair[0]):
             step()
         compare_states(journal, replay.playing)
@@ -220,9 +221,9 @@ def _obstacle(journal: Journal) -> str | None:
     rows = journal.cohorts()
     if any(journal.candidates(row.ticket, 0) is None for row in rows):
         return "the candidates of old rounds were pruned"
-    if any(b.asked_at < a.asked_at for a, b in pairwise(rows)) or any(
-        row.told_at is not None and row.told_at < row.asked_at for row in rows
-    ):
+    # The order of steps is that of their times. NTP may set a clock back by minutes; nobody can tell afterwards.
+    asked = [row.asked_at for row in rows]
+    if asked != sorted(asked) or any(row.told_at is not None and row.told_at < row.asked_at for row in rows):
         return "the machine's clock was set back, so the order of events is not known"
     return None
 
@@ -233,26 +234,32 @@ def _steps(journal: Journal, replay: Replay) -> Iterator[tuple[tuple[float, int]
     joins = journal.timed_events(JOINED)
     sizes = [int(body["first"]) for _, body in joins] + [table.n]
     replay.start(_part(table, slice(0, sizes[0])))
-    selectors = [replay.selector]
+    _check_no_questions(journal, replay.selector)
     for (at, _), upto in zip(joins, sizes[1:], strict=True):
-        yield (at, 0), lambda upto=upto: replay.grow(_part(table, slice(0, upto)))  # type: ignore[misc]
-    for at, body in journal.timed_events(CHANGED):
-        yield (at, 0), lambda body=body: replay.change_rules(body)  # type: ignore[misc]
-    for at, body in journal.timed_events(SELECTOR):
-        selectors.append(rebuild_selector(body["to"], None, journal.path))
-        yield (at, 0), lambda body=body: replay.change_selector(body)  # type: ignore[misc]
-    asking = [selector for selector in selectors if type(selector).query is not Selector.query]
-    if asking:
-        raise JournalError(
-            f"{type(asking[0]).__name__} asks clients before it chooses, and answers are on record only with audit=True"
-        )
+        yield (at, 0), partial(replay.grow, _part(table, slice(0, upto)))
+    for kind, step in (
+        (CHANGED, replay.change_rules),
+        (SELECTOR, replay.change_selector),
+        (NEW_MODEL, replay.advance),
+    ):
+        for at, body in journal.timed_events(kind):
+            yield (at, 0), partial(step, body)
     given_up = {int(body["ticket"]): str(body["reason"]) for body in journal.events(ABANDONED)}
     for row in replay.cohorts.values():
-        yield (row.asked_at, 1), lambda row=row: replay.choose(row.ticket, None)  # type: ignore[misc]
+        yield (row.asked_at, 1), partial(replay.choose, row.ticket, None)
         if row.told_at is not None and len(row.clients):
-            yield (row.told_at, 0), lambda row=row: _tell(journal, replay, row, given_up)  # type: ignore[misc]
-    for at, body in journal.timed_events(NEW_MODEL):
-        yield (at, 0), lambda body=body: replay.advance(body)  # type: ignore[misc]
+            yield (row.told_at, 0), partial(_tell, journal, replay, row, given_up)
+
+
+def _check_no_questions(journal: Journal, first: Selector[Any]) -> None:
+    """Refuse a session in which a selector asked clients: without a chain, their answers are not on record."""
+    later = [rebuild_selector(body["to"], None, journal.path) for body in journal.events(SELECTOR)]
+    for selector in (first, *later):
+        if type(selector).query is not Selector.query:
+            raise JournalError(
+                f"{type(selector).__name__} asks clients before it chooses, and answers are on record only with "
+                "audit=True"
+            )
 
 
 def _tell(journal: Journal, replay: Replay, row: CohortRow, given_up: Mapping[int, str]) -> None:
@@ -265,5 +272,6 @@ def compare_states(journal: Journal, session: Session) -> None:
     recorded = journal.state("")
     for name, value in state_fields(session.state):
         ours, theirs = np.asarray(value), np.asarray(recorded.get(name))
+        # Bit by bit, so that NaN equals NaN.
         if ours.dtype != theirs.dtype or ours.shape != theirs.shape or ours.tobytes() != theirs.tobytes():
             raise DoesNotFollow(f"The cohorts follow, but the selector's state on record does not: {name!r} differs.")

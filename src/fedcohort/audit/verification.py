@@ -80,6 +80,7 @@ def examine(path: str | Path, *, again: bool = True) -> Examination:
         if version >= SCHEMA_VERSION and findings[-1].sound:
             seal = Seal.read(database.connection)
             findings.append(_commits(path, seal, mark, companion))
+        # Rows that are damaged may say anything, and a replay of them would blame the selector.
         if all(finding.sound is not False for finding in findings[:2]):
             findings += _meaning(journal, again)
         return Examination(path, version, seal, tuple(findings))
@@ -175,6 +176,7 @@ def _again(journal: Journal) -> Finding:
         return Finding("replay", None, f"not possible: {outcome.problem}")
     if outcome.problem is not None:
         writer = journal.meta().get("fedcohort")
+        # Between releases a selector may choose otherwise: then a difference says nothing about the journal.
         if _release(writer) != _release(__version__):
             return Finding(
                 "replay",

@@ -38,7 +38,7 @@ def audit(
 
     The audit trusts neither the server nor the selector. It checks the chain of digests, then replays the session from
     its seed, candidates, answers and reports, and names the first round that differs. It also lists abandoned draws,
-    changes of selector or rules, and clients that rules excluded; too many of these and the journal is not confirmed.
+    changes of selector or rules, and clients that rules excluded. With too many of these, the journal is not confirmed.
     Exits with 0 if the journal is confirmed, 3 if it is confirmed with remarks, 1 if it is not confirmed.
 
     Example: fedcohort journal audit server.sqlite --receipts kept.txt --public operator.key.pub --client hospital-north

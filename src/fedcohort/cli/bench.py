@@ -47,8 +47,8 @@ def bench(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="'natural': all datasets with real owners, each in a folder of its own; 'time': rounds and "
-            "asynchronous runs by the clock, on digits or fashion-mnist."
+            help="'natural': all datasets with real owners, each in its own folder; 'time': rounds and "
+            "asynchronous runs in simulated time, on digits or fashion-mnist."
         ),
     ] = None,
     selectors: Annotated[
@@ -82,9 +82,9 @@ def bench(
 ) -> None:
     """Run the benchmark: every selector on every kind of federation.
 
-    Writes bench.html and bench.json beside the results. Choose parameters on the tuning seeds and report results on
-    the report seeds; a result states which seeds it used. What is run is written down first (frozen.json): a benchmark
-    whose selectors were changed since is not continued, nor merged with others.
+    Writes bench.html and bench.json next to the results. Choose parameters on the tuning seeds and report results on
+    the report seeds; a result states which seeds it used. The command first writes frozen.json. If a selector changes
+    after that, the benchmark can neither be continued nor merged with others.
 
     Examples: fedcohort bench --quick; fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
     """
@@ -154,7 +154,7 @@ def _show_times(target: Path, console: Console, quick: bool, format: Format) -> 
         if quick:
             say(out(), _QUICK)
         print_tables([ways(scores), selection(scores)], out())
-    say(console, f"the scores: {target / 'bench.json'}")
+    say(console, f"the page: {target / 'bench.html'}")
 
 
 def _finish(simulation: Simulation, console: Console, quick: bool, format: Format) -> None:

@@ -126,7 +126,7 @@ def demo(
     """Compare nine selectors on handwritten digits and write a report.
 
     The demo has two federations: one with skewed labels, one with wrong labels and clients of different speed. Each
-    selector runs in the federation it was designed for. The only data it needs are scikit-learn's digits.
+    selector runs in the federation it was designed for. The data is the digits dataset of scikit-learn.
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
     """

@@ -88,7 +88,7 @@ def execute(
     say(
         console,
         f"{runs} run{'s' * (runs != 1)} in {groups} lock-step group{'s' * (groups != 1)}, {simulation.total} rounds in "
-        f"all; results in {simulation.out}",
+        f"total; results in {simulation.out}",
     )
     began = time.monotonic()
     state = run_with_progress(simulation, console)

@@ -45,7 +45,7 @@ def explain(  # the command line's options are this signature
         typer.Option("--client", "-c", help="The client to explain, by number or name."),
     ] = None,
     name: Annotated[str | None, typer.Option("--run", help="The run's name, if the experiment has several.")] = None,
-    nearly: Annotated[int, typer.Option(min=0, help="How many clients that were nearly picked to show.")] = NEARLY,
+    nearly: Annotated[int, typer.Option(min=0, help="How many of the nearly picked clients to show.")] = NEARLY,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Explain why clients were picked, or were not.
@@ -133,7 +133,7 @@ def _explain_run(journal: Path, format: Format) -> None:
     if not troubled:
         return
     result = Table(
-        "client", "picked", "sound", "the last time it returned no model", header_style="bold", box=SIMPLE_HEAD,
+        "client", "picked", "valid models", "the last time it returned no model", header_style="bold", box=SIMPLE_HEAD,
         pad_edge=False,
     )  # fmt: skip
     for client in sorted(troubled, key=lambda c: c.statuses.get("OK", 0) - c.picked)[:_MAX_FAILED]:
@@ -151,7 +151,14 @@ def _explain_client(journal: Path, client: str, format: Format) -> None:
         return
     console = out()
     say(console, f"Client {client} was picked in {sum(p.picked for p in parts)} of {quantity(len(parts), 'round')}.")
-    result = Table("round", "picked", "what happened, or why not", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    result = Table(
+        "round",
+        "picked",
+        "what happened, or why it was not picked",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for part in parts:
         # The client is named above the table and the round in its row.
         what = part.outcome.removeprefix(f"Client {part.name} was ").replace(f" in round {part.round}", "", 1)

@@ -67,7 +67,8 @@ def job_files(name: str, selector: str) -> dict[str, str]:
     if is_reference(selector):
         raise InputError(
             f"'flare new' needs one of fedcohort's own selectors. Got {selector!r}.",
-            hint="create the job with one of them, then put module:Class into experiment.toml and beside job.py",
+            hint="create the job with one of them, then name module:Class in experiment.toml and put the module "
+            "next to job.py",
         )
     chosen = create(selector)
     if chosen.requires & {Signal.KEPT, Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}:

@@ -70,7 +70,7 @@ def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
     lines = [
         f"# {name}: {found.meaning} ({found.source}).",
         f"# Written by 'fedcohort init {name}'; run it with: fedcohort run {printable(file.name)}",
-        "# Lines that begin with '#' show what else there is, with its default.",
+        "# Lines that begin with '#' show other options with their defaults.",
         f"name = {_toml(file.stem)}",
         "seeds = [0, 1, 2, 3, 4]           # one run per seed and selector",
         "",

@@ -210,7 +210,7 @@ def abandon(
     ticket: Annotated[
         int | None, typer.Option(max=MAX_ROUND, help="The pending cohort's ticket; default: the oldest.")
     ] = None,
-    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "abandoned by the operator",
+    reason: Annotated[str, typer.Option(help="The reason, for the journal.")] = "abandoned by the operator",
     selector: TrustOption = None,
     sign: SignOption = None,
 ) -> None:

@@ -60,7 +60,7 @@ def apply_rules(
     """Change the rules from the next round on, without a restart.
 
     A running server applies the change before its next round, a stopped one when it is started again. The journal
-    records the change with its round. Mistakes are reported now, and then nothing changes.
+    records the change with its round. A mistake is reported at once and changes nothing.
 
     Examples: fedcohort journal rules apply run.sqlite rules.toml;
     fedcohort journal rules apply run.sqlite --block kiosk-7;

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from fedcohort.privacy.meter import Audit
 
 privacy_app = typer.Typer(
-    help="Measure what labels a federation reveals; hold the key to encrypted counts.", no_args_is_help=True
+    help="Measure what a federation reveals about labels; run a key holder.", no_args_is_help=True
 )
 
 
 @privacy_app.callback()
 def _privacy() -> None:
-    """Measure what labels a federation reveals; hold the key to encrypted counts."""
+    """Measure what a federation reveals about labels; run a key holder."""
 
 
 @privacy_app.command()
@@ -42,7 +42,7 @@ def audit(
     config: BaseArgument = None,
     data: DataOption = None,
     folder: FolderOption = None,
-    scenario: Annotated[str | None, typer.Option("--scenario", help="A preset, e.g. fedcbs-dirichlet.")] = None,
+    scenario: Annotated[str | None, typer.Option("--scenario", help="A preset, e.g. fedcbs-dir-0.1.")] = None,
     counts: Annotated[
         Path | None,
         typer.Option(

@@ -58,7 +58,7 @@ def reproduce(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Reproduce a paper's table or figure beside the published one.
+    """Reproduce a paper's table or figure next to the published one.
 
     Compares the published numbers with ours, ratio by ratio, and says which of the paper's claims hold. Writes NAME.md,
     NAME.html and NAME.json, and a record of the runs that several tables share. Exits with status 75 if it stopped
@@ -124,4 +124,4 @@ def _print_exhibit(exhibit: Exhibit, record: StudyRecord, console: Console, out_
     print_tables(tables_of(exhibit, record), out())
     held = sum(verdict.state == "holds" for verdict in judge(exhibit, record))
     judged = "nothing is judged" if quick else f"{held} claims hold"
-    say(console, f"{exhibit.name}: {judged}; pages beside {out_dir / exhibit.name}.md")
+    say(console, f"{exhibit.name}: {judged}; see {out_dir / exhibit.name}.md or .html")

@@ -35,9 +35,9 @@ def verify(
 ) -> None:
     """Prove from the journal alone that the participation rules held.
 
-    These rules bound how often a client takes part, in all and within a window, and how far apart. Each round is judged
-    by the rules in force at the time. Exits with 0 if every round kept them and the whole run meets the final rules,
-    and with 1 otherwise or if there were no rules.
+    These rules limit how often a client takes part, in total and within a window, and how soon again. Each round is
+    judged by the rules in force at the time. Exits with 0 if every round kept them and the whole run meets the final
+    rules, and with 1 otherwise or if there were no rules.
 
     Example: fedcohort journal rules verify run.sqlite
     """

@@ -17,7 +17,9 @@ from fedcohort.core.terminal import err, say
 if TYPE_CHECKING:
     from fedcohort.scenario import Devices
 
-scenario_app = typer.Typer(help="Draw a federation in time, read traces, fit a generator to one.", no_args_is_help=True)
+scenario_app = typer.Typer(
+    help="Draw when clients are on, convert traces, fit a generator to a trace.", no_args_is_help=True
+)
 
 
 class TraceFormat(StrEnum):
@@ -28,19 +30,19 @@ class TraceFormat(StrEnum):
     FLASH = "flash"
 
 
-TraceArgument = Annotated[Path, typer.Argument(help="File of intervals, or the trace in its own format.")]
+TraceArgument = Annotated[Path, typer.Argument(help="A file of intervals, or a trace in the format given by --from.")]
 SpeedsOption = Annotated[
     Path | None, typer.Option("--speeds", help="File of speeds; FedScale: client_device_capacity.", dir_okay=False)
 ]
 FromOption = Annotated[TraceFormat, typer.Option("--from", help="Format of the trace.")]
 NeedsOption = Annotated[
-    list[str] | None, typer.Option("--needs", help="A state that must hold; may be repeated. Default: all there are.")
+    list[str] | None, typer.Option("--needs", help="A state a client must be in; may be repeated. Default: all states.")
 ]
 
 
 @scenario_app.callback()
 def _scenario() -> None:
-    """Draw a federation in time, read traces, fit a generator to one."""
+    """Draw when clients are on, convert traces, fit a generator to a trace."""
 
 
 @scenario_app.command()
@@ -52,7 +54,7 @@ def show(
         int | None, typer.Option("--clients", min=1, help="Number of clients; default: the partition's, or 100.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the federation.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=400, help="Clients that get a line of their own.")] = 40,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=400, help="How many clients get their own line.")] = 40,
     picture: Annotated[
         Path | None,
         typer.Option("--picture", help="Also draw it to this .svg file.", dir_okay=False),
@@ -60,7 +62,7 @@ def show(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Draw who is on over a week, how many are available when, and how fast clients are.
+    """Draw which clients are on during a week, how many are available at each hour, and how fast they are.
 
     Examples: fedcohort scenario show phones.toml --picture phones.svg
     """
@@ -138,7 +140,7 @@ def convert(
 ) -> None:
     """Write a published trace in the plain format, which `devices = {name = "trace"}` reads.
 
-    Nothing in a pickle is executed: only dictionaries, lists, texts and numbers are read.
+    Nothing in a pickle is executed: only dictionaries, lists, text and numbers are read.
 
     Examples: fedcohort scenario convert state_traces.json --from flash --out phones.parquet
     """

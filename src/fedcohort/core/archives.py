@@ -63,6 +63,7 @@ def _shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[int, ...]:
         if read is None:
             raise ArchiveError(f"{entry.filename!r} has an unknown version of the format")
         shape, _, dtype = read(file)
+        # Python's integers: a product of NumPy's would wrap around for a shape made to do so.
         claimed = math.prod(int(length) for length in shape) * dtype.itemsize
         if dtype.hasobject or min(shape, default=0) < 0:
             raise ArchiveError(f"{entry.filename!r} is not a plain array")

@@ -21,6 +21,7 @@ def read_only(array: ArrayLike, dtype: Any = None) -> AnyArray:
     """
     result = np.asarray(array, dtype=dtype)
     if result.flags.writeable:
+        # The caller has another reference to it, or to the memory it is a view of.
         if result is array or result.base is not None:
             result = result.copy()
         result.flags.writeable = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from fedcohort.core.registry import nearest
 from fedcohort.core.signals import Signal
 from fedcohort.core.validate import array, instance, listing, numbers, refuse, whole_number
 
-_MOST = 2**31 - 1  # clients or classes
+_MOST = 2**31 - 1  # clients or classes: indices of more would not fit what compiled code and journals keep them in
 
 
 def _finite_non_negative(name: str, array: FloatArray) -> None:
@@ -171,38 +171,21 @@ class ClientTable:
         given: dict[str, int] = {}
         if n is not None:
             given["n"] = whole_number(n, "The number of clients", 0, _MOST)
-        name_tuple: tuple[str, ...] | None = None
-        if names is not None:
-            name_tuple = _names(names)
-            if len(set(name_tuple)) != len(name_tuple):
-                twice = next(x for i, x in enumerate(name_tuple) if x in name_tuple[:i])
-                raise InputError(f"Client names must be unique. Got {twice!r} more than once.")
+        name_tuple = None if names is None else _names(names)
+        if name_tuple is not None:
             given["names"] = len(name_tuple)
-        size_array: FloatArray | None = None
-        if sizes is not None:
-            size_array = read_only(numbers(sizes, "sizes", "one number per client"))
-            if size_array.ndim != 1:
-                raise InputError(f"sizes must be one number per client. Got shape {size_array.shape}.")
-            _finite_non_negative("sizes", size_array)
+        size_array = None if sizes is None else _sizes(sizes)
+        if size_array is not None:
             given["sizes"] = len(size_array)
-        elif isinstance(labels, LabelCounts):
+        if labels is not None:
+            if not isinstance(labels, LabelCounts | LabelFactor | LabelGram | LabelGramRows):
+                raise refuse("labels", "LabelCounts, LabelFactor, LabelGram or LabelGramRows", labels)
+            given["labels"] = len(label_rows(labels))
+        if size_array is None and isinstance(labels, LabelCounts):
             with np.errstate(over="ignore"):
                 size_array = read_only(labels.counts.sum(axis=1))
             _finite_non_negative("sums of label counts", size_array)
-        if labels is not None:
-            allowed = "LabelCounts, LabelFactor, LabelGram or LabelGramRows"
-            if not isinstance(labels, LabelCounts | LabelFactor | LabelGram | LabelGramRows):
-                raise refuse("labels", allowed, labels)
-            given["labels"] = len(label_rows(labels))
-        if not given:
-            raise InputError("A client table needs names, sizes, labels or n to know how many clients there are.")
-        if len(set(given.values())) > 1:
-            raise InputError(
-                "The parts of a client table must agree on the number of clients. Got "
-                + ", ".join(f"{count} from {part}" for part, count in given.items())
-                + "."
-            )
-        object.__setattr__(self, "n", next(iter(given.values())))
+        object.__setattr__(self, "n", _agreed_count(given))
         object.__setattr__(self, "_names", name_tuple)
         object.__setattr__(self, "_sizes", size_array)
         object.__setattr__(self, "_labels", labels)
@@ -242,7 +225,7 @@ class ClientTable:
         sizes = self.sizes
         with np.errstate(over="ignore"):
             total = float(sizes.sum())
-        if total == np.inf:
+        if total == np.inf:  # sizes near the largest double
             sizes = sizes / sizes.max()
             total = float(sizes.sum())
         return sizes / total if total > 0 else np.full(self.n, 1.0 / max(self.n, 1))
@@ -269,6 +252,7 @@ class ClientTable:
     def granting(self, signals: frozenset[Signal]) -> ClientTable:
         """Return the same table through which only ``signals`` can be read."""
         instance(signals, frozenset, "'signals'", "a frozenset of signals")
+        # Past the constructor: nothing is checked again, and no array copied, for every selector in every round.
         view = object.__new__(ClientTable)
         for field in dataclasses.fields(self):
             object.__setattr__(view, field.name, getattr(self, field.name))
@@ -307,7 +291,7 @@ class ClientTable:
         """Return the dense index of a name."""
         instance(name, str, "A client's name", "a string")
         if name not in self:
-            near = nearest(name, list(self.names)) if self.n <= 10_000 else None
+            near = nearest(name, list(self.names)) if self.n <= 10_000 else None  # of a million it takes seconds
             raise UnknownNameError(
                 f"There is no client {name!r} among the {self.n} of this federation.",
                 hint=f"did you mean {near!r}?" if near else None,
@@ -327,14 +311,9 @@ class ClientTable:
         """Return dense indices for names or indices, checked."""
         allowed = "names or whole-number indices"
         if not isinstance(clients, np.ndarray):
-            items: Sequence[Any] = listing(clients, "Clients", allowed)
-            if any(isinstance(item, str) for item in items):
-                if self._names is not None:
-                    known = self._index
-                    with contextlib.suppress(KeyError, TypeError):  # an unknown name is looked up below, for its error
-                        return read_only([known[item] for item in items], np.int64)
-                return read_only([self.index(item) for item in items], np.int64)
-            clients = items
+            clients = listing(clients, "Clients", allowed)
+            if any(isinstance(item, str) for item in clients):
+                return self._indices_of_names(clients)
         given = array(clients, "Clients", f"a list of {allowed}")
         if given.size and given.dtype.kind not in "iu":
             raise refuse("Clients", f"a list of {allowed}", clients)
@@ -343,6 +322,12 @@ class ClientTable:
             wrong = int(found[(found < 0) | (found >= self.n)][0])
             raise UnknownNameError(f"There is no client {wrong}; the federation has clients 0 to {self.n - 1}.")
         return read_only(found)
+
+    def _indices_of_names(self, names: Sequence[Any]) -> IntArray:
+        if self._names is not None:
+            with contextlib.suppress(KeyError, TypeError):  # an unknown name is looked up below, for its error
+                return read_only([self._index[name] for name in names], np.int64)
+        return read_only([self.index(name) for name in names], np.int64)
 
     def differing(self, other: ClientTable) -> IntArray:
         """Return the clients for which two tables of one federation hold different facts."""
@@ -363,32 +348,11 @@ class ClientTable:
                 f"New clients must carry the same facts as the others ({', '.join(sorted(self.signals)) or 'none'}). "
                 f"Got {', '.join(sorted(other.signals)) or 'none'}."
             )
-        labels: LabelInfo | None = None
-        match self._labels, other._labels:
-            case LabelCounts(), LabelCounts():
-                labels = LabelCounts(_stack_rows("label counts", self._labels.counts, other._labels.counts))
-            case LabelFactor(), LabelFactor():
-                labels = LabelFactor(
-                    _stack_rows("label factor", self._labels.factor, other._labels.factor), self._labels.classes
-                )
-            case LabelGram(), LabelGramRows():
-                labels = LabelGram(_grown(self._labels.gram, other._labels.rows), self._labels.classes)
-            case None, None:
-                pass
-            case _:
-                raise InputError(
-                    "A federation described by a matrix of label inner products grows by the rows of the new clients.",
-                    hint="give the new clients labels=LabelGramRows(...)",
-                )
-        if self._names is None and other._names is not None:
-            names: tuple[str, ...] | None = self.names + other._names
-        elif self._names is not None:
-            if other._names is None:
-                raise InputError("New clients need names, because the others have names.")
-            names = self._names + other._names
-        else:
-            names = None
+        if self._names is not None and other._names is None:
+            raise InputError("New clients need names, because the others have names.")
+        names = None if other._names is None else self.names + other._names
         sizes = None if self._sizes is None or other._sizes is None else np.concatenate([self._sizes, other._sizes])
+        labels = None if self._labels is None else _grown_labels(self._labels, other._labels)
         return ClientTable(names=names, sizes=sizes, labels=labels, n=self.n + other.n)
 
     def __repr__(self) -> str:
@@ -396,12 +360,53 @@ class ClientTable:
 
 
 def _names(values: Sequence[str]) -> tuple[str, ...]:
-    """Return the clients' names; numbers are names, too."""
+    """Return the clients' names, each once; numbers are names, too."""
     found = listing(values, "names", "names")
     for name in found:
         if not isinstance(name, str | int | np.integer) or isinstance(name, bool):
             raise refuse("names", "a list of names, which are texts", values)
-    return tuple(map(str, found))
+    names = tuple(map(str, found))
+    if len(set(names)) != len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise InputError(f"Client names must be unique. Got {twice!r} more than once.")
+    return names
+
+
+def _sizes(values: ArrayLike) -> FloatArray:
+    sizes = read_only(numbers(values, "sizes", "one number per client"))
+    if sizes.ndim != 1:
+        raise InputError(f"sizes must be one number per client. Got shape {sizes.shape}.")
+    _finite_non_negative("sizes", sizes)
+    return sizes
+
+
+def _agreed_count(given: Mapping[str, int]) -> int:
+    """Return the number of clients, on which all parts of a table must agree."""
+    if not given:
+        raise InputError("A client table needs names, sizes, labels or n to know how many clients there are.")
+    if len(set(given.values())) > 1:
+        raise InputError(
+            "The parts of a client table must agree on the number of clients. Got "
+            + ", ".join(f"{count} from {part}" for part, count in given.items())
+            + "."
+        )
+    return next(iter(given.values()))
+
+
+def _grown_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGramRows | None) -> LabelInfo:
+    """Return what is known about the labels of two groups of clients, the second after the first."""
+    match ours, theirs:
+        case LabelCounts(), LabelCounts():
+            return LabelCounts(_stack_rows("label counts", ours.counts, theirs.counts))
+        case LabelFactor(), LabelFactor():
+            return LabelFactor(_stack_rows("label factor", ours.factor, theirs.factor), ours.classes)
+        case LabelGram(), LabelGramRows():
+            return LabelGram(_grown(ours.gram, theirs.rows), ours.classes)
+        case _:
+            raise InputError(
+                "A federation described by a matrix of label inner products grows by the rows of the new clients.",
+                hint="give the new clients labels=LabelGramRows(...)",
+            )
 
 
 def _grown(gram: FloatArray, rows: FloatArray) -> FloatArray:

@@ -79,6 +79,7 @@ def write_file(path: Path, data: bytes, *, durable: bool = True, mode: int | Non
         Naming ``path``.
     """
     try:
+        # lstat, so that a link is seen as one.
         before = path.lstat().st_mode if os.path.lexists(path) else None
         if before is not None and not stat.S_ISLNK(before):
             _check_is_file(before, path)
@@ -86,16 +87,9 @@ def write_file(path: Path, data: bytes, *, durable: bool = True, mode: int | Non
         # Cut the name: it may already be as long as the system allows.
         temporary = path.with_name(f".{path.name[:60]}.tmp")
         temporary.unlink(missing_ok=True)  # left by a process that was killed, or a link planted there
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        handle = os.open(temporary, flags, 0o666 if mode is None else mode)  # minus the umask
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                if durable:
-                    os.fsync(handle)
-            if mode is not None:
-                temporary.chmod(mode)
+            _write_new(temporary, data, durable, mode)
+            # The data are on disk before the name points to them: a power failure leaves the old file or the new one.
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -104,6 +98,19 @@ def write_file(path: Path, data: bytes, *, durable: bool = True, mode: int | Non
             sync_folder(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write_new(path: Path, data: bytes, durable: bool, mode: int | None) -> None:
+    """Write a file that must not exist yet."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags, 0o666 if mode is None else mode)  # minus the umask
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        if durable:
+            os.fsync(handle)
+    if mode is not None:
+        path.chmod(mode)  # the umask may have taken some of it away
 
 
 def sync_folder(folder: str | Path) -> None:

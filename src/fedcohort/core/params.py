@@ -61,11 +61,8 @@ class Interval(Constraint):
 
     def admits(self, value: object) -> bool:
         """Whether ``value`` is a number of the kind inside the interval."""
-        if isinstance(value, bool):
-            return False
-        if self.kind is int and not isinstance(value, numbers.Integral):
-            return False
-        if not isinstance(value, numbers.Real):
+        kind = numbers.Integral if self.kind is int else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, kind):
             return False
         try:
             number = float(value)
@@ -75,11 +72,9 @@ class Interval(Constraint):
             return False
         if isinstance(value, numbers.Integral):
             number = int(value)  # compare large integers exactly, without rounding to float
-        if self.low is not None and (number < self.low or (number == self.low and self.closed in ("right", "neither"))):
-            return False
-        return self.high is None or not (
-            number > self.high or (number == self.high and self.closed in ("left", "neither"))
-        )
+        low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
+        above = number > low or (number == low and self.closed in ("left", "both"))
+        return above and (number < high or (number == high and self.closed in ("right", "both")))
 
     def describe(self) -> str:
         """Name the kind and the interval."""
@@ -116,7 +111,7 @@ class OneOf(Constraint):
 
     def admits(self, value: object) -> bool:
         """Whether ``value`` is one of the values, of the same type."""
-        return any(value == v and type(value) is type(v) for v in self.values)
+        return any(value == v and type(value) is type(v) for v in self.values)  # True is not 1
 
     def describe(self) -> str:
         """List the values."""
@@ -267,7 +262,7 @@ class Parameterized:
                     f"The '{info.name}' parameter of {type(self).__name__} must be {info.constraint.describe()}. "
                     f"Got {short_repr(value)}."
                 )
-            if isinstance(value, list):
+            if isinstance(value, list):  # as TOML and JSON give it; a frozen object must not hold what can change
                 object.__setattr__(self, info.name, tuple(value))
 
 

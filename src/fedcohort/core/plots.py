@@ -199,7 +199,7 @@ def rank_correlation(ours: FloatArray, theirs: FloatArray) -> float:
         return math.nan
     from scipy.stats import spearmanr  # takes half a second to import
 
-    return round(float(spearmanr(ours, theirs).statistic), 12)
+    return round(float(spearmanr(ours, theirs).statistic), 12)  # 0.9999999999999999 would not read as 1
 
 
 def beta_interval(alpha: FloatArray, beta: FloatArray) -> tuple[FloatArray, FloatArray]:

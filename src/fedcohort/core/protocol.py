@@ -176,7 +176,7 @@ class Answer:
             answers = numbers(self.values[signal], f"The answer's '{signal}'")
             if answers.shape[: len(shape)] != shape:
                 raise InputError(f"The answer's '{signal}' must have shape {shape}. Got {answers.shape}.")
-            answers[~np.isfinite(answers)] = np.nan
+            answers[~np.isfinite(answers)] = np.nan  # selectors are tested with NaN for "no answer", not with infinity
             clean[signal] = read_only(answers)
         object.__setattr__(self, "values", MappingProxyType(clean))
 
@@ -224,7 +224,7 @@ class Cohort:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clients", _indices(self.clients, "A cohort's clients"))
+        object.__setattr__(self, "clients", _indices(self.clients, "A cohort's clients"))  # frozen, so past the setter
         for name in ("weights", "work"):
             value = getattr(self, name)
             if value is not None:

@@ -224,7 +224,7 @@ class Registry(Generic[T]):
     def _load_plugins(self) -> None:
         if self._plugins_loaded:
             return
-        self._plugins_loaded = True
+        self._plugins_loaded = True  # before, not after: a plug-in may look something up while it is imported
         for entry in importlib.metadata.entry_points(group=f"fedcohort.{self.kind}s"):
             try:
                 entry.load()

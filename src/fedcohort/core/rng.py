@@ -10,6 +10,7 @@ import zlib
 
 import numpy as np
 
+# Never renamed: every number of a run follows from these names, and journals are played again to check them.
 SELECTION = "selection"
 QUERY = "query"
 INITIALISATION = "initialisation"
@@ -45,5 +46,6 @@ def stream(seed: int, name: str, *position: int) -> np.random.Generator:
     >>> float(stream(1, "latency", 7).random()) == float(stream(1, "latency", 8).random())
     False
     """
+    # Not hash(), which differs from process to process.
     key = (zlib.crc32(name.encode()), *position)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))

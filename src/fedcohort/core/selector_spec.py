@@ -139,6 +139,7 @@ def _check_version(spec: Mapping[str, Any], cls: type[Selector[Any]], path: Path
 def _as_recorded(cls: type[Selector[Any]], recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters as they were in the version that wrote ``recorded``, before later ones got new defaults."""
     defaults = {info.name: info.default for info in parameters(cls)}
+    # Only where the caller left the default: a value that was given is meant.
     later = [n for n in cls.added if n not in recorded and now.get(n, defaults[n]) == defaults[n]]
     return {**now, **{n: cls.added[n] for n in later}}
 

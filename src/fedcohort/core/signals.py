@@ -23,7 +23,7 @@ from fedcohort.core.text import short_repr
 from fedcohort.core.validate import refuse, whole_number
 
 FORWARD, BACKWARD = 1.0, 2.0  # sample passes
-SKETCH_WIDTH = 64
+SKETCH_WIDTH = 64  # squared distances are kept to about 18%, sqrt(2 / 64): enough to tell clusters of clients apart
 
 Model = Literal["received", "own"]  # the global model as a client receives it; its own after local training
 Part = Literal["train", "validation"]
@@ -110,7 +110,7 @@ GRADIENT_PASS = Pass("received", "train", backward=True)  # what a full-batch gr
 
 _IN_REPORT = "add it to RoundReport.metrics for the clients of the cohort"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_DECLARED: dict[str, Signal] = {}
+_DECLARED: dict[str, Signal] = {}  # by name; a name means the same in journals, on the wire and in every process
 
 
 class Signal(str):
@@ -227,6 +227,7 @@ class Signal(str):
                 self.passes = frozenset({GRADIENT_PASS})
                 # What the server computes from gradients needs the gradients.
                 self.models_sent = int(by is Party.SERVER)
+        # A module may be imported twice, under two names: the same declaration again is no clash.
         before = _DECLARED.setdefault(name, self)
         if vars(before) != vars(self):
             raise InputError(
@@ -467,7 +468,7 @@ UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIEN
 }
 """What the server knows about any client that trains, whatever the client can tell."""
 
-_BY_HOW = {s.how: s for s in SIGNALS if s.how is not None}
+_BY_HOW = {s.how: s for s in SIGNALS if s.how is not None}  # no two signals are computed alike
 
 
 def losses_of(signals: Iterable[Signal], model: Model) -> dict[Signal, LossMeasure]:

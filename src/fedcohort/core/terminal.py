@@ -16,7 +16,9 @@ class Terminal(Console):
     """A console that prints text literally: a client's name can hold neither markup nor control codes."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False, **options)
+        super().__init__(
+            markup=False, emoji=False, highlight=False, **options
+        )  # rich would read [red] and :fire: in a name
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield segments whose only control codes are those of rich."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 
-_SAMPLE = 1024
+_SAMPLE = 1024  # scores that guess the threshold; federations of fewer than 16 times as many are partitioned at once
 
 
 def top_k(scores: FloatArray, k: int, rng: np.random.Generator | None = None) -> IntArray:
@@ -25,7 +25,7 @@ def top_k(scores: FloatArray, k: int, rng: np.random.Generator | None = None) ->
     if np.isnan(scores.max()):
         scores = np.where(np.isnan(scores), -np.inf, scores)
     chosen = np.arange(n) if k == n else _k_largest(scores, k, rng)
-    if rng is not None:
+    if rng is not None:  # then a stable sort leaves equal scores in random order
         chosen = rng.permutation(chosen)
     return np.asarray(chosen[np.argsort(-scores[chosen], kind="stable")], dtype=np.int64)
 
@@ -40,6 +40,7 @@ def _k_largest(scores: FloatArray, k: int, rng: np.random.Generator | None) -> I
     part = np.arange(len(scores))
     if len(scores) > 16 * _SAMPLE:
         sample = scores[:: len(scores) // _SAMPLE]
+        # Four times the expected rank, and 16 more: below the threshold in nearly all samples, however small k is.
         rank = min(len(sample), int(4 * k * len(sample) / len(scores)) + 16)
         guess = np.partition(sample, len(sample) - rank)[len(sample) - rank]
         above = np.flatnonzero(scores > guess)

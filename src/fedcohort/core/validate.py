@@ -46,6 +46,7 @@ def instance(value: object, kind: type[T], what: str, allowed: str | None = None
 
 def whole_number(value: object, what: str, least: int | None = None, most: int | None = None) -> int:
     """Return a whole number within bounds; True and 1.0 are none."""
+    # NumPy calls a time span an integer, and Python a bool.
     fits = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
     if not fits or (least is not None and value < least) or (most is not None and value > most):  # type: ignore[operator]
         bounds = ""
@@ -83,7 +84,7 @@ def path(value: object, what: str) -> Path:
     if not isinstance(name, str) or not name or "\0" in name:
         raise refuse(what, "a path", value)
     try:
-        Path(name).exists()
+        Path(name).exists()  # the system says what it cannot name
     except OSError as error:  # too long, for example
         raise InputError(f"{what} cannot name a file: {error.strerror}. Got {short_repr(value)}.") from None
     return Path(name)

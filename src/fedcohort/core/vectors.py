@@ -17,7 +17,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, freeze
 from fedcohort.core.errors import SignalError
 from fedcohort.core.signals import SIGNALS, SKETCH_WIDTH, Signal, VectorOf
 
-_SKETCH_SEED = 20_260_101
+_SKETCH_SEED = 20_260_101  # never changed: sketches of one run must be comparable with those of another version
 _CHUNK = 1 << 15  # parameters projected at once; their signs are 2 MiB
 
 
@@ -75,20 +75,25 @@ def output_layer(shapes: Mapping[str, Sequence[int]], classes: int | None = None
     before: Sequence[int] = ()
     for shape in shapes.values():
         size = math.prod(shape)
+        # torch keeps a dense layer's weights as (out, in), Keras as (in, out).
         follows = len(before) == 2 and size in before
         if len(shape) == 1 and (size == classes if classes is not None else follows):
             weights = math.prod(before) if follows else 0
             found = OutputLayer(slice(start, start + size), slice(start - weights, start + size))
         start, before = start + size, shape
     if found is None:
-        signal = next(s for s in SIGNALS if needs_output_layer({s}))
-        wanted = f"of shape ({classes},)" if classes is not None else "that is the bias of a dense layer"
-        raise SignalError(
-            f"The signal '{signal}' ({signal.meaning}) needs a model whose output layer has a bias. Among the arrays "
-            f"{', '.join(f'{name} {tuple(shape)}' for name, shape in shapes.items())} there is none {wanted}.",
-            hint="give the model's last layer a bias, or use a selector that does not need one",
-        )
+        raise _no_output_layer(shapes, classes)
     return found
+
+
+def _no_output_layer(shapes: Mapping[str, Sequence[int]], classes: int | None) -> SignalError:
+    signal = next(s for s in SIGNALS if needs_output_layer({s}))
+    wanted = f"of shape ({classes},)" if classes is not None else "that is the bias of a dense layer"
+    return SignalError(
+        f"The signal '{signal}' ({signal.meaning}) needs a model whose output layer has a bias. Among the arrays "
+        f"{', '.join(f'{name} {tuple(shape)}' for name, shape in shapes.items())} there is none {wanted}.",
+        hint="give the model's last layer a bias, or use a selector that does not need one",
+    )
 
 
 def needs_output_layer(signals: Set[Signal]) -> bool:

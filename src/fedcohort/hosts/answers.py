@@ -1,4 +1,8 @@
-"""What a client can tell a selector about its data, whatever carries the answer."""
+"""What a client can tell a selector about its data, whatever carries the answer.
+
+:class:`Answers` are the functions an app gives; hosts call them. :class:`TorchMeasures` computes them for a torch
+classifier.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,9 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import InputError
-from fedcohort.core.signals import LOSS_SIGNALS, Signal, losses_of
-from fedcohort.hosts.wire import Attribute, plain
+from fedcohort.core.signals import LOSS_SIGNALS, Signal, losses_of, same_of_received
+from fedcohort.core.validate import listing, refuse
+from fedcohort.hosts.wire import Attribute, Description, plain, supplied_signals
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +47,71 @@ class Facts:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
-_LABELS = ("label", "labels", "target", "targets", "y")
+@dataclass(frozen=True)
+class Answers:
+    """What a client can tell a selector.
+
+    Parameters
+    ----------
+    facts : callable, optional
+        Returns :class:`Facts` about the client's data.
+    losses : callable, optional
+        ``losses(params, received)`` returns losses of the model ``params`` on the client's data, by name (those of
+        ``signals``). ``received`` is the model the round started with: pseudo-labels come from it. It is the same as
+        ``params`` except after training.
+    signals : set of Signal
+        Which losses that function returns.
+    gradient : callable, optional
+        ``gradient(params)`` returns the (d,) full-batch gradient of the mean training loss.
+    """
+
+    facts: Callable[..., Facts] | None = None
+    losses: Callable[..., Mapping[str, float]] | None = None
+    signals: frozenset[Signal] = field(default_factory=lambda: frozenset({Signal.LOSS}))
+    gradient: Callable[..., FloatArray] | None = None
+
+    def __post_init__(self) -> None:
+        found = listing(self.signals, "The signals of Answers", "losses")
+        if not all(isinstance(signal, str) and signal in LOSS_SIGNALS for signal in found):
+            raise refuse("The signals of Answers", f"among {', '.join(sorted(LOSS_SIGNALS))}", self.signals)
+        object.__setattr__(self, "signals", frozenset(Signal.by_name(signal) for signal in found))
+
+    @property
+    def supplied(self) -> frozenset[Signal]:
+        """Every signal a client with these answers can report or be asked for."""
+        return supplied_signals(None if self.losses is None else self.signals, self.gradient is not None)
+
+    def description(self, name: str, facts: Facts) -> Description:
+        """Return what the server is told about the client before the first round."""
+        return Description(
+            name=name,
+            size=None if facts.size is None else int(facts.size),
+            label_counts=None if facts.label_counts is None else tuple(int(c) for c in facts.label_counts),
+            sealed_labels=facts.sealed_labels,
+            signals=self.supplied,
+            attributes=dict(facts.attributes),
+        )
+
+    def measure(self, wanted: frozenset[Signal], *arguments: Any) -> dict[Signal, float]:
+        """Return the losses that are wanted; ``arguments`` are those of the function ``losses``."""
+        if not wanted:
+            return {}
+        if self.losses is None or not wanted <= self.signals:
+            raise InputError(f"This client cannot measure {', '.join(sorted(wanted - self.signals))}.")
+        values = self.losses(*arguments)
+        lacking = [s for s in sorted(wanted) if s.value not in values]
+        if lacking:
+            raise InputError(f"The loss function must return {', '.join(sorted(wanted))}. It lacks '{lacking[0]}'.")
+        return {signal: float(values[signal.value]) for signal in wanted}
+
+    def measure_trained(self, wanted: frozenset[Signal], *arguments: Any) -> dict[Signal, float]:
+        """Return those of the signals that are losses of a client's own model, after training."""
+        # An app has one loss function for both models: "loss after" is "loss" of the model that was trained.
+        after = {same_of_received(s): s for s in losses_of(wanted, "own")}
+        return {after[signal]: value for signal, value in self.measure(frozenset(after), *arguments).items()}
+
+
+_LABELS = ("label", "labels", "target", "targets", "y")  # columns, as datasets of Flower and Hugging Face call them
 
 
 def samples_of(found: Any) -> tuple[Any, Any]:
@@ -131,12 +200,14 @@ class TorchMeasures:
         from fedcohort.training.losses import reduce_losses
 
         module = self._load_model(state)
+        # Only losses with pseudo-labels ask another model, and loading one takes time.
         teacher = module if received is state or self._robust is None else self._load_model(received)
         values: dict[str, float] = {}
         for part, source in self._sources.items():
             every = losses_of(self._signals, "received").items()
             mine = {signal: measure for signal, measure in every if measure.part == part}
             x, y = self._samples(source)
+            # Logits come back from the GPU batch by batch; labels must be where they are.
             y = y.cpu()
             if not len(y):
                 values.update({signal.value: float("nan") for signal in mine})
@@ -169,6 +240,7 @@ class TorchMeasures:
         x, y = self._samples(self._data)
         for start in range(0, len(y), self._batch_size):
             inputs, labels = (part[start : start + self._batch_size].to(there) for part in (x, y))
+            # The gradient of a mean is the sum of the batches' gradients, however the last batch is cut.
             (cross_entropy(module(inputs), labels, reduction="sum") / len(y)).backward()  # type: ignore[no-untyped-call]
         return np.concatenate(
             [np.zeros(p.numel()) if p.grad is None else plain(p.grad).ravel() for p in module.parameters()]

@@ -55,6 +55,7 @@ class CheckpointFiles:
 
     def write(self, rounds: int, tensors: Mapping[str, AnyArray], header: Mapping[str, str]) -> str:
         """Write the checkpoint after ``rounds`` rounds and return its name; it is durable when this returns."""
+        # bfloat16, for example, which NumPy does not know; safetensors would refuse it.
         odd = {key: tensor for key, tensor in tensors.items() if not _has_type(tensor)}
         plain = {**tensors, **{key: np.frombuffer(tensor.tobytes(), np.uint8) for key, tensor in odd.items()}}
         described = {
@@ -69,6 +70,7 @@ class CheckpointFiles:
             while rest:  # a single call may take less than all
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
+        # Under its name only when it is whole: the journal may name it, and a restart reads it.
         os.replace(partial, self._path(name))
         sync_folder(self._folder)
         return name

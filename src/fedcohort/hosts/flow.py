@@ -219,10 +219,12 @@ class Flow:
                 f"No client is working on ticket {ticket}.",
                 hint=f"tickets at work: {', '.join(map(str, self._at_work)) or 'none'}",
             )
+        # Copies, taken over only once the session has recorded them.
         waiting, failures = list(self.waiting), dict(self._failures)
         client, sound = int(cohort.clients[0]), status is Status.OK
         if sound:
             waiting.append(Answered(ticket, client, cohort.round))
+            # A sound answer clears its record: only failures in a row speak against a client.
             failures.pop(client, None)
         else:
             failures[client] = failures.get(client, 0) + 1

@@ -98,4 +98,5 @@ class Leases:
 def leases_of(path: Path, journal: Path | None, deadline: float | None) -> Leases:
     """Return the leases of a run, which goes by its journal; a late client is kept for two deadlines."""
     run = f"run-{uuid.uuid4().hex[:8]}" if journal is None else str(journal.resolve())
+    # After two deadlines its message has expired: it works for nobody.
     return Leases(path, run) if deadline is None else Leases(path, run, seconds=2 * deadline)

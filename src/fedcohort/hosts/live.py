@@ -256,6 +256,7 @@ class _RoundPlayer(Player):
     def __init__(self, host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None) -> None:
         super().__init__(host, session, policy, rounds, leases)
         self.host = host
+        # From the journal, so that a restart neither forgets who failed nor forgives it.
         self.attempts = Attempts.of(session, policy)
         self.pace = Pace.of(session, host.now()) if policy.deadline == "auto" else None
         self.late: list[tuple[Reply, int]] = []  # that will count, each with the round it is of
@@ -327,6 +328,7 @@ class _RoundPlayer(Player):
         host, session = self.host, self.session
         begun = until = host.now()
         while True:
+            # Late answers free their clients, who may be what the run waits for.
             self._take_late(host.receive(until))
             busy = self._look()
             found = self.attempts.candidates(self.online, busy)
@@ -345,26 +347,35 @@ class _RoundPlayer(Player):
     # -- one round ----------------------------------------------------------------------------------------------------
 
     def _train(self, round_: Round) -> None:
-        host, session, cohort = self.host, self.session, round_.cohort
+        cohort = round_.cohort
         self._gather(round_)
         if self.leases is not None:  # who is still at work stays leased
             self.leases.release(name for name, at in zip(cohort.names, round_.seconds, strict=True) if at < math.inf)
         # Who has answered again since counts once, with what is new.
         sound = {name for name, reply in round_.replies.items() if reply.status is Status.OK}
         round_.late = [Late(reply, cohort.round - n) for reply, n in self.late if reply.client not in sound]
-        made = host.combine(round_)
+        made = self.host.combine(round_)
         round_.refuse(made.refused)
         if round_.reasons:
             self._note_failures(cohort.round, cohort.ticket, round_.reasons)
         if made.corrections:
             self._note_corrections(cohort.round, made.corrections)
         if made.error:
-            silent = round_.abandon(made.error, made.metrics)
-            self.written_off.update((cohort.ticket, client) for client in silent)
-            session.commit()
-            host.on_abandoned(round_, made)
-            self.attempts.fail(round_, int(made.kept.sum()))
-            return
+            self._abandon(round_, made)
+        else:
+            self._finish(round_, made)
+
+    def _abandon(self, round_: Round, made: Aggregation) -> None:
+        """Put on record that no model came of a round; it is tried again, or ends the run."""
+        silent = round_.abandon(made.error, made.metrics)
+        self.written_off.update((round_.cohort.ticket, client) for client in silent)
+        self.session.commit()
+        self.host.on_abandoned(round_, made)
+        self.attempts.fail(round_, int(made.kept.sum()))
+
+    def _finish(self, round_: Round, made: Aggregation) -> None:
+        """Store the new model and close the round with it."""
+        host, session, cohort = self.host, self.session, round_.cohort
         self.late = []
         if made.late:
             clients = {one.reply.client: {"ticket": one.reply.ticket, "staleness": one.staleness} for one in made.late}

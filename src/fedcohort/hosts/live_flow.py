@@ -131,6 +131,7 @@ class _FlowPlayer(Player):
         host, flow = self.host, self.flow
         if self.session.round >= self.rounds:
             return None
+        # Clients that were at work when the run was cut off are sent the same model again, below.
         host.resume(flow)
         self._look()
         for cohort in flow.at_work:
@@ -198,6 +199,7 @@ class _FlowPlayer(Player):
         free[busy] = False
         failed = free & flow.passed_over
         found = free & ~failed
+        # None: somebody is left whom the rules admit.
         excluded = flow.exclusions(found) if found.any() else ()
         if excluded is None:
             return found

@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.core.protocol import Status
 from fedcohort.core.signals import METRIC_SIGNALS, Signal, VectorOf, vectors_of
 from fedcohort.core.vectors import OutputLayer, needs_output_layer, vector_signal
-from fedcohort.hosts.wire import Value
+from fedcohort.hosts.wire import GRADIENT_SIGNALS, Value
+from fedcohort.training.filters import Filter, KeepAll, Replies, checked_decision
 
 MEASURED = frozenset(vectors_of(METRIC_SIGNALS, "update"))
 """What the server works out from models, without any client's help."""
+
+
+def reported_signals(required: Iterable[Signal]) -> list[Signal]:
+    """Return those of the signals that a client must report as numbers; the host knows duration and server loss."""
+    known = MEASURED | GRADIENT_SIGNALS | {Signal.DURATION, Signal.SERVER_LOSS}
+    return sorted((frozenset(required) & METRIC_SIGNALS) - known)
+
+
+def lacking(
+    reported: Iterable[Signal], values: Mapping[Signal, Value], gradient: FloatArray | None, needs_gradient: bool
+) -> str:
+    """Return what the selector must learn and a client did not report, in words, or an empty string."""
+    for signal in reported:
+        if signal not in values:
+            return f"it reported no finite '{signal}' ({signal.meaning})"
+    if needs_gradient and (gradient is None or not np.isfinite(gradient).all()):
+        return "it reported no finite gradient"
+    return ""
+
+
+class CheckedReply(Protocol):
+    """What every host's checks say about a reply."""
+
+    @property
+    def status(self) -> Status:
+        """OK for a model that may enter the average."""
+
+    @property
+    def values(self) -> Mapping[Signal, Value]:
+        """What the client reported, and how long it took."""
+
+    @property
+    def gradient(self) -> FloatArray | None:
+        """The full-batch gradient it reported."""
 
 
 class Measures:
@@ -21,46 +58,46 @@ class Measures:
 
     Parameters
     ----------
-    ok : (r,) bool array
-        Which replies are sound.
-    values : sequence of r mappings of Signal to float or (V,) array
-        What each client reported, and how long it took.
+    replies : sequence of r CheckedReply
+        As a host's checks left them.
     samples : (r,) float array
         How many samples each reply counts for; 0 where it is not sound.
-    updates : callable
-        Returns (r, P): each client's model less the one sent; zeros for replies that are not sound.
-    gradients : sequence of r (d,) arrays or None
-        What each client reported of its full-batch gradient.
+    sent : callable
+        Returns the model that was sent as one (P,) vector.
+    model : callable
+        Returns the model of a sound reply as one (P,) vector.
     output : callable
-        Returns where the output layer stands in an update.
+        Returns where the output layer stands in such a vector.
     """
 
     def __init__(
         self,
-        ok: BoolArray,
-        values: Sequence[Mapping[Signal, Value]],
+        replies: Sequence[CheckedReply],
         samples: FloatArray,
         *,
-        updates: Callable[[], FloatArray],
-        gradients: Sequence[FloatArray | None],
+        sent: Callable[[], FloatArray],
+        model: Callable[[Any], FloatArray],
         output: Callable[[], OutputLayer],
     ) -> None:
-        self.ok = ok
-        self.all_ok = bool(ok.all())
-        self._values = values
+        self.ok: BoolArray = np.array([reply.status is Status.OK for reply in replies], np.bool_)
+        self.all_ok = bool(self.ok.all())
+        self._replies = replies
         self._samples = samples
-        self._make_updates = updates
-        self._sent_gradients = gradients
+        # Functions, because most selectors read neither updates nor the output layer, and both take time.
+        self._sent = sent
+        self._model = model
         self._output = output
 
     @cached_property
     def updates(self) -> FloatArray:
         """(r, P) each client's model less the one sent; zeros for replies that are not sound."""
-        return self._make_updates()
+        before = self._sent()
+        rows = [self._model(r) - before if r.status is Status.OK else np.zeros_like(before) for r in self._replies]
+        return np.stack(rows) if rows else np.empty((0, len(before)))
 
     @cached_property
     def _gradients(self) -> FloatArray:
-        sound = [gradient if ok else None for gradient, ok in zip(self._sent_gradients, self.ok.tolist(), strict=True)]
+        sound = [reply.gradient if reply.status is Status.OK else None for reply in self._replies]
         width = next((len(gradient) for gradient in sound if gradient is not None), 0)
         rows = [np.zeros(width) if gradient is None else gradient for gradient in sound]
         return np.stack(rows) if rows else np.empty((0, width))
@@ -72,17 +109,59 @@ class Measures:
 
     def column(self, signal: Signal) -> FloatArray:
         """(r,) one signal over the replies, or (r, V) where it is a vector; NaN where a reply is not sound."""
-        if isinstance(signal.how, VectorOf):
-            rows = self.updates if signal.how.vector == "update" else self._gradients
-            output = self._output() if needs_output_layer({signal}) else None
-            values = np.asarray(vector_signal(signal.how, rows, self.ok, output, self._samples), np.float64)
-        else:
-            found = [
-                given.get(signal) if ok else None for given, ok in zip(self._values, self.ok.tolist(), strict=True)
-            ]
-            if any(value is None for value in found):
-                shape = next((np.shape(value) for value in found if value is not None), ())
-                nothing = np.full(shape, np.nan)
-                found = [nothing if value is None else value for value in found]
-            values = np.array(found, np.float64)
+        values = self._computed(signal.how, signal) if isinstance(signal.how, VectorOf) else self._reported(signal)
         return values if self.all_ok else np.where(self.ok if values.ndim == 1 else self.ok[:, None], values, np.nan)
+
+    def _computed(self, how: VectorOf, signal: Signal) -> FloatArray:
+        """Return what the server works out from updates or gradients."""
+        rows = self.updates if how.vector == "update" else self._gradients
+        # Only then: a model whose output layer cannot be found is an error.
+        output = self._output() if needs_output_layer({signal}) else None
+        return np.asarray(vector_signal(how, rows, self.ok, output, self._samples), np.float64)
+
+    def _reported(self, signal: Signal) -> FloatArray:
+        """Return what clients reported; NaN, or a row of NaN, for one that did not."""
+        found = [reply.values.get(signal) if reply.status is Status.OK else None for reply in self._replies]
+        if any(value is None for value in found):
+            shape = next((np.shape(value) for value in found if value is not None), ())
+            nothing = np.full(shape, np.nan)
+            found = [nothing if value is None else value for value in found]
+        return np.array(found, np.float64)
+
+    def also_reported(self) -> frozenset[Signal]:
+        """Return the signals that every sound reply contains in one shape, whether or not they were asked for."""
+        brought = [self._replies[row].values for row in self.rows.tolist()]
+        everywhere = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
+        return frozenset(s for s in everywhere if len({np.shape(values[s]) for values in brought}) == 1)
+
+    def filtered(
+        self,
+        filter_: Filter,
+        logits: Callable[[int], AnyArray] | None = None,
+        labels: AnyArray | None = None,
+    ) -> BoolArray:
+        """(r,) which replies a filter keeps.
+
+        Parameters
+        ----------
+        logits : callable, optional
+            Returns the (V, C) outputs of the model of one reply, by its place, on the server's validation set.
+        labels : (V,) array, optional
+            The classes of that set.
+        """
+        rows = self.rows
+        # The default filter would compute all updates to look at none of them.
+        if not len(rows) or type(filter_) is KeepAll:
+            return self.ok
+        verdict = checked_decision(
+            filter_,
+            Replies(
+                np.ones(len(rows), np.bool_),
+                updates=lambda: self.updates[rows],
+                logits=None if logits is None else lambda: np.stack([logits(row) for row in rows.tolist()]),
+                labels=labels,
+            ),
+        )
+        kept = np.zeros(len(self.ok), np.bool_)
+        kept[rows] = verdict.kept
+        return kept

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedcohort.session.session import Session
 
 log = logging.getLogger(__name__)
-_MOST_BYTES = 1 << 22
+_MOST_BYTES = 1 << 22  # read of a file
 _LISTS = ("block", "unblock", "pin", "unpin", "resume")
 _RULES = frozenset(rule.name for rule in fields(Rules))
 
@@ -78,6 +78,7 @@ class Order:
         found = (rules or Rules()).to_dict() if self.rules is None else Rules(**self.rules).to_dict()
         _change(found, "blocked", self.block, self.unblock)
         _change(found, "pinned", self.pin, self.unpin)
+        # Pauses that are over would only make rules longer and longer.
         paused = {name: until for name, until in (found.pop("paused", None) or {}).items() if until > round_}
         for name in self.resume:
             if name not in paused:
@@ -171,6 +172,7 @@ def _order_files(path: Path) -> Iterator[tuple[Path, Order | str]]:
         if not _is_private(folder.lstat(), owner, stat.S_ISDIR):
             _warn(folder, "others than the journal's owner can write to it")
             return
+        # Names begin with the time: sorted, orders are taken as they were given.
         files = sorted(file for file in folder.iterdir() if not file.name.startswith(".") and not file.is_symlink())
         for file in files:
             with open_file(file) as opened:
@@ -196,17 +198,22 @@ def _is_private(found: os.stat_result, owner: int, kind: Any) -> bool:
 def _read(data: bytes) -> Order | str:
     try:
         order = Order(**json.loads(data))
-        if order.rules is not None and not (isinstance(order.rules, dict) and order.rules.keys() <= _RULES):
-            known = ", ".join(sorted(_RULES))
-            raise InputError(f"The rules of an order are a table of {known}. Got {short_repr(order.rules)}.")
-        for names in (getattr(order, key) for key in _LISTS):
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise InputError(f"An order must name clients in lists of strings. Got {short_repr(names)}.")
-        if not all(isinstance(rounds, int) for rounds in order.pause.values()) or not isinstance(order.id, str):
-            raise InputError(f"An order must pause each client for a number of rounds. Got {short_repr(order.pause)}.")
+        _check_types(order)
         return order
     except (ValueError, TypeError, AttributeError, RecursionError) as error:  # InputError is a ValueError
         return str(error)
+
+
+def _check_types(order: Order) -> None:
+    """Refuse what somebody wrote into a file by hand; the rules' own values are checked when they are carried out."""
+    if order.rules is not None and not (isinstance(order.rules, dict) and order.rules.keys() <= _RULES):
+        known = ", ".join(sorted(_RULES))
+        raise InputError(f"The rules of an order are a table of {known}. Got {short_repr(order.rules)}.")
+    for names in (getattr(order, key) for key in _LISTS):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"An order must name clients in lists of strings. Got {short_repr(names)}.")
+    if not all(isinstance(rounds, int) for rounds in order.pause.values()) or not isinstance(order.id, str):
+        raise InputError(f"An order must pause each client for a number of rounds. Got {short_repr(order.pause)}.")
 
 
 def _folder(path: Path) -> Path:

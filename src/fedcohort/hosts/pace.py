@@ -36,7 +36,7 @@ _FEWEST = (2, 30)  # cohorts and clients, the newest, that an estimate is made o
 _MOST = 1000  # clients, about, after which no older ones are looked at
 _DIFFERENT = 3.0  # standard deviations at which older cohorts are taken to be of another time
 _POINTS = 100  # deadlines that are compared
-_MARGIN = 1.02
+_MARGIN = 1.02  # a deadline at the very time of an answer would miss the next one of the same length
 _COHORTS = 1000  # that are kept
 _CHOICES = 16  # numbers of spares that are compared
 _FIRST = 2.0  # before anything is known, how many times the newest answer's time a round goes on without another
@@ -80,9 +80,11 @@ def incidence(seconds: FloatArray, answered: BoolArray, failed: BoolArray) -> In
     """
     order = np.argsort(seconds, kind="stable")
     times, first = np.unique(seconds[order], return_index=True)
+    # Who is still at work just before each time; clients of one time leave together.
     at_risk = len(seconds) - first
     answers = np.add.reduceat(answered[order].astype(np.float64), first) / at_risk
     failures = np.add.reduceat(failed[order].astype(np.float64), first) / at_risk
+    # The share that has neither answered nor failed (Kaplan-Meier), on which both kinds of events build.
     before = np.concatenate([[1.0], np.cumprod(1.0 - answers - failures)[:-1]])
     known = answers + failures > 0
     return Incidence(times[known], np.cumsum(before * answers)[known], np.cumsum(before * failures)[known])
@@ -253,6 +255,7 @@ class Pace:
         pause = max(float(np.median(pauses)), 0.0) if pauses else 0.0
         for more in np.unique(np.linspace(0, spares, min(spares + 1, _CHOICES)).round().astype(np.int64)).tolist():
             lasts, models = expected_rounds(found, size + more, size, least, needed)
+            # Seconds for each model that counts; infinite where a deadline brings none.
             each = np.full(len(models), np.inf)
             np.divide((lasts + pause) * (1.0 + PRICE * more / size), models, out=each, where=models > 0)
             at = int(np.argmin(each)) if len(each) else 0
@@ -267,6 +270,7 @@ class Pace:
         while begin > 0 and (len(cohorts) - begin < _FEWEST[0] or _clients(cohorts[begin:]) < _FEWEST[1]):
             begin -= 1
         while begin > 0 and _clients(cohorts[begin:]) < _MOST:
+            # As many older cohorts again: a change is found within a factor of two of when it happened.
             before = max(2 * begin - len(cohorts), 0)
             if abs(log_rank(*_known(cohorts[begin:], now), *_known(cohorts[before:begin], now))) > _DIFFERENT:
                 break

@@ -158,6 +158,7 @@ def closing(
     >>> closing(arrivals, fine, enough=1).seconds
     1.0
     """
+    # Infinite while somebody has not answered.
     end = float(seconds.max(initial=0.0))
     if deadline is not None:
         end = min(end, deadline)
@@ -165,6 +166,7 @@ def closing(
         sound = seconds[status == _OK]
         if len(sound) >= enough:
             end = min(end, float(np.partition(sound, enough - 1)[enough - 1]))
+    # Not >=: a reply at the very end counts, or the one that closed the round would be late.
     late = seconds > end
     if late.any():
         status = status.copy()
@@ -295,6 +297,7 @@ class Round:
         """Return the question the selector wants answered before it chooses among ``available``, or None."""
         size = self.size
         if size is not None:
+            # A session refuses to be asked for more clients than there are.
             size = min(size + self.proposal.spares, self.session.table.n)
         self.request = RoundRequest(size, available)
         return self.session.query(self.request)
@@ -361,6 +364,7 @@ class Round:
             What each client replies.
         """
         self.seconds, self.status = seconds, status
+        # Remembered, because closing the round turns failures that come later into LATE.
         self._failed = status != _OK
         self.status, self._lasted = closing(seconds, status, deadline=self.deadline, enough=self.enough)
         return self._lasted
@@ -443,8 +447,8 @@ class Round:
     def shortfall(self, models: int) -> str:
         """Return why so many sound models must not be averaged; an empty text when they may."""
         if self.policy.private and models != self.size:
-            return f"{models} sound models came, and the privacy noise is made for {self.size}"
-        return "too few sound models" if models < self.policy.min_replies else ""
+            return f"{models} valid models came, but the privacy noise is made for {self.size}"
+        return "too few valid models" if models < self.policy.min_replies else ""
 
     def report(
         self, kept: BoolArray, metrics: Mapping[Signal, FloatArray] = _NO_METRICS, *, complete: bool = True
@@ -566,6 +570,7 @@ class Attempts:
 
     def reason_to_give_up(self, cohort: Cohort) -> str:
         """Return that a cohort that was cut off has been tried often enough; an empty text when it has not."""
+        # Counted from the journal: a server that crashes in every try must not try for ever.
         tries = 1 + sum(body["ticket"] == cohort.ticket for body in self.session.journal.events(RETRIED))
         return f"not finished in {tries} tries" if tries >= self.policy.tries else ""
 
@@ -580,20 +585,24 @@ class Attempts:
         size = self.policy.size_for(len(online))
         free = online if not len(busy) else online[~np.isin(online, busy)]
         if self.left_out:
-            table = self.session.table
-            out = table.indices([name for name in self.left_out if name in table])
-            # Only while enough others are there. A federation of few must continue with the clients it has.
-            others, _ = self._count_admitted(online[~np.isin(online, out)])
-            if others >= (size or max(self.policy.min_replies, 1)):
-                free = free[~np.isin(free, out)]
+            free = self._without_failed(free, online, size)
         admitted, excluded = self._count_admitted(free)
         pending = bool(self.session.pending)
+        # Privacy noise is made for exactly `size` models. A pending cohort was chosen already, so nobody new is needed.
         needed = size if self.policy.private and size is not None and not pending else 1
         if len(online) >= self.policy.wait_for and admitted >= needed:
             return free
         return Shortage(
             len(online), self.policy.wait_for, admitted, needed, self.session.table.names_of(busy), excluded
         )
+
+    def _without_failed(self, free: IntArray, online: IntArray, size: int | None) -> IntArray:
+        """Return those who are free without those who failed, while enough others are online."""
+        table = self.session.table
+        out = table.indices([name for name in self.left_out if name in table])
+        others, _ = self._count_admitted(online[~np.isin(online, out)])
+        # A federation of few must continue with the clients it has.
+        return free[~np.isin(free, out)] if others >= (size or max(self.policy.min_replies, 1)) else free
 
     def _count_admitted(self, clients: IntArray) -> tuple[int, tuple[str, ...]]:
         """Return how many of ``clients`` the rules admit, and why they exclude others."""
@@ -643,17 +652,15 @@ class Shortage:
         """
         long = "" if seconds is None else f" for {seconds:.0f} s"
         if self.online < self.wait_for:
-            what = f"{self.online} of {self.wait_for} clients have been online"
-            if not self.online:
-                what = "nobody has been available"
+            online = f"{self.online} of {self.wait_for} clients have been online"
+            what = online if self.online else "nobody has been available"
             return f"{what}{long}{': ' if absent else ''}{'; '.join(absent)}"
         rules = f" ({'; '.join(self.excluded[:3])})" if self.excluded else ""
         if self.needed > 1 and self.admitted:
             some = "1 client" if self.admitted == 1 else f"{self.admitted} clients"
-            what = f"{some} could be chosen{rules}, and the privacy noise is made for {self.needed}"
-            return (
-                f"{what}{',' if long else ''}{long}{f'; still at work: {join_names(self.busy)}' if self.busy else ''}"
-            )
+            at_work = f"; still at work: {join_names(self.busy)}" if self.busy else ""
+            noise = f"and the privacy noise is made for {self.needed}"
+            return f"{some} could be chosen{rules}, {noise}{',' if long else ''}{long}{at_work}"
         if rules:
             return f"the rules have admitted nobody{rules}{long}"
         if self.failed:

@@ -45,6 +45,7 @@ def bounded_weights(
     alone = _bound_by_samples(weights, sizes, found, reasons)
     _bound_by_others(weights, sizes, alone, found, reasons)
     if max_share is not None:
+        # Last, on weights that are bounded already: a share is of what the others really weigh.
         most = _largest(list(found.values()), max_share)
         for name in [name for name, weight in found.items() if weight > most]:
             _lower(found, reasons, name, most, f"no client may have more than {max_share:g} of a round's weight")
@@ -65,8 +66,8 @@ def _bound_by_samples(
         if size is None or (size and len(ratios) == 1):
             alone.append(name)
             continue
-        usual = _median_of_others(ratios, weight / size) if size and by_samples else 1.0
-        most = max((_UNIT * usual if usual > 1 else 1.0) * size, most_weigh)
+        per_sample = _most_per_sample(ratios, weight / size) if size and by_samples else 1.0
+        most = max(per_sample * size, most_weigh)
         if weight > most:
             _lower(found, reasons, name, most, f"it declared {size:,} samples")
     return alone
@@ -88,6 +89,12 @@ def _bound_by_others(
         if found[name] > (most := max(_UNDECLARED * median, size or 0.0)):
             why = "it declared no size" if size is None else f"it alone declared a size, {size:,} samples"
             _lower(found, reasons, name, most, f"{why}, and others weigh {median:g}")
+
+
+def _most_per_sample(ratios: Sequence[float], own: float) -> float:
+    """Return what a declared sample may weigh: 1, or where apps count otherwise, a multiple of what is usual."""
+    usual = _median_of_others(ratios, own)
+    return _UNIT * usual if usual > 1 else 1.0
 
 
 def _median_of_others(ordered: Sequence[float], own: float) -> float:

@@ -27,8 +27,8 @@ from fedcohort.core.signals import (
     vectors_of,
 )
 
-VERSION = 1
-RECORD = "fedcohort"
+VERSION = 1  # a client of another version is refused before it trains
+RECORD = "fedcohort"  # the name of our record beside the model
 # For the client's own training:
 WORK = "fedcohort.work"  # local work as a multiple of the default; absent where the cohort says nothing
 SEED = "fedcohort.seed"  # of local training: the run's seed, another one in a trial that is thrown away
@@ -36,8 +36,8 @@ COMMITMENT = "commitment"  # the newest link of the server's chained journal
 CONFIRMATION = "labels-confirmed"  # a key holder's signed word for what it opened of this client's labels
 _GRADIENT = "gradient"
 _SECONDS = "train-seconds"
-_LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53
-_ATTRIBUTE, _MOST_ATTRIBUTES = "attribute:", 100
+_LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53  # beyond 2**53 doubles skip whole numbers
+_ATTRIBUTE, _MOST_ATTRIBUTES = "attribute:", 100  # each in an entry of its own: Flower's records hold no tables
 _COUNT = f"a whole number from 0 to {_LARGEST_COUNT}"
 _TEXT = f"printable text of at most {_LONGEST_NAME} characters"
 _FEW = 0.2  # a share of clients that does not decide how many classes there are
@@ -121,29 +121,21 @@ class Description:
         if record.get("version") != VERSION:
             version = _brief(record.get("version"))
             raise ValueError(f"the client speaks version {version} of the protocol, not {VERSION}")
-        name, size, counts = record.get("name"), record.get("size"), record.get("label-counts")
+        name, size = record.get("name"), record.get("size")
         signals, sealed = record.get("signals"), record.get("sealed-labels")
         if not isinstance(name, str) or not isinstance(signals, list):
             raise ValueError("the description lacks 'name' or 'signals'")
         if size is not None and not _is_count(size):
             raise ValueError(f"'size' must be {_COUNT}. Got {_brief(size)}")
-        if counts is not None:
-            if not isinstance(counts, list) or len(counts) > _MOST_CLASSES:
-                given = f"{len(counts)} classes" if isinstance(counts, list) else _brief(counts)
-                raise ValueError(f"'label-counts' must be a list of at most {_MOST_CLASSES} classes. Got {given}")
-            wrong = next((count for count in counts if not _is_count(count)), None)
-            if wrong is not None:
-                raise ValueError(f"'label-counts' must be {_COUNT} each. Got {_brief(wrong)}")
         if sealed is not None and not isinstance(sealed, bytes):
             raise ValueError("'sealed-labels' must be bytes")
-        known = {s.value: s for s in SIGNALS}
         return cls(
             name=name,
             size=size,
-            label_counts=None if counts is None else tuple(counts),
+            label_counts=_label_counts(record.get("label-counts")),
             sealed_labels=sealed,
             # Facts of the table are known by what was sent of them, not by a claim to have them.
-            signals=frozenset(known[s] for s in signals if isinstance(s, str) and s in known) - TABLE_SIGNALS,
+            signals=_known_signals(signals) - TABLE_SIGNALS,
             attributes=_attributes(record),
         )
 
@@ -159,6 +151,25 @@ def most_classes(named: Iterable[int]) -> int | None:
     """
     ordered = sorted(named, reverse=True)
     return ordered[min(max(1, int(_FEW * len(ordered))), len(ordered) - 1)] if ordered else None
+
+
+def _known_signals(names: Iterable[object]) -> frozenset[Signal]:
+    """Return the library's signals among names; those of a later version are skipped."""
+    known = {s.value: s for s in SIGNALS}
+    return frozenset(known[name] for name in names if isinstance(name, str) and name in known)
+
+
+def _label_counts(counts: object) -> tuple[int, ...] | None:
+    """Return the samples per class of a description; a client that sends a million classes would fill the memory."""
+    if counts is None:
+        return None
+    if not isinstance(counts, list) or len(counts) > _MOST_CLASSES:
+        given = f"{len(counts)} classes" if isinstance(counts, list) else _brief(counts)
+        raise ValueError(f"'label-counts' must be a list of at most {_MOST_CLASSES} classes. Got {given}")
+    wrong = next((count for count in counts if not _is_count(count)), None)
+    if wrong is not None:
+        raise ValueError(f"'label-counts' must be {_COUNT} each. Got {_brief(wrong)}")
+    return tuple(counts)
 
 
 def _attributes(record: Mapping[str, object]) -> dict[str, Attribute]:
@@ -215,8 +226,7 @@ def question(signals: Iterable[Signal], commitment: str | None = None) -> dict[s
 def asked_signals(record: Mapping[str, object]) -> frozenset[Signal]:
     """Return the signals a record asks for; names of a later version are skipped."""
     names = record.get("signals")
-    known = {s.value: s for s in SIGNALS}
-    return frozenset(known[s] for s in names if s in known) if isinstance(names, list) else frozenset()
+    return _known_signals(names) if isinstance(names, list) else frozenset()
 
 
 def report(
@@ -233,6 +243,7 @@ def report(
     if seconds is not None:
         record[_SECONDS] = float(seconds)
     if gradient is not None:
+        # Half the bytes of doubles; a direction and a length are all that is taken from it.
         record[_GRADIENT] = np.ascontiguousarray(gradient, np.float32).tobytes()
     return record
 
@@ -252,6 +263,7 @@ def read_report(record: Mapping[str, object] | None) -> dict[Signal, Value]:
         if signal.width is None:
             if _is_number(value):
                 found[signal] = value if type(value) is float else float(value)
+        # Whether all clients have as many classes is seen when their reports are put together.
         elif isinstance(value, list) and signal.width in ("classes", len(value)) and all(map(_is_number, value)):
             found[signal] = np.array(value, np.float64)
     return found

@@ -84,5 +84,5 @@ def decode(data: bytes, base: bytes | None, clients: int, what: str) -> BoolArra
     flipped = np.frombuffer(data, "<i4", offset=_HEAD.size)
     if len(flipped) and not 0 <= flipped.min() <= flipped.max() < len(bits):
         raise JournalError(f"{what} names a client that there is not.")
-    bits[flipped] ^= True
+    bits[flipped] ^= True  # who came or went since the base
     return bits

@@ -24,10 +24,9 @@ from fedcohort.journal.database import Database
 from fedcohort.journal.schema import TABLES
 
 VERSION = 2  # 1 left out scores, notes, numbers and times
-START = b"fedcohort chain 2"
-UNCHAINED = frozenset(
-    {"seed", "audit", "signature"}
-)  # keys of meta: the first two are in the first link, behind a nonce
+START = b"fedcohort chain 2"  # what the first link follows: a chain of another version never fits
+# Keys of meta: the first two are in the first link, behind a nonce, and the third is over the newest link.
+UNCHAINED = frozenset({"seed", "audit", "signature"})
 _CLOSED = "close"
 
 
@@ -140,7 +139,7 @@ def _row(database: Database, kind: str, key: Iterable[Any]) -> bytes | None:
     part = PARTS[kind]
     where = TABLES[part.table].where_key
     rows = database.fetch(f"SELECT {', '.join(part.columns)} FROM {part.table} WHERE {where}", tuple(key))
-    return repr(rows[0]).encode() if rows else None
+    return repr(rows[0]).encode() if rows else None  # types and every bit of a float are part of it
 
 
 class Chain:
@@ -181,6 +180,7 @@ class Chain:
         self._add(kind, key, payload)
 
     def _add(self, kind: str, key: tuple[Any, ...], payload: bytes, *, keep: bool = False) -> None:
+        # Without a salt, a digest of few possible values (who was picked) could be found by trying all of them.
         salt = secrets.token_bytes(16)
         digest = _digest(salt, key, payload)
         self._tip = next_link(self.tip, kind, digest)
@@ -208,31 +208,35 @@ class Chain:
         facts : mapping, optional
             The client table, where what the chain itself keeps of clients is to go as well.
         """
-        newest: dict[tuple[str, tuple[Any, ...]], Link] = {}
-        for link in links(self._database):
-            if link.removed or link.kind == "start":
-                continue
-            if link.kind not in PARTS:
-                if facts is not None:
+        held = [link for link in links(self._database) if not link.removed and link.kind != "start"]
+        if facts is not None:
+            for link in held:
+                if link.kind not in PARTS:
                     self._strip(link)
-                continue
-            place = (link.kind, link.key)
-            if place in newest:
-                self._strip(newest[place])  # of what was recorded again later
-            newest[place] = link
-        for (kind, key), link in newest.items():
-            payload = _row(self._database, kind, key)
+        for link in self._without_repeated([link for link in held if link.kind in PARTS]):
+            payload = _row(self._database, link.kind, link.key)
             if not link.fits(payload):
                 self._strip(link)
                 if payload is not None:
-                    self._add(kind, key, payload)
+                    self._add(link.kind, link.key, payload)
         for kind, key in list(strays(self._database, links(self._database))):  # rows that got another key
             self.add(kind, *key)
         if facts is not None:
             self._facts = {}
             self.add_table(facts)
 
+    def _without_repeated(self, held: Iterable[Link]) -> list[Link]:
+        """Return the newest link over each part of a row; those over what was recorded again later are stripped."""
+        newest: dict[tuple[str, tuple[Any, ...]], Link] = {}
+        for link in held:
+            place = (link.kind, link.key)
+            if place in newest:
+                self._strip(newest[place])
+            newest[place] = link
+        return list(newest.values())
+
     def _strip(self, link: Link) -> None:
+        """Let what a link is over be forgotten: without its salt the digest says nothing about it."""
         data = json.dumps({"digest": link.digest.hex()}).encode() + b"\n"
         self._database.change("chain", (link.number,), data=data)
 
@@ -259,9 +263,8 @@ def links(database: Database) -> Iterator[Link]:
 
     ValueError, KeyError or TypeError for one that is not what :class:`Chain` writes.
     """
-    if not database.fetch(
-        "SELECT 1 FROM sqlite_master WHERE name = 'chain'"
-    ):  # one of version 2 may have no such table
+    # A journal of version 2 may have no such table.
+    if not database.fetch("SELECT 1 FROM sqlite_master WHERE name = 'chain'"):
         return
     for number, kind, data, link in database.fetch("SELECT id, kind, data, link FROM chain ORDER BY id"):
         header, _, kept = data.partition(b"\n")

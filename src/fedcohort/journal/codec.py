@@ -20,7 +20,7 @@ from fedcohort.core.errors import InputError, JournalError, SelectorError
 from fedcohort.core.protocol import is_per_client
 
 Scalar = int | float | bool | str | None
-_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}  # compared as bits, NaN equals NaN, and 0 is not -0
 
 
 def pack(array: AnyArray) -> bytes:
@@ -83,7 +83,7 @@ def unpack_many(data: bytes) -> dict[str, AnyArray]:
 
 MOST_TEXT = 256 << 20
 """Bytes that names or attributes may have unpacked: 256 for each of a million clients."""
-_SMALL = 1 << 20
+_SMALL = 1 << 20  # bytes that anything may unpack to
 _RATIO = 100  # names and attributes of a real federation take at most a tenth of this
 
 
@@ -102,6 +102,7 @@ def decompress(data: bytes, most: int, what: str, common: bytes = b"") -> bytes:
         ...
     fedcohort.core.errors.JournalError: A name takes more than the 10 bytes that it may have unpacked.
     """
+    # Never more than one byte beyond the limit is unpacked, however much the bytes claim to hold.
     unpacker = zlib.decompressobj(zdict=common)
     try:
         found = unpacker.decompress(data, max(most, 1))
@@ -183,6 +184,7 @@ def freeze_state(state: Any, n: int) -> Any:
 
 def encode_scalar(value: Scalar) -> str:
     """Return a scalar as JSON that keeps every bit of a float and tells int from float."""
+    # JSON would write infinity and NaN as words that other readers refuse, and 1.0 could come back as 1.
     return json.dumps({"float": value.hex()} if isinstance(value, float) else value)
 
 

@@ -28,8 +28,8 @@ from fedcohort.journal.schema import ERRORS, SEAL, TABLES
 
 Commit = Literal["always", "manual"]
 CHECKPOINT_SECONDS = 30.0  # so far the file itself may lag behind its companion
-_WRAP = 1 << 64
-_REWRITTEN = ("states", "meta")
+_WRAP = 1 << 64  # sums of checksums wrap around, so that they stay numbers of fixed size
+_REWRITTEN = ("states", "meta")  # tables whose rows are replaced in every round; there are few of them
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
 _AGAIN = "close the session and continue it with Session.open(path), once the cause is fixed"
 
@@ -169,6 +169,7 @@ class Database:
         """Add a row."""
         table = TABLES[name]
         row = table.to_stored_types(values)
+        # The checksum is of the row as SQLite will give it back, not as it was handed over: 1 may come back as 1.0.
         self.connection.execute(table.insert, (*row, self._add_to_seal(name, row)))
 
     def append(self, name: str, *values: Any) -> int:

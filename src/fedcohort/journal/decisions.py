@@ -85,6 +85,7 @@ class Decisions:
         return self._replies
 
     def _read_cohorts(self, database: Database, version: int) -> None:
+        # Tickets only grow, except where a run returned to a savepoint: then all that was read may be wrong.
         ((newest,),) = database.fetch("SELECT COALESCE(MAX(ticket), -1) FROM cohorts")
         if newest < self._last_ticket:  # the run went back to a checkpoint, or started over
             self._cohorts, self._replies, self._round_of = {}, {}, {}
@@ -112,15 +113,7 @@ class Decisions:
             self._blocks.get(ticket) or ReplyBlock.with_status(ticket, 0.0, self._clients[ticket], Status.MISSING)
             for ticket in tickets
         ]
-        widths = {name: column.shape[1:] for block in blocks for name, column in block.metrics.items()}
-        metrics = {
-            name: np.concatenate([b.metrics.get(name, np.full((len(b.clients), *width), np.nan)) for b in blocks])
-            for name, width in widths.items()
-        }
-        clients, status, kept = (
-            np.concatenate([getattr(block, column) for block in blocks]) for column in ("clients", "status", "kept")
-        )
-        return ReplyBlock(tickets[-1], max(b.at for b in blocks), False, clients, status, kept, metrics)
+        return ReplyBlock.joined(tickets[-1], blocks)
 
     def _rows(self, database: Database, version: int, name: str, key: str, after: int) -> list[tuple[Any, ...]]:
         """Return the rows whose key is above ``after``, each as it was written."""

@@ -20,7 +20,7 @@ from fedcohort.journal.store import Journal, read_journal
 
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_MOST_CLIENTS = 100  # with a series of their own
+_MOST_CLIENTS = 100  # with a series of their own: Prometheus keeps every series that ever was
 _Sample = tuple[dict[str, str], str]
 _Number = tuple[str, dict[str, str], float]  # metric, labels, value
 METRICS: Mapping[str, tuple[str, str]] = {
@@ -128,10 +128,14 @@ def _samples(journal: Journal) -> Iterator[_Number]:
     yield from _replies(journal)
     failed = sum(body["what"] == "failed" for body in journal.events(SHADOW))
     yield "fedcohort_shadows_failed_total", {}, failed
-    model: dict[str, float] = {}
-    for numbers in journal.metrics().values():
-        model.update({key: value for key, value in numbers.items() if value is not None})
-    for key, value in model.items():
+    yield from _model(journal)
+
+
+def _model(journal: Journal) -> Iterator[_Number]:
+    newest: dict[str, float] = {}
+    for numbers in journal.metrics().values():  # rounds ascending: a later number takes the place of an earlier one
+        newest.update({key: value for key, value in numbers.items() if value is not None})
+    for key, value in newest.items():
         yield "fedcohort_model", {"metric": key}, value
 
 

@@ -14,7 +14,7 @@ from fedcohort.journal.database import Seal
 from fedcohort.journal.lock import Mark
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, READABLE, SCHEMA, SCHEMA_VERSION, TABLES
 
-_COMPUTED = re.compile(r"\bAS\b", re.IGNORECASE)
+_COMPUTED = re.compile(r"\bAS\b", re.IGNORECASE)  # of a view, a trigger or a computed column: code in a data file
 COPY = "restore it from a copy; `fedcohort journal copy` makes one that is whole, also of a journal in use"
 
 

@@ -135,7 +135,7 @@ def attach_live(database: Database, live: Path, run: str) -> None:
     connection.execute("ATTACH DATABASE ? AS live", (_address(live),))
     for table in _COLUMNS:
         connection.execute(f"SELECT 1 FROM live.{table} LIMIT 1")  # raises where the copy is spoilt
-    quoted = run.replace("'", "''")
+    quoted = run.replace("'", "''")  # SQLite takes no parameters in the definition of a view
     for table, columns in _COLUMNS.items():
         connection.execute(
             f"CREATE TEMP VIEW {table} AS SELECT {columns} FROM main.{table} UNION ALL SELECT {columns} "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -44,34 +45,35 @@ from fedcohort.journal.store import Journal, read_journal
 BLOCKED = "blocked"  # under which the journal knows forgotten clients that must not return, by keyed digests
 _MOST_FILES = 10_000  # that are searched for copies of a name
 _METRICS = frozenset((*SIGNALS, "accuracy"))  # parts of a metric's name that are no client's
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # in a condition only constants may name a client, not attributes
 _OVERLAP = 4096  # bytes of one block that are searched again with the next; a name is shorter
-_FACTS = ("sizes", "label_counts", "label_factor", "label_gram")
+_FACTS = ("sizes", "label_counts", "label_factor", "label_gram")  # with a row for each client
 
 
 def tables(journal: Journal) -> dict[str, dict[str, list[Any]]]:
     """Return a journal as tables of columns: picks, replies, metrics and events."""
     numbers = [(round_, key, value) for round_, row in journal.metrics().items() for key, value in row.items()]
-    metrics = {key: [line[i] for line in numbers] for i, key in enumerate(("round", "metric", "value"))}
-    lines = journal.database.fetch("SELECT at, kind, body FROM events ORDER BY id")
-    events = {key: [line[i] for line in lines] for i, key in enumerate(("at", "kind", "body"))}
-    return {"picks": _picks(journal), "replies": _replies(journal), "metrics": metrics, "events": events}
+    events = journal.database.fetch("SELECT at, kind, body FROM events ORDER BY id")
+    return {
+        "picks": _columns(("round", "ticket", "place", "client", "weight", "work"), _picks(journal)),
+        "replies": _replies(journal),
+        "metrics": _columns(("round", "metric", "value"), numbers),
+        "events": _columns(("at", "kind", "body"), events),
+    }
 
 
-def _picks(journal: Journal) -> dict[str, list[Any]]:
-    """Return a row for each place of each cohort."""
+def _columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, list[Any]]:
+    lines = list(rows)
+    return {name: [line[i] for line in lines] for i, name in enumerate(names)}
+
+
+def _picks(journal: Journal) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each place of each cohort."""
     table, _ = journal.table()
-    picks: dict[str, list[Any]] = {key: [] for key in ("round", "ticket", "place", "client", "weight", "work")}
     for row in journal.cohorts():
+        weights, work = (np.ones(len(row.clients)) if x is None else x for x in (row.weights, row.work))
         for place, client in enumerate(row.clients.tolist()):
-            values = (
-                row.round, row.ticket, place, table.name(client),
-                1.0 if row.weights is None else float(row.weights[place]),
-                1.0 if row.work is None else float(row.work[place]),
-            )  # fmt: skip
-            for key, value in zip(picks, values, strict=True):
-                picks[key].append(value)
-    return picks
+            yield row.round, row.ticket, place, table.name(client), float(weights[place]), float(work[place])
 
 
 def _replies(journal: Journal) -> dict[str, list[Any]]:
@@ -80,16 +82,12 @@ def _replies(journal: Journal) -> dict[str, list[Any]]:
     rounds = {row.ticket: row.round for row in journal.cohorts()}
     found = journal.replies()
     names = sorted({name for reply in found for name in reply.metrics if np.ndim(reply.metrics[name]) == 0})
-    return {
-        "round": [rounds[r.ticket] for r in found],
-        "ticket": [r.ticket for r in found],
-        "client": [table.name(r.client) for r in found],
-        "status": [Status(r.status).name for r in found],
-        "kept": [r.kept for r in found],
-        "late": [r.late for r in found],
-        "at": [r.at for r in found],
-        **{name: [r.metrics.get(name) for r in found] for name in names},
-    }
+    rows = (
+        (rounds[r.ticket], r.ticket, table.name(r.client), Status(r.status).name, r.kept, r.late, r.at,
+         *map(r.metrics.get, names))
+        for r in found
+    )  # fmt: skip
+    return _columns(("round", "ticket", "client", "status", "kept", "late", "at", *names), rows)
 
 
 def export(journal: Journal, folder: str | Path) -> list[Path]:
@@ -123,7 +121,7 @@ def prune(journal: Journal, keep: int) -> int:
             journal.database.delete("events", "kind = ? AND json_extract(body, '$.ticket') = ?", (EXCLUDED, ticket))
         if old:
             journal.drop_candidates(old)
-            journal.rebase(clients=False)
+            journal.rebase(clients=False)  # after everything is gone, so that the chain is over what is left
             journal.add_event(PRUNED, {"upto": last - keep})
     journal.compact()
     return len(old)
@@ -137,25 +135,8 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
     The selector's state is not touched here, nor is the file written anew: see
     :meth:`fedcohort.session.Session.forget`.
     """
-    table, active = journal.table()
-    client, index = eraser.client, eraser.index
-    database = journal.database
-    facts = journal.facts()
-    names = [eraser.stand_in if name == client else name for name in table.names]
-    changed = {"names": compress(json.dumps(names).encode())}
-    for key in _FACTS:
-        if key in facts:
-            rows = unpack(facts[key]).copy()
-            rows[index] = 0
-            if key == "label_gram":
-                rows[:, index] = 0
-            changed[key] = pack(rows)
-    gone = active.copy()
-    gone[index] = False
-    changed["active"] = pack(np.packbits(gone))
-    if "attributes" in facts:
-        changed["attributes"] = compress(json.dumps(eraser.value(journal.attributes(), ATTRIBUTES)).encode())
-    for name, data in changed.items():
+    client, index, database = eraser.client, eraser.index, journal.database
+    for name, data in _blank_facts(journal, eraser).items():
         database.put("facts", name, data)
     _blank_replies(database, index)
     _blank_scores(database, index, journal.client_count())
@@ -168,6 +149,27 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
         journal.set_meta(BLOCKED, {**known, "digests": digests})
     journal.rebase(clients=True)
     journal.add_event(FORGOTTEN, {"client": index})
+
+
+def _blank_facts(journal: Journal, eraser: Eraser) -> dict[str, bytes]:
+    """Return the facts that name or describe a client, without it; its row stays, with another name and zeros."""
+    table, active = journal.table()
+    facts = journal.facts()
+    names = [eraser.stand_in if name == eraser.client else name for name in table.names]
+    changed = {"names": compress(json.dumps(names).encode())}
+    for key in _FACTS:
+        if key in facts:
+            rows = unpack(facts[key]).copy()
+            rows[eraser.index] = 0
+            if key == "label_gram":
+                rows[:, eraser.index] = 0
+            changed[key] = pack(rows)
+    members = active.copy()
+    members[eraser.index] = False
+    changed["active"] = pack(np.packbits(members))
+    if "attributes" in facts:
+        changed["attributes"] = compress(json.dumps(eraser.value(journal.attributes(), ATTRIBUTES)).encode())
+    return changed
 
 
 def name_digest(name: str, key: str) -> str:
@@ -209,23 +211,31 @@ class Eraser:
 
     def value(self, value: Any, holds: Field) -> Any:
         """Return JSON-like data without the name; what was kept under it as a key is gone."""
-        if isinstance(value, str):
-            return self._string(value, holds)
-        if isinstance(value, list):
-            return [self.value(item, holds) for item in value]
-        if not isinstance(value, Mapping) or holds is TextKind.OWN:
-            return value
+        match value:
+            case str():
+                return self._string(value, holds)
+            case list():
+                return [self.value(item, holds) for item in value]
+            case Mapping() if holds is not TextKind.OWN:
+                return self._mapping(value, holds)
+        return value
+
+    def _mapping(self, value: Mapping[str, Any], holds: Field) -> dict[str, Any]:
         kept = {}
         for key, item in value.items():
-            if isinstance(holds, Mapping) and key in holds:
-                kept[key] = self.value(item, holds[key])
-            elif isinstance(holds, ByWord | Notes):
-                kept[key] = self.value(item, holds.values if isinstance(holds, ByWord) else holds)
-            elif isinstance(holds, ByLabel):
-                kept[self.text(key)] = self.value(item, holds.values)
-            elif key != self.client:
-                inner = holds.values if isinstance(holds, ByClient) else FREE
-                kept[key if isinstance(holds, ByClient) else self.text(key)] = self.value(item, inner)
+            match holds:
+                case Mapping() if key in holds:
+                    kept[key] = self.value(item, holds[key])
+                case ByWord(values=inner):
+                    kept[key] = self.value(item, inner)
+                case Notes():
+                    kept[key] = self.value(item, holds)
+                case ByLabel(values=inner):
+                    kept[self.text(key)] = self.value(item, inner)
+                case ByClient(values=inner) if key != self.client:
+                    kept[key] = self.value(item, inner)
+                case _ if key != self.client:
+                    kept[self.text(key)] = self.value(item, FREE)
         return kept
 
     def _string(self, text: str, holds: Field) -> str:
@@ -237,36 +247,42 @@ class Eraser:
             case TextKind.CONDITION:
                 return _QUOTED.sub(lambda m: self.text(m[0]), text)
             case TextKind.METRIC:
-                parts = text.split("/")
-                if len(parts) == 1 and text == self.client:
-                    return text  # the host's own metric: those of a client have its name before or after a slash
-                return "/".join(part if part in _METRICS else self.text(part) for part in parts)
+                return self._metric(text)
             case _:
                 return self.text(text)
+
+    def _metric(self, text: str) -> str:
+        parts = text.split("/")
+        if len(parts) == 1 and text == self.client:
+            return text  # the host's own metric: those of a client have its name before or after a slash
+        return "/".join(part if part in _METRICS else self.text(part) for part in parts)
 
     def table(self, database: Database, name: str) -> None:
         """Go through all texts of a table; numbers that are kept under the client's name go."""
         table = TABLES[name]
         for row in database.fetch(f"SELECT {table.names} FROM {name}"):
             before = dict(zip(table.columns, row, strict=True))
-            changes = {}
-            for column, old in before.items():
-                if not isinstance(old, str):
-                    continue
-                holds, is_json = _holds(name, column, before)
-                value = json.loads(old) if is_json else old
-                clean = self.value(value, holds)
-                if clean != value:
-                    changes[column] = json.dumps(clean) if is_json else clean
-            if not changes:
-                continue
+            changes = self._changes(name, before)
             key = [before[column] for column in table.key]
-            if not changes.keys() & set(table.key):
+            if changes.keys() & set(table.key):
+                database.delete(name, table.where_key, key)
+                if name != "metrics":
+                    database.put(name, *{**before, **changes}.values())
+            elif changes:
                 database.change(name, key, **changes)
+
+    def _changes(self, table: str, row: Mapping[str, Any]) -> dict[str, str]:
+        """Return the texts of a row that must be replaced, by column."""
+        changes = {}
+        for column, old in row.items():
+            if not isinstance(old, str):
                 continue
-            database.delete(name, table.where_key, key)
-            if name != "metrics":
-                database.put(name, *{**before, **changes}.values())
+            holds, is_json = _holds(table, column, row)
+            value = json.loads(old) if is_json else old
+            clean = self.value(value, holds)
+            if clean != value:
+                changes[column] = json.dumps(clean) if is_json else clean
+        return changes
 
 
 def _holds(table: str, column: str, row: Mapping[str, Any]) -> tuple[Field, bool]:
@@ -294,15 +310,12 @@ def copies(path: Path, client: str) -> list[Path]:
     pattern = _names_pattern([*sorted(others, key=len, reverse=True), client])
     kept = {form for name in others for form in _spellings(name)}
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.is_symlink())
+    own = {journal, *(journal.with_name(journal.name + end) for end in COMPANIONS)}
     found = []
     for file in islice(files, _MOST_FILES):
-        if file.parent == journal.parent and file.name in (journal.name, *(journal.name + end for end in COMPANIONS)):
-            continue
-        try:
-            if _names_it(file, client) or _mentions(file, pattern, kept):
+        with contextlib.suppress(OSError):  # one that may not be read is not ours
+            if file not in own and (_names_it(file, client) or _mentions(file, pattern, kept)):
                 found.append(file)
-        except OSError:  # one that may not be read is not ours
-            continue
     return found
 
 

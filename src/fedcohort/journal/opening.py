@@ -247,7 +247,7 @@ def _readable(file: Path) -> tuple[sqlite3.Connection, Path | None]:
 def _connect(file: Path, how: str) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{file.as_uri()}?{how}", uri=True, isolation_level=None, check_same_thread=False)
     try:
-        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()  # SQLite opens a file when it is first read
     except BaseException:
         connection.close()
         raise
@@ -298,6 +298,7 @@ def _upgrade(
             copied.execute("PRAGMA journal_mode = WAL")
         with open(new, "rb+") as written:
             os.fsync(written.fileno())
+        # What is still in the companion would be lost with it, when the copy takes the journal's name.
         (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise JournalError(

@@ -29,7 +29,7 @@ from fedcohort.journal.store import Journal
 BEAT_SECONDS = 5.0  # between two writings of the file
 MOST_OFFLINE = 1_000  # clients named in the file; beyond, those are that went last
 _DEAD_AFTER = 4 * BEAT_SECONDS  # where there is no lock to ask
-_MOST_BYTES = 1 << 22
+_MOST_BYTES = 1 << 22  # read of the file: anybody who can write to the folder could put a larger one there
 
 State = Literal["running", "waiting", "finished", "failed", "stopped", "killed"]
 STATES: tuple[State, ...] = ("running", "waiting", "finished", "failed", "stopped", "killed")
@@ -104,6 +104,7 @@ class Presence:
     def write(self, journal: Path) -> None:
         """Write it beside the journal, in place of the one before; a link that lies there is not followed."""
         file = _file(journal)
+        # A random name: a link that somebody planted under a known one would be written through.
         new = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -123,7 +124,7 @@ class Presence:
     @property
     def is_fresh(self) -> bool:
         """Whether it was written a moment ago."""
-        return abs(time.time() - self.at) < _DEAD_AFTER
+        return abs(time.time() - self.at) < _DEAD_AFTER  # of either sign: clocks of machines differ
 
 
 def _file(journal: str | Path) -> Path:
@@ -172,10 +173,7 @@ def run_state(journal: Journal) -> RunState:
     """Return how the run of a journal stands now."""
     if journal.path is None:
         return RunState(*(_ending(journal) or ("running", "")))
-    seal = _seal(journal)
-    last = Presence.of(journal.path)
-    if last is not None and (seal is None or last.generation != seal.generation):
-        last = None  # of an earlier process, or of one that has not opened the journal yet
+    last = _heartbeat(journal, journal.path)
     alive = _is_alive(journal.path, last)
     if alive and last is not None:
         return RunState("waiting" if last.state == "waiting" else "running", last.why, last.since, last)
@@ -196,6 +194,13 @@ def run_state(journal: Journal) -> RunState:
         None,
         last,
     )
+
+
+def _heartbeat(journal: Journal, path: Path) -> Presence | None:
+    """Return the last heartbeat about this opening of the journal, if there is one."""
+    seal, last = _seal(journal), Presence.of(path)
+    # Another generation is of an earlier process, or of one that has not opened the journal yet.
+    return last if last is not None and seal is not None and last.generation == seal.generation else None
 
 
 def run_state_before(path: Path) -> RunState | None:

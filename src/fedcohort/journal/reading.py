@@ -94,6 +94,7 @@ class JournalReader:
             "SELECT field, data FROM deltas WHERE selector = ? ORDER BY id", (selector,)
         ):
             block = unpack_many(data)
+            # Copied once, for the first delta; unpacked arrays are read-only.
             if not found[name].flags.writeable:
                 found[name] = found[name].copy()
             found[name][block["rows"]] = block["values"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, fre
 from fedcohort.journal.codec import narrowest
 
 _CLIENT, _STATUS, _KEPT, _METRIC = (np.dtype(code) for code in ("<i8", "i1", "?", "<f8"))
-_HALF = np.dtype("<f4")
+_HALF = np.dtype("<f4")  # what torch computed in single precision loses nothing by it
 _MARK = "r1"  # what earlier versions wrote begins with a number, and has all columns in full
 _ALIKE, _SHORT, _FULL = "=48"  # how a metric is stored: once for all clients, as 32-bit numbers, as they are
 
@@ -61,6 +61,21 @@ class ReplyBlock:
         count = len(clients)
         return cls(ticket, at, late, clients, np.full(count, status, np.int8), np.zeros(count, np.bool_), {})
 
+    @classmethod
+    def joined(cls, ticket: int, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
+        """Return several reports as one, in their order; NaN where one lacks a metric that another has."""
+        if not blocks:
+            return cls.with_status(ticket, 0.0, np.empty(0, np.int64), 0)
+        widths = {name: column.shape[1:] for block in blocks for name, column in block.metrics.items()}
+        metrics = {
+            name: np.concatenate([b.metrics.get(name, np.full((len(b.clients), *width), np.nan)) for b in blocks])
+            for name, width in widths.items()
+        }
+        clients, status, kept = (
+            np.concatenate([getattr(block, column) for block in blocks]) for column in ("clients", "status", "kept")
+        )
+        return cls(ticket, max(block.at for block in blocks), False, clients, status, kept, metrics)
+
     def encode(self) -> bytes:
         """Return the columns as bytes: a line that names them, then one after the other.
 
@@ -84,19 +99,11 @@ class ReplyBlock:
     def decode(cls, ticket: int, at: float, late: bool, data: bytes) -> ReplyBlock:
         """Return the block whose columns :meth:`encode` wrote, in this version or an earlier one."""
         head, _, _ = data.partition(b"\n")
-        words = head.decode().split(" ")
-        if words[0] == _MARK:
-            _, count, narrow, status_how, kept_how, *named = words
-            layouts = [(_FULL, np.dtype(narrow), _CLIENT), (status_how, _STATUS, _STATUS), (kept_how, _KEPT, _KEPT)]
-            layouts += [(word[:1], _HALF if word.startswith(_SHORT) else _METRIC, _METRIC) for word in named]
-            names = [word[1:] for word in named]
-        else:
-            count, *names = words
-            layouts = [(_FULL, dtype, dtype) for dtype in (_CLIENT, _STATUS, _KEPT, *[_METRIC] * len(names))]
+        count, names, layouts = _read_head(head.decode().split(" "))
         found, offset = [], len(head) + 1
         for name, (how, stored, dtype) in zip(("", "", "", *names), layouts, strict=True):
             _, vector, width = name.partition(":")
-            shape = (int(count), int(width)) if vector else (int(count),)
+            shape = (count, int(width)) if vector else (count,)
             values = np.frombuffer(data, stored, 1 if how == _ALIKE else math.prod(shape), offset)
             offset += values.nbytes
             whole = np.full(shape, values[0]) if how == _ALIKE else values.reshape(shape)
@@ -118,6 +125,20 @@ class ReplyBlock:
                 self.clients.tolist(), self.status.tolist(), self.kept.tolist(), metrics, strict=True
             )
         ]
+
+
+_Layout = tuple[str, np.dtype[Any], np.dtype[Any]]  # how a column is stored, its type in the file and in memory
+
+
+def _read_head(words: list[str]) -> tuple[int, list[str], list[_Layout]]:
+    """Return the number of clients, the names of the metrics, and how each column is stored."""
+    if words[0] != _MARK:  # of an earlier version
+        count, *names = words
+        return int(count), names, [(_FULL, d, d) for d in (_CLIENT, _STATUS, _KEPT, *[_METRIC] * len(names))]
+    _, count, narrow, status, kept, *named = words
+    layouts: list[_Layout] = [(_FULL, np.dtype(narrow), _CLIENT), (status, _STATUS, _STATUS), (kept, _KEPT, _KEPT)]
+    layouts += [(word[:1], _HALF if word.startswith(_SHORT) else _METRIC, _METRIC) for word in named]
+    return int(count), [word[1:] for word in named], layouts
 
 
 def _stored(column: AnyArray) -> tuple[str, bytes]:

@@ -75,6 +75,7 @@ class Savepoint:
             "blind": dict(self.blind),
             "fields": fields,
         }
+        # The head as an array among the others: one format for all of it.
         return pack_many({"head": np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays})
 
     @classmethod

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 from zlib import crc32
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 3  # raised whenever a released fedcohort could misread what this one writes
 READABLE = (2, 3)  # 1 kept a row for each client's reply, 2 had no checksums
 APPLICATION_ID = 0x46434A31  # "FCJ1"
 # What SQLite raises, and what Python raises instead where SQLite's message quotes bytes of a damaged file.

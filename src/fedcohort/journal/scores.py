@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ _BEFORE = b"s1\n"  # of an earlier version; one before that begins with the brac
 _PART, _SCORE, _EXACT = 10, 7, 0  # bits of a mantissa that are dropped: 13 or 16 of 23 stay
 _COMMON = b', "wide": false, "rest": null, "names": ["score", "part:{"n": 100, "whole": true'  # of most headers
 _NEAR = 2.0**-13  # the error that a part may have
-_MOST_PARTS = 256
+_INTEGER = np.dtype("<i8")
+_MOST_PARTS = 256  # of a score, and so many bytes of a header: what a file may make us allocate
 _HEADER = 65_536
 
 
@@ -37,11 +39,12 @@ def pack_scores(arrays: Mapping[str, AnyArray]) -> bytes:
     if not whole:
         columns.append(rank.astype("<i8"))
     numbers = {name: values for name, values in arrays.items() if name not in ("client", "rank")}
-    wide = not all(_fits(values) for values in numbers.values())
+    wide = not all(map(_fits, numbers.values()))
     ordered = {name: np.asarray(values, np.float64)[order] for name, values in numbers.items()}
-    short = {name: values.astype("<f8") for name, values in ordered.items()}
     rest = None
-    if not wide:
+    if wide:
+        short = {name: values.astype("<f8") for name, values in ordered.items()}
+    else:
         short = {n: _short_scores(v) if n == "score" else _shorten(v, _PART) for n, v in ordered.items()}
         rest = _rest(ordered, short)
     columns += [values for name, values in short.items() if name != rest]
@@ -63,34 +66,43 @@ def unpack_scores(data: bytes, clients: int) -> dict[str, AnyArray]:
     most = _HEADER + 8 * (_MOST_PARTS + 3) * max(clients, 1)
     common = _COMMON if data.startswith(_MARK) else b""
     body = decompress(data[len(_MARK) :], most, "The scores of a cohort", common)
-    head, _, bytes_ = body.partition(b"\n")
     try:
-        known = json.loads(head)
-        n, whole, names = int(known["n"]), bool(known["whole"]), [str(name) for name in known["names"]]
-        rest = known.get("rest")
-        stored = [name for name in names if name != rest]
-        kind = np.dtype("<f8" if known["wide"] else "<f4")
-        whole_numbers = np.dtype("<i8")
-        dtypes = [whole_numbers] * (1 if whole else 2) + [kind] * len(stored)
-        found, at = [], 0
-        for dtype in dtypes:
-            size = n * dtype.itemsize
-            planes = np.frombuffer(bytes_, np.uint8, size, at).reshape(dtype.itemsize, n)
-            found.append(np.ascontiguousarray(planes.T).view(dtype).reshape(n))
-            at += size
-        numbers = dict(zip(stored, found[1 if whole else 2 :], strict=True))
-        numbers = {name: values.astype(np.float64) for name, values in numbers.items()}
-        if rest is not None:
-            numbers[rest] = _left_by(numbers)
+        return _read_scores(body)
     except (ValueError, KeyError, TypeError) as error:
         raise JournalError(f"The scores of a cohort cannot be read: {error}.") from error
-    arrays: dict[str, AnyArray] = {"client": np.cumsum(found[0])}
-    arrays["rank"] = np.arange(1, n + 1) if whole else found[1]
+
+
+def _read_scores(body: bytes) -> dict[str, AnyArray]:
+    """Return the arrays that unpacked bytes hold; the first line says which."""
+    head, _, planes = body.partition(b"\n")
+    known = json.loads(head)
+    n, whole, names = int(known["n"]), bool(known["whole"]), [str(name) for name in known["names"]]
+    rest = known.get("rest")
+    stored = [name for name in names if name != rest]
+    integers = 1 if whole else 2  # clients, and their ranks unless these follow from the scores
+    dtypes = [_INTEGER] * integers + [np.dtype("<f8" if known["wide"] else "<f4")] * len(stored)
+    columns = _read_planes(planes, n, dtypes)
+    numbers = {name: column.astype(np.float64) for name, column in zip(stored, columns[integers:], strict=True)}
+    if rest is not None:
+        numbers[rest] = _left_by(numbers)
+    arrays: dict[str, AnyArray] = {"client": np.cumsum(columns[0])}
+    arrays["rank"] = np.arange(1, n + 1) if whole else columns[1]
     arrays |= {name: numbers[name] for name in names}
     if not whole:
         return arrays
     best_first = np.argsort(-arrays["score"], kind="stable")
     return {name: values if name == "rank" else values[best_first] for name, values in arrays.items()}
+
+
+def _read_planes(data: bytes, n: int, dtypes: Sequence[np.dtype[Any]]) -> list[AnyArray]:
+    """Return the columns of ``n`` numbers that :func:`_planes` wrote one after the other."""
+    found, at = [], 0
+    for dtype in dtypes:
+        size = n * dtype.itemsize
+        planes = np.frombuffer(data, np.uint8, size, at).reshape(dtype.itemsize, n)
+        found.append(np.ascontiguousarray(planes.T).view(dtype).reshape(n))
+        at += size
+    return found
 
 
 def _fits(values: AnyArray) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from fedcohort.core.errors import InputError, needs_extra
 from fedcohort.core.files import read_file, refuse_links
 
-_PURPOSE = b"fedcohort journal head\0"
+_PURPOSE = b"fedcohort journal head\0"  # signed with it: a signature for another purpose is none under a journal
 _MAKE_ONE = "`fedcohort journal keygen FILE` makes one"
 
 

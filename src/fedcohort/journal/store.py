@@ -289,31 +289,32 @@ class Journal(JournalReader):
     def save_fields(self, selector: str, fields: Iterable[tuple[str, AnyArray | Any]]) -> None:
         """Record the fields of a selector's state, writing only what changed since they were last saved."""
         before = self._saved.get(selector, {})
-        after: dict[str, AnyArray | Any] = {}
-        for name, value in fields:
-            after[name] = value
-            known = name in before
-            if not isinstance(value, np.ndarray):
-                if not known or before[name] is not value:
-                    self.database.put("states", selector, name, encode_scalar(value), None)
+        after = dict(fields)
+        for name, value in after.items():
+            if name in before and before[name] is value:  # selectors pass on what they did not change
                 continue
-            if known and before[name] is value:
-                continue
-            rows = changed_rows(before[name], value) if known and isinstance(before[name], np.ndarray) else None
-            if rows is not None and len(rows) == 0:
-                continue
-            key = (selector, name)
-            if rows is not None and value.nbytes > _SMALL_FIELD and len(rows) * 4 < len(value):
-                block = pack_many({"rows": rows, "values": value[rows]})
-                spent = self._delta_bytes.get(key, 0) + len(block)
-                if spent < value.nbytes:
-                    self.database.append("deltas", *key, block)
-                    self._delta_bytes[key] = spent
-                    continue
-            self.database.delete("deltas", "selector = ? AND field = ?", key)
-            self.database.put("states", *key, None, pack(value))
-            self._delta_bytes[key] = 0
+            if isinstance(value, np.ndarray):
+                self._save_array((selector, name), before.get(name), value)
+            else:
+                self.database.put("states", selector, name, encode_scalar(value), None)
         self._saved[selector] = after
+
+    def _save_array(self, key: tuple[str, str], before: object, value: AnyArray) -> None:
+        """Record an array of a state: the rows that changed, or all of it where that takes no more bytes."""
+        rows = changed_rows(before, value) if isinstance(before, np.ndarray) else None
+        if rows is not None and len(rows) == 0:
+            return
+        if rows is not None and value.nbytes > _SMALL_FIELD and len(rows) * 4 < len(value):
+            block = pack_many({"rows": rows, "values": value[rows]})
+            # Once the rows written since the whole array add up to it, reading would take longer than writing saves.
+            spent = self._delta_bytes.get(key, 0) + len(block)
+            if spent < value.nbytes:
+                self.database.append("deltas", *key, block)
+                self._delta_bytes[key] = spent
+                return
+        self.database.delete("deltas", "selector = ? AND field = ?", key)
+        self.database.put("states", *key, None, pack(value))
+        self._delta_bytes[key] = 0
 
     def add_exclusions(self, ticket: int, codes: AnyArray, reasons: Sequence[str]) -> None:
         """Record whom rules excluded from a cohort, by code: 0, or one more than the place of the reason."""

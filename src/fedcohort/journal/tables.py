@@ -20,6 +20,7 @@ def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
     facts: dict[str, bytes] = {"active": pack(np.packbits(active)), "n": json.dumps(table.n).encode()}
     if table.has_names:
         facts["names"] = compress(json.dumps(table.names).encode())
+    # Sizes that follow from label counts are stored as well: a reader need not know which of the two was given.
     if "sizes" in table.signals:
         facts["sizes"] = pack(table.sizes)
     if "label-products" in table.signals:

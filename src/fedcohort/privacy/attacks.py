@@ -122,9 +122,10 @@ def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int) -> Recovered 
     whole = np.rint(s)
     if not np.isfinite(s).all() or (np.abs(s - whole) > 1e-3).any():
         return None  # not products of whole numbers: noise, or an estimate
-    known = _Products([[int(x) for x in row] for row in whole], [int(q) for q in total])
+    known = _Products([list(map(int, row)) for row in whole], total.tolist())
     # Small clients give short generators, clients without samples none.
-    order = [int(i) for i in np.argsort(np.diag(whole)) if known.gram[int(i)][int(i)] > 0]
+    order = [i for i in np.argsort(np.diag(whole)).tolist() if whole[i, i] > 0]
+    # A few more clients than classes usually span the lattice; where they do not, twice as many are tried.
     wanted = min(len(order), 2 * classes + 6)
     while wanted:
         found = known.solve(order[:wanted])
@@ -196,6 +197,7 @@ def _square_factors(gram: fmpz_mat) -> list[int]:
 def _of_length(quadratic: FloatArray, length: float) -> FloatArray | None:
     """Return all whole x with x' quadratic x = length (Fincke and Pohst 1985), or None when they are too many."""
     n = len(quadratic)
+    # With quadratic = U'U the length is a sum of squares, entry by entry from the last one on.
     upper = np.linalg.cholesky(quadratic).T
     squares, mixed = np.diag(upper) ** 2, upper / np.diag(upper)[:, None]
     found: list[list[float]] = []
@@ -239,6 +241,7 @@ def _clique(related: BoolArray, size: int) -> list[int] | None:
         steps += 1
         if len(chosen) == size:
             return chosen
+        # Cut off where too few candidates are left to make up the frame.
         while len(chosen) + len(rest) >= size and steps < _STEPS:
             found = grown([*chosen, int(rest[0])], rest[related[rest[0], rest]])
             if found is not None:

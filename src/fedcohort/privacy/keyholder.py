@@ -40,6 +40,7 @@ class KeyHolder:
         self._secret = instance(secret, SecretKey, "'secret'")
         self.public = secret.public
         self._clients: dict[str, bytes] = dict(mapping(clients, "'clients'"))
+        # The service answers requests in several threads.
         self._lock = threading.Lock()
         self._record = record or ":memory:"
         self._db = sqlite3.connect(self._record, check_same_thread=False)
@@ -91,6 +92,7 @@ class KeyHolder:
                     )
             with self._writing():
                 self._db.executemany("INSERT INTO statements VALUES (?,?)", [(n, statements[n]) for n in news])
+            # After they are on disk: the set that clients are told about must survive a restart.
             self._statements.update(news)
             self._set = None if news else self._set
         return refused

@@ -15,10 +15,11 @@ from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelGra
 from fedcohort.core.errors import CiphertextError, FedcohortError, KeyHolderError, UnknownNameError
 from fedcohort.core.validate import whole_number
 from fedcohort.privacy.rotation import unpack_rotated_counts
-from fedcohort.privacy.scheme import PublicKey, check_statement, unwrap, wrap
+from fedcohort.privacy.scheme import PublicKey, check_statement, unwrap_row, wrap_row
 
 log = logging.getLogger("flwr.fedcohort")
-_PAUSE = 300.0
+_NOISY = "noisy labels"
+_PAUSE = 300.0  # seconds before a key holder that did not answer is asked again
 _MOST_SAMPLES = 1 << 53  # of one client: up to here whole numbers are exact
 
 
@@ -124,6 +125,7 @@ class EncryptedLabels:
                 continue
             if sizes.get(name, size) != size:
                 refused[name] = f"It states {sizes[name]} samples to the server and {size} to the key holder."
+        # The others first: a client that is refused must not keep them from being admitted.
         refused.update(self._holder.admit({name: data for name, data in sealed.items() if name not in refused}))
         if refused:
             raise ClientRefusedError(refused)
@@ -212,19 +214,13 @@ class NoisyLabels(_VisibleRows):
 
 def pack_noisy_counts(client: str, counts: Iterable[float]) -> bytes:
     """Return counts that may be seen, because noise is on them, as they travel."""
-    values = np.asarray(list(counts), "<f8")
-    return wrap("noisy labels", {"classes": len(values), "client": client}, values.tobytes())
+    return wrap_row(_NOISY, client, list(counts))
 
 
 def unpack_noisy_counts(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
     """Return the (B,) counts :func:`pack_noisy_counts` packed; what cannot be counts of its size is refused."""
     what = f"The noisy label counts of client {client!r}"
-    header, body = unwrap("noisy labels", data, what)
-    if header.get("classes") != classes or len(body) != 8 * classes:
-        raise CiphertextError(f"{what} have {header.get('classes')} classes; the federation has {classes}.")
-    if header.get("client") != client:
-        raise CiphertextError(f"{what} were made for client {header.get('client')!r}.")
-    row = np.frombuffer(body, "<f8").astype(np.float64)
+    row = unwrap_row(_NOISY, client, data, classes, what)
     if not np.isfinite(row).all() or (row < 0).any():
         raise CiphertextError(f"{what} must be finite and not negative.")
     most = _MOST_SAMPLES if size is None else size

@@ -167,6 +167,7 @@ class Ledger:
 
     def _cover(self, book: _Book, release: Release) -> None:
         after = total_epsilon([*book.releases, release], self.delta)
+        # Ten releases of 0.1 must fit a budget of 1, although their floating-point sum may not.
         if after > self.epsilon * (1 + 1e-9):
             before = total_epsilon(book.releases, self.delta)
             raise BudgetError(

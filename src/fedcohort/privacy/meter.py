@@ -216,6 +216,7 @@ class _Attacker:
         seen = np.array([noise.simulate(row, self.rng) for row in self.truth])
         likely = np.array([fit_counts(row, q) for row, q in zip(seen, self.sizes, strict=True)])
         sybils = np.array(sybil_counts(self.classes, 1))
+        # Sybils see products with noisy counts: the noise is in what they solve for.
         solved = from_sybils(sybils @ seen.T, sybils).counts
         solved = np.array([fit_counts(row, q) for row, q in zip(solved, self.sizes, strict=True)])
         server = self.finding("server", "nearest possible counts", Recovered(likely, named=True))

@@ -122,6 +122,7 @@ def total_epsilon(releases: Sequence[Release], delta: float) -> float:
     2.08
     """
     epsilons = [None if release.epsilon is None else release.parts * release.epsilon for release in releases]
+    # Adding up is best for a few releases of pure DP, the convolution for many.
     added = math.inf if None in epsilons else math.fsum(e for e in epsilons if e is not None)
     if delta == 0 or not releases:
         return added
@@ -135,6 +136,7 @@ def _least_deviation(epsilon: float, delta: float) -> float:
     def enough(n: int) -> bool:
         return total_epsilon([Release("labels", variance=(n / 1024) ** 2, parts=_CHANGED)], delta) <= epsilon
 
+    # Doubled until it is enough, then halved: the accountant gives no formula to invert.
     high = 1024
     while not enough(high):
         high *= 2
@@ -370,6 +372,7 @@ class LossNoise(Parameterized):
         found = private_numbers(losses)
         if found is None or found.ndim != 1:
             raise InputError(f"Noise is added to the losses of one client's samples. Got a {type(losses).__name__}.")
+        # NaN counts as the largest loss: leaving samples out would change what one sample can change.
         values = np.nan_to_num(found.astype(np.float64), nan=self.bound, posinf=self.bound)
         if not len(values):
             return float("nan")

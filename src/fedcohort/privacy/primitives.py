@@ -12,9 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey, Suite
 
+# Both a lattice and a curve, so that a box stays shut unless both are broken: ML-KEM is young, and X25519 falls to
+# quantum computers.
 _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 _SEED, _CURVE = 64, 32  # bytes of ML-KEM's seed, and of every key on a curve
-_MLKEM_PUBLIC = 1184
+_MLKEM_PUBLIC = 1184  # bytes (FIPS 203)
 
 
 def fresh_secret() -> bytes:

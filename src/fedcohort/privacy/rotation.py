@@ -18,9 +18,10 @@ from fedcohort.core.arrays import FloatArray, freeze
 from fedcohort.core.errors import CiphertextError, InputError
 from fedcohort.core.validate import text, whole_number
 from fedcohort.privacy.noise import private_numbers
-from fedcohort.privacy.scheme import unwrap, wrap
+from fedcohort.privacy.scheme import unwrap_row, wrap_row
 
-_LEAST_SEED = 16
+_KIND = "rotated labels"
+_LEAST_SEED = 16  # bytes: 128 bits cannot be guessed
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class SecretRotation:
         """(B, B) orthogonal, uniform over all rotations and reflections; every bit follows from the seed."""
         b = self.classes
         stream = hashlib.shake_256(b"fedcohort rotation %d:" % b + self.seed).digest(16 * b * b)
+        # Never 0, whose logarithm is infinite.
         uniform = (np.frombuffer(stream, ">u8").astype(np.float64) + 0.5) / 2.0**64
+        # Box-Muller: NumPy's generators may change between versions, and every client must find the same matrix.
         normal = np.sqrt(-2 * np.log(uniform[: b * b])) * np.cos(2 * np.pi * uniform[b * b :])
         q, r = np.linalg.qr(normal.reshape(b, b))
         return freeze(q * np.sign(np.diag(r)))  # the signs make it uniform (Mezzadri 2007)
@@ -77,20 +80,14 @@ class SecretRotation:
 
     def seal(self, client: str, counts: ArrayLike) -> bytes:
         """Return a client's rotated counts as they travel."""
-        text(client, "'client'")
-        body = np.ascontiguousarray(self.rotate(counts), "<f8").tobytes()
-        return wrap("rotated labels", {"classes": self.classes, "client": client}, body)
+        return wrap_row(_KIND, text(client, "'client'"), self.rotate(counts))
 
 
 def unpack_rotated_counts(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
     """Return the (B,) row a client sent; what cannot be counts of its size is refused."""
     what = f"The rotated label counts of client {client!r}"
-    header, body = unwrap("rotated labels", data, what)
-    if header.get("classes") != classes or len(body) != 8 * classes:
-        raise CiphertextError(f"{what} have {header.get('classes')} classes; the federation has {classes}.")
-    if header.get("client") != client:
-        raise CiphertextError(f"{what} were made for client {header.get('client')!r}.")
-    row = np.frombuffer(body, "<f8").astype(np.float64)
+    row = unwrap_row(_KIND, client, data, classes, what)
+    # n samples in B classes: n^2 / B when they are spread evenly, n^2 when they are all of one class.
     norm = float(row @ row)
     slack = 1.0 + 1e-9
     if not np.isfinite(row).all() or (

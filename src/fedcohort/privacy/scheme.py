@@ -26,19 +26,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedcohort.core.arrays import IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import CiphertextError, InputError, MissingExtraError
 from fedcohort.core.validate import instance, text, texts, whole_number
 from fedcohort.core.validate import path as check_path
 
-MOST_CLASSES = 1024
+MOST_CLASSES = 1024  # so many counts still fit a statement
 LARGEST_SIZE = 1 << 26
 """Up to here every inner product is an exact float64."""
 STATEMENT_LIMIT = 1 << 14
 """Bytes of the largest statement anybody has a reason to send."""
-_HEADER_LIMIT = 4096
+_HEADER_LIMIT = 4096  # bytes in which the line that says what follows must end
 _VERSION = 1
-_SALT = 32
+_SALT = 32  # bytes; without them a digest of a few small numbers could be found by trying all of them
 _STATEMENT, _CONFIRMATION = "label statement", "label confirmation"
 
 
@@ -68,6 +68,7 @@ def unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
     """Return the header and body :func:`wrap` joined; anything else is refused."""
     if not isinstance(data, bytes):
         raise CiphertextError(f"{what} is not a {kind}: it must be bytes. Got a {type(data).__name__}.")
+    # Only the first bytes are searched for the end of the line: a client may send anything.
     line, newline, body = data[: _HEADER_LIMIT + 1].partition(b"\n")
     try:
         header = json.loads(line) if newline else None
@@ -81,6 +82,22 @@ def unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
     if header.get("sha256") != hashlib.sha256(body).hexdigest():
         raise CiphertextError(f"{what} is damaged: its checksum does not match.")
     return header, body
+
+
+def wrap_row(kind: str, client: str, values: ArrayLike) -> bytes:
+    """Return (B,) numbers of a client as they travel without a key holder."""
+    row = np.ascontiguousarray(values, "<f8")
+    return wrap(kind, {"classes": len(row), "client": client}, row.tobytes())
+
+
+def unwrap_row(kind: str, client: str, data: bytes, classes: int, what: str) -> FloatArray:
+    """Return the (B,) numbers :func:`wrap_row` wrapped for this client; anything else is refused."""
+    header, body = unwrap(kind, data, what)
+    if header.get("classes") != classes or len(body) != 8 * classes:
+        raise CiphertextError(f"{what} have {header.get('classes')} classes; the federation has {classes}.")
+    if header.get("client") != client:
+        raise CiphertextError(f"{what} were made for client {header.get('client')!r}.")
+    return np.frombuffer(body, "<f8").astype(np.float64)
 
 
 def _encode(kind: str, *fields: Any) -> bytes:
@@ -229,6 +246,7 @@ def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
                 f"A line of the clients' file must be a name and the client's public key. Got {line.strip()[:200]!r}.",
                 hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
             )
+        # One key under two names would let a client state its counts twice.
         if name in found or key in keys:
             raise InputError(f"The clients' file lists client {name!r}, or its key, twice.")
         found[name] = key
@@ -280,6 +298,7 @@ class LabelSeal:
         """
         values, client = self._check_counts(counts), _normalise(text(client, "'client'"))
         about = _encode(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
+        # Bound to what is said in the clear: under another name or size the box does not open.
         box = _crypto().seal(self.public.body, about, self._salt() + _pack(values))
         fields = {
             "key": self.public.name,
@@ -335,6 +354,7 @@ def check_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[int
     if bad.any():
         where = int(np.flatnonzero(bad)[0])
         raise InputError(f"Label counts must be whole numbers from 0. Got {values[where]:g} for class {where}.")
+    # The larger a liar's counts, the more of the others' its products show.
     if values.sum() > most_samples:
         raise InputError(
             f"The key holder allows a client at most {most_samples} samples. The counts sum to {values.sum():.0f}.",
@@ -404,6 +424,7 @@ def open_statement(secret: SecretKey, client: str, verifier: bytes | None, data:
     if len(plain) != _SALT + 8 * secret.public.classes:
         raise CiphertextError(f"{what} are not {secret.public.classes} numbers.")
     counts = [int(value) for value in np.frombuffer(plain[_SALT:], "<u8")]
+    # A client may lie about its size, but only to everybody at once.
     if sum(counts) != size:
         raise CiphertextError(f"{what} do not sum to the {size} samples it states.")
     return Statement(client, size, np.array(counts, np.int64), _commitment(about, plain[:_SALT], plain[_SALT:]))

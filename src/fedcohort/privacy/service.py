@@ -94,6 +94,7 @@ def make_client_key(path: Path, name: str) -> str:
 
 
 def _private(path: Path, data: bytes) -> None:
+    # Private from the first byte on; chmod afterwards would leave a moment in which others can open it.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(data)
@@ -161,7 +162,7 @@ class KeyHolderServer:
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=2,  # seconds for requests that are being answered
             ssl_certfile=None if certificate is None else str(certificate),
             ssl_keyfile=None if key is None else str(key),
         )
@@ -198,6 +199,7 @@ def _app(holder: KeyHolder, token: str) -> Any:
 
     async def answer(request: Request, question: Callable[[Any], Any]) -> Response:
         given = request.headers.get("Authorization", "")
+        # In constant time: how long a comparison takes must not tell how much of the token is right.
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             return refuse(401, "KeyHolderError", "The token is wrong or missing.")
         data = bytearray()

@@ -127,12 +127,12 @@ class ShadowSummary:
             return f"{self.name} has picked no one ({self.note or 'nothing was chosen yet'}).{gone}"
         text = (
             f"{self.name}: over {self.rounds} round{'s' if self.rounds > 1 else ''}, {self.same:.0%} of its picks were "
-            f"picked ({self.chance:.0%} by chance)"
+            f"really picked ({self.chance:.0%} by chance)"
         )
         if self.balance is not None:
-            text += f"; class imbalance QCID {_short(self.balance[1])} with it, {_short(self.balance[0])} as it was"
+            text += f"; class imbalance (QCID) {_short(self.balance[1])}, really {_short(self.balance[0])}"
         if self.seconds is not None:
-            text += f"; a round would take {self.seconds[1]:.3g} s by its clients' mean durations, as it was "
+            text += f"; a round would take {self.seconds[1]:.3g} s by its clients' mean durations, really "
             text += f"{self.seconds[0]:.3g} s"
         if self.silent:
             text += f"; in {self.silent} it picked no one ({self.note})"

@@ -29,7 +29,7 @@ def week_svg(week: FederationWeek) -> str:
 
 
 def _label(week: FederationWeek) -> str:
-    return f"Who of {week.clients:,} clients is on over a week"
+    return f"Which of {week.clients:,} clients are on during a week"
 
 
 def _x(time: float) -> float:

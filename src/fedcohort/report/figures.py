@@ -194,7 +194,7 @@ def _ends(board: Leaderboard, known: Sequence[LeaderRow]) -> str:
     top = [row.label for row in whole if metric.value(row.terminal.mean) == value]
     place = "highest" if metric.higher else "lowest, which is best"
     of_all = any(row.terminal.mean > best.terminal.mean for row in known)
-    among = " of those that lost no run" if of_all else ""
+    among = " among the selectors that lost no run" if of_all else ""
     text = f"{names(top)} {_verb(board, top)} {place}{among}, at {value}"
     if board.baseline not in top and not math.isnan(board.base.terminal.mean):
         text += f" against {metric.value(board.base.terminal.mean)} for {board.baseline}"
@@ -221,7 +221,7 @@ def _quickest(board: Leaderboard, reached: Sequence[LeaderRow]) -> str:
         text = f"{leaders} in every seed, {after} on average"
     else:
         some = any(0 < row.main.rounds.count < row.runs for row in board.rows)
-        text = f"{leaders} on average{' of those that reach it in every seed' if some else ''}, {after}"
+        text = f"{leaders} on average{' among the selectors that reach it in every seed' if some else ''}, {after}"
         text += f" (first in {won} of {quantity(seeds, 'seed')})" if alone else ""
     gain = first[0].main.speed_up
     return f"{text}, {times(gain)} times as fast as {board.baseline}" if alone and gain > 1 else text
@@ -265,11 +265,11 @@ def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = (
         return None
     before = so_far(setting)
     about = (
-        f" Ranks are by terminal {board.metric.name}: within each seed of one setting, which says what to expect of "
-        "its other seeds"
-        + (", and by the means over seeds within each of all settings, which is about settings like these" * several)
-        + ". Friedman's test, then Nemenyi's critical difference at 5%. A bar joins selectors that cannot be told "
-        "apart; which ones can depends on the others that are compared."
+        f" Ranks are by terminal {board.metric.name}. Within a setting, each seed is ranked; the result holds for "
+        "other seeds."
+        + (" Over all settings, the means over seeds are ranked; the result holds for similar settings." * several)
+        + " Friedman's test, then Nemenyi's critical difference at 5%. A bar joins selectors that cannot be told "
+        "apart, which also depends on the other selectors."
     )
     spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
     return Figure("ranks", "All against all", before + " ".join(sentences) + about, spec)
@@ -287,7 +287,7 @@ def _rank_sentence(found: SelectorRanking, where: str) -> str:
         return f"{text}, but differs from none by the critical difference of {number(found.difference)}."
     alike = [label for label in found.labels[1:] if label not in worse]
     text += f"; it is better than {names(worse)} by the critical difference of {number(found.difference)} or more"
-    return f"{text}, and cannot be told from {names(alike)}." if alike else f"{text}."
+    return f"{text}, and cannot be told apart from {names(alike)}." if alike else f"{text}."
 
 
 def loss(setting: Setting) -> Figure | None:

@@ -55,8 +55,8 @@ def _views(setting: Setting, group: SelectorRuns, run: RunCurve) -> list[tuple[P
         cls = class_of(spec)
         if cls is None and spec.get("reference") is not None:
             raise JournalError(
-                f"its selector is {spec['reference']}, and code is not imported because a journal names it; "
-                "--selector imports it"
+                f"its selector is {spec['reference']}, and code is not imported just because a journal names it; "
+                "use --selector to import it"
             )
         if cls is None or not cls.pictures:
             return []

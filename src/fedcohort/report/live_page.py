@@ -122,7 +122,7 @@ def ending(found: Account) -> list[str]:
     lines += _replies(found)
     given_up = sum(r.abandoned is not None for r in found.rounds)
     if given_up:
-        lines.append(f"{quantity(given_up, 'cohort')} {'was' if given_up == 1 else 'were'} abandoned and chosen anew.")
+        lines.append(f"{quantity(given_up, 'cohort')} {'was' if given_up == 1 else 'were'} abandoned and chosen again.")
     members = sum(client.member for client in found.clients)
     if found.never:
         lines.append(f"Never picked, {len(found.never)} of {members}: {names(found.never, 50)}.")
@@ -142,10 +142,11 @@ def _replies(found: Account) -> list[str]:
             f"Of {asked} times a client was asked to train, {sum(failed.values())} returned no model: {parts}."
         )
     elif asked:
-        lines.append(f"All {asked} times a client was asked to train it brought a sound model.")
-    training = sum(len(r.clients) for r in found.rounds if r.seconds is None and r.abandoned is None)
+        lines.append(f"All {asked} times a client was asked to train, it returned a valid model.")
+    going = [r for r in found.rounds if r.seconds is None and r.abandoned is None]
+    training = sum(len(r.clients) - r.sound - len(r.failures) for r in going)
     if training:
-        lines.append(f"Asked and not reported on yet: {quantity(training, 'client')}.")
+        lines.append(f"Asked, but no report yet: {quantity(training, 'client')}.")
     return lines
 
 
@@ -174,9 +175,9 @@ def shadows_table(found: Account) -> Table:
     for s in found.shadows:
         both = [("–", "")] * 2
         if s.balance is not None:
-            both[0] = (f"{s.balance[1]:.4f}", f"as it was {s.balance[0]:.4f}")
+            both[0] = (f"{s.balance[1]:.4f}", f"real: {s.balance[0]:.4f}")
         if s.seconds is not None:
-            both[1] = (duration(s.seconds[1]), f"as it was {duration(s.seconds[0])}")
+            both[1] = (duration(s.seconds[1]), f"real: {duration(s.seconds[0])}")
         remark = s.dropped or s.note
         rows.append(
             (
@@ -188,8 +189,8 @@ def shadows_table(found: Account) -> Table:
             )
         )
     note = (
-        "Over all rounds: the share of a shadow's picks that were picked, the class imbalance (QCID, 0 is even) of its "
-        "cohorts where labels are known, and how long a round of them would take by the clients' mean durations."
+        "Over all rounds: the share of a shadow's picks that were really picked, the class imbalance (QCID, 0 is even) "
+        "of its cohorts if labels are known, and how long its rounds would take by the clients' mean durations."
     )
     columns = ("Shadow", "Rounds", "Same picks", "QCID", "Expected round", "Remark")
     return Table("shadows", "What shadow selectors would have meant", columns, tuple(rows), note, frozenset({5}))
@@ -280,7 +281,7 @@ def _outcomes(found: Account) -> Figure | None:
         return None
     by_status: dict[str, list[int]] = {}
     for i, r in enumerate(closed):
-        by_status.setdefault("sound models", [0] * len(closed))[i] = r.sound
+        by_status.setdefault("valid models", [0] * len(closed))[i] = r.sound
         for what in r.failures.values():
             by_status.setdefault(what.split(":")[0].lower(), [0] * len(closed))[i] += 1
     series = [
@@ -290,7 +291,7 @@ def _outcomes(found: Account) -> Figure | None:
     failed = sum(len(r.failures) for r in closed)
     reasons = Counter(what for r in closed for what in r.failures.values()).most_common(1)
     often = f" The most frequent reason: {reasons[0][0]} ({reasons[0][1]} times)." if reasons else ""
-    text = f"{quantity(failed, 'reply', 'replies')} without a sound model in {quantity(len(closed), 'round')}.{often}"
+    text = f"{quantity(failed, 'reply', 'replies')} without a valid model in {quantity(len(closed), 'round')}.{often}"
     return Figure("outcomes", "What came back", text,
                   _lines([{"name": "Replies", "x": _ROUNDS, "series": series}], "clients"))  # fmt: skip
 

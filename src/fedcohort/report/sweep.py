@@ -141,9 +141,12 @@ def _shown(
     metric = board.metric
     chosen = metric.value(_mean(ends, tuning))
     if not others:
-        return f"ends best, at {chosen}; with one seed there is no other to show it on."
+        return f"ends best, at {chosen}; there is no other seed to confirm it on."
     shown = metric.value(_mean(ends, others))
-    text = f"is best on {_seeds(tuning)} ({chosen}). On {_seeds(others)}, which did not choose it, it ends at {shown}"
+    text = (
+        f"is best on {_seeds(tuning)} ({chosen}). On {_seeds(others)}, which were not used to choose it, it ends at "
+        f"{shown}"
+    )
     if base is None or any(seed not in base for seed in others):
         return f"{text}."
     return f"{text} and {board.baseline} at {metric.value(_mean(base, others))}."

@@ -20,6 +20,7 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 
 log = logging.getLogger(__name__)
 
+# Not a test of significance: a selector that learns differs from uniform cohorts significantly, and on purpose.
 LEVEL = 0.5
 """A federation counts as badly covered when fewer than this share of the clients that uniform cohorts would have
 reached took part."""
@@ -213,6 +214,7 @@ class CoverageMonitor:
         self._tally.add(round_, cohort, candidates)
         if self._tally.rounds < self._next:
             return
+        # A look costs O(N + rounds): at every quarter of a window that is O(cohort) a round.
         self._next = self._tally.rounds + max(1, min(self._tally.window, self._tally.rounds) // 4)
         warning = self.coverage(active).warning
         if warning is not None and not self._warned:

@@ -117,6 +117,7 @@ def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
         others = np.setdiff1d(np.searchsorted(candidates, cohort.clients), best)
         order = np.concatenate([best, others])
         ranks = np.concatenate([np.arange(1, count + 1), np.full(len(others), -1)])
+    # A rank of -1 is of a pick below the recorded best, whose place among the others nobody worked out.
     arrays: dict[str, AnyArray] = {"client": candidates[order], "rank": ranks, "score": score[order]}
     for name, values in cohort.parts.items():
         arrays[f"part:{name}"] = np.asarray(values, np.float64)[order]

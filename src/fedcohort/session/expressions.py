@@ -75,6 +75,7 @@ class Condition:
             tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise InputError(f"The condition {text!r} cannot be read: {error}.") from None
+        # Clause by clause, so that the reason names the one that is not met.
         parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
         clauses = []
         for part in parts:
@@ -85,6 +86,7 @@ class Condition:
 
     def unmet(self, attributes: Attributes) -> str | None:
         """Return why a client with ``attributes`` does not meet the condition, or None when it does."""
+        # Conditions are read as Python, in which a hyphen is a minus.
         known = {key.replace("-", "_"): value for key, value in attributes.items()}
         for clause, asked, test in self._clauses:
             try:

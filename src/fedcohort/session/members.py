@@ -77,6 +77,7 @@ class Membership:
         if len(training):
             return self._without(self._mask(available), training)
         before, candidates = self._recent
+        # Types too: a mask and a list of the indices 0 and 1 would compare as equal.
         if given.dtype != before.dtype or not np.array_equal(given, before):
             candidates = self._without(self._mask(available), training)
             if given is available and given.base is None and not given.flags.writeable:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, freeze
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Status, Trial
+from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Selector, Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import ReplyBlock
 
@@ -19,6 +19,7 @@ def in_cohort_order(cohort: Cohort, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
     (first, *others) = blocks
     if not others and (first.clients is cohort.clients or np.array_equal(first.clients, cohort.clients)):
         return first
+    # A cohort is in the order of its choice: places are found by searching a sorted copy.
     order = np.argsort(cohort.clients)
     status = np.full(cohort.size, Status.MISSING, np.int8)
     kept = np.zeros(cohort.size, np.bool_)
@@ -69,16 +70,12 @@ def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, rep
     )
 
 
-def answer_from_paid(question: Query, answer: Answer | None, n: int) -> Answer:
-    """Answer a shadow's question from what the session's own selector paid for; the rest is NaN."""
-    if isinstance(question, Trial):
-        nothing = np.full((len(question.cohorts), n), np.nan)
-        return Answer(question, {Trial.answered_with: nothing})
-    values = {signal: np.full(len(question.clients), np.nan) for signal in question.signals}
-    if answer is not None and isinstance(answer.query, Losses):
+def answer_from_paid(question: Losses, answer: Answer, n: int) -> Answer:
+    """Answer a shadow's question from what the session's own selector paid for; all of it was asked."""
+    assert isinstance(answer.query, Losses)
+    values = {}
+    for signal in question.signals:
         known = np.full(n, np.nan)
-        for signal in question.signals & answer.query.signals:
-            known[:] = np.nan
-            known[answer.query.clients] = answer[signal]
-            values[signal] = known[question.clients]
+        known[answer.query.clients] = answer[signal]
+        values[signal] = known[question.clients]
     return Answer(question, values)

@@ -96,7 +96,7 @@ class EventRecorder:
             # The order is the audit's: what the selector knew is linked before the cohort it chose from it.
             if answer is not None:
                 journal.add_answer(cohort.ticket, answer.values)
-            journal.add_cohort(row, None if len(candidates) == n else candidates, n)
+            journal.add_cohort(row, None if len(candidates) == n else candidates, n)  # everybody takes no bytes
             if scores is not None:  # the clients it picked are in the cohort's own row
                 journal.add_scores(cohort.ticket, "", cohort.clients, pack_scores(scores), None)
             for name, pick in picks.items():
@@ -194,6 +194,7 @@ class EventRecorder:
         What the selectors learned goes in the same transaction, so it is worked out here.
         """
         index = table.index(client)
+        # One transaction for rows and states: a crash must not leave a state that still knows the client.
         with self.journal.event():
             eraser = Eraser(client, table)
             erase(self.journal, eraser, block=block)

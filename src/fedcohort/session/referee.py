@@ -62,6 +62,7 @@ class ParticipationLedger:
         """Count a cohort."""
         self.last[clients] = round_
         self.count[clients] += 1
+        # Rounds that no window reaches any more are forgotten: a run may have millions.
         self.recent.append((ticket, round_, clients))
         while self.recent and self.recent[0][1] <= round_ - self.window:
             self.recent.popleft()
@@ -103,6 +104,7 @@ class Eligibility:
 
     def remaining(self, size: int | None) -> tuple[IntArray, int | None]:
         """Return the clients that the selector may choose from, and how many, besides those the rules demand."""
+        # More may be demanded than there are places: the most urgent come first.
         demanded = self.demanded if size is None else self.demanded[:size]
         rest = self.allowed[~np.isin(self.allowed, demanded)]
         return rest, None if size is None else size - len(demanded)

@@ -27,7 +27,7 @@ def next_round(journal: Journal) -> tuple[int, int]:
         return models, len(journal.cohorts(round_=models))
     _, last = journal.last()
     rows = journal.cohorts(after=last - 1)
-    upto = rows[-1].round + 1 if rows else 0
+    upto = rows[-1].round + 1 if rows else 0  # if nothing was abandoned
     abandoned = journal.events(ABANDONED)
     # A number is free again if its round was the newest; only cohorts abandoned since the last request count.
     since = [body for body in abandoned if body.get("asked", body["ticket"] + 1) == last + 1]

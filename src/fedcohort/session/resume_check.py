@@ -25,6 +25,7 @@ CLIENTS = "clients"  # under which the journal keeps the digests
 
 def digests(table: ClientTable) -> dict[str, str]:
     """Return a digest of each kind of fact about the clients."""
+    # Digests, because the facts themselves change in the course of a session, and the first ones are not kept.
     facts = {"number": str(table.n).encode()}
     if table.has_names:
         facts["names"] = json.dumps(table.names).encode()

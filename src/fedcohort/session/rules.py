@@ -213,7 +213,7 @@ class Rules(Parameterized):
         if all(isinstance(claims, Mapping) for claims in quotas.values()):
             return cls(**values)
         rules = cls(**{key: value for key, value in values.items() if key != "quotas"})
-        object.__setattr__(rules, "quotas", quotas)
+        object.__setattr__(rules, "quotas", quotas)  # past the check, which refuses them
         return rules
 
     @property

@@ -104,27 +104,27 @@ class Session:
     selector : Selector or str
         The selector, or the name of a registered one.
     clients : ClientTable, int or list of str
-        The federation. With a number or names nothing is known about the clients, and all count as equally large.
+        The federation. With a number or names, nothing is known about the clients, and all have the same size.
     seed : int
         Every random number of the session follows from it.
     signals : list of Signal or str, optional
-        What the host can supply in reports and answers. Default: whatever the selector requires; a report that lacks
-        it is refused when it comes.
+        What the host can supply in reports and answers. Default: whatever the selector requires; a report without
+        it is refused.
     journal : path, optional
-        Where to keep the record. Default: in memory, so nothing can be resumed.
+        The journal's file. Default: in memory, so nothing can be resumed.
     shadows : mapping of name to Selector, optional
         Selectors that see the same requests and reports; what they would have picked is recorded.
     rules : Rules, optional
-        What every cohort must meet, whatever the selector.
+        Rules for every cohort of any selector.
     commit : "always" or "manual"
-        Whether each event is durable when its call returns, or only after :meth:`commit`.
+        Whether each event is on disk when its call returns, or only after :meth:`commit`.
     audit : bool
-        Whether to chain the record by digests and to keep answers, for ``fedcohort journal audit``.
+        Whether to make the journal a chain of digests and keep answers, for ``fedcohort journal audit``.
     sign : path, optional
-        A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest with every event.
+        The operator's private key (``fedcohort journal keygen``), which signs the newest digest with every event.
     asynchronous : bool
-        Whether clients are asked for one by one while others work, and a round lasts until :meth:`advance` says that
-        there is a new global model. The selector must be one that can choose so.
+        Whether clients are chosen one by one while others work. A round then lasts until :meth:`advance` reports a new
+        global model. The selector must support it.
 
     Examples
     --------
@@ -227,15 +227,15 @@ class Session:
         selector : Selector, optional
             Only needed for a selector that is not registered; it must be the one the journal was written with.
         shadows : mapping, optional
-            The shadow selectors from now on: those the journal does not have are added and learn from its rounds, those
-            not named here are removed. Default: those of the journal.
+            The shadow selectors from now on. New ones learn from the journal's rounds; shadows that are not named here
+            are removed. Default: the journal's shadows.
         rules : Rules, optional
-            The rules from now on; a change is recorded. Default: those of the journal.
+            The rules from now on; a change is recorded. Default: the journal's rules.
         commit : "always" or "manual"
         at : Savepoint, optional
-            Where the session stood when the host last wrote its own files; what the journal holds beyond is dropped.
+            The session's position when the host last wrote its own files; everything after it is dropped.
         sign : path, optional
-            The private key of a journal that is signed.
+            The private key of a signed journal.
         """
         _check_options(rules, commit, path, sign)
         selector = None if selector is None else as_selector(selector)
@@ -284,7 +284,7 @@ class Session:
         selector = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], selector, journal.path)
         own = StatefulSelector.from_state(selector, members.table, seed, journal)
         pending = PendingCohorts.from_journal(journal, members.table)
-        self = object.__new__(cls)
+        self = object.__new__(cls)  # the constructor would start a new journal
         self._referee = None
         self._assemble(
             journal, Turn.from_journal(journal, seed), signals, members, own, Shadows(), pending, meta["host"]
@@ -312,7 +312,7 @@ class Session:
                 shadow = rebuild_selector(spec, None if wanted is None else wanted[name], self.journal.path)
                 running = StatefulSelector.from_state(shadow, self.table, self.seed, self.journal, name)
                 self._shadows = self._shadows.with_one(running)
-            except Exception as error:
+            except Exception as error:  # a shadow is somebody else's code; the session goes on without it
                 dropped[name] = "failed", f"failed: {error}"
         for name, (what, why) in dropped.items():
             self._recorder.shadow_dropped(name, what, why, self._shadows, self._turn)
@@ -626,12 +626,12 @@ class Session:
     # -- telling ------------------------------------------------------------------------------------------------------
 
     def tell(self, report: RoundReport | Cohort, *, host: Any = None, **outcome: Any) -> None:
-        """Report what became of a cohort. The selector learns from it once the round is complete.
+        """Report what happened to a cohort. The selector learns from it once the round is complete.
 
         Parameters
         ----------
         report : Cohort or RoundReport
-            The cohort that trained, with what became of it as keywords; or a RoundReport, with which a host can also
+            The cohort that trained, with its outcome as keywords; or a RoundReport, with which a host can also
             report a round in parts.
         host : JSON-like, optional
             Anything the host wants stored in the same transaction, for example the name of a model checkpoint.
@@ -690,6 +690,7 @@ class Session:
             )
         made_of = [whole_number(ticket, "A ticket", least=0) for ticket in tickets]
         for ticket in made_of:
+            # Never given out, or still at work.
             if ticket >= self._turn.ticket or self._pending.find(ticket) is not None:
                 raise TicketError(f"Ticket {ticket} has no answer to build a model from.")
         self._recorder.advanced(self._turn, made_of, host)
@@ -817,7 +818,8 @@ class Session:
             client, self.table, self._own, self._shadows, self._turn, block=block
         )
         self._own, self._shadows = own, shadows
-        # Rules, pending cohorts and what the host stored may name the client: the journal has the new name.
+        # Rules, pending cohorts and what the host stored may name the client: the journal has the new name. Read from
+        # there, memory cannot keep a copy of the old one.
         meta = self.journal.meta()
         self._host_state = meta["host"]
         if self._referee is not None:
@@ -854,7 +856,7 @@ class Session:
         forgotten = self._recorder.blocked_names(named)  # an operator's file may still name them
         rules = rules.with_names(lambda name: forgotten.get(name, name))
         if rules.to_dict() == (before or Rules()).to_dict():
-            return
+            return  # a restart with the same rules is no change, and must not be on record as one
         referee = referee_from(rules, self.journal)
         self._recorder.rules_changed(rules, self._turn, order)
         self._referee, self._prepared = referee, None

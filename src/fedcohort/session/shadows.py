@@ -110,6 +110,7 @@ class Shadows:
     def learn(self, cohort: Cohort, replies: ReplyBlock) -> tuple[Shadows, dict[str, str]]:
         """Return the shadows after a complete round, and by name why others failed."""
         unreported = {name: shadow.missing_signals(replies) for name, shadow in self.running.items()}
+        # It does not fail: the next round may bring what it lacks.
         blind = {name: why for name, why in unreported.items() if why is not None}
         after, failed = self.try_each(lambda shadow: shadow if shadow.name in blind else shadow.learn(cohort, replies))
         return Shadows(after.running, blind), failed
@@ -142,6 +143,7 @@ class Shadows:
                 lacking = unpaid(question, answer)
                 if lacking is not None:
                     return ShadowPick(shadow, _NOBODY, None, lacking)
+                assert isinstance(question, Losses) and answer is not None
                 known = answer_from_paid(question, answer, slate.n)
             rng = turn.stream(streams.SELECTION, shadow.name)
             cohort, state = shadow.selector.select(shadow.state, slate, known, rng)

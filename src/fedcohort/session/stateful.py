@@ -53,6 +53,7 @@ class StatefulSelector:
         cls, selector: Selector[Any], table: ClientTable, seed: int, journal: Journal, name: str = OWN
     ) -> StatefulSelector:
         """Return a selector in the state that a journal holds for it."""
+        # Only for the type of its state, which no selector declares.
         fresh = selector.init(table.granting(selector.requires), streams.stream(seed, streams.INITIALISATION, 0))
         return cls(selector, table, journal.resume_state(name, type(fresh)), name)
 
@@ -78,6 +79,7 @@ class StatefulSelector:
 
     def with_state(self, state: Any) -> StatefulSelector:
         """Return the selector in another state."""
+        # Past the constructor, which makes a view of the table: this runs several times in every round.
         other = object.__new__(StatefulSelector)
         other.selector, other.granted, other.name = self.selector, self.granted, self.name
         other.state = state

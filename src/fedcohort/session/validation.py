@@ -62,6 +62,7 @@ def as_table(value: object) -> ClientTable:
         return value
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         n = ClientTable(n=int(value)).n
+        # Equal sizes, so that selectors that weigh by size work without any facts.
         return ClientTable(n=n, sizes=np.ones(n))
     try:
         named = ClientTable(names=value)  # type: ignore[arg-type]
@@ -243,6 +244,7 @@ def _check_picks(name: str, cohort: Cohort, slate: Slate) -> None:
         raise SelectorError(f"The selector {name} picked {len(picked)} clients where {slate.size} were asked for.")
     if len(set(picked.tolist()) if len(picked) < _FEW else np.unique(picked)) != len(picked):
         raise SelectorError(f"The selector {name} picked a client more than once: {picked.tolist()}.")
+    # Candidates ascend; a lookup in a set of a million would take longer than most selectors.
     at = np.searchsorted(slate.candidates, picked)
     inside = at < len(slate.candidates)
     if not inside.all() or not np.array_equal(slate.candidates[at], picked):

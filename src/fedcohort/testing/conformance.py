@@ -40,9 +40,9 @@ from fedcohort.testing.host import ScriptedHost, Trace, failing
 AnySelector = Selector[Any]
 Check = Callable[[AnySelector], None]
 CHECKS: dict[str, Check] = {}
-_SEEDS = 75
-_ROUNDS_ELSEWHERE = 12
-_P_VALUE = 1e-9
+_SEEDS = 75  # sessions of either federation in the check of relabelling
+_ROUNDS_ELSEWHERE = 12  # that are played in another process as well
+_P_VALUE = 1e-9  # below which chance is ruled out: the suite runs thousands of times, and must not fail by accident
 
 
 class ConformanceError(FedcohortError, AssertionError):
@@ -234,6 +234,7 @@ def play_elsewhere(selectors: Sequence[AnySelector]) -> list[Trace]:
     done = subprocess.run(
         [sys.executable, "-c", script],
         input=json.dumps([describe(selector) for selector in selectors]),
+        # Another hash seed shows a selector that goes by the order of a set.
         env={**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         capture_output=True,
         text=True,
@@ -427,6 +428,7 @@ def check_relabelling(selector: AnySelector) -> None:
     plain, shuffled = ScriptedHost(n=n), ScriptedHost(n=n, order=order)
     counts = np.zeros((2, n))
     for seed in range(_SEEDS):
+        # Other seeds for the second federation: the test compares two independent samples.
         for row, host in enumerate((plain, shuffled)):
             trace = host.play(host.session(selector, seed=seed if row == 0 else seed + _SEEDS), 3, 2)
             for client, times in Counter(c for cohort in trace for c in cohort).items():

@@ -61,6 +61,7 @@ class ScriptedHost:
         who = self.facts["who"][clients]
         if self.loss is not None:
             return np.asarray(self.loss(round_, who), np.float64)
+        # Losses that do not fall evenly: a selector must cope with clients that get worse.
         wave = 0.2 * np.sin(0.7 * round_ + who)
         return np.asarray(self.facts["base"][who] * np.exp(-0.02 * round_) + wave + 0.3, np.float64)
 
@@ -72,6 +73,7 @@ class ScriptedHost:
             return Answer(query, {signal: self.losses(round_, query.clients) for signal in query.signals})
         everybody = np.arange(self.n)
         change = self.losses(round_ + 1, everybody) - self.losses(round_, everybody)
+        # Who takes part in a trial gains by it: selectors with trials have something to learn.
         pull = np.stack([-0.01 * np.isin(everybody, cohort) for cohort in query.cohorts])
         return Answer(query, {query.answered_with: change + pull})
 
@@ -85,6 +87,7 @@ class ScriptedHost:
             if signal.width is not None:
                 values = np.cos(np.outer(values, np.arange(signal.numbers(self.classes))))
             metrics[signal] = values
+        # Two of three models are kept, whoever sent them.
         kept = (self.facts["who"][cohort.clients] + cohort.round) % 3 != 0
         return RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics, kept=kept)
 
@@ -149,20 +152,23 @@ class ScriptedHost:
                 if cohort.stop:
                     break
                 nobody = not cohort.size
-                at_work = frozenset(c for one in pending for c in one.clients.tolist())
+                at_work = frozenset(np.concatenate([[], *(one.clients for one in pending)]).astype(int).tolist())
                 trace += [(at_work, client) for client in cohort.clients.tolist()]
             else:
-                one = pending[int(draw.integers(len(pending)))]
-                status = Status.FAILED if draw.random() < 0.2 else Status.OK
-                session.tell(self.report(one, [int(status)]))
+                sound += self._answer_one(session, draw)
                 nobody = False
-                if status is Status.OK:
-                    sound.append(one.ticket)
             if reopen:
                 session.close()
                 session = open_session()
         session.close()
         return trace
+
+    def _answer_one(self, session: Session, draw: np.random.Generator) -> list[int]:
+        """Let one of the clients at work answer, or fail; return its ticket if it brought a model."""
+        one = session.pending[int(draw.integers(len(session.pending)))]
+        status = Status.FAILED if draw.random() < 0.2 else Status.OK
+        session.tell(self.report(one, [int(status)]))
+        return [one.ticket] if status is Status.OK else []
 
 
 def failing(cohort: Cohort) -> list[int]:

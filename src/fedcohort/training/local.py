@@ -175,6 +175,7 @@ def batch_plan(seed: int, round: int, client: int, n: int, local: LocalTraining,
     width = min(local.batch_size, n)
     per_epoch = -(-n // width)
     epochs = -(-steps // per_epoch)
+    # Short rows are filled with positions of the same epoch, which `counts` leaves out: arrays need rows of one length.
     rest = per_epoch * width - n
     orders = []
     for _ in range(epochs):

@@ -36,6 +36,7 @@ def logit_derivative(
     minus_one = torch.full(labels.shape, -1.0, dtype=logits.dtype, device=logits.device)
     if pseudo is None:
         return delta.scatter_add_(-1, labels, minus_one)
+    # d/dz of -beta A (1 - p_y), with dp_y/dz = p_y (e_y - p).
     strength = local.robust_beta * local.robust_log_zero * delta.gather(-1, labels)
     delta = delta * (1 + local.robust_alpha - strength)
     delta.scatter_add_(-1, labels, strength - 1)
@@ -61,7 +62,7 @@ def reduce_losses(
     local : LocalTraining or None
         The weights of the robust loss; not needed where no measure is made of it.
     """
-    by_label = by_label.double()
+    by_label = by_label.double()  # single precision loses digits in sums over many samples
     columns = []
     for measure in measures:
         values = by_label

@@ -59,14 +59,24 @@ def gtg_shapley(worth: Worth, members: int, rng: np.random.Generator) -> FloatAr
     first, last = (float(value) for value in worth(np.concatenate([nobody, everybody])))
     if members == 1:
         return np.array([last - first])
-    if abs(last - first) < TRUNCATION:
+    if abs(last - first) < TRUNCATION:  # between rounds
         return np.zeros(members)
     if 2**members <= _LEAST * members:
         return exact_shapley(worth, members)
-    found = {nobody.tobytes(): first, everybody.tobytes(): last}
+    return _from_orders(worth, members, rng, {nobody.tobytes(): first, everybody.tobytes(): last}, first, last)
+
+
+def _from_orders(
+    worth: Worth, members: int, rng: np.random.Generator, found: dict[bytes, float], first: float, last: float
+) -> FloatArray:
+    """(m,) the mean gain of each member over random orders, drawn until it settles.
+
+    ``found`` remembers what coalitions are worth; ``first`` is what nobody is worth, ``last`` what everybody is.
+    """
     total, made = np.zeros(members), 0
     recent: list[FloatArray] = []  # the estimates after the last orders
     while made < _PER_MEMBER * members:
+        # Guided sampling: the first places count most, and everybody has them equally often.
         orders = np.stack([_led_by(i, members, rng) for i in range(members)])
         for gains in _gains(orders, worth, found, first, last):
             total += gains
@@ -84,6 +94,7 @@ def exact_shapley(worth: Worth, members: int) -> FloatArray:
     numbers = np.arange(2**members)
     coalitions = (numbers[:, None] >> np.arange(members)) & 1 == 1
     value, size = worth(coalitions), coalitions.sum(axis=1)
+    # The share of orders in which exactly these s - 1 others come before it: (s - 1)! (m - s)! / m!.
     chance = np.array([1 / (members * comb(members - 1, s - 1)) if s else 0.0 for s in range(members + 1)])
     found = np.empty(members)
     for k in range(members):
@@ -107,7 +118,7 @@ def _gains(orders: IntArray, worth: Worth, found: dict[bytes, float], first: flo
     rows = np.arange(count)
     for step in range(members):
         joined[rows, orders[:, step]] = True
-        open_ = np.flatnonzero(np.abs(last - before) >= TRUNCATION)
+        open_ = np.flatnonzero(np.abs(last - before) >= TRUNCATION)  # truncation within an order
         new = {joined[row].tobytes(): joined[row] for row in open_ if joined[row].tobytes() not in found}
         if new:
             values = worth(np.stack(list(new.values())))

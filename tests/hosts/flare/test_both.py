@@ -35,17 +35,25 @@ def test_both_hosts_can_be_imported_by_one_process() -> None:
     assert CohortController("uniform").num_rounds == 5 and CohortStrategy("uniform").seed == 0
 
 
-def test_flares_own_runner_of_flower_apps_passes_an_option_that_flower_refuses() -> None:
+@pytest.mark.parametrize(
+    ("program", "option"),
+    [
+        ("flower-superlink", "--serverappio-api-address"),
+        ("flower-supernode", "--clientappio-api-address"),
+        ("flower-supernode", "--grpc-adapter"),
+    ],
+)
+def test_flares_own_runner_of_flower_apps_passes_options_that_flower_refuses(program: str, option: str) -> None:
     """The reason in docs/flare.md why there is no bridge. When this fails, try the bridge again."""
     pytest.importorskip("flwr")
     from nvflare.app_opt.flower import applet
 
-    option = "--serverappio-api-address"
     assert option in inspect.getsource(applet)
+    value = [] if option == "--grpc-adapter" else ["127.0.0.1:9091"]
     code = (
         "import sys; from importlib.metadata import entry_points; "
-        f"sys.argv = ['flower-superlink', '--insecure', '{option}', '127.0.0.1:9091']; "
-        "(found,) = entry_points(group='console_scripts', name='flower-superlink'); found.load()()"
+        f"sys.argv = {[program, '--insecure', option, *value]}; "
+        f"(found,) = entry_points(group='console_scripts', name='{program}'); found.load()()"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and option in done.stderr

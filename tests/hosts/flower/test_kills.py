@@ -199,7 +199,7 @@ def test_killed_on_a_deployment(strategy: str, kit: Any, tmp_path: Path) -> None
         while len(seen) < 5:
             run = start("killed", _FOREVER)
             # While it trains, averages and saves, or while it starts, opens and reads.
-            word = "sound models" if draw.random() < 0.8 else "Starting"
+            word = "valid models" if draw.random() < 0.8 else "Starting"
             federation.watch(run, lambda run=run, word=word: word in run.log_file.read_text(), 900)
             time.sleep(float(draw.uniform(0, 6)))
             if federation.kill_serverapp():

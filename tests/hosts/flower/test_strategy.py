@@ -379,7 +379,7 @@ def test_nobody_sound_leaves_the_model_alone(fleet: Any, kit: Any, tmp_path: Pat
 
 def test_too_few_models_leave_the_model_alone(fleet: Any, kit: Any, tmp_path: Path) -> None:
     strategy = fleet.strategy(Fixed(), Krum(), cohort_size=2, min_replies=3, journal=tmp_path / "j")
-    with pytest.raises(RoundError, match="too few sound models"):
+    with pytest.raises(RoundError, match="too few valid models"):
         strategy.start(fleet.grid, kit.model(7), num_rounds=1)
     with Session.open(tmp_path / "j", Fixed()) as session:
         assert [r.kept for r in session.journal.replies()] == [False, False] * 3

@@ -18,8 +18,8 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from fedcohort.hosts.answers import Facts
-    from fedcohort.hosts.flare.client import Answers, CohortClient, CohortExecutor, seed_of, torch_answers, work_of
+    from fedcohort.hosts.answers import Answers, Facts
+    from fedcohort.hosts.flare.client import CohortClient, CohortExecutor, seed_of, torch_answers, work_of
     from fedcohort.hosts.flare.controller import CohortController
     from fedcohort.hosts.incidents import corrections, failures
 
@@ -37,22 +37,15 @@ __all__ = [
 ]
 # A site need not import the server's side.
 _HOMES = {
-    "fedcohort.hosts.answers": ("Facts",),
+    "fedcohort.hosts.answers": ("Answers", "Facts"),
     "fedcohort.hosts.incidents": ("corrections", "failures"),
-    "fedcohort.hosts.flare.client": (
-        "Answers",
-        "CohortClient",
-        "CohortExecutor",
-        "seed_of",
-        "torch_answers",
-        "work_of",
-    ),
+    "fedcohort.hosts.flare.client": ("CohortClient", "CohortExecutor", "seed_of", "torch_answers", "work_of"),
     "fedcohort.hosts.flare.controller": ("CohortController",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        homes = [module for module, names in _HOMES.items() if name in names]
-        return getattr(importlib.import_module((homes or ["fedcohort.hosts.flare.client"])[0]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,9 +28,8 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedcohort.core.arrays import FloatArray
-from fedcohort.core.errors import InputError
-from fedcohort.core.signals import LOSS_SIGNALS, Signal, losses_of, same_of_received
-from fedcohort.hosts.answers import Facts, TorchMeasures
+from fedcohort.core.signals import LOSS_SIGNALS, Signal, losses_of
+from fedcohort.hosts.answers import Answers, Facts, TorchMeasures
 from fedcohort.hosts.flare.wire import DESCRIBE, LOSSES
 from fedcohort.hosts.wire import (
     GRADIENT_SIGNALS,
@@ -39,11 +37,9 @@ from fedcohort.hosts.wire import (
     SEED,
     WORK,
     Attribute,
-    Description,
     asked_signals,
     plain,
     report,
-    supplied_signals,
 )
 
 if TYPE_CHECKING:
@@ -52,34 +48,6 @@ if TYPE_CHECKING:
     from fedcohort.training.local import LocalTraining
 
 Params = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What a site can tell a selector.
-
-    Parameters
-    ----------
-    facts : callable, optional
-        Returns :class:`Facts` about the site's data.
-    losses : callable, optional
-        ``losses(params, received)`` returns losses of the model ``params`` on the site's data, by name (those of
-        ``signals``). ``received`` is the model the round started with; it is the same except after training.
-    signals : set of Signal
-        Which losses that function returns.
-    gradient : callable, optional
-        ``gradient(params)`` returns the (d,) full-batch gradient of the mean training loss.
-    """
-
-    facts: Callable[[], Facts] | None = None
-    losses: Callable[[Params, Params], Mapping[str, float]] | None = None
-    signals: frozenset[Signal] = field(default_factory=lambda: frozenset({Signal.LOSS}))
-    gradient: Callable[[Params], FloatArray] | None = None
-
-    @property
-    def supplied(self) -> frozenset[Signal]:
-        """Every signal a site with these answers can report or be asked for."""
-        return supplied_signals(None if self.losses is None else self.signals, self.gradient is not None)
 
 
 def torch_answers(
@@ -150,16 +118,10 @@ class _Respondent:
         """Return the answer to a question of ours, or None when it is none."""
         if task == DESCRIBE:
             facts = Facts() if self._answers.facts is None else self._answers.facts()
-            record = Description(
-                name="",
-                size=None if facts.size is None else int(facts.size),
-                label_counts=None if facts.label_counts is None else tuple(int(c) for c in facts.label_counts),
-                signals=self._answers.supplied,
-                attributes=dict(facts.attributes),
-            ).to_record()
+            record = self._answers.description("", facts).to_record()  # FLARE vouches for the name
         elif task == LOSSES:
             wanted = asked_signals(_ours(model)) & LOSS_SIGNALS
-            record = report("", self._measured(model.params, model.params, wanted))
+            record = report("", self._answers.measure(wanted, model.params, model.params))
         else:
             return None
         return FLModel(metrics={"answered": 1.0}, meta={RECORD: record})
@@ -171,8 +133,7 @@ class _Respondent:
         self._received = {key: np.array(plain(value)) for key, value in model.params.items()} if self._wanted else {}
         self._values = {}
         self._gradient = None
-        if self._wanted & LOSS_SIGNALS:
-            self._values.update(self._measured(self._received, self._received, self._wanted & LOSS_SIGNALS))
+        self._values.update(self._answers.measure(self._wanted & LOSS_SIGNALS, self._received, self._received))
         if self._wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
             self._gradient = plain(self._answers.gradient(self._received))
         self._begun = time.monotonic()
@@ -180,25 +141,12 @@ class _Respondent:
     def end(self, model: FLModel) -> None:
         """Measure what is asked about the trained model, and write it all into the reply."""
         seconds = time.monotonic() - self._begun
-        after = {same_of_received(s): s for s in losses_of(self._wanted, "own")}
-        if after and model.params:
+        if losses_of(self._wanted, "own") and model.params:
             trained = {key: np.asarray(plain(value)) for key, value in model.params.items()}
             if model.params_type == "DIFF":
                 trained = {key: self._received[key] + value for key, value in trained.items()}
-            measured = self._measured(trained, self._received, frozenset(after))
-            self._values.update({after[signal]: value for signal, value in measured.items()})
+            self._values.update(self._answers.measure_trained(self._wanted, trained, self._received))
         model.meta = {**(model.meta or {}), RECORD: report("", self._values, seconds, self._gradient)}
-
-    def _measured(self, params: Params, received: Params, wanted: frozenset[Signal]) -> dict[Signal, float]:
-        if not wanted:
-            return {}
-        if self._answers.losses is None or not wanted <= self._answers.signals:
-            raise InputError(f"This site cannot measure {', '.join(sorted(wanted - self._answers.signals))}.")
-        values = self._answers.losses(params, received)
-        lacking = [s for s in sorted(wanted) if s.value not in values]
-        if lacking:
-            raise InputError(f"The loss function must return {', '.join(sorted(wanted))}. It lacks '{lacking[0]}'.")
-        return {signal: float(values[signal.value]) for signal in wanted}
 
 
 def _ours(model: FLModel) -> Mapping[str, Any]:
@@ -279,6 +227,7 @@ class CohortExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
             return FLModelUtils.to_shareable(answer)
         self._respondent.begin(model)
         result = self.executor.execute(task_name, shareable, fl_ctx, abort_signal)
+        # An error goes back as it is: there is no model to report beside.
         if result.get_return_code(ReturnCode.OK) != ReturnCode.OK:
             return result
         trained = FLModelUtils.from_shareable(result)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from nvflare.app_common.workflows.base_fedavg import BaseFedAvg
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedcohort.core.arrays import AnyArray
-from fedcohort.core.errors import FedcohortError, InputError, ParameterError
+from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import shorten
@@ -36,16 +35,25 @@ from fedcohort.hosts.flare.wire import TICKET
 from fedcohort.hosts.leases import leases_of
 from fedcohort.hosts.live import play
 from fedcohort.hosts.round import Policy
-from fedcohort.journal import is_blank, read_journal
-from fedcohort.journal.events import ENDED, PLANNED
+from fedcohort.hosts.run_record import (
+    RULES,
+    check_seed,
+    checkpoint_to_load,
+    is_finished,
+    note_once,
+    record_end,
+    record_failure,
+    started_with,
+)
+from fedcohort.journal import is_blank
+from fedcohort.journal.events import PLANNED, SETTINGS
 from fedcohort.journal.place import place
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 from fedcohort.training.filters import FILTERS, KeepAll
 from fedcohort.training.filters.base import Filter, Need
 
-_FORMAT = "fedcohort-flare-1"
-_SETTINGS, _RULES = "settings", "rules"
+_FORMAT = "fedcohort-flare-1"  # of checkpoints
 
 
 class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no types
@@ -207,9 +215,9 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         try:
             self._play(host)
         except Aborted:
-            self._record_end(host.session, "failed", "the job was aborted")
+            record_failure(host.session, "the job was aborted")
         except BaseException as error:
-            self._record_end(host.session, "failed", shorten(str(error) or type(error).__name__))
+            record_failure(host.session, shorten(str(error) or type(error).__name__))
             raise
         finally:
             self._host = None
@@ -218,48 +226,31 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
 
     def _play(self, host: FlareHost) -> None:
         first = arrays_of(self.load_model().params)
+        # An error before any site trains, not in the first round.
         if needs_output_layer(self._chosen.requires):
             output_of(first)
         if self._journal is not None and not is_blank(self._journal):
             host.session = self._reopened(self._journal, host)
-        if host.session is None or not self._finished(host.session):
+        if host.session is None or not is_finished(host.session, self.num_rounds):
             host.assemble()
         session = host.session = host.session or self._created(host)
         host.model = self._resumed(session, first)
-        for kind, body in ((PLANNED, {"rounds": self.num_rounds}), (_SETTINGS, self._settings())):
-            if session.journal.events(kind)[-1:] != [body]:
-                session.note(kind, body)
-        if not self._finished(session):
+        note_once(session, PLANNED, {"rounds": self.num_rounds})
+        note_once(session, SETTINGS, {RULES: None if self._rules is None else self._rules.to_dict()})
+        if not is_finished(session, self.num_rounds):
             deadline = self._policy.fixed_deadline
             leases = None if self.leases is None else leases_of(Path(self.leases), self._journal, deadline)
             stop = play(host, session, self._policy, self.num_rounds, leases)
             if stop is not None:
                 self.info(f"the selector declares the run finished: {stop}")
-        self._record_end(session, "finished", "")
-
-    def _settings(self) -> dict[str, Any]:
-        return {_RULES: None if self._rules is None else self._rules.to_dict()}
-
-    def _finished(self, session: Session) -> bool:
-        """Whether nothing is left to do: enough rounds, or the selector declared the run finished."""
-        last = session.journal.cohorts()[-1:]
-        stopped = bool(last) and last[0].stop is not None
-        return not session.pending and (session.round >= self.num_rounds or stopped)
+        record_end(session, "finished")
 
     def _reopened(self, journal: Path, host: FlareHost) -> Session:
-        with closing(read_journal(journal)) as record:
-            given = record.events(_SETTINGS)[-1:]
         # An operator's orders outlast a start with the rules they were given against.
-        rules = None if given == [self._settings()] else self._rules
+        rules = None if started_with(journal, self._rules) else self._rules
         session = Session.open(journal, self._chosen, shadows=self._shadows, rules=rules, commit="manual")
         host.sites.required |= session.selector.requires
-        if session.seed != self.seed:
-            session.close()
-            raise InputError(
-                f"The journal {journal} was written with seed {session.seed}; it cannot be continued with seed "
-                f"{self.seed}.",
-                hint="pass the old seed, or start a new journal",
-            )
+        check_seed(session, self.seed)
         if Signal.LABEL_COUNTS in session.table.signals:
             host.sites.classes = session.table.label_counts.shape[1]
         return session
@@ -287,28 +278,13 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         store = self._checkpoints
         if store is None:
             return first
-        begun = session.journal.last()[1] >= 0
-        if session.host_state is not None:
-            name = str(session.host_state["checkpoint"])
-        elif begun and store.exists(store.name(0)):
-            name = store.name(0)
-        elif begun:
-            raise InputError(f"The journal {self._journal} has rounds, but {store.folder} has no checkpoint.")
-        else:
+        name = checkpoint_to_load(session, store)
+        if name is None:
             self.save_checkpoint(0, first)
             return first
         header, tensors = store.read(name, _FORMAT)
         self.info(f"continuing after {session.round - len(session.pending)} rounds with {store.folder / name}")
         return {key: tensors[key] for key in json.loads(header["model"])}
-
-    def _record_end(self, session: Session | None, state: str, reason: str) -> None:
-        if session is None:
-            return
-        body = {"state": state, "rounds": session.round, "ticket": session.journal.last()[1], "reason": reason}
-        with contextlib.suppress(FedcohortError):
-            if session.journal.events(ENDED)[-1:] != [body]:
-                session.note(ENDED, body)
-            session.commit()
 
     # -- for the host -------------------------------------------------------------------------------------------------
 
@@ -342,6 +318,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             aggregator = self.get_component(self.aggregator_id)
             if aggregator is None:
                 raise InputError(f"The job has no component {self.aggregator_id!r} to aggregate with.")
+            # An attempt may have failed half-way: nothing of it may count again.
             aggregator.reset_stats()
             for model in results:
                 aggregator.accept_model(model)
@@ -397,6 +374,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             with contextlib.suppress(Exception):  # whatever a site sends; it is named below
                 model = FLModelUtils.from_shareable(result)
                 letter.arrive(site, model, "")
+        # Only a site's first answer counts, so this says something only where nothing was handed over above.
         letter.arrive(site, None, "the result is not a model")
         client_task.result = None
 

@@ -12,8 +12,7 @@ import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedcohort.audit.choices import receipt
-from fedcohort.core import rng as streams
-from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
 from fedcohort.core.signals import METRIC_SIGNALS, Signal
 from fedcohort.core.text import shorten
@@ -33,16 +32,16 @@ from fedcohort.hosts.flare.wire import DESCRIBE, LOSSES
 from fedcohort.hosts.live import Aggregation, Host, Online
 from fedcohort.hosts.measures import Measures
 from fedcohort.hosts.orders import Order
+from fedcohort.hosts.questions import read_losses, try_out
 from fedcohort.hosts.round import FederationTimeoutError, Policy, Reply, Round, Shortage
+from fedcohort.hosts.run_record import CHECKPOINT
 from fedcohort.hosts.weights import bounded_weights
-from fedcohort.hosts.wire import RECORD, SEED, WORK, question, read_report
+from fedcohort.hosts.wire import RECORD, SEED, WORK, question
 from fedcohort.session.session import Session
-from fedcohort.training.filters import KeepAll, Replies, checked_decision
 
 if TYPE_CHECKING:
     from fedcohort.hosts.flare.controller import CohortController
 
-_TRIAL = "trial"
 _SLICE = 0.25  # seconds between two looks at whether the job was aborted
 _SETTLE = 10.0  # seconds to wait for sites that have not said what they hold, once enough have
 _AFTERLIFE = 60.0  # seconds, at least, that a task outlives its round, so that a late result can arrive
@@ -149,6 +148,7 @@ class FlareHost(Host):
             # An automatic deadline is short. Late results still show how slow sites are.
             more = _SLOWEST * lasted if self.policy.deadline == "auto" else self.policy.fixed_deadline or 0.0
             task.targets[:] = [name for name in task.targets if name in letter.fetched]
+            # FLARE forgets a task at its timeout, and counts it from when it was sent.
             task.timeout = int(lasted + max(more, _AFTERLIFE)) + 1
         else:
             self.controller.communicator.cancel_task(task)
@@ -167,7 +167,7 @@ class FlareHost(Host):
                     return []
         while not self.inbox.empty():
             found.append(self.inbox.get())
-        for arrival in found:
+        for arrival in found:  # descriptions are nobody's question: they come when a site connects
             if arrival.letter.kind == DESCRIBE:
                 self._describe(arrival)
         return [arrival for arrival in found if arrival.letter.kind != DESCRIBE]
@@ -247,6 +247,7 @@ class FlareHost(Host):
         record = question(required, receipt(session.journal, cohort.ticket, cohort.round))
         record[SEED] = session.seed
         if cohort.work is not None:
+            # One task goes to all sites, so each finds its own amount by its name.
             record[WORK] = dict(zip(cohort.names, cohort.work.tolist(), strict=True))
         there = set(self.sites.connected)
         names = [name for name in cohort.names if name in there]
@@ -311,6 +312,25 @@ class FlareHost(Host):
         checked: list[CheckedResult] = [reply.content for reply in round_.in_order()]
         # A late model is what its site added to an older one.
         late = [moved_onto(self.model, *one.reply.content) for one in round_.late]
+        weights, corrections = self._weigh(round_, checked, late)
+        measures = measures_of(self.model, checked)
+        kept = measures.filtered(self.controller.filter_)
+        chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
+        chosen = [reply for reply in [*chosen, *late] if weights[reply.name] > 0]
+        error, refused = self._average(round_, chosen, weights)
+        return Aggregation(
+            kept & np.array([reply.name not in refused for reply in checked], np.bool_),
+            self._columns(measures),
+            error=error,
+            refused={name: why for name, why in refused.items() if name in round_.cohort.names},
+            corrections=corrections,
+            late=[one for one in round_.late if one.reply.client not in refused and weights[one.reply.client] > 0],
+        )
+
+    def _weigh(
+        self, round_: Round, checked: Sequence[CheckedResult], late: Sequence[CheckedResult]
+    ) -> tuple[dict[str, float], dict[str, list[str]]]:
+        """Return what sound models weigh in the average, by site, and what was changed about whose reply."""
         weights, lowered = self._bounded([reply for reply in [*checked, *late] if reply.status is Status.OK])
         corrections = {name: [text] for name, text in lowered.items()}
         for reply in checked:
@@ -320,41 +340,22 @@ class FlareHost(Host):
             share = dict(zip(round_.cohort.names, round_.cohort.weights.tolist(), strict=True))
             weights = {name: weight * share.get(name, 1.0) for name, weight in weights.items()}
         weights |= {one.reply.client: weights[one.reply.client] * one.discount for one in round_.late}
-        measures = measures_of(self.model, checked)
-        kept = self._kept(measures)
-        chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep and weights[reply.name] > 0]
-        chosen += [reply for reply in late if weights[reply.name] > 0]
-        refused: dict[str, str] = {}
-        error = round_.shortfall(len(chosen))
-        if not error and not chosen:
-            error = "too few sound models"
-        if not error:
-            error, refused = self._aggregate(chosen, weights)
-            kept = kept & np.array([reply.name not in refused for reply in checked], np.bool_)
-            error = error or round_.shortfall(len(chosen) - len(refused))
-        return Aggregation(
-            kept,
-            self._columns(measures, checked),
-            error=error,
-            refused={name: why for name, why in refused.items() if name in round_.cohort.names},
-            corrections=corrections,
-            late=[one for one in round_.late if one.reply.client not in refused and weights[one.reply.client] > 0],
-        )
+        return weights, corrections
+
+    def _average(
+        self, round_: Round, chosen: Sequence[CheckedResult], weights: Mapping[str, float]
+    ) -> tuple[str, dict[str, str]]:
+        """Make the next model; return why there is none, and whose model cannot be aggregated."""
+        error = round_.shortfall(len(chosen)) or ("" if chosen else "too few valid models")
+        if error:
+            return error, {}
+        error, refused = self._aggregate(chosen, weights)
+        return error or round_.shortfall(len(chosen) - len(refused)), refused
 
     def _bounded(self, replies: Sequence[CheckedResult]) -> tuple[dict[str, float], dict[str, str]]:
         """Return what sound replies weigh, by site, and for each that was lowered why."""
         sizes = {name: description.size for name, description in self.sites.described.items()}
         return bounded_weights({reply.name: reply.weight for reply in replies}, sizes, self.controller.max_share)
-
-    def _kept(self, measures: Measures) -> BoolArray:
-        """Return which of the replies the filter keeps."""
-        filter_, ok = self.controller.filter_, measures.rows
-        if not len(ok) or isinstance(filter_, KeepAll):
-            return measures.ok
-        decision = checked_decision(filter_, Replies(np.ones(len(ok), np.bool_), updates=lambda: measures.updates[ok]))
-        kept = np.zeros(len(measures.ok), np.bool_)
-        kept[ok] = decision.kept
-        return kept
 
     def _aggregate(self, chosen: Sequence[CheckedResult], weights: Mapping[str, float]) -> tuple[str, dict[str, str]]:
         """Let FLARE aggregate; return why nothing came of it, and whose model it cannot take.
@@ -385,12 +386,10 @@ class FlareHost(Host):
         self._next = ({key: model[key] for key in self.model}, result)
         return ""
 
-    def _columns(self, measures: Measures, checked: Sequence[CheckedResult]) -> Mapping[Signal, FloatArray]:
+    def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
         """Return what is required, and what every sound reply also contains."""
-        brought = [reply.values for reply in checked if reply.status is Status.OK]
-        extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
-        extra = frozenset(s for s in extra if len({np.shape(values[s]) for values in brought}) == 1)
-        return {signal: measures.column(signal) for signal in sorted((self._running.requires & METRIC_SIGNALS) | extra)}
+        signals = (self._running.requires & METRIC_SIGNALS) | measures.also_reported()
+        return {signal: measures.column(signal) for signal in sorted(signals)}
 
     def store(self, round_: Round, aggregation: Aggregation) -> Any:
         """Put the sites' metrics on record, and the model into a checkpoint."""
@@ -399,7 +398,7 @@ class FlareHost(Host):
         if result.metrics:
             self._running.record(round_.cohort.round, {f"train/{k}": float(v) for k, v in result.metrics.items()})
         self._saved = self.controller.save_checkpoint(round_.cohort.round + 1, model)
-        return None if self._saved is None else {"checkpoint": self._saved}
+        return None if self._saved is None else {CHECKPOINT: self._saved}
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -415,6 +414,7 @@ class FlareHost(Host):
         """Return what comes back for a letter within its time, by site."""
         until = self.now() + deadline if deadline is not None else float("inf")
         found: dict[str, Arrival] = {}
+        # A minute at a time: sites that FLARE gives up meanwhile are not waited for.
         while len(found) < len(names) and self.now() < until:
             found.update({a.site: a for a in self._arrivals(min(until, self.now() + 60.0)) if a.letter is letter})
         self._close(letter)
@@ -425,46 +425,41 @@ class FlareHost(Host):
     ) -> Mapping[Signal, FloatArray]:
         """Ask sites for losses of a model; NaN for those who do not answer in time."""
         there = [name for name in names if name in set(self.sites.connected)]
-        values = {signal: np.full(len(names), np.nan) for signal in signals}
-        if not there:
-            return values
-        letter = self._post(LOSSES, there, params, question(signals), current_round=self._running.round)
-        found = self._exchange(letter, there, self.controller.query_deadline or self.policy.fixed_deadline)
-        for i, name in enumerate(names):
-            arrival = found.get(name)
-            if arrival is None or arrival.result is None:
-                why = "no answer" if arrival is None else arrival.problem
-                self.controller.warning(f"{name} gave no losses: {why}")
-                continue
-            numbers = read_report(record_of(arrival.result))
-            for signal in signals:
-                values[signal][i] = numbers.get(signal, np.nan)
-        return values
+        found: Mapping[str, Arrival] = {}
+        if there:
+            letter = self._post(LOSSES, there, params, question(signals), current_round=self._running.round)
+            found = self._exchange(letter, there, self.controller.query_deadline or self.policy.fixed_deadline)
+        reports = {
+            name: arrival.problem if arrival.result is None else record_of(arrival.result)
+            for name, arrival in found.items()
+        }
+        return read_losses(
+            names, signals, reports, lambda who, why: self.controller.warning(f"{who} gave no losses: {why}")
+        )
 
     def _try_out(self, query: Trial, available: IntArray) -> Answer:
         """Train each trial cohort, average, and ask everybody for the change of loss."""
-        session, ask = self._running, frozenset({query.measured})
-        everyone = session.table.names_of(available)
-        before = self._losses(self.model, everyone, ask)[query.measured]
-        changes = np.full((len(query.cohorts), session.table.n), np.nan)
-        for row, clients in enumerate(query.cohorts):
-            names = [n for n in session.table.names_of(clients) if n in set(self.sites.connected)]
-            # Not the batches of the round itself, which may train the same sites.
-            seed = int(streams.stream(session.seed, _TRIAL, session.round, row).integers(1 << 62))
-            if not names:
-                continue
-            letter = self._train(names, self.model, {**question(()), SEED: seed}, None)
-            arrivals = self._exchange(letter, names, self.policy.fixed_deadline)
-            checker = ResultChecker(self.model, ())
-            checked = [self._checked(checker, arrivals[name]) for name in names if name in arrivals]
-            models = [reply for reply in checked if reply.status is Status.OK]
-            if not models:
-                self.controller.warning(f"a trial of {', '.join(names)} returned no model")
-                continue
-            weights = self._bounded(models)[0]
-            after = self._losses(weighted_average(models, weights), everyone, ask)[query.measured]
-            changes[row, available] = after - before
-        return Answer(query, {query.answered_with: changes})
+        asked = frozenset({query.measured})
+
+        def losses(model: Mapping[str, AnyArray], names: Sequence[str]) -> FloatArray:
+            return self._losses(model, names, asked)[query.measured]
+
+        return try_out(self._running, query, available, model=self.model, losses=losses, train=self._train_trial)
+
+    def _train_trial(self, cohort: Sequence[str], seed: int) -> dict[str, AnyArray] | None:
+        """Let a trial cohort train; return the average of its models, or None when none came."""
+        names = [name for name in cohort if name in set(self.sites.connected)]
+        if not names:
+            return None
+        letter = self._train(names, self.model, {**question(()), SEED: seed}, None)
+        arrivals = self._exchange(letter, names, self.policy.fixed_deadline)
+        checker = ResultChecker(self.model, ())
+        checked = [self._checked(checker, arrivals[name]) for name in names if name in arrivals]
+        models = [reply for reply in checked if reply.status is Status.OK]
+        if not models:
+            self.controller.warning(f"a trial of {', '.join(names)} returned no model")
+            return None
+        return weighted_average(models, self._bounded(models)[0])
 
     # -- what happens -------------------------------------------------------------------------------------------------
 

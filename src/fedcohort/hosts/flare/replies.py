@@ -20,13 +20,13 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.signals import METRIC_SIGNALS, Signal
 from fedcohort.core.text import short_repr, shorten
 from fedcohort.core.vectors import OutputLayer, output_layer
-from fedcohort.hosts.measures import MEASURED, Measures
+from fedcohort.hosts.measures import Measures, lacking, reported_signals
 from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, plain, read_gradient, read_report
 
 Model = Mapping[str, AnyArray]
 WEIGHT = FLMetaKey.NUM_STEPS_CURRENT_ROUND
 _LARGEST = 1e150  # the square of a larger double overflows, and with it every distance between models
-_LARGEST_WEIGHT = float(1 << 53)
+_LARGEST_WEIGHT = float(1 << 53)  # a count of steps beyond is none, and sums of them lose whole numbers
 _LARGEST_METRIC = 1e30  # beyond it sums overflow
 _NAMED = 3  # metrics of one site that are named
 
@@ -85,7 +85,7 @@ class ResultChecker:
     def __init__(self, model: Model, required: Iterable[Signal]) -> None:
         wanted = frozenset(required) & METRIC_SIGNALS
         self._model = model
-        self._reported = sorted(wanted - MEASURED - GRADIENT_SIGNALS - {Signal.DURATION})
+        self._reported = reported_signals(wanted)
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
         self._parameters = sum(array.size for array in model.values() if array.dtype.kind == "f")
 
@@ -115,32 +115,34 @@ class ResultChecker:
             return f"the model's arrays have other names than the ones sent: {shorten(repr(odd), 80)}"
         is_diff = result.params_type == ParamsType.DIFF
         for key, before in sent.items():
-            try:
-                array = plain(given[key])
-            except Exception as error:  # whatever a site sends in the place of an array
-                return f"the array {key!r} cannot be read: {shorten(str(error), 80)}"
-            if array.dtype.kind not in "biuf":
-                return f"the array {key!r} has the type {array.dtype} instead of {before.dtype}"
-            if array.shape != before.shape:
-                return f"the array {key!r} has the shape {array.shape} instead of {before.shape}"
-            if not np.isfinite(array).all() or (array.dtype == np.float64 and (np.abs(array) > _LARGEST).any()):
-                return f"the array {key!r} has NaN, infinite or huge entries"
-            with np.errstate(over="ignore", invalid="ignore"):
-                cast = (before + array if is_diff else array).astype(before.dtype)
-            if not np.isfinite(cast).all():
-                return f"the array {key!r} has entries that {before.dtype} cannot hold"
-            params[key] = cast
+            found = _whole_array(given[key], before, is_diff)
+            if isinstance(found, str):
+                return f"the array {key!r} {found}"
+            params[key] = found
         return ""
 
     def _unreported(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
-        for signal in self._reported:
-            if signal not in values:
-                return f"it reported no finite '{signal}' ({signal.meaning})"
-        if self._gradient and (gradient is None or not np.isfinite(gradient).all()):
-            return "it reported no finite gradient"
-        if gradient is not None and len(gradient) != self._parameters:
+        reason = lacking(self._reported, values, gradient, self._gradient)
+        if not reason and gradient is not None and len(gradient) != self._parameters:
             return f"its gradient has {len(gradient)} entries, the model {self._parameters}"
-        return ""
+        return reason
+
+
+def _whole_array(given: Any, before: AnyArray, is_diff: bool) -> AnyArray | str:
+    """Return one array of a site's model, in the type it was sent in, or in words why it cannot be averaged."""
+    try:
+        array = plain(given)
+    except Exception as error:  # whatever a site sends in the place of an array
+        return f"cannot be read: {shorten(str(error), 80)}"
+    if array.dtype.kind not in "biuf":
+        return f"has the type {array.dtype} instead of {before.dtype}"
+    if array.shape != before.shape:
+        return f"has the shape {array.shape} instead of {before.shape}"
+    if not np.isfinite(array).all() or (array.dtype == np.float64 and (np.abs(array) > _LARGEST).any()):
+        return "has NaN, infinite or huge entries"
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast: AnyArray = (before + array if is_diff else array).astype(before.dtype)
+    return cast if np.isfinite(cast).all() else f"has entries that {before.dtype} cannot hold"
 
 
 def _is_weight(value: object) -> bool:
@@ -160,19 +162,9 @@ def output_of(model: Model) -> OutputLayer:
 
 def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
     """Return what the server can measure of the OK replies to a model."""
-
-    def updates() -> FloatArray:
-        begin = flat(sent)
-        rows = [flat(r.params) - begin if r.status is Status.OK else np.zeros_like(begin) for r in replies]
-        return np.stack(rows) if rows else np.empty((0, len(begin)))
-
+    weights = np.array([r.weight if r.status is Status.OK else 0.0 for r in replies], np.float64)
     return Measures(
-        np.array([r.status is Status.OK for r in replies], np.bool_),
-        [r.values for r in replies],
-        np.array([r.weight if r.status is Status.OK else 0.0 for r in replies], np.float64),
-        updates=updates,
-        gradients=[r.gradient for r in replies],
-        output=lambda: output_of(sent),
+        replies, weights, sent=lambda: flat(sent), model=lambda r: flat(r.params), output=lambda: output_of(sent)
     )
 
 
@@ -188,25 +180,26 @@ def moved_onto(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult
 def for_aggregation(replies: Sequence[CheckedResult], sent: Model, weights: Mapping[str, float]) -> list[FLModel]:
     """Return sound replies as FLARE's aggregation takes them: all of one kind, each with its weight."""
     diff = all(reply.result is not None and reply.result.params_type == ParamsType.DIFF for reply in replies)
-    found = []
-    for reply in replies:
-        assert reply.result is not None
-        before = reply.result
-        params = {key: array - sent[key] for key, array in reply.params.items()} if diff else dict(reply.params)
-        found.append(
-            FLModel(
-                params_type=ParamsType.DIFF if diff else ParamsType.FULL,
-                params=params,
-                metrics=_numbers(before.metrics),
-                current_round=before.current_round,
-                total_rounds=before.total_rounds,
-                meta={**before.meta, WEIGHT: weights[reply.name], "client_name": reply.name},
-            )
-        )
+    found = [_weighted_model(reply, sent if diff else None, weights[reply.name]) for reply in replies]
     if any(model.metrics for model in found):
         for model in found:  # FLARE averages no metrics at all when one site has none
             model.metrics = model.metrics or {}
     return found
+
+
+def _weighted_model(reply: CheckedResult, sent: Model | None, weight: float) -> FLModel:
+    """Return a sound reply with its weight: as a whole model, or as what the site added to the one ``sent``."""
+    before = reply.result
+    assert before is not None
+    whole = dict(reply.params)
+    return FLModel(
+        params_type=ParamsType.FULL if sent is None else ParamsType.DIFF,
+        params=whole if sent is None else {key: array - sent[key] for key, array in whole.items()},
+        metrics=_numbers(before.metrics),
+        current_round=before.current_round,
+        total_rounds=before.total_rounds,
+        meta={**before.meta, WEIGHT: weight, "client_name": reply.name},
+    )
 
 
 def _numbers(metrics: object) -> dict[str, float] | None:

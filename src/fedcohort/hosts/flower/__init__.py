@@ -43,17 +43,16 @@ __all__ = [
 ]
 # A SuperNode starts a process for every message; it should not import the server's side as well.
 _HOMES = {
-    "async_strategy": ("AsyncCohortStrategy",),
-    "client": ("Answers", "Facts", "client_name", "cohort_client", "torch_answers"),
-    "private": ("Private",),
-    "strategy": ("CohortStrategy", "FederationTimeoutError", "RoundError", "ServerValidation"),
+    "fedcohort.hosts.incidents": ("Incident", "corrections", "failures"),
+    "fedcohort.hosts.flower.async_strategy": ("AsyncCohortStrategy",),
+    "fedcohort.hosts.flower.client": ("Answers", "Facts", "client_name", "cohort_client", "torch_answers"),
+    "fedcohort.hosts.flower.private": ("Private",),
+    "fedcohort.hosts.flower.strategy": ("CohortStrategy", "FederationTimeoutError", "RoundError", "ServerValidation"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Incident", "corrections", "failures"):
-        return getattr(importlib.import_module("fedcohort.hosts.incidents"), name)
     for module, names in _HOMES.items():
         if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -102,6 +102,7 @@ class AsyncCohortStrategy(CohortStrategy):
                     f"{type(strategy).__name__} {what}, and cannot average updates of older models.",
                     hint="use CohortStrategy, which runs rounds",
                 )
+        # As many as work at once: what rules and the wrapped strategy call a cohort.
         super().__init__(selector, strategy, cohort_size=busy, **settings)
         check_one_at_a_time(True, self.selector)
 

@@ -23,6 +23,7 @@ from fedcohort.hosts.flower.wrapped_strategy import levels, private_cohort_size,
 
 log = logging.getLogger("flwr.fedcohort")
 _STARTS = 4  # from so many replies a largest set that aggregates is searched
+_NOT_TOGETHER = "the strategy can aggregate the others, but not together with it"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class _Attempt:
         self._round = server_round
         self._errors = list(errors)
         self._levels = levels(strategy)
+        # Some strategies change themselves before they raise: moments, counters, pending privacy events.
         self._before = [_copy_tables(vars(level)) for level in self._levels]
         self._contents = {reply.name: dict(reply.message.content) for reply in replies if reply.message is not None}
 
@@ -63,11 +65,8 @@ class _Attempt:
             parts = self._contents[reply.name].items()
             message.content = RecordDict({key: cast(Any, part.copy()) for key, part in parts})
         arrays, metrics = (strategy or self._strategy).aggregate_train(self._round, [*messages, *self._errors])
-        if arrays is not None and (lost := [key for key in replies[0].arrays if key not in arrays]):
-            raise ValueError(f"the aggregated model lacks the array {lost[0]!r}")
-        for key, array in (arrays or {}).items():
-            if not is_finite(as_numpy(array).ravel()):
-                raise ValueError(f"the aggregated array {key!r} has NaN or infinite entries")
+        if arrays is not None:
+            _check_model(arrays, replies[0].arrays)
         return Average(arrays, metrics)
 
     def restore(self) -> None:
@@ -83,6 +82,16 @@ class _Attempt:
         except Exception as error:
             return _error_text(error)
         return "" if found.arrays is not None else "it gave no model"
+
+
+def _check_model(arrays: ArrayRecord, like: ArrayRecord) -> None:
+    """Raise ValueError for an aggregated model that lacks an array of the others, or is not finite."""
+    lost = [key for key in like if key not in arrays]
+    if lost:
+        raise ValueError(f"the aggregated model lacks the array {lost[0]!r}")
+    for key, array in arrays.items():
+        if not is_finite(as_numpy(array).ravel()):
+            raise ValueError(f"the aggregated array {key!r} has NaN or infinite entries")
 
 
 def aggregate(
@@ -144,24 +153,32 @@ def with_integers(arrays: ArrayRecord, sent: ArrayRecord) -> ArrayRecord:
 
 def _find_culprits(attempt: _Attempt, replies: Sequence[Checked]) -> dict[str, str]:
     """Return whose replies make aggregation fail, with what it raises because of each."""
+    # Each alone first: most of what a strategy cannot take, it cannot take from one client either.
     alone = {reply.name: attempt.fails([reply]) for reply in replies}
     sound = [reply for reply in replies if not alone[reply.name]]
+    best = {reply.name for reply in _best_group(attempt, sound)}
+    if best:
+        return {
+            name: f"the strategy cannot aggregate it: {said}" if said else _NOT_TOGETHER
+            for name, said in alone.items()
+            if name not in best
+        }
+    # Some strategies need several models: then find the replies that make the others fail.
+    for reply in replies:
+        if not attempt.fails([other for other in replies if other is not reply]):
+            return {reply.name: _NOT_TOGETHER}
+    return {}
+
+
+def _best_group(attempt: _Attempt, sound: Sequence[Checked]) -> list[Checked]:
+    """Return a largest set of replies that aggregate together, as far as a few starts find it."""
     best: list[Checked] = []
     for start in sound[:_STARTS]:  # a bad reply may pass alone and then make all others fail
         others = [reply for reply in sound if reply is not start]
         best = max(best, _largest_group(attempt, [start], others), key=len)
         if len(best) == len(sound):
             break
-    if best:
-        names = {reply.name for reply in best}
-        why = "the strategy can aggregate the others, but not together with it"
-        return {name: f"the strategy cannot aggregate it: {said}" if said else why
-                for name, said in alone.items() if name not in names}  # fmt: skip
-    # Some strategies need several models: then find the replies that make the others fail.
-    for reply in replies:
-        if not attempt.fails([other for other in replies if other is not reply]):
-            return {reply.name: "the strategy can aggregate the others, but not together with it"}
-    return {}
+    return best
 
 
 def _largest_group(attempt: _Attempt, base: list[Checked], group: list[Checked]) -> list[Checked]:

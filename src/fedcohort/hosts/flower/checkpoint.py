@@ -16,10 +16,10 @@ from fedcohort.hosts.flower.npy import as_numpy, to_array
 from fedcohort.hosts.flower.replies import Checked
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
 
-_FORMAT = "fedcohort-flower-2"
+_FORMAT = "fedcohort-flower-2"  # raised when a checkpoint could be misread by an earlier version
 _OLDER = "fedcohort-flower-1"  # of 0.2: arrays without dimensions got one
 _ANSWER = "fedcohort-flower-answer-1"
-_MODEL, _STRATEGY = "model/", "strategy/"
+_MODEL, _STRATEGY = "model/", "strategy/"  # prefixes of tensors, which share one file
 
 
 class WaitingAnswer(NamedTuple):
@@ -110,6 +110,13 @@ def _model(types: Mapping[str, str], tensors: Mapping[str, AnyArray]) -> ArrayRe
     return ArrayRecord({key: to_array(tensors[f"{_MODEL}{key}"], dtype) for key, dtype in types.items()})
 
 
+def _older_model(names: Iterable[str], tensors: Mapping[str, AnyArray], like: ArrayRecord | None) -> ArrayRecord:
+    """Return the model of a checkpoint of version 0.2, in which arrays without dimensions had got one."""
+    flat = {key for key, array in (like or {}).items() if array.shape == ()}
+    found = {key: tensors[f"{_MODEL}{key}"] for key in names}
+    return ArrayRecord({key: Array(array.reshape(()) if key in flat else array) for key, array in found.items()})
+
+
 class Checkpoints(CheckpointFiles):
     """Checkpoints with Flower's records and the wrapped strategy's memory."""
 
@@ -145,13 +152,10 @@ class Checkpoints(CheckpointFiles):
         if memory is not None:
             state = {key[len(_STRATEGY) :]: value for key, value in tensors.items() if key.startswith(_STRATEGY)}
             plain: dict[str, Any] = json.loads(header["strategy"])
+            # In place: the strategy is the app's own object.
             memory.restore(plain, state)
         if config is not None:
             written: dict[str, Any] = json.loads(header.get("config", "{}"))
             config.update({k: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for k, v in written.items()})
         model: dict[str, str] | list[str] = json.loads(header["model"])
-        if isinstance(model, dict):
-            return _model(model, tensors)
-        flat = {key for key, array in (like or {}).items() if array.shape == ()}
-        found = {key: tensors[f"{_MODEL}{key}"] for key in model}
-        return ArrayRecord({key: Array(array.reshape(()) if key in flat else array) for key, array in found.items()})
+        return _model(model, tensors) if isinstance(model, dict) else _older_model(model, tensors, like)

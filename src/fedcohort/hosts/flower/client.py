@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -27,8 +27,9 @@ from flwr.clientapp.mod import LocalDpMod
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
-from fedcohort.core.signals import LOSS_SIGNALS, Signal, losses_of, same_of_received
-from fedcohort.core.validate import instance, listing, refuse
+from fedcohort.core.signals import LOSS_SIGNALS, Signal
+from fedcohort.core.validate import instance
+from fedcohort.hosts.answers import Answers as AnyAnswers
 from fedcohort.hosts.answers import Facts, TorchMeasures
 from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES, only_arrays, report_record
 from fedcohort.hosts.wire import (
@@ -37,11 +38,9 @@ from fedcohort.hosts.wire import (
     GRADIENT_SIGNALS,
     RECORD,
     Attribute,
-    Description,
     asked_signals,
     normal_form,
     plain,
-    supplied_signals,
 )
 from fedcohort.privacy.scheme import LabelSeal
 
@@ -52,9 +51,6 @@ if TYPE_CHECKING:
 
     from fedcohort.hosts.flower.private import Private
     from fedcohort.training.local import LocalTraining
-
-LossFunction = Callable[[ArrayRecord, Context, ArrayRecord], Mapping[str, float]]
-GradientFunction = Callable[[ArrayRecord, Context], FloatArray]
 
 
 def client_name(context: Context) -> str:
@@ -73,8 +69,8 @@ def client_name(context: Context) -> str:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What a client can tell a selector.
+class Answers(AnyAnswers):
+    """What a client can tell a selector. Every function is given the Context of the ClientApp.
 
     Parameters
     ----------
@@ -98,24 +94,9 @@ class Answers:
         and returns the digest of the set of clients (``LabelSeal.confirm``). When it raises, the client does not train.
     """
 
-    facts: Callable[[Context], Facts] | None = None
-    losses: LossFunction | None = None
-    signals: frozenset[Signal] = field(default_factory=lambda: frozenset({Signal.LOSS}))
-    gradient: GradientFunction | None = None
     name: Callable[[Context], str] = client_name
     noised: bool = False
     confirm: Callable[[Context, bytes], str] | None = None
-
-    def __post_init__(self) -> None:
-        found = listing(self.signals, "The signals of Answers", "losses")
-        if not all(isinstance(signal, str) and signal in LOSS_SIGNALS for signal in found):
-            raise refuse("The signals of Answers", f"among {', '.join(sorted(LOSS_SIGNALS))}", self.signals)
-        object.__setattr__(self, "signals", frozenset(Signal.by_name(signal) for signal in found))
-
-    @property
-    def supplied(self) -> frozenset[Signal]:
-        """Every signal a client with these answers can report or be asked for."""
-        return supplied_signals(None if self.losses is None else self.signals, self.gradient is not None)
 
 
 def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
@@ -184,14 +165,7 @@ class _CohortClient(ClientApp):
         if self._bare and (facts.label_counts is not None or facts.sealed_labels is not None):
             # Sealed ones too: the key holder learns exact products of the counts.
             raise _useless_noise("label counts", "leave the labels out of the Facts")
-        description = Description(
-            name=self._answers.name(context),
-            size=None if facts.size is None else int(facts.size),
-            label_counts=None if facts.label_counts is None else tuple(int(c) for c in facts.label_counts),
-            sealed_labels=facts.sealed_labels,
-            signals=self._answers.supplied,
-            attributes=dict(facts.attributes),
-        )
+        description = self._answers.description(self._answers.name(context), facts)
         return Message(RecordDict({RECORD: ConfigRecord(description.to_record())}), reply_to=message)
 
     def _losses(self, message: Message, context: Context) -> Message:
@@ -199,21 +173,8 @@ class _CohortClient(ClientApp):
         if arrays is None:
             raise InputError("A question for losses must carry exactly one model.")
         wanted = asked_signals(cast(ConfigRecord, message.content[RECORD]))
-        values = self._measure(arrays, context, arrays, wanted & LOSS_SIGNALS)
+        values = self._answers.measure(wanted & LOSS_SIGNALS, arrays, context, arrays)
         return Message(RecordDict({RECORD: report_record(self._answers.name(context), values)}), reply_to=message)
-
-    def _measure(
-        self, arrays: ArrayRecord, context: Context, received: ArrayRecord, wanted: frozenset[Signal]
-    ) -> dict[Signal, float]:
-        if not wanted:
-            return {}
-        if self._answers.losses is None or not wanted <= self._answers.signals:
-            raise InputError(f"This client cannot measure {', '.join(sorted(wanted - self._answers.signals))}.")
-        values = self._answers.losses(arrays, context, received)
-        lacking = [s for s in sorted(wanted) if s.value not in values]
-        if lacking:
-            raise InputError(f"The loss function must return {', '.join(sorted(wanted))}. It lacks '{lacking[0]}'.")
-        return {signal: float(values[signal.value]) for signal in wanted}
 
     def _train(self, message: Message, context: Context) -> Message:
         question = cast(ConfigRecord, message.content[RECORD])
@@ -228,18 +189,17 @@ class _CohortClient(ClientApp):
         values: dict[Signal, float] = {}
         gradient = None
         if received is not None:
-            values.update(self._measure(received, context, received, wanted & LOSS_SIGNALS))
+            values.update(self._answers.measure(wanted & LOSS_SIGNALS, received, context, received))
             if wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
                 gradient = plain(self._answers.gradient(received, context))
+        # Measured around the app alone: what we ask beside training must not make a client look slow.
         begun = time.monotonic()
         reply = self._app(message, context)
         seconds = time.monotonic() - begun
         if reply.has_content():
-            after = {same_of_received(s): s for s in losses_of(wanted, "own")}
             trained = only_arrays(reply.content)
-            if after and trained is not None and received is not None:
-                measured = self._measure(trained, context, received, frozenset(after))
-                values.update({after[signal]: value for signal, value in measured.items()})
+            if trained is not None and received is not None:
+                values.update(self._answers.measure_trained(wanted, trained, context, received))
             reply.content[RECORD] = report_record(self._answers.name(context), values, seconds, gradient)
         return reply
 
@@ -309,46 +269,80 @@ def torch_answers(
     if seal is not None and not hasattr(seal, "seal"):
         raise ParameterError(f"'seal' must be a LabelSeal or a SecretRotation of fedcohort.privacy. Got {seal!r}.")
 
-    def measures(context: Context) -> TorchMeasures:
+    client = _TorchClient(
+        model, data, classes, validation, robust, share_labels, seal, private, attributes, batch_size, name
+    )
+    if private is not None:
+        # No gradient: the ledger books counts and losses, and nothing else may leave.
+        tells = client.noisy_losses if private.losses is not None else None
+        return Answers(facts=client.facts, losses=tells, signals=frozenset({Signal.LOSS}), name=name, noised=True)
+    return Answers(
+        facts=client.facts,
+        losses=client.losses,
+        signals=TorchMeasures.signals(validation is not None, robust is not None),
+        gradient=client.gradient,
+        name=name,
+        confirm=client.confirm if isinstance(seal, LabelSeal) and classes is not None else None,
+    )
+
+
+@dataclass(frozen=True)
+class _TorchClient:
+    """The answers of :func:`torch_answers`, whose parameters these are."""
+
+    model: Callable[[Context], torch.nn.Module]
+    data: Callable[[Context], tuple[Any, Any]]
+    classes: int | None
+    validation: Callable[[Context], tuple[Any, Any]] | None
+    robust: LocalTraining | None
+    share_labels: bool
+    seal: LabelSealer | None
+    private: Private | None
+    attributes: Callable[[Context], Mapping[str, Attribute]] | None
+    batch_size: int
+    name: Callable[[Context], str]
+
+    def _measures(self, context: Context) -> TorchMeasures:
         return TorchMeasures(
-            partial(model, context),
-            partial(data, context),
-            validation=None if validation is None else partial(validation, context),
-            robust=robust,
-            batch_size=batch_size,
+            partial(self.model, context),
+            partial(self.data, context),
+            validation=None if self.validation is None else partial(self.validation, context),
+            robust=self.robust,
+            batch_size=self.batch_size,
         )
 
-    def facts(context: Context) -> Facts:
-        labels = measures(context).labels()
-        plain_facts = Facts(size=len(labels), attributes={} if attributes is None else attributes(context))
-        if classes is None:
-            return plain_facts
-        counts = np.bincount(labels, minlength=classes)
-        if private is not None:
-            return replace(plain_facts, sealed_labels=private.seal(context, normal_form(name(context)), counts))
-        if seal is not None:
-            return replace(plain_facts, sealed_labels=seal.seal(normal_form(name(context)), counts))
-        return replace(plain_facts, label_counts=counts if share_labels else None)
+    def facts(self, context: Context) -> Facts:
+        """Return size, attributes and label counts: noisy, sealed or in the clear."""
+        labels = self._measures(context).labels()
+        known = Facts(size=len(labels), attributes={} if self.attributes is None else self.attributes(context))
+        if self.classes is None:
+            return known
+        counts = np.bincount(labels, minlength=self.classes)
+        if self.private is not None:
+            sealed = self.private.seal(context, normal_form(self.name(context)), counts)
+            return replace(known, sealed_labels=sealed)
+        if self.seal is not None:
+            return replace(known, sealed_labels=self.seal.seal(normal_form(self.name(context)), counts))
+        return replace(known, label_counts=counts if self.share_labels else None)
 
-    def confirm(context: Context, confirmation: bytes) -> str:
-        assert isinstance(seal, LabelSeal)
-        counts = np.bincount(measures(context).labels(), minlength=classes or 0)
-        return seal.confirm(name(context), counts, confirmation)
+    def confirm(self, context: Context, confirmation: bytes) -> str:
+        """Compare what the key holder opened with the counts as they are."""
+        assert isinstance(self.seal, LabelSeal)
+        counts = np.bincount(self._measures(context).labels(), minlength=self.classes or 0)
+        return self.seal.confirm(self.name(context), counts, confirmation)
 
-    def losses(arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
-        found = measures(context)
+    def losses(self, arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
+        """Return every loss that can be measured."""
         state = arrays.to_torch_state_dict()
-        if private is not None:  # one number, so that one answer is one release
-            by_label = found.by_label(state)
-            return {Signal.LOSS.value: private.loss(context, by_label) if len(by_label) else float("nan")}
-        return found.losses(state, state if received is arrays else received.to_torch_state_dict())
+        teacher = state if received is arrays else received.to_torch_state_dict()
+        return self._measures(context).losses(state, teacher)
 
-    def gradient(arrays: ArrayRecord, context: Context) -> FloatArray:
-        return measures(context).gradient(arrays.to_torch_state_dict())
+    def noisy_losses(self, arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
+        """Return one loss, so that one answer is one release."""
+        assert self.private is not None
+        by_label = self._measures(context).by_label(arrays.to_torch_state_dict())
+        return {Signal.LOSS.value: self.private.loss(context, by_label) if len(by_label) else float("nan")}
 
-    signals = TorchMeasures.signals(validation is not None, robust is not None)
-    if private is not None:
-        tells = losses if private.losses is not None else None
-        return Answers(facts=facts, losses=tells, signals=frozenset({Signal.LOSS}), name=name, noised=True)
-    confirms = confirm if isinstance(seal, LabelSeal) and classes is not None else None
-    return Answers(facts=facts, losses=losses, signals=signals, gradient=gradient, name=name, confirm=confirms)
+    def gradient(self, arrays: ArrayRecord, context: Context) -> FloatArray:
+        """Return the full-batch gradient."""
+        return self._measures(context).gradient(arrays.to_torch_state_dict())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedcohort.hosts.flower.strategy import EvaluateFn
 
 log = logging.getLogger("flwr.fedcohort")
-_EVALUATION = "evaluation"
+_EVALUATION = "evaluation"  # the stream from which evaluating clients are drawn
 
 
 def has_evaluation(numbers: Mapping[str, float]) -> bool:
@@ -101,25 +101,10 @@ class Evaluation:
 
         Beside them, by client, what was changed about an answer before it entered the average.
         """
-        if sample_size(self._levels, "evaluate", 1) == 0:
+        chosen = self._draw(server_round, online)
+        if not chosen:
             return {}, {}
-        free = {name: card for name, card in online.items() if not self._debts.busy(name, card.node)}
-        if not free:
-            return {}, {}
-        count = sample_size(self._levels, "evaluate", len(free))
-        names = list(free)
-        if count is not None and count < len(names):
-            draw = streams.stream(self._seed, _EVALUATION, server_round - 1)
-            names = [names[int(i)] for i in np.sort(draw.choice(len(names), count, replace=False))]
-        nodes = [free[name].node for name in names]
-        with taking_all(self._strategy, len(nodes)):
-            view = GridView(self._grid, nodes)
-            # The strategy finds what it wrote last time; a copy keeps this out of messages still on their way.
-            self._config = ConfigRecord(dict(self._config))
-            written = self._strategy.configure_evaluate(server_round, arrays, self._config, view)
-            by_node = {message.metadata.dst_node_id: message for message in written}
-        messages = {name: by_node[free[name].node] for name in names if free[name].node in by_node}
-        with_ttl(messages.values(), 2 * self._deadline)
+        messages = self._messages(server_round, arrays, chosen)
         replies = exchange(outbox, messages, self._deadline, self._debts)
         sound = {}
         for name in messages:
@@ -128,8 +113,9 @@ class Evaluation:
                 log.info("\t> %s did not evaluate: %s", name, "no answer" if reply is None else reply.error)
             else:
                 sound[name] = reply.message
-        sizes = {name: free[name].description.size for name in sound}
+        sizes = {name: chosen[name].description.size for name in sound}
         usable, corrections = evaluations(sound, self._weight_key, sizes, self._max_share)
+        # An app's own function may raise; evaluation changes no model, and must not end a run.
         metrics = value_or_none(
             f"the evaluation of round {server_round - 1}",
             lambda: self._strategy.aggregate_evaluate(server_round, usable) if usable else None,
@@ -138,3 +124,28 @@ class Evaluation:
             log.info("\t└──> Aggregated evaluation: %s", metrics)
             self._result.evaluate_metrics_clientapp[server_round] = metrics
         return {f"evaluate/{key}": value for key, value in scalars(metrics).items()}, corrections
+
+    def _draw(self, server_round: int, online: Mapping[str, Card]) -> dict[str, Card]:
+        """Return the clients that evaluate: as many as the strategy wants, drawn among those that are free."""
+        if sample_size(self._levels, "evaluate", 1) == 0:
+            return {}
+        free = {name: card for name, card in online.items() if not self._debts.busy(name, card.node)}
+        count = sample_size(self._levels, "evaluate", len(free))
+        if count is None or count >= len(free):
+            return free
+        names = list(free)
+        draw = streams.stream(self._seed, _EVALUATION, server_round - 1)
+        return {names[int(i)]: free[names[int(i)]] for i in np.sort(draw.choice(len(names), count, replace=False))}
+
+    def _messages(self, server_round: int, arrays: ArrayRecord, chosen: Mapping[str, Card]) -> dict[str, Message]:
+        """Return the strategy's own messages; it may write to fewer clients than it is offered."""
+        nodes = [card.node for card in chosen.values()]
+        with taking_all(self._strategy, len(nodes)):
+            view = GridView(self._grid, nodes)
+            # The strategy finds what it wrote last time; a copy keeps this out of messages still on their way.
+            self._config = ConfigRecord(dict(self._config))
+            written = self._strategy.configure_evaluate(server_round, arrays, self._config, view)
+            by_node = {message.metadata.dst_node_id: message for message in written}
+        messages = {name: by_node[card.node] for name, card in chosen.items() if card.node in by_node}
+        with_ttl(messages.values(), 2 * self._deadline)
+        return messages

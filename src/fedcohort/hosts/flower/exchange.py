@@ -21,11 +21,13 @@ from fedcohort.core.text import OneLine, shorten
 
 log = logging.getLogger("flwr.fedcohort")
 log.addFilter(OneLine())  # everybody here logs through it, and quotes what clients wrote
-SHORTEST_PAUSE = 0.02
-LONGEST_PAUSE = 1.0
+SHORTEST_PAUSE = 0.02  # seconds; each look is a call of the SuperLink
+LONGEST_PAUSE = 1.0  # seconds that a round may last longer because of it
 _RESOLUTION = 0.05  # a pause is this share of the time waited so far, and so is the error of a measured duration
 _RAISED = re.compile(r"^<class '(?:\w+\.)*(\w+)'>:<'(.*)'>$", re.DOTALL)  # as Flower writes what a ClientApp raised
-_LOST = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
+_LOST = frozenset(
+    {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE}
+)  # Flower's words for an expired message or reply
 
 
 class GridReply(NamedTuple):
@@ -91,6 +93,7 @@ class Outbox:
         now = self.clock()
         for message in messages:
             answered = message.metadata.reply_to_message_id
+            # A grid may deliver a reply twice.
             sent = self.waiting.pop(answered, None)
             if sent is None:
                 log.debug("a reply to the unknown message %s was dropped", answered)

@@ -19,13 +19,14 @@ from fedcohort.hosts.flow import Answered, Flow, batch_seed
 from fedcohort.hosts.flower.averaging import Average
 from fedcohort.hosts.flower.checkpoint import AnswerFiles, WaitingAnswer
 from fedcohort.hosts.flower.evaluation import scalars
-from fedcohort.hosts.flower.host import CHECKPOINT, FlowerHost, log_corrections, log_failures
+from fedcohort.hosts.flower.host import FlowerHost, log_corrections, log_failures
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.replies import Checked, measures_of, move_update, sample_counts, with_weight
 from fedcohort.hosts.flower.wrapped_strategy import GridView, taking_all
 from fedcohort.hosts.live import Aggregation
 from fedcohort.hosts.live_flow import FlowHost, Taken
 from fedcohort.hosts.round import Reply
+from fedcohort.hosts.run_record import CHECKPOINT
 from fedcohort.training.aggregators import Members, Mix, fitting
 
 if TYPE_CHECKING:
@@ -105,11 +106,12 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         times = 1.0 if cohort.weights is None else float(cohort.weights[0])
         answer = WaitingAnswer.of(checked, None if card is None else card.description.size, times)
         if self._files is not None:
+            # On disk before the session records it: after a crash, a model is still made of all answers on record.
             self._files.save(cohort.ticket, answer)
         self._answers[cohort.ticket] = answer
         log_corrections(cohort.round, {reply.client: texts})
         measures = measures_of(model, [checked], sample_counts([checked]))
-        return Taken(self._columns(measures, [checked]), texts)
+        return Taken(self._columns(measures), texts)
 
     # -- models -------------------------------------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         session, given = self._running, list(sound)
         replies = [reply for _, _, reply in given]
         if not replies:
-            return Average(error="too few sound models")
+            return Average(error="too few valid models")
         members = Members(
             clients=np.array([one.client for one, _, _ in given], np.int64),
             share=np.array([reply.weight for reply in replies]),
@@ -152,6 +154,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         )
         aggregator = self.settings.aggregator
         mix = fitting(aggregator.mix(members), Mix, members)
+        # See the module: the strategy divides by this sum, so updates are multiplied by it.
         total = float(mix.weights.sum())
         chosen = []
         for (one, _, reply), weight in zip(given, mix.weights.tolist(), strict=True):

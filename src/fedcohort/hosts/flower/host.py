@@ -14,7 +14,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedcohort.audit.choices import receipt
-from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
 from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
@@ -53,19 +52,18 @@ from fedcohort.hosts.flower.wrapped_strategy import (
 from fedcohort.hosts.live import Aggregation, Host, Online
 from fedcohort.hosts.measures import MEASURED, Measures
 from fedcohort.hosts.orders import Order
-from fedcohort.hosts.round import Policy, Reply, Round, Shortage
+from fedcohort.hosts.questions import try_out
+from fedcohort.hosts.round import Late, Policy, Reply, Round, Shortage
+from fedcohort.hosts.run_record import CHECKPOINT
 from fedcohort.hosts.wire import plain
 from fedcohort.journal.events import CORRECTED
 from fedcohort.session.session import Session
-from fedcohort.training.filters import KeepAll, Replies, checked_decision
 
 if TYPE_CHECKING:
     from fedcohort.hosts.flower.strategy import CohortStrategy, EvaluateFn
 
 log = logging.getLogger("flwr.fedcohort")
 _OK, _INVALID = Status.OK, Status.INVALID
-CHECKPOINT = "checkpoint"  # the key of the newest model in what is stored with the session
-_TRIAL = "trial"
 _LOG_EVERY = 10.0  # seconds between two lines of the log that say what is waited for
 _NAMED = 8  # clients named in a line of the log
 
@@ -248,6 +246,7 @@ class FlowerHost(Host):
                 (checked,) = checker.check_all([reply])
                 status, reason, content = checked.status, checked.reason, (checked, sent)
             found.append(Reply(debt.ticket, reply.name, status, reason, reply.seconds, content))
+        # A model is kept only while somebody may still send an update of it: models are large.
         owed = {debt.ticket for debt in self.debts.open}
         self._began = {ticket: model for ticket, model in self._began.items() if ticket in owed}
         return found
@@ -264,49 +263,51 @@ class FlowerHost(Host):
         cohort, outbox = self._open
         self._open = None
         online, sent = self.population.online, self.arrays
+        # Who has not answered is busy until it does, and its late answer must find its round.
         self.debts.add(outbox, {name: online[name].node for name in outbox.owing() if name in online}, cohort.ticket)
         if self.policy.late == "count":
             self._began[cohort.ticket] = (self.training.checker, sent)
-        answered: list[Checked] = [reply.content for reply in round_.in_order()]
-        # A late model is what its client added to an older one.
-        stale = [move_update(reply, began, sent, 1.0) for reply, began in (one.reply.content for one in round_.late)]
-        everything, corrections = self.training.bounded([*answered, *stale], online, sent)
-        checked, stale = everything[: len(answered)], everything[len(answered) :]
-        late = [
-            (one, with_weight(reply, self.weight_key, reply.weight * one.discount))
-            for one, reply in zip(round_.late, stale, strict=True)
-            if reply.status is _OK
-        ]
+        checked, late, corrections = self._bounded_replies(round_)
+        # What was sound by itself may differ from most others in the size of a vector; only together is it seen.
         refused = {
             now.name: now.reason
-            for now, before in zip(checked, answered, strict=True)
+            for now, before in zip(checked, round_.in_order(), strict=True)
             if now.status is not before.status
         }
         sound = sum(reply.status is _OK for reply in checked)
-        log.info("sound models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
+        log.info("valid models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
         samples = sample_counts(checked)
         measures = measures_of(sent, checked, samples)
         kept = self._apply_filter(checked, measures)
         average = self._aggregate(round_, checked, kept, corrections, [reply for _, reply in late])
         if average.blamed:
-            checked = [
-                reply._replace(status=_INVALID, reason=average.blamed[reply.name])
-                if reply.name in average.blamed
-                else reply
-                for reply in checked
-            ]
-            kept = kept & np.array([reply.name not in average.blamed for reply in checked])
+            checked = _with_blame(checked, average.blamed)
             measures = measures_of(sent, checked, samples)
+            kept = kept & measures.ok
             refused.update({name: why for name, why in average.blamed.items() if name in round_.cohort.names})
         self._keep_average(average, cohort.round + 1)
         return Aggregation(
             kept,
-            self._columns(measures, checked),
+            self._columns(measures),
             error="" if average.arrays is not None else average.error or "it gave no model",
             refused=refused,
             corrections=corrections,
             late=[one for one, reply in late if reply.name not in average.blamed],
         )
+
+    def _bounded_replies(self, round_: Round) -> tuple[list[Checked], list[tuple[Late, Checked]], dict[str, list[str]]]:
+        """Return replies within their bounds, sound late ones with their smaller weight, and what was changed."""
+        answered: list[Checked] = [reply.content for reply in round_.in_order()]
+        # A late model is what its client added to an older one.
+        stale = [move_update(reply, began, self.arrays, 1.0) for reply, began in (x.reply.content for x in round_.late)]
+        # Together, because weights are bounded by those of the others.
+        found, corrections = self.training.bounded([*answered, *stale], self.population.online, self.arrays)
+        late = [
+            (one, with_weight(reply, self.weight_key, reply.weight * one.discount))
+            for one, reply in zip(round_.late, found[len(answered) :], strict=True)
+            if reply.status is _OK
+        ]
+        return found[: len(answered)], late, corrections
 
     def _keep_average(self, average: Average, server_round: int) -> None:
         if average.metrics is not None:
@@ -316,27 +317,14 @@ class FlowerHost(Host):
 
     def _apply_filter(self, checked: Sequence[Checked], measures: Measures) -> BoolArray:
         """Return which of the replies the filter keeps."""
-        ok = measures.rows
-        if not len(ok) or type(self.settings.filter) is KeepAll:
-            return measures.ok
         validation = self.settings.validation
-        verdict = checked_decision(
-            self.settings.filter,
-            Replies(
-                np.ones(len(ok), np.bool_),
-                updates=lambda: measures.updates[ok],
-                logits=None
-                if validation is None
-                else lambda: np.stack([plain(validation.logits(checked[i].arrays)) for i in ok.tolist()]),
-                labels=None if validation is None else plain(validation.labels),
-            ),
-        )
-        if not verdict.kept.all():
-            log.info("the filter keeps %d of %d models", int(verdict.kept.sum()), len(ok))
-        if measures.all_ok:
-            return verdict.kept
-        kept = np.zeros(len(checked), np.bool_)
-        kept[ok] = verdict.kept
+        if validation is None:
+            kept = measures.filtered(self.settings.filter)
+        else:
+            logits, labels = validation.logits, plain(validation.labels)
+            kept = measures.filtered(self.settings.filter, lambda row: plain(logits(checked[row].arrays)), labels)
+        if kept.sum() < measures.ok.sum():
+            log.info("the filter keeps %d of %d models", int(kept.sum()), len(measures.rows))
         return kept
 
     def _aggregate(
@@ -350,6 +338,7 @@ class FlowerHost(Host):
         cohort = round_.cohort
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
         if self.private is not None:
+            # An accountant raises for unequal weights. Found here, it is one client's fault and not the round's.
             odd = _odd_weights(chosen, self.weight_key) if has_accountant(self.inner) else {}
             if short := round_.shortfall(len(chosen) - len(odd)):
                 return Average(blamed=odd, error=short)
@@ -377,20 +366,19 @@ class FlowerHost(Host):
                 corrections.setdefault(name, []).extend(texts)
         if short := shortfall(len(chosen)):
             return Average(error=short)
+        # FedAvg would divide by the sum of weights.
         if not any(weight_of(reply, self.weight_key) > 0 for reply in chosen):
-            return Average(error="too few sound models")
+            return Average(error="too few valid models")
         found = aggregate(self.inner, server_round, chosen, errors)
+        # Counted again: those whose models could not be averaged are out.
         if len(chosen) - len(found.blamed) < self.settings.min_replies:
             return Average(blamed=found.blamed, error=found.error)
         return found if found.arrays is None else replace(found, arrays=with_integers(found.arrays, self.arrays))
 
-    def _columns(self, measures: Measures, checked: Sequence[Checked]) -> Mapping[Signal, FloatArray]:
+    def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
         """Return the report's numbers: what is required, the duration, and what every sound reply also contains."""
         session = self._running
-        brought = [reply.values for reply in checked if reply.status is _OK]
-        extra = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
-        extra = frozenset(s for s in extra if len({np.shape(values[s]) for values in brought}) == 1)
-        signals = (session.requires & METRIC_SIGNALS) | extra | (self.wished & MEASURED)
+        signals = (session.requires & METRIC_SIGNALS) | measures.also_reported() | (self.wished & MEASURED)
         columns = {signal: measures.column(signal) for signal in sorted(signals - {Signal.SERVER_LOSS})}
         if Signal.SERVER_LOSS in session.requires:  # never what a client says
             assert self.settings.validation is not None
@@ -452,35 +440,30 @@ class FlowerHost(Host):
 
     def _try_out(self, query: Trial, available: IntArray) -> Answer:
         """Train each trial cohort on a copy of the strategy, average, and ask everybody for the change of loss."""
-        session, arrays, deadline = self._running, self.arrays, self.training.deadline
-        ask = frozenset({query.measured})
-        everyone = session.table.names_of(available)
-        before = self.population.losses(arrays, everyone, ask, self.query_deadline)[query.measured]
-        changes = np.full((len(query.cohorts), session.table.n), np.nan)
-        for row, clients in enumerate(query.cohorts):
-            online = self.population.online
-            names = [name for name in session.table.names_of(clients) if name in online]
-            cards = {name: online[name] for name in names}
-            # Not the batches of the round itself, which may train the same clients.
-            seed = int(streams.stream(session.seed, _TRIAL, session.round, row).integers(1 << 62))
-            # Copies, because a trial must leave no trace in the strategy: no moments, no privacy spent.
-            double, config = strategy_copy(self.inner), ConfigRecord(dict(self.config))
-            messages = self.training.messages(
-                double, session.round + 1, cards, arrays, config, seed=seed, work={}, report=()
-            )
-            with_ttl(messages.values(), 2 * deadline)
-            replies = exchange(self._outbox(), messages, deadline, self.debts)
-            answers = [replies[name] for name in names if name in replies]
-            sound = self.training.checks(arrays, ()).check_all(answers)
-            checked, _ = self.training.bounded(sound, online, arrays)
-            models = [reply for reply in checked if reply.status is _OK]
-            if not models:
-                log.warning("a trial of %s returned no model", ", ".join(names))
-                continue
-            tried = weighted_average(models, self.weight_key)
-            after = self.population.losses(tried, everyone, ask, self.query_deadline)[query.measured]
-            changes[row, available] = after - before
-        return Answer(query, {query.answered_with: changes})
+        asked = frozenset({query.measured})
+
+        def losses(model: ArrayRecord, names: Sequence[str]) -> FloatArray:
+            return self.population.losses(model, names, asked, self.query_deadline)[query.measured]
+
+        return try_out(self._running, query, available, model=self.arrays, losses=losses, train=self._train_trial)
+
+    def _train_trial(self, cohort: Sequence[str], seed: int) -> ArrayRecord | None:
+        """Let a trial cohort train; return the average of its models, or None when none came."""
+        online, arrays, deadline = self.population.online, self.arrays, self.training.deadline
+        cards = {name: online[name] for name in cohort if name in online}
+        # Copies, because a trial must leave no trace in the strategy: no moments, no privacy spent.
+        double, config = strategy_copy(self.inner), ConfigRecord(dict(self.config))
+        server_round = self._running.round + 1
+        messages = self.training.messages(double, server_round, cards, arrays, config, seed=seed, work={}, report=())
+        with_ttl(messages.values(), 2 * deadline)
+        replies = exchange(self._outbox(), messages, deadline, self.debts)
+        sound = self.training.checks(arrays, ()).check_all(replies[name] for name in cards if name in replies)
+        checked, _ = self.training.bounded(sound, online, arrays)
+        models = [reply for reply in checked if reply.status is _OK]
+        if not models:
+            log.warning("a trial of %s returned no model", ", ".join(cards))
+            return None
+        return weighted_average(models, self.weight_key)
 
     # -- what happens, for the log ------------------------------------------------------------------------------------
 
@@ -584,6 +567,14 @@ def log_corrections(round_: int, corrections: Mapping[str, Sequence[str]]) -> No
     for name, texts in corrections.items():
         for text in texts:
             say("corrected", "\t> %s: %s", name, text, level=logging.WARNING, round=round_, client=name, reason=text)
+
+
+def _with_blame(replies: Sequence[Checked], blamed: Mapping[str, str]) -> list[Checked]:
+    """Return replies in which those of the blamed clients are INVALID, with the reason."""
+    return [
+        reply._replace(status=_INVALID, reason=blamed[reply.name]) if reply.name in blamed else reply
+        for reply in replies
+    ]
 
 
 def _odd_weights(replies: Sequence[Checked], key: str) -> dict[str, str]:

@@ -64,33 +64,28 @@ def _one_metric(
 ) -> tuple[dict[str, _Value], dict[str, str]]:
     """Return one metric's value for every client (for none, if it is left out), and what is different about whose."""
     usable = {client: value for client, value in sent.items() if _form(value) is not None}
-    texts = {
-        client: f"its metric {name} is {short_repr(sent[client], 40)} and is left out"
-        for client in sent
-        if client not in usable
-    }
+    unusable = {client: value for client, value in sent.items() if client not in usable}
+    texts = {c: f"its metric {name} is {short_repr(value, 40)} and is left out" for c, value in unusable.items()}
+    # What most do not send would be an average over a minority, made by whoever sends it.
     if 2 * len(sent) < len(records):
         rare = f"its metric {name} is left out: most replies have none"
         return {}, texts | dict.fromkeys(usable, rare)
     if not usable:
         return {}, texts
     forms = Counter(_form(value) for value in usable.values())
+    # Of two forms that are as common, the shorter list, so that the choice does not depend on the order.
     usual = max(forms, key=lambda form: (forms[form], -(form or 0)))
     values = {client: value for client, value in usable.items() if _form(value) == usual}
-    if len(values) < len(records):
+    without = [client for client in records if client not in values]
+    if without:
         # Strategies average what every reply has; the mean of the others leaves their average as it is.
-        mean = _mean(values, records, key)
-        for client in records:
-            if client in values:
-                continue
-            values[client] = mean
-            if client in usable:
-                texts[client] = (
-                    f"its metric {name} is left out: it is {_form_name(_form(usable[client]))}, those of others are "
-                    f"{_form_name(usual)}"
-                )
-            elif client not in sent:
-                texts[client] = f"it sent no metric {name}; the average is that of the others"
+        values |= dict.fromkeys(without, _mean(values, records, key))
+    for client in without:
+        if client in usable:
+            own = _form_name(_form(usable[client]))
+            texts[client] = f"its metric {name} is left out: it is {own}, those of others are {_form_name(usual)}"
+        elif client not in sent:
+            texts[client] = f"it sent no metric {name}; the average is that of the others"
     return values, texts
 
 

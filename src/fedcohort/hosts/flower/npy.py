@@ -24,8 +24,8 @@ from flwr.common.constant import SType
 from fedcohort.core.arrays import AnyArray
 
 _MAGIC = b"\x93NUMPY"  # then version, length of the header, a header of that length, the entries
-_LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}
-BFLOAT16: np.dtype[Any] = np.dtype("V2")
+_LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # by version of the format
+BFLOAT16: np.dtype[Any] = np.dtype("V2")  # two bytes that NumPy does not compute with
 _NUMBERS = r"[<>|=]?[biufc]\d{1,2}|[<|]V2"
 _LONGEST_HEADER = 1024  # what NumPy writes for an array of numbers has about 128 bytes
 # A header is parsed as what NumPy writes for numbers and nothing else; the literal parser can be led into recursion.
@@ -85,6 +85,7 @@ class Layout:
         if fields is None:
             return None
         dtype, shape, rowwise = fields
+        # Python's integers do not overflow, whatever shape a header claims.
         total = begin + dtype.itemsize * math.prod(shape)
         return cls(data[:begin], dtype, shape, rowwise, total) if total == len(data) else None
 
@@ -135,7 +136,9 @@ def convert(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
         return values.astype(dtype)
     single = values.astype(np.float32)
     bits = single.view(np.uint32)
+    # Half of the last place kept, less one, plus its parity: rounds to nearest, ties to even.
     upper = np.asarray((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+    # Rounding a NaN could carry into its exponent and make it infinity.
     return np.where(np.isnan(single), 0x7FC0, upper).astype(np.uint16).view(BFLOAT16)
 
 

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -22,8 +22,9 @@ from fedcohort.core.text import natural, shorten
 from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange
 from fedcohort.hosts.flower.roster import Card, Roster
 from fedcohort.hosts.flower.wire import LOSSES, ask_record
+from fedcohort.hosts.questions import read_losses
 from fedcohort.hosts.round import FederationTimeoutError, join_names
-from fedcohort.hosts.wire import RECORD, Description, most_classes, read_report
+from fedcohort.hosts.wire import RECORD, Description, most_classes
 from fedcohort.journal import read_journal
 from fedcohort.journal.events import REGISTERED
 from fedcohort.privacy.label_decoders import ClientRefusedError, LabelDecoder
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr.fedcohort")
 _SETTLE = 15.0  # seconds given to nodes that have not described themselves, once enough others have
-_LOOK_EVERY = 0.25
+_LOOK_EVERY = 0.25  # seconds between two looks at who is there
 _ARRAYS = "arrays"
 _LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 
@@ -120,6 +121,7 @@ class Population:
     def online(self) -> dict[str, Card]:
         """The clients that are online and can tell what is required, by name in natural order."""
         at = self._version
+        # Asked for many times in a round, and the answer is the same until somebody comes, goes or says something new.
         if at == self._fit_at:
             return self._fit
         most = self.most_classes()
@@ -135,6 +137,13 @@ class Population:
                     log.warning("node %d takes no part: %r is the name of a registered node", card.node, name)
             else:
                 fit[name] = card
+        self._log_unfit(unfit)
+        self._unfit = unfit
+        self._fit_at, self._fit, self._supplied = at, fit, None
+        return fit
+
+    def _log_unfit(self, unfit: Mapping[str, str]) -> None:
+        """Log who takes no part, and why; what was logged before is not repeated."""
         news: dict[str, list[str]] = {}
         for name, why in unfit.items():
             if self._unfit.get(name) != why:
@@ -142,9 +151,6 @@ class Population:
         for why, (first, *rest) in news.items():  # a fault that all of them share is logged once
             more = f" (the same holds for {join_names(rest)})" if rest else ""
             log.warning("client %r takes no part: %s%s", first, why, more)
-        self._unfit = unfit
-        self._fit_at, self._fit, self._supplied = at, fit, None
-        return fit
 
     def _flaw(self, card: Card, classes: int | None) -> str | None:
         """Return why a client cannot take part, as far as can be told without opening its labels, or None."""
@@ -154,6 +160,7 @@ class Population:
             if flaw is not None:
                 return flaw
         if self._labels is not None and card.description.sealed_labels is not None:
+            # Checking a signature takes long; what was checked once is not checked again.
             sealed, flaw = self._checked.get(card.name, (None, None))
             if sealed != card.description.sealed_labels:
                 flaw = self._check(self._labels, card.name, card.description.sealed_labels)
@@ -324,13 +331,16 @@ class Population:
         if self._required & _LABELS and self._labels is not None:
             cards, labels = self._decode_labels(self._labels, cards, before)
         elif self._required & _LABELS:
-            counts = [card.description.label_counts or () for card in cards]
-            width = self.classes or max(map(len, counts), default=0)
-            labels = LabelCounts([_pad_counts(c, width) for c in counts])
+            labels = self._plain_labels(cards)
         names = [card.name for card in cards]
         sizes = [card.description.size or 0 for card in cards] if Signal.SIZES in self._required else None
         self._facts.update({card.name: card.description for card in cards})
         return ClientTable(names=names, sizes=sizes, labels=labels)
+
+    def _plain_labels(self, cards: Sequence[Card]) -> LabelCounts:
+        counts = [card.description.label_counts or () for card in cards]
+        width = self.classes or max(map(len, counts), default=0)
+        return LabelCounts([_pad_counts(c, width) for c in counts])
 
     def _decode_labels(
         self, opener: LabelDecoder, cards: Sequence[Card], before: Sequence[str]
@@ -346,6 +356,7 @@ class Population:
                 self._checked.update({n: (sealed[n], shorten(why)) for n, why in error.refused.items() if n in sealed})
                 self._demands += 1
                 left = [card for card in cards if card.name not in error.refused]
+                # Nobody is left, or the refusal names nobody of them: asking again would go on for ever.
                 if len(left) in (0, len(cards)):
                     raise
                 cards = left
@@ -380,6 +391,7 @@ class Population:
         known = session.table
         newcomers = [c for name, c in online.items() if name not in known and name not in self._refused]
         if newcomers:
+            # Their order decides their indices: a run with the same clients must number them alike.
             newcomers.sort(key=lambda card: natural(card.name))
             joined = self._let_join(session, newcomers)
             if joined:
@@ -432,28 +444,32 @@ class Population:
         counts = Signal.LABEL_COUNTS in table.signals
         if not table.signals or (Signal.LABEL_PRODUCTS in table.signals and not counts):
             return  # products of labels cannot be exchanged one by one
-        labels = table.label_counts.copy() if counts else None
-        classes = None if labels is None else labels.shape[1]
-        news = [
-            (table.index(name), card.description)
-            for name, card in self.online.items()
-            if name in table and self._facts.get(name) != card.description and not (counts and _flaw(card, classes))
-        ]
+        news = self._changed_descriptions(table)
         if not news:
             return
-        self._facts.update({table.name(i): description for i, description in news})
+        self._facts.update({table.name(i): description for i, description in news.items()})
         sizes = table.sizes.copy()
-        for i, description in news:
-            sizes[i] = sizes[i] if description.size is None else description.size
-            if labels is not None and self._labels is None and description.label_counts is not None:
-                labels[i] = _pad_counts(description.label_counts, labels.shape[1])
+        sizes[list(news)] = [sizes[i] if said.size is None else said.size for i, said in news.items()]
+        labels = table.label_counts.copy() if counts else None
+        if labels is not None and self._labels is None:  # sealed counts are opened when a client joins, not again
+            for i, said in news.items():
+                if said.label_counts is not None:
+                    labels[i] = _pad_counts(said.label_counts, labels.shape[1])
         fresh = ClientTable(names=table.names, sizes=sizes, labels=None if labels is None else LabelCounts(labels))
         changed = table.differing(fresh)
         if len(changed):
             session.update_facts(fresh)
-            log.info(
-                "new facts about %s", ", ".join(table.names_of(changed[:8])) + (", ..." if len(changed) > 8 else "")
-            )
+            log.info("new facts about %s", join_names(table.names_of(changed)))
+
+    def _changed_descriptions(self, table: ClientTable) -> dict[int, Description]:
+        """Return by index how clients of the table describe themselves now, where that is new and can be right."""
+        counted = Signal.LABEL_COUNTS in table.signals
+        classes = table.label_counts.shape[1] if counted else None
+        return {
+            table.index(name): card.description
+            for name, card in self.online.items()
+            if name in table and self._facts.get(name) != card.description and not (counted and _flaw(card, classes))
+        }
 
     def remember(self, session: Session) -> None:
         """Put the names that are bound to keys on record, and read those of earlier runs."""
@@ -497,16 +513,10 @@ class Population:
             if name in online and Losses.needs in online[name].description.signals
         }
         replies = exchange(Outbox(self.grid, self.clock, self.sleep), messages, deadline, self.debts)
-        values = {signal: np.full(len(names), np.nan) for signal in signals}
-        for i, name in enumerate(names):
-            reply = replies.get(name)
-            if reply is None or reply.error is not None:
-                log.warning("client %r gave no losses: %s", name, "no answer" if reply is None else reply.error)
-                continue
-            numbers = read_report(reply.message.content.config_records.get(RECORD))
-            for signal in signals:
-                values[signal][i] = numbers.get(signal, np.nan)
-        return values
+        reports = {
+            name: reply.error or reply.message.content.config_records.get(RECORD) for name, reply in replies.items()
+        }
+        return read_losses(names, signals, reports, partial(log.warning, "client %r gave no losses: %s"))
 
 
 def _flaw(card: Card, classes: int | None) -> str | None:

@@ -82,6 +82,7 @@ class Pulse:
         if self._journal is None:
             return
         with self._lock:
+            # Those that went last come first: they are what an operator looks for.
             newest = sorted(self._offline.items(), key=lambda item: (-item[1], natural(item[0])))[:MOST_OFFLINE]
             said = Presence(
                 state=self._state,

@@ -19,19 +19,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import METRIC_SIGNALS, Signal
+from fedcohort.core.signals import Signal
 from fedcohort.core.vectors import OutputLayer, output_layer
 from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.npy import BFLOAT16, Layout, convert, is_float, numbers, to_array, unreadable
-from fedcohort.hosts.measures import MEASURED, Measures
+from fedcohort.hosts.measures import Measures, lacking, reported_signals
 from fedcohort.hosts.weights import bounded_weights
 from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, read_gradient, read_report
 
 log = logging.getLogger("flwr.fedcohort")
 # In Python 3.11 reading a member from its enumeration takes longer than comparing it.
 _OK, _INVALID, _DURATION = Status.OK, Status.INVALID, Signal.DURATION
-_NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()
+_NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()  # of replies that are not OK; never changed
 _LARGEST_WEIGHT = 1 << 53  # a count of samples beyond is none, and sums of them overflow
 
 
@@ -94,6 +94,25 @@ def is_finite(values: AnyArray) -> bool:
     return kind not in "fc" or (values.dtype != np.float64 and bool(np.isfinite(values).all()))
 
 
+class _Parts:
+    """What a reply carries: its last model and metrics, how many there are of each, and fedcohort's own record."""
+
+    __slots__ = ("arrays", "arrays_key", "metrics", "metrics_key", "model", "numbers", "ours")
+
+    def __init__(self, content: RecordDict) -> None:
+        self.model, self.arrays, self.arrays_key = _NO_ARRAYS, 0, ""
+        self.numbers, self.metrics, self.metrics_key = _NO_METRICS, 0, ""
+        self.ours: ConfigRecord | None = None
+        for key, part in content.items():
+            # Flower's records are of these very types; asking abstract classes takes longer than all else here.
+            if type(part) is ArrayRecord:
+                self.model, self.arrays, self.arrays_key = part, self.arrays + 1, key
+            elif type(part) is MetricRecord:
+                self.numbers, self.metrics, self.metrics_key = part, self.metrics + 1, key
+            elif key == RECORD and type(part) is ConfigRecord:
+                self.ours = part
+
+
 class Checker:
     """The checks of one round.
 
@@ -114,7 +133,7 @@ class Checker:
     ) -> None:
         self._weight_key = weight_key
         wanted = frozenset(required)
-        self._reported = sorted((wanted & METRIC_SIGNALS) - MEASURED - GRADIENT_SIGNALS - {Signal.SERVER_LOSS})
+        self._reported = reported_signals(wanted)
         self._gradient = bool(wanted & GRADIENT_SIGNALS)
         self._same_shapes = same_shapes
         self._kind: tuple[Any, ...] = ("", "", ())  # of the last reply
@@ -139,46 +158,45 @@ class Checker:
             status = Status.MISSING if reply.expired else Status.FAILED
             return Checked(reply.name, status, reply.error or "", message, {}, None, _NO_ARRAYS, _NO_METRICS, ())
         content = message.content
-        model, arrays, arrays_key = _NO_ARRAYS, 0, ""
-        numbers, metrics, metrics_key = _NO_METRICS, 0, ""
-        record: ConfigRecord | None = None
-        for key, part in content.items():
-            # Flower's records are of these very types; asking abstract classes takes longer than all else here.
-            if type(part) is ArrayRecord:
-                model, arrays, arrays_key = part, arrays + 1, key
-            elif type(part) is MetricRecord:
-                numbers, metrics, metrics_key = part, metrics + 1, key
-            elif key == RECORD and type(part) is ConfigRecord:
-                record = part
-        if record is not None:
+        parts = _Parts(content)
+        if parts.ours is not None:
             del content[RECORD]
-        values = read_report(record)
+        values = read_report(parts.ours)
         values[_DURATION] = reply.seconds
-        gradient = read_gradient(record) if self._gradient else None
+        gradient = read_gradient(parts.ours) if self._gradient else None
         rewritten: dict[str, Array] = {}
-        if arrays != 1:
-            reason = f"the reply must carry exactly one ArrayRecord, not {arrays}"
-        elif metrics != 1:
-            reason = f"the reply must carry exactly one MetricRecord, not {metrics}"
-        else:
-            reason = self._unsound(model, rewritten)
-        weight = numbers.get(self._weight_key)
-        if not reason and not _is_weight(weight):
-            reason = f"the metric {self._weight_key!r} must be a number of at least 0, not {str(weight)[:40]}"
-        reason = reason or self._missing_signals(values, gradient)
+        reason = self._flaw(parts, rewritten) or self._missing_signals(values, gradient)
         if reason:
             return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
+        model = parts.model
         if rewritten:
-            model = content[arrays_key] = ArrayRecord({**model, **rewritten})
+            model = content[parts.arrays_key] = ArrayRecord({**model, **rewritten})
+        weight = float(parts.numbers[self._weight_key])  # type: ignore[arg-type]  # a number, as was seen
+        kind = self._kind_of(parts, values, gradient)
+        return Checked(reply.name, _OK, "", message, values, gradient, model, parts.numbers, kind, weight)
+
+    def _flaw(self, parts: _Parts, rewritten: dict[str, Array]) -> str:
+        """Return what is wrong with the model or its weight, or an empty string; ``rewritten`` as in `_unsound`."""
+        if parts.arrays != 1:
+            return f"the reply must carry exactly one ArrayRecord, not {parts.arrays}"
+        if parts.metrics != 1:
+            return f"the reply must carry exactly one MetricRecord, not {parts.metrics}"
+        weight = parts.numbers.get(self._weight_key)
+        reason = self._unsound(parts.model, rewritten)
+        if not reason and not _is_weight(weight):
+            return f"the metric {self._weight_key!r} must be a number of at least 0, not {str(weight)[:40]}"
+        return reason
+
+    def _kind_of(self, parts: _Parts, values: Mapping[Signal, Value], gradient: FloatArray | None) -> tuple[Any, ...]:
+        """Return what :func:`with_common_names` compares: names of records and sizes of vectors."""
         widths = tuple(np.size(values[signal]) for signal in self._reported)
         if gradient is not None:
             widths = (*widths, len(gradient))
         usual = self._kind
-        if usual[0] != arrays_key or usual[1] != metrics_key or usual[2] != widths:
+        if usual[0] != parts.arrays_key or usual[1] != parts.metrics_key or usual[2] != widths:
             # One object for all that agree in a row: compared fast.
-            usual = self._kind = (arrays_key, metrics_key, widths)
-        sent = float(weight)  # type: ignore[arg-type]  # a number, as was seen
-        return Checked(reply.name, _OK, "", message, values, gradient, model, numbers, usual, sent)
+            usual = self._kind = (parts.arrays_key, parts.metrics_key, widths)
+        return usual
 
     def _unsound(self, model: ArrayRecord, rewritten: dict[str, Array]) -> str:
         """Return what is wrong with a model's arrays, or an empty string.
@@ -194,35 +212,37 @@ class Checker:
             sent = layouts.get(key)
             values = None if sent is None else sent.entries(array)
             if values is None:  # not laid out like the model: judged by its header before anything is read
-                layout = Layout.of(array)
-                if layout is None:
-                    return f"the array {key!r} cannot be read: {unreadable(array)}"
-                # What it holds counts, not what it says about itself.
-                if self._same_shapes and sent is not None and layout.shape != sent.shape:
-                    return f"the array {key!r} has the shape {layout.shape} instead of {sent.shape}"
-                values = layout.read(array)
-                if sent is not None and layout.dtype != sent.dtype:
-                    cast = _as_sent(values, sent.dtype)
-                    if cast is None:
-                        return f"the array {key!r} has the type {layout.dtype} instead of {sent.dtype}"
-                    values = cast
-                rewritten[key] = to_array(values)
-                values = values.ravel(order="K")
+                found = self._converted(array, sent)
+                if isinstance(found, str):
+                    return f"the array {key!r} {found}"
+                rewritten[key] = to_array(found)
+                values = found.ravel(order="K")
             if not is_finite(values):
                 return f"the array {key!r} has NaN or infinite entries"
         return ""
 
+    def _converted(self, array: Array, sent: Layout | None) -> AnyArray | str:
+        """Return an array in the type of the one that was ``sent``, or in words why it cannot be that array."""
+        layout = Layout.of(array)
+        if layout is None:
+            return f"cannot be read: {unreadable(array)}"
+        if sent is None:
+            return layout.read(array)
+        # What it holds counts, not what it says about itself.
+        if self._same_shapes and layout.shape != sent.shape:
+            return f"has the shape {layout.shape} instead of {sent.shape}"
+        values = layout.read(array)
+        if layout.dtype == sent.dtype:
+            return values
+        cast = _as_sent(values, sent.dtype)
+        return f"has the type {layout.dtype} instead of {sent.dtype}" if cast is None else cast
+
     def _missing_signals(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
         """Return what the selector must learn and the client did not report, or an empty string."""
-        for signal in self._reported:
-            if signal not in values:
-                return f"it reported no finite '{signal}' ({signal.meaning})"
-        if self._gradient:
-            if gradient is None or not np.isfinite(gradient).all():
-                return "it reported no finite gradient"
-            if self._parameters is not None and len(gradient) > self._parameters:
-                return f"its gradient has {len(gradient)} entries, more than the model's {self._parameters}"
-        return ""
+        # Fewer than the model's are fine: a client may train some of its arrays. Other clients' must be as many.
+        if gradient is not None and self._parameters is not None and len(gradient) > self._parameters:
+            return f"its gradient has {len(gradient)} entries, more than the model's {self._parameters}"
+        return lacking(self._reported, values, gradient, self._gradient)
 
 
 def _is_weight(value: object) -> bool:
@@ -246,18 +266,20 @@ def with_common_names(replies: Sequence[Checked], records: Sequence[str] = ("arr
 
     ``records`` are the names that count where as many replies have one as another.
     """
+    found = list(replies)
     kinds = [reply.kind for reply in replies if reply.status is _OK]
     if not kinds or kinds.count(kinds[0]) == len(kinds):
-        return list(replies)
+        return found
     usual = [_most_common([kind[i] for kind in kinds], name) for i, name in enumerate(records)]
     # Of two sizes that are as common the larger one: no gradient is larger than the model.
     widths = _most_common([kind[2] for kind in kinds])
     reason = "the vectors or the gradient it reported differ in size from those of most replies"
-    found = list(replies)
     for i, reply in enumerate(replies):
-        if reply.status is _OK and reply.kind[2] != widths:
+        if reply.status is not _OK:
+            continue
+        if reply.kind[2] != widths:
             found[i] = reply._replace(status=_INVALID, reason=reason)
-        elif reply.status is _OK and [*reply.kind[:2]] != usual:
+        elif [*reply.kind[:2]] != usual:
             found[i] = _with_records(reply, *usual)
     return found
 
@@ -326,19 +348,8 @@ def _stepped(reply: Checked, steps: Mapping[str, FloatArray], model: ArrayRecord
 
 def measures_of(model: ArrayRecord, replies: Sequence[Checked], samples: FloatArray) -> Measures:
     """Return what the server can measure of the OK replies to ``model``; ``samples`` are from :func:`sample_counts`."""
-
-    def updates() -> FloatArray:
-        sent = flat(model)
-        rows = [flat(r.arrays) - sent if r.status is _OK else np.zeros_like(sent) for r in replies]
-        return np.stack(rows) if rows else np.empty((0, len(sent)))
-
     return Measures(
-        np.array([r.status is _OK for r in replies], np.bool_),
-        [r.values for r in replies],
-        samples,
-        updates=updates,
-        gradients=[r.gradient for r in replies],
-        output=lambda: output_of(model),
+        replies, samples, sent=lambda: flat(model), model=lambda r: flat(r.arrays), output=lambda: output_of(model)
     )
 
 
@@ -367,6 +378,12 @@ def weighted_average(replies: Sequence[Checked], key: str) -> ArrayRecord:
         total = sum(numbers(part) * weight for part, weight in zip(parts, weights.tolist(), strict=True))
         mean[name] = to_array(convert(np.asarray(total), parts[0].dtype))
     return ArrayRecord(mean)
+
+
+def _replace_metrics(message: Message, name: str, record: MetricRecord) -> None:
+    """Let a message carry one MetricRecord, under this name; what else it carries stays."""
+    others = {k: v for k, v in message.content.items() if not isinstance(v, MetricRecord) and k != name}
+    message.content = RecordDict({name: record, **others})
 
 
 def evaluations(
@@ -404,7 +421,5 @@ def evaluations(
         remarks.setdefault(client, []).extend(texts)
     usual = _most_common(names, "metrics")
     for client, record in even.items():
-        content = messages[client].content
-        others = {k: v for k, v in content.items() if not isinstance(v, MetricRecord) and k != usual}
-        messages[client].content = RecordDict({usual: record, **others})
+        _replace_metrics(messages[client], usual, record)
     return [messages[client] for client in even], remarks

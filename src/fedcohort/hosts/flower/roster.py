@@ -26,7 +26,7 @@ from fedcohort.hosts.flower.wire import DESCRIBE
 from fedcohort.hosts.wire import RECORD, VERSION, Description, normal_form
 
 log = logging.getLogger("flwr.fedcohort")
-_NOT_OURS = re.compile(r"No query function registered|Invalid message type")
+_NOT_OURS = re.compile(r"No query function registered|Invalid message type")  # what Flower replies for such a ClientApp
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,7 @@ class Roster:
         """Look who is online, ask newcomers who they are, read the answers that have come. Does not wait."""
         found = self._grid.get_node_ids()
         ids = found if isinstance(found, set) else set(found)
+        # Ids are one short call; names and descriptions are asked for only when somebody new is there.
         if ids != self._seen:
             self._look_up_names()
         elif len(self._cards) == len(ids) and not self._outbox.waiting and not self._is_due():
@@ -200,36 +201,21 @@ class Roster:
                 del self._cards[other]
 
     def _read(self, node: int, reply: GridReply) -> None:
+        """Take what a node answered to the question who it is."""
         if node not in self._registered or reply.vanished or reply.expired:
             return
-        if reply.error is not None:
-            if node in self._cards:
-                return  # its earlier description still holds
-            if _NOT_OURS.search(reply.error) is None:
-                log.warning("node %d could not describe itself and takes no part for now: %s", node, reply.error)
-                self._unfit.add(node)
-                return
-            description, answers = Description(""), False
-        else:
-            try:
-                description = Description.from_record(reply.message.content.config_records.get(RECORD, {}))
-            except ValueError as error:
-                log.warning("node %d described itself in a way that cannot be read: %s", node, error)
-                self._unfit.add(node)
-                return
-            answers = True
-        # The name a node was registered under is bound to its key; what a client says of itself is not.
-        name = self._registered[node] or self._first_name(node, description)
-        registered = bool(self._registered[node])
-        if not registered and name in self._registered.values():
-            if not self._unfit.waits(node):
-                log.warning("node %d takes no part: it calls itself %r, the name of a registered node", node, name)
-            self._unfit.add(node)
-            if node in self._cards:
-                self._forget(node)
+        described = self._description_in(node, reply)
+        if described is None:
             return
-        rival = self._by_name.get(name)
-        if rival is not None and rival != node:
+        description, answers = described
+        # The name a node was registered under is bound to its key; what a client says of itself is not.
+        registered = bool(self._registered[node])
+        name = self._registered[node] or self._first_name(node, description)
+        if not registered and name in self._registered.values():
+            self._refuse_borrowed_name(node, name)
+            return
+        rival = self._by_name.get(name, node)
+        if rival != node:
             if node in self._cards:
                 return  # another node came later and answers to the name
             log.warning(
@@ -239,12 +225,38 @@ class Roster:
                 rival,
             )
         card = Card(name, node, description, answers, registered)
-        if self._cards.get(node) == card and rival == node:
+        if self._cards.get(node) == card and self._by_name.get(name) == node:
             return
         self._bump_version()
         self._cards[node] = card
         self._by_name[name] = node
         self._names[node] = name
+
+    def _description_in(self, node: int, reply: GridReply) -> tuple[Description, bool] | None:
+        """Return how a node describes itself, and whether its ClientApp speaks fedcohort; None for nothing of use."""
+        if reply.error is None:
+            try:
+                return Description.from_record(reply.message.content.config_records.get(RECORD, {})), True
+            except ValueError as error:
+                log.warning("node %d described itself in a way that cannot be read: %s", node, error)
+                self._unfit.add(node)
+                return None
+        if node in self._cards:
+            return None  # its earlier description still holds
+        # Flower's own words for a message that the app has no function for.
+        if _NOT_OURS.search(reply.error) is not None:
+            return Description(""), False
+        log.warning("node %d could not describe itself and takes no part for now: %s", node, reply.error)
+        self._unfit.add(node)
+        return None
+
+    def _refuse_borrowed_name(self, node: int, name: str) -> None:
+        """Leave out a node that calls itself by the name that another was registered under."""
+        if not self._unfit.waits(node):
+            log.warning("node %d takes no part: it calls itself %r, the name of a registered node", node, name)
+        self._unfit.add(node)
+        if node in self._cards:
+            self._forget(node)
 
     def _first_name(self, node: int, description: Description) -> str:
         """Return the name a node took part under before, or the one it gives itself now."""

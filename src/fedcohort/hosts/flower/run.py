@@ -16,13 +16,14 @@ from fedcohort.core.signals import SIGNALS, Signal
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.evaluation import has_evaluation
-from fedcohort.hosts.flower.host import CHECKPOINT, FlowerHost
+from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.population import facts_in, rules_in
 from fedcohort.hosts.flower.replies import output_of
 from fedcohort.hosts.leases import Leases, leases_of
 from fedcohort.hosts.live import play
 from fedcohort.hosts.round import join_names
+from fedcohort.hosts.run_record import check_seed, checkpoint_to_load, is_finished, started_with
 from fedcohort.journal import is_blank
 from fedcohort.session.resume import participations
 from fedcohort.session.session import Session
@@ -61,7 +62,7 @@ class LiveRun:
             unknown = host.shadow_facts - facts_in(journal)
             session = host.session = self._reopen_session(None if unknown else settings.shadows)
             self.population.require(session.selector.requires)
-            if self._is_finished(session):
+            if is_finished(session, num_rounds):
                 self._resume(session, initial_arrays)
                 say(
                     "finished", "the run is finished: %s holds %d of %d rounds", journal, session.round, num_rounds,
@@ -81,6 +82,7 @@ class LiveRun:
         host.pulse.attach(session)
         host.pulse.running()
         self.population.remember(session)
+        # After the session exists and before anything is asked of clients: a run that fails has its settings on record.
         notes.record_start(session, settings, host.levels, self.population.supplied_signals(), num_rounds)
         self._resume(session, initial_arrays)
         leases = None if settings.leases is None else leases_of(settings.leases, journal, host.policy.fixed_deadline)
@@ -95,14 +97,6 @@ class LiveRun:
 
     def _play(self, session: Session, leases: Leases | None) -> str | None:
         return play(self.host, session, self.host.policy, self.host.num_rounds, leases)
-
-    def _is_finished(self, session: Session) -> bool:
-        """Whether nothing is left to do: enough rounds, or the selector declared the run finished."""
-        last = session.journal.cohorts()[-1:]
-        stopped = bool(last) and last[0].stop is not None
-        # Without rounds, clients are at work to the end; what they bring belongs to models that nobody wants.
-        open_ = bool(session.pending) and not self.asynchronous
-        return not open_ and (session.round >= self.host.num_rounds or stopped)
 
     def _check_model(self, arrays: ArrayRecord) -> None:
         """Refuse a model that cannot supply what the selector requires, before anybody trains."""
@@ -134,8 +128,13 @@ class LiveRun:
             raise
         for what in rules.shortages(spent, size, left):
             log.warning("the rules cannot be kept to the end unless other clients join: %s", what)
+        if rules.by_name:
+            self._warn_of_strangers()
+
+    def _warn_of_strangers(self) -> None:
+        online = self.population.online
         strangers = [name for name, card in online.items() if not card.registered]
-        if strangers and rules.by_name:
+        if strangers:
             log.warning(
                 "the rules go by names, and %d of %d clients are not registered (%s): nothing keeps them from coming "
                 "back under other names (registered_only=True admits registered nodes only)",
@@ -149,7 +148,7 @@ class LiveRun:
         assert settings.journal is not None
         before = rules_in(settings.journal)
         # An operator's orders outlast a start with the rules they were given against.
-        rules = None if notes.started_with(settings.journal, settings.rules) else settings.rules
+        rules = None if started_with(settings.journal, settings.rules) else settings.rules
         session = Session.open(
             settings.journal, settings.selector, shadows=shadows, rules=rules, commit="manual", sign=settings.sign
         )
@@ -162,13 +161,7 @@ class LiveRun:
                 hint="CohortStrategy runs rounds, AsyncCohortStrategy does not; or start a new journal",
             )
         notes.log_rules(session, before, settings.rules if session.rules == settings.rules else rules)
-        if session.seed != settings.seed:
-            session.close()
-            raise InputError(
-                f"The journal {settings.journal} was written with seed {session.seed}; it cannot be continued with "
-                f"seed {settings.seed}.",
-                hint="pass the old seed, or start a new journal",
-            )
+        check_seed(session, settings.seed)
         try:
             self.population.adopt(session.table)
         except InputError:
@@ -211,43 +204,38 @@ class LiveRun:
         host.arrays = result.arrays = self._load_model(session, initial_arrays)
         recorded = session.journal.metrics()
         for round_, numbers in recorded.items():
-            for prefix, into in (
-                ("train/", result.train_metrics_clientapp),
-                ("evaluate/", result.evaluate_metrics_clientapp),
-                ("", result.evaluate_metrics_serverapp),
-            ):
-                found = {k[len(prefix) :]: v for k, v in numbers.items() if k.startswith(prefix) and
-                         (prefix or "/" not in k)}  # fmt: skip
-                if found:
-                    into[round_ + 1] = MetricRecord({**found})
+            _add_metrics(result, round_ + 1, numbers)
         if session.round == 0:
             host.evaluation.at_server(0, host.arrays)
-        elif (
-            (self.asynchronous or not session.pending)
-            and self.population.online
-            and not has_evaluation(recorded.get(session.round - 1, {}))
-        ):
+            return
+        between_rounds = self.asynchronous or not session.pending
+        evaluated = has_evaluation(recorded.get(session.round - 1, {}))
+        if between_rounds and self.population.online and not evaluated:
             host.evaluate(session.round - 1, host.arrays)  # the run was cut off before this was on record
 
     def _load_model(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
         host, store = self.host, self.settings.checkpoints
         if store is None:
             return initial_arrays
-        first = store.name(0)
-        if session.host_state is not None:
-            name = str(session.host_state[CHECKPOINT])
-        elif (begun := session.journal.last()[1] >= 0) and store.exists(first):
-            name = first
-        elif begun:
-            raise InputError(
-                f"The journal {self.settings.journal} has rounds, but {store.folder} has no "
-                "checkpoint to continue from.",
-                hint="was 'checkpoints' another folder before?",
-            )
-        else:
+        name = checkpoint_to_load(session, store)
+        if name is None:
             store.save(0, initial_arrays, host.memory, {})
             return initial_arrays
         arrays = store.load(name, host.memory, host.config, like=initial_arrays)
         done = session.round - (0 if self.asynchronous else len(session.pending))
         say("continued", "continuing after %d rounds with %s", done, store.folder / name, rounds=done)
         return arrays
+
+
+def _add_metrics(result: Result, server_round: int, numbers: Mapping[str, float]) -> None:
+    """Put the numbers of a round on record back where Flower keeps them: the prefix says who measured."""
+    for prefix, into in (
+        ("train/", result.train_metrics_clientapp),
+        ("evaluate/", result.evaluate_metrics_clientapp),
+    ):
+        found = {key[len(prefix) :]: value for key, value in numbers.items() if key.startswith(prefix)}
+        if found:
+            into[server_round] = MetricRecord({**found})
+    at_server = {key: value for key, value in numbers.items() if "/" not in key}
+    if at_server:
+        result.evaluate_metrics_serverapp[server_round] = MetricRecord({**at_server})

@@ -58,6 +58,26 @@ __all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "Ro
 T = TypeVar("T")
 log = logging.getLogger("flwr.fedcohort")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+_ANY_NUMBER, _COUNT = Interval(int, 0, None), Interval(int, 1, None)
+_SECONDS = _POSITIVE = Interval(float, 0, None, "neither")
+_CONSTRAINTS: Mapping[str, Constraint] = {
+    "seed": _ANY_NUMBER,
+    "cohort_size": Optional(_COUNT),
+    "spares": _ANY_NUMBER,
+    "deadline": DEADLINE,
+    "late": LATE_REPLIES,
+    "query_deadline": Optional(_SECONDS),
+    "wait_for": Optional(_COUNT),
+    "patience": _SECONDS,
+    "tries": _COUNT,
+    "describe_every": Optional(_SECONDS),
+    "classes": Optional(_COUNT),
+    "min_replies": _COUNT,
+    "max_share": Optional(Interval(float, 0, 1, "right")),
+    "max_update_norm": Optional(_POSITIVE),
+    "keep_checkpoints": _COUNT,
+    "registered_only": Boolean(),
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +103,7 @@ class ServerValidation:
 
 
 class CohortStrategy(Strategy):
-    """Choose who trains with a fedcohort selector; configure, aggregate and evaluate with any Flower strategy.
+    """Choose clients with a fedcohort selector; configure, aggregate and evaluate with any Flower strategy.
 
     Parameters
     ----------
@@ -96,12 +116,12 @@ class CohortStrategy(Strategy):
     seed : int
         Every choice follows from it.
     cohort_size : int, optional
-        How many sound models a round needs. Default: what the wrapped strategy's ``fraction_train`` and
+        How many valid models a round needs. Default: what the wrapped strategy's ``fraction_train`` and
         ``min_train_nodes`` say; under differential privacy always the wrapper's ``num_sampled_clients``.
     spares : int
-        So many clients more are asked to train, and the round closes with the first ``cohort_size`` sound models.
+        How many extra clients to ask. The round closes with the first ``cohort_size`` valid models.
     deadline : float or "auto", optional
-        Seconds after which a round closes with the models that are there. ``"auto"``: every round gets the deadline,
+        Seconds after which a round closes with the models it has. ``"auto"``: every round gets the deadline,
         and at most ``spares`` spares, with which models came fastest so far. Default: the ``timeout`` of :meth:`start`.
     late : "discard" or "count"
         Whether a model that comes after its round was closed is left out, or averaged in the next round, as an update
@@ -113,52 +133,52 @@ class CohortStrategy(Strategy):
     patience : float
         Longest time to wait for clients to come online, in seconds.
     tries : int
-        How often a round is tried. One that brings no model is chosen anew, without those who failed if the others are
-        enough for a cohort, and, after so many times, ends the run with an error; one that was cut off is trained again
-        and, after so many times, chosen anew. A try does not count that names somebody new to leave out, as long as
-        others of it were sound.
+        How often a round is tried. A round without a model is tried with another cohort, without the clients that
+        failed if there are enough others; after this many tries, the run ends with an error. An interrupted round is
+        trained again; after this many interruptions, another cohort is chosen. A try does not count if it finds a new
+        client to leave out and others of its cohort sent valid models.
     describe_every : float, optional
         Seconds after which clients are asked again what they hold. Default: only when they connect.
     classes : int, optional
-        How many classes there are, where clients tell label counts in the clear. A client that names more takes no part
-        in what goes by labels. Default: as many as at least two clients, and more than a fifth of all, name.
+        Number of classes, if clients send plain label counts. The labels of a client with more classes are ignored.
+        Default: as many as at least two clients, and more than a fifth of all, have.
     min_replies : int
-        With fewer models than this a round leaves the global model alone (Krum wants several).
+        With fewer models than this, a round does not change the global model (Krum needs several).
     max_share : float, optional
-        Largest share of a round's weight that one client may have, whatever size it claims. Default: no bound but the
-        size it declared.
+        Largest share of a round's weight that one client may have, whatever size it claims. Default: limited only by
+        the size it declared.
     max_update_norm : float, optional
-        Updates that are longer are shortened to this Euclidean norm before anything is made of them. Default: none.
+        Longer updates are shortened to this Euclidean norm before they are used. Default: no limit.
     filter : Filter or str, optional
-        Decides which models enter the average, or its name. Default: all sound ones, or the default filter of a
+        Decides which models enter the average, or its name. Default: all valid ones, or the default filter of a
         selector that learns from which models are kept.
     validation : ServerValidation, optional
         For filters that need the models' outputs on the server's validation set.
     shadows : mapping of name to Selector, optional
-        Selectors whose choices are recorded beside the real ones.
+        Selectors whose choices are recorded next to the real ones.
     labels : LabelDecoder, optional
-        Opens what clients send about their labels without showing them (``fedcohort.privacy``): ``EncryptedLabels``,
-        ``RotatedLabels`` or ``NoisyLabels``.
+        Reads protected label counts (``fedcohort.privacy``): ``EncryptedLabels``, ``RotatedLabels`` or
+        ``NoisyLabels``.
     audit : bool
-        Whether the journal is chained by digests, for ``fedcohort journal audit``; clients are told the newest one
+        Whether the journal is a chain of digests, for ``fedcohort journal audit``. Clients get the newest digest in
         every round.
     sign : path, optional
-        A private key of the operator's (``fedcohort journal keygen``) that signs the newest digest; needs ``audit``.
+        The operator's private key (``fedcohort journal keygen``), which signs the newest digest; needs ``audit``.
     rules : Rules, optional
-        What every cohort must meet, whatever the selector. Attributes come from the clients' Facts. A journal's rules
-        stay when this is None; ``Rules()`` drops them.
+        Rules for every cohort of any selector. Attributes come from the clients' Facts. None keeps the journal's rules;
+        ``Rules()`` drops them.
     registered_only : bool
-        Whether only nodes take part that are registered with the SuperLink under a name
+        Whether to admit only nodes that are registered with the SuperLink under a name
         (``flwr supernode register KEY --name NAME``). Other names prove nothing: a node can take any.
     leases : path, optional
-        A file that several runs of one federation share: a client that works for one of them is no candidate in
+        A file that several runs of one federation share: a client that works for one run is not a candidate in
         another. Default: none.
     json_log : path, optional
-        A file to which the log is written as well, one JSON object a line.
+        A file to which the log is also written, one JSON object per line.
     checkpoints : path, optional
         Folder of the model checkpoints. Default: ``<journal>.checkpoints``.
     keep_checkpoints : int
-        How many of the newest stay on disk.
+        How many of the newest checkpoints stay on disk.
     """
 
     def __init__(
@@ -194,41 +214,8 @@ class CohortStrategy(Strategy):
         checkpoints: str | Path | None = None,
         keep_checkpoints: int = 2,
     ) -> None:
-        count, seconds = Interval(int, 1, None), Interval(float, 0, None, "neither")
-        _check("seed", seed, Interval(int, 0, None))
-        _check("cohort_size", cohort_size, Optional(count))
-        _check("spares", spares, Interval(int, 0, None))
-        _check("deadline", deadline, DEADLINE)
-        _check("late", late, LATE_REPLIES)
-        _check("query_deadline", query_deadline, Optional(seconds))
-        _check("wait_for", wait_for, Optional(count))
-        _check("patience", patience, seconds)
-        _check("tries", tries, count)
-        _check("describe_every", describe_every, Optional(seconds))
-        _check("classes", classes, Optional(count))
-        _check("min_replies", min_replies, count)
-        _check("max_share", max_share, Optional(Interval(float, 0, 1, "right")))
-        _check("max_update_norm", max_update_norm, Optional(seconds))
-        _check("keep_checkpoints", keep_checkpoints, count)
-        _check("registered_only", registered_only, Boolean())
-        for name, value, kind in (("rules", rules, Rules), ("validation", validation, ServerValidation)):
-            if value is not None and not isinstance(value, kind):
-                raise ParameterError(
-                    f"The {name!r} parameter of CohortStrategy must be {kind.__name__}. Got {short_repr(value)}.",
-                    hint=f"pass {name}={kind.__name__}(...)",
-                )
-        self.selector = create_part("selector", selector, Selector, SELECTORS)
-        self.strategy = self._wrapped(strategy, max_update_norm)
-        self._warn_of_bias()
-        if filter is None and Signal.KEPT in self.selector.requires:
-            filter = FILTERS.create(self.selector.default_filter)
-        self.filter = KeepAll() if filter is None else create_part("filter", filter, Filter, FILTERS)
-        self._check_needs(validation)
-        self._check_late(late)
-        self.validation = validation
-        self.journal = None if journal is None else place(journal)
         self.seed = seed
-        self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
+        self.cohort_size = cohort_size
         self.spares = spares
         self.deadline = deadline
         self.late = late
@@ -241,23 +228,54 @@ class CohortStrategy(Strategy):
         self.min_replies = min_replies
         self.max_share = max_share
         self.max_update_norm = max_update_norm
-        self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
+        self.validation = validation
         self.labels = labels
-        if sign is not None:
-            if not audit:
-                raise InputError("Only a journal with audit=True is signed.", hint="pass audit=True, or no 'sign'")
-            Signer(sign)  # one that cannot be read is named now, not when the clients are there
         self.audit = audit
         self.sign = sign
-        self.rules = None if rules is None else rules.with_names(normal_form)
         self.registered_only = registered_only
+        self.keep_checkpoints = keep_checkpoints
+        self._check_values()
+        _check_kind("rules", rules, Rules)
+        _check_kind("validation", validation, ServerValidation)
+        self.selector = create_part("selector", selector, Selector, SELECTORS)
+        self.strategy = self._wrapped(strategy, max_update_norm)
+        self._warn_of_bias()
+        if filter is None and Signal.KEPT in self.selector.requires:
+            filter = FILTERS.create(self.selector.default_filter)
+        self.filter = KeepAll() if filter is None else create_part("filter", filter, Filter, FILTERS)
+        self._check_needs(validation)
+        self._check_late(late)
+        self._check_signature()
+        self.journal = None if journal is None else place(journal)
+        self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
+        self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
+        # Clients' names are composed when they arrive; an operator's editor may write them otherwise.
+        self.rules = None if rules is None else rules.with_names(normal_form)
         self.leases = None if leases is None else Path(leases)
         self.json_log = None if json_log is None else Path(json_log)
         if checkpoints is None and self.journal is not None:
             checkpoints = self.journal.with_name(f"{self.journal.name}.checkpoints")
         self.checkpoints = None if checkpoints is None else Checkpoints(checkpoints, keep_checkpoints)
+        # Tests put their own here, so that hours of waiting take no time.
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
+
+    def _check_values(self) -> None:
+        for name, constraint in _CONSTRAINTS.items():
+            value = getattr(self, name)
+            if not constraint.admits(value):
+                raise ParameterError(
+                    f"The {name!r} parameter of CohortStrategy must be {constraint.describe()}. "
+                    f"Got {short_repr(value)}."
+                )
+
+    def _check_signature(self) -> None:
+        """Refuse a key that would sign nothing, or cannot be read: now, and not when the clients are there."""
+        if self.sign is None:
+            return
+        if not self.audit:
+            raise InputError("Only a journal with audit=True is signed.", hint="pass audit=True, or no 'sign'")
+        Signer(self.sign)
 
     @staticmethod
     def _wrapped(strategy: Strategy | None, max_update_norm: float | None) -> Strategy:
@@ -265,6 +283,7 @@ class CohortStrategy(Strategy):
         found = FedAvg() if strategy is None else check_strategy(strategy)
         if any(isinstance(level, CohortStrategy) for level in levels(found)):
             raise ParameterError("A CohortStrategy cannot wrap another one.")
+        # Of a million, so that a small fraction does not round down to nobody.
         if sample_size(levels(found), "train", 1_000_000) == 0:
             raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
         if max_update_norm is not None and changes_shape(found):
@@ -421,10 +440,11 @@ class CohortStrategy(Strategy):
         return self.strategy.aggregate_evaluate(server_round, replies)
 
 
-def _check(name: str, value: object, constraint: Constraint) -> None:
-    if not constraint.admits(value):
+def _check_kind(name: str, value: object, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
         raise ParameterError(
-            f"The {name!r} parameter of CohortStrategy must be {constraint.describe()}. Got {short_repr(value)}."
+            f"The {name!r} parameter of CohortStrategy must be {kind.__name__}. Got {short_repr(value)}.",
+            hint=f"pass {name}={kind.__name__}(...)",
         )
 
 

@@ -47,6 +47,7 @@ def as_errors(replies: Iterable[Checked], sent: Mapping[str, Message]) -> list[M
         if reply.message is not None and reply.message.has_error():
             found.append(reply.message)
         else:
+            # A reply that we refuse is to the strategy what an error of the app is.
             error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reply.reason)
             found.append(Message(error, reply_to=sent[reply.name]))
     return found
@@ -118,6 +119,7 @@ class Training:
 
         ``sizes`` are the samples that clients declared, by name.
         """
+        # Before weights are bounded: a reply that is refused here must not count among the others.
         found = with_common_names(list(replies), self._records)
         said: dict[str, list[str]] = {}
         weights, lowered = bounded_weights(

@@ -177,6 +177,7 @@ def taking_all(strategy: Strategy, count: int) -> Iterator[None]:
                 saved.append((level, name, value))
                 if name.startswith("min_"):
                     setattr(level, name, count)
+                # A fraction of 0 means 'no evaluation', which stays the app's decision.
                 elif value != 0.0:
                     setattr(level, name, 1.0)
         yield
@@ -246,20 +247,26 @@ def messages_by_node(strategy: Strategy, messages: Iterable[Message], nodes: Seq
 
 def _arrays_of(value: Any) -> dict[str, AnyArray] | None:
     """Return the arrays inside an attribute by key, or None when it is something else."""
-    if isinstance(value, np.ndarray):
-        return {"": value}
-    if isinstance(value, ArrayRecord):
-        return {key: array.numpy() for key, array in value.items()}
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        found = value
-    elif isinstance(value, (list, tuple)):
-        found = {str(i): part for i, part in enumerate(value)}
-    else:
-        return None
+    match value:
+        case np.ndarray():
+            return {"": value}
+        case ArrayRecord():
+            return {key: array.numpy() for key, array in value.items()}
+        case dict() if all(isinstance(key, str) for key in value):
+            found = value
+        case list() | tuple():
+            found = {str(i): part for i, part in enumerate(value)}
+        case _:
+            return None
     # What NumPy computes from arrays without dimensions are numbers of its own: a counter's moments, for example.
     if not found or not all(isinstance(part, (np.ndarray, np.generic)) for part in found.values()):
         return None
     return {key: np.asarray(part) for key, part in found.items()}
+
+
+def _has_own_state(value: Any) -> bool:
+    """Whether something can be saved and restored as torch's optimisers are, such as a privacy accountant."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _rebuilt(kind: str, arrays: dict[str, AnyArray]) -> Any:
@@ -294,42 +301,46 @@ class StrategyState:
     def __init__(self, strategy: Strategy) -> None:
         self._levels = levels(strategy)
         self._fresh = [dict(vars(level)) for level in self._levels]
-        self._warned: set[tuple[int, str]] = set()
+        self._warned: set[str] = set()
 
     def save(self) -> tuple[dict[str, Any], dict[str, AnyArray]]:
         """Return the changed attributes: JSON for the plain ones, arrays under flat keys for the others."""
         plain: dict[str, Any] = {}
         arrays: dict[str, AnyArray] = {}
+        for path, level, name, value in self._changed():
+            found = _arrays_of(value)
+            if _has_own_state(value):
+                plain[path] = {"kind": "state", "value": value.state_dict()}
+            elif found is not None:
+                plain[path] = {"kind": _kind_of(value), "keys": list(found)}
+                arrays.update({f"{path}/{key}": array for key, array in found.items()})
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                plain[path] = {"kind": "plain", "value": value}
+            elif isinstance(value, np.generic):
+                plain[path] = {"kind": "plain", "value": value.item()}
+            elif path not in self._warned:
+                self._warned.add(path)
+                log.warning(
+                    "attribute %r of %s changed, but a %s cannot be saved: a restart begins with its first value",
+                    name, type(level).__name__, type(value).__name__,
+                )  # fmt: skip
+        return plain, arrays
+
+    def _changed(self) -> Iterator[tuple[str, Strategy, str, Any]]:
+        """Yield what may differ from what the constructor left: its path, its level, its name and its value."""
         for i, (level, fresh) in enumerate(zip(self._levels, self._fresh, strict=True)):
             for name, value in vars(level).items():
                 if name in _TRANSIENT or isinstance(value, Strategy) or callable(value):
                     continue
-                path = f"{i}.{name}"
-                if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-                    plain[path] = {"kind": "state", "value": value.state_dict()}
-                    continue
-                if value is fresh.get(name):
-                    continue
-                found = _arrays_of(value)
-                if found is not None:
-                    plain[path] = {"kind": _kind_of(value), "keys": list(found)}
-                    arrays.update({f"{path}/{key}": array for key, array in found.items()})
-                elif value is None or isinstance(value, (bool, int, float, str)):
-                    plain[path] = {"kind": "plain", "value": value}
-                elif isinstance(value, np.generic):
-                    plain[path] = {"kind": "plain", "value": value.item()}
-                elif (i, name) not in self._warned:
-                    self._warned.add((i, name))
-                    log.warning(
-                        "attribute %r of %s changed, but a %s cannot be saved: a restart begins with its first value",
-                        name, type(level).__name__, type(value).__name__,
-                    )  # fmt: skip
-        return plain, arrays
+                # An object with a state of its own changes inside; of all others, strategies put new ones in place.
+                if _has_own_state(value) or value is not fresh.get(name):
+                    yield f"{i}.{name}", level, name, value
 
     def restore(self, plain: dict[str, Any], arrays: dict[str, AnyArray]) -> None:
         """Put saved attributes back into the strategy."""
         for path, entry in plain.items():
             index, _, name = path.partition(".")
+            # Attributes are saved by level: with fewer wrappers they would be put into the wrong one.
             if int(index) >= len(self._levels):
                 raise InnerStrategyError(
                     f"The checkpoint was written by {int(index) + 1} or more strategies around each other; now there "

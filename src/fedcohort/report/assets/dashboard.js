@@ -131,7 +131,7 @@
     $("head").innerHTML = `<h2>${FC.escape(detail.id)} ${pill(detail.state)}</h2><span class="track big"><i style="width:${share(detail)}%"></i></span><p class="note">${FC.escape(progress(detail))}</p>${online(detail)}${message(detail)}${detail.warnings.map((w) => `<p class="warning">${FC.escape(w)}</p>`).join("")}`;
     const away = detail.offline || [];
     $("away").hidden = !away.length;
-    const more = detail.offline_count > away.length ? `<p class="note">The ${away.length} that went last, of ${detail.offline_count}.</p>` : "";
+    const more = detail.offline_count > away.length ? `<p class="note">The last ${away.length} of ${detail.offline_count} to go offline.</p>` : "";
     put($("away"), away.length ? `<h2>Offline</h2>${more}<div class="table tall" tabindex="0" role="region" aria-label="Offline clients" data-key="away"><table><thead><tr><th scope="col">Client</th><th scope="col">Offline since</th></tr></thead><tbody>${away.map((c) => `<tr><th scope="row">${FC.escape(c.client)}</th><td>${FC.escape(clock(c.since))}</td></tr>`).join("")}</tbody></table></div>` : "");
   }
   setInterval(() => { if (detail && $("head")) head(); }, 20000); // how long somebody has been away grows by itself
@@ -153,7 +153,7 @@
   // The cohort of the newest round, kept current, or of the round that was opened.
   function cohort(line) {
     if (round === null) members(line, line.round, line.cohort, "Current cohort");
-    put($("stragglers"), line.stragglers.length ? `<h3>Stragglers</h3><div class="table" tabindex="0" role="region" aria-label="Stragglers"><table><thead><tr>${["Client", "Asked", "Not delivered", "Mean time", "Against the usual"].map((h) => `<th scope="col">${h}</th>`).join("")}</tr></thead><tbody>${line.stragglers.map((s) => `<tr><th scope="row">${FC.escape(s.client)}</th><td>${s.asked}</td><td>${s.trouble}</td><td>${s.seconds === null ? "–" : FC.format("seconds", s.seconds)}</td><td>${s.slow === null ? "–" : `${s.slow.toFixed(1)}×`}</td></tr>`).join("")}</tbody></table></div>` : "");
+    put($("stragglers"), line.stragglers.length ? `<h3>Stragglers</h3><div class="table" tabindex="0" role="region" aria-label="Stragglers"><table><thead><tr>${["Client", "Asked", "No model", "Mean time", "Compared with others"].map((h) => `<th scope="col">${h}</th>`).join("")}</tr></thead><tbody>${line.stragglers.map((s) => `<tr><th scope="row">${FC.escape(s.client)}</th><td>${s.asked}</td><td>${s.trouble}</td><td>${s.seconds === null ? "–" : FC.format("seconds", s.seconds)}</td><td>${s.slow === null ? "–" : `${s.slow.toFixed(1)}×`}</td></tr>`).join("")}</tbody></table></div>` : "");
   }
 
   function members(line, at, clients, otherwise) {

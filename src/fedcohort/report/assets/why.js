@@ -20,5 +20,5 @@ FC.whyTable = (why) => {
     ? `<div class="table" tabindex="0" role="region" aria-label="Scores of round ${why.round}"><table><thead><tr>${head}</tr></thead><tbody>${rows.map(line).join("")}</tbody></table></div>`
     : `<p>Picked: ${why.picked.map((r) => (why.client === r.client ? `<b>${FC.escape(r.name)}</b>` : FC.escape(r.name))).join(", ")}.</p>`;
   return `<p>${FC.escape(why.reason)}${why.threshold !== null && why.client === null ? ` The lowest score picked was ${FC.plain(why.threshold)}.` : ""}${why.rule ? ` ${FC.escape(why.rule)}` : scored ? "" : " No scores were recorded for this choice."}${notes ? ` <span class="note">${notes}</span>` : ""}</p>`
-    + table + (failures ? `<p>Clients that returned no sound model:</p><ul class="shadows">${failures}</ul>` : "") + (shadows ? `<ul class="shadows">${shadows}</ul>` : "");
+    + table + (failures ? `<p>Clients that returned no valid model:</p><ul class="shadows">${failures}</ul>` : "") + (shadows ? `<ul class="shadows">${shadows}</ul>` : "");
 };

@@ -111,7 +111,9 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
     async def guard(request: Request, proceed: Any) -> Response:
         if token is None:
             if not is_loopback(_host_name(request.headers.get("host", ""))):
-                return Response("This dashboard answers to localhost only.", status_code=403, headers=_HEADERS)
+                return Response(
+                    "This dashboard answers only at the address localhost.", status_code=403, headers=_HEADERS
+                )
         elif not _authorised(request, token):
             text = "A token is needed: open the address with ?token=... that the dashboard printed when it started."
             return Response(text, status_code=401, headers=_HEADERS)

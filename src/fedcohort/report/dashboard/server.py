@@ -17,7 +17,8 @@ def check(root: str | Path, host: str, token: str | None) -> None:
         raise InputError(f"There is no folder or journal at {root}.", hint="fedcohort dashboard runs")
     if Path(root).resolve() == Path(Path(root).resolve().anchor):
         raise InputError(
-            f"{root} leads to the root of the disk, which is no folder of experiments.", hint="fedcohort dashboard runs"
+            f"{root} leads to the root of the disk, which is not a folder of experiments.",
+            hint="fedcohort dashboard runs",
         )
     if token is not None and len(token) < 8:
         raise InputError(f"A token must have at least 8 characters. Got {len(token)}.")

@@ -145,7 +145,7 @@ def _line(line: dict[str, Any]) -> dict[str, Any]:
         if value is not None and (
             isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
         ):
-            raise ValueError(f"its {key!r} is {value!r}, which is no number")
+            raise ValueError(f"its {key!r} is {value!r}, which is not a number")
     return _as_json(line)
 
 

@@ -202,8 +202,9 @@ def note(board: Leaderboard) -> str:
         sentences.append("For shorter runs it is the last fifth.")
     if any(row.fair("worst_tenth").count for row in board.rows):
         sentences.append(
-            "Worst group and worst tenth: accuracy of the group, and of the tenth of clients, that fare worst; spread: "
-            "standard deviation over clients; Jain: evenness of participation, 1 is even; absence in rounds."
+            "Worst group: accuracy of the group with the lowest. Worst tenth: the same for the worst tenth of clients. "
+            "Spread: standard deviation over clients. Jain: how evenly clients took part, 1 is even. Longest absence: "
+            "in rounds."
         )
     sentences += _at_a_cost(board)
     if max(row.runs for row in board.rows) > 1:

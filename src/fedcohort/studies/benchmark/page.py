@@ -125,7 +125,7 @@ def sentences(submission: Mapping[str, Any]) -> str:
     return "\n".join(f"- `{entry['label']}`: {entry['use']}" for entry in submission["selectors"])
 
 
-_PURPOSES = {
+PURPOSES = {
     "report": "the seeds reserved for reports",
     "tuning": "the seeds for tuning: not a result to show",
     "own": "own seeds",
@@ -142,7 +142,7 @@ def page(scores: Scores, made: str = "") -> str:
         "benchmark.html",
         scores=scores,
         suite_version=scores.version,
-        purpose=_PURPOSES[scores.purpose],
+        purpose=PURPOSES[scores.purpose],
         made=made or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
         untimed="" if _has_times(scores) else UNTIMED,
         rows=[_heat_row(line, scores) for line in scores.lines],

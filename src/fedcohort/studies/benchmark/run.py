@@ -16,7 +16,7 @@ from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically
-from fedcohort.studies.benchmark import timed, timed_scores
+from fedcohort.studies.benchmark import timed
 from fedcohort.studies.benchmark.frozen import Frozen, check_same
 from fedcohort.studies.benchmark.own import own_table
 from fedcohort.studies.benchmark.scores import Scores, score
@@ -172,10 +172,13 @@ def write_scores(*folders: Path) -> Scores:
 
 
 def write_time_scores(out: Path) -> TimeScores:
-    """Score the suite "time" in a folder; write bench.json and bench.md beside its pieces."""
+    """Score the suite "time" in a folder; write bench.json and bench.html beside its pieces."""
     scores = score_time(*(load(out / piece) for piece in timed.PIECES))
     write_atomically(out / "bench.json", (json.dumps(scores.to_dict(), indent=1) + "\n").encode())
-    write_atomically(out / "bench.md", timed_scores.markdown(scores).encode())
+    with contextlib.suppress(ModuleNotFoundError):  # as above
+        from fedcohort.studies.benchmark.timed_page import page
+
+        write_atomically(out / "bench.html", page(scores).encode())
     return scores
 
 

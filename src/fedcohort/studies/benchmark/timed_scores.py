@@ -268,11 +268,11 @@ def ways(scores: TimeScores) -> Table:
                 (
                     Cell(f"{regime}, {target:.0%}" if way == ROUNDS else ""),
                     Cell(way),
-                    _mean(cell.hours, "{:.1f}"),
+                    with_interval(cell.hours, "{:.1f}"),
                     Cell("1") if way == ROUNDS else faster.cell,
                     Cell(f"{cell.reached.mean():.0%}"),
-                    _mean(100 * cell.accuracy, "{:.1f}"),
-                    _mean(100 * cell.worst_group, "{:.1f}"),
+                    with_interval(100 * cell.accuracy, "{:.1f}"),
+                    with_interval(100 * cell.worst_group, "{:.1f}"),
                     Cell(f"{cell.jain.mean():.2f}"),
                 )
             )
@@ -320,6 +320,7 @@ def markdown(scores: TimeScores) -> str:
     return "\n\n".join(map(to_markdown, (ways(scores), selection(scores)))) + "\n"
 
 
-def _mean(values: FloatArray, form: str) -> Cell:
+def with_interval(values: FloatArray, form: str) -> Cell:
+    """Return a mean with its 95% interval over seeds."""
     half = half_interval(values)
     return Cell(form.format(values.mean()), "" if math.isnan(half) else "± " + form.format(half))

@@ -117,6 +117,12 @@ def summary(found: Sequence[ClaimVerdict]) -> str:
     return f"{len(found)} claim{'s' * (len(found) != 1)}: {', '.join(parts)}." if parts else "No claims."
 
 
+def _version(found: Mapping[str, Any], label: str) -> str:
+    """Return the version of fedcohort that ran a method: the record's, or that of the run that added it later."""
+    made = next((later["made"] for later in found.get("later", ()) if label in later["labels"]), found["made"])
+    return str(made["fedcohort"])
+
+
 def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     """Say how our figures came about, and where with less than the paper used."""
     study, settings = exhibit.study, record.settings
@@ -130,7 +136,7 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     sentences += [
         f"The rows of {label} are those of version {version}; its rule has changed since."
         for label, version in _OLDER.items()
-        if any(label in found["labels"] and found["made"]["fedcohort"] == version for found in settings.values())
+        if any(label in found["labels"] and _version(found, label) == version for found in settings.values())
     ]
     sentences += _other_targets(exhibit, record)
     missing = [name for name in study.rounds if name not in settings]

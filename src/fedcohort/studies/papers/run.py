@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -185,14 +185,18 @@ def _check(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class _Piece:
-    """The work left in a part: the methods to run (none if all are on record), and how many seeds and rounds."""
+    """The work left in a part: the methods to run (none if all are on record), and how many seeds and rounds.
+
+    ``targets`` are those of the record that the methods are added to, by setting.
+    """
 
     labels: tuple[str, ...]
     seeds: int | None
     rounds: int | None
+    targets: Mapping[str, float] = field(default_factory=dict)
 
 
-_NOTHING: Mapping[str, Any] = {"seeds": (), "rounds": 0, "finished": False, "labels": {}}  # a setting without record
+_NOTHING: Mapping[str, Any] = {"seeds": (), "rounds": 0, "finished": False, "target": None, "labels": {}}
 
 
 def _remaining_work(
@@ -209,27 +213,36 @@ def _remaining_work(
     recorded = {setting: record.settings.get(setting, _NOTHING) for setting in study.settings(part)}
     size = _common_size(recorded, study, seeds, rounds)
     others = set().union(*(found["labels"] for found in recorded.values())) - {*wanted, *with_them}
+    targets = {}
     if size is not None:
+        # Without a target of the study's own, a run sets one by its baseline: another one than the record's.
+        targets = {setting: found["target"] for setting, found in recorded.items() if found["target"] is not None}
         wanted = [label for label in wanted if any(label not in found["labels"] for found in recorded.values())]
         seeds, rounds = size
     elif labels and others:
         raise InputError(
             f"{', '.join(wanted)} cannot stand beside {', '.join(sorted(others))} in the record of {study.name}, "
-            f"{part}: those have other seeds or rounds, or are not finished.",
+            f"{part}: those have other seeds, rounds or targets, or are not finished.",
             hint="name another folder with --out, or run all methods, without --labels",
         )
-    return _Piece(tuple(label for label in every if wanted and label in {*wanted, *with_them}), seeds, rounds)
+    left = tuple(label for label in every if wanted and label in {*wanted, *with_them})
+    return _Piece(left, seeds, rounds, targets)
 
 
 def _common_size(
     recorded: Mapping[str, Mapping[str, Any]], study: Study, seeds: int | None, rounds: int | None
 ) -> tuple[int, int | None] | None:
-    """Return the seeds and rounds of all recorded settings; None where they differ, or are fewer than wanted."""
+    """Return the seeds and rounds of all recorded settings.
+
+    None where they differ, are fewer than wanted, or were made with another target than the study's.
+    """
     sizes = set()
     for setting, found in recorded.items():
         planned = study.rounds[setting]
         enough = len(found["seeds"]) >= (seeds or study.seeds) and found["rounds"] >= min(rounds or planned, planned)
-        if not found["finished"] or not enough:
+        # A trial has a target of its own.
+        same_target = enough and (found["made"]["trial"] or study.target(setting) in (None, found["target"]))
+        if not found["finished"] or not same_target:
             return None
         sizes.add((len(found["seeds"]), None if found["rounds"] == planned else found["rounds"]))
     return sizes.pop() if len(sizes) == 1 else None
@@ -309,6 +322,9 @@ def _one_part(
     table = table_of(
         study, part, seeds=piece.seeds, rounds=piece.rounds, labels=piece.labels, quick=quick, folder=folder
     )
+    for setting in table["settings"]:
+        if setting["name"] in piece.targets:
+            setting["run"] = {**setting.get("run", {}), "targets": [piece.targets[setting["name"]]]}
     # The folder's name holds the rounds: runs with more rounds are other runs, those with more seeds an extension.
     place = out / "runs" / ".".join([study.name, part, *(["quick"] if quick else []), f"r{table['run']['rounds']}"])
     began = time.monotonic()

@@ -21,6 +21,8 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.params import Parameterized
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import Signal
+from fedcohort.training.aggregators.arithmetic import as_like
+from fedcohort.training.aggregators.client_rows import ClientRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +124,7 @@ class Mix:
     def of(self, old: Any, models: Any) -> Any:
         """Return the sum (P,) for the global model (P,) and the clients' models (k, P)."""
         result = self.old * old if self.old else 0.0
+        # One after the other, not as a matrix product: the sum is the same on every machine.
         for weight, model in zip(self.weights.tolist(), models, strict=True):
             result = result + weight * model
         return result
@@ -143,21 +146,41 @@ class Combined:
 
 
 Made = TypeVar("Made", Mix, Combined)
+Own = TypeVar("Own", bound="Memory")
 
 
-class Memory(ABC):
-    """What an aggregator remembers of one run between rounds; :mod:`fedcohort.simulate` saves it in checkpoints."""
+class Memory:
+    """What an aggregator remembers of one run between rounds; :mod:`fedcohort.simulate` saves it in checkpoints.
 
-    @abstractmethod
+    A class whose attributes are arrays or :class:`ClientRows` names them in ``saved``; any other fills in
+    :meth:`arrays` and :meth:`restore`.
+    """
+
+    saved: ClassVar[tuple[str, ...]] = ()  # attributes; None in the place of an array is not saved
+
     def arrays(self) -> dict[str, Any]:
         """Return everything worth saving, by name."""
+        found: dict[str, Any] = {}
+        for name in self.saved:
+            value = getattr(self, name)
+            if isinstance(value, ClientRows):
+                found.update(value.arrays())
+            elif value is not None:
+                found[name] = value
+        return found
 
-    @abstractmethod
     def restore(self, arrays: Mapping[str, AnyArray]) -> None:
         """Take over what :meth:`arrays` returned, as NumPy arrays, to the last bit."""
+        for name in self.saved:
+            value = getattr(self, name)
+            if isinstance(value, ClientRows):
+                value.restore(arrays)
+            elif value is not None:
+                # A copy: memories change their arrays in place, and the checkpoint may be read again.
+                setattr(self, name, as_like(np.array(arrays[name]), value))
 
 
-class Corrections(Memory):
+class Corrections(Memory, ABC):
     """A memory that also changes local training: of aggregators that say ``corrects``."""
 
     @abstractmethod
@@ -180,7 +203,7 @@ class Corrections(Memory):
         """
 
 
-class OwnModels(Memory):
+class OwnModels(Memory, ABC):
     """A memory of what clients train from, where that is not the global model: of aggregators with ``own_models``."""
 
     @abstractmethod
@@ -291,12 +314,15 @@ class Aggregator(Parameterized, ABC):
             )
         return server
 
-    def _foreign(self, memory: Memory | None) -> InputError:
-        """Say that a memory is missing or another aggregator's."""
-        return InputError(
-            f"The aggregator {self.name!r} remembers things between rounds and needs its own memory. Got {memory!r}.",
-            hint="make it once with aggregator.memory(federation, model) and pass it to every combine",
-        )
+    def _own(self, memory: Memory | None, kind: type[Own]) -> Own:
+        """Return the memory, or say that it is missing or another aggregator's."""
+        if not isinstance(memory, kind):
+            raise InputError(
+                f"The aggregator {self.name!r} remembers things between rounds and needs its own memory. "
+                f"Got {memory!r}.",
+                hint="make it once with aggregator.memory(federation, model) and pass it to every combine",
+            )
+        return memory
 
 
 class WeightedSum(Aggregator):
@@ -332,6 +358,7 @@ def fitting(made: Made, kind: type[Made], members: Members, old: Any = None) -> 
             f"It must return one weight per model, an array of shape ({len(members)},). Got shape "
             f"{np.shape(made.weights)}."
         )
+    # A model of another library or shape would fail far from here, in the simulator's batch.
     if isinstance(made, Combined) and (type(made.model), np.shape(made.model)) != (type(old), np.shape(old)):
         raise InputError(
             f"It must return a model like the one it was given, {_form(old)}. Got {_form(made.model)}.",

@@ -50,6 +50,7 @@ class ClientRows:
         """Replace the vectors of ``clients`` by ``vectors`` (k, P)."""
         needed = len(self._row_of.keys() | set(clients.tolist()))
         if needed > len(self._rows):
+            # Doubled, so that a federation that appears client by client is copied O(log N) times.
             grown = zeros(self.default, min(max(2 * len(self._rows), needed), max(self._federation, needed)))
             grown[: len(self._rows)] = self._rows
             self._rows = grown

@@ -23,7 +23,7 @@ from fedcohort.training.aggregators.arithmetic import average, softmax, zeros
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's own
-_LEAST_LOSS = 1e-8
+_LEAST_LOSS = 1e-8  # a client that has learned its data by heart has quality 1 / L, which must stay finite
 
 
 def distil(model: Any, targets: Any, server: Server, *, steps: int, batch_size: int, rate: float) -> Any:
@@ -42,6 +42,7 @@ def distil(model: Any, targets: Any, server: Server, *, steps: int, batch_size: 
         gradient = server.gradient(model, targets[places], places)
         first = _BETA1 * first + (1.0 - _BETA1) * gradient
         second = _BETA2 * second + (1.0 - _BETA2) * gradient * gradient
+        # Adam's bias correction: both moments begin at zero.
         root = (second / (1.0 - _BETA2 ** (step + 1))) ** 0.5
         size = rate * (1.0 + math.cos(math.pi * step / steps)) / 2.0
         model = model - size / (1.0 - _BETA1 ** (step + 1)) * first / (root + _EPSILON)

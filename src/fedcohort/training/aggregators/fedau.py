@@ -6,13 +6,12 @@ r"""FedAU: averaging with weights that make up for how rarely a client takes par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.params import Interval, OneOf, Optional, param
 from fedcohort.training.aggregators.arithmetic import average
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
@@ -30,6 +29,8 @@ class ParticipationGaps(Memory):
     start : (N,) int array
         The round in which the running interval began.
     """
+
+    saved = ("count", "mean", "start")
 
     def __init__(self, federation: int) -> None:
         self.count = np.zeros(federation)
@@ -49,6 +50,7 @@ class ParticipationGaps(Memory):
         that are away: how often that has happened is found when they come back.
         """
         if cutoff is not None:
+            # Algorithm 2 checks every client in every round; how often it would have is worked out at once.
             reached = np.maximum(round - self.start[clients], 0) // cutoff
             self._finish(clients, reached.astype(np.float64), np.full(len(clients), float(cutoff)))
             self.start[clients] += reached * cutoff
@@ -56,14 +58,6 @@ class ParticipationGaps(Memory):
         self._finish(clients, np.ones(len(clients)), np.maximum(round + 1.0 - self.start[clients], 1.0))
         self.start[clients] = round + 1
         return weights
-
-    def arrays(self) -> dict[str, Any]:
-        """All three."""
-        return {"count": self.count, "mean": self.mean, "start": self.start}
-
-    def restore(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Take over saved intervals."""
-        self.count, self.mean, self.start = (np.array(arrays[name]) for name in ("count", "mean", "start"))
 
 
 @AGGREGATORS.register("fedau")
@@ -110,8 +104,7 @@ class FedAu(Aggregator):
     ) -> Combined:
         """Move by the updates, each times how rarely its client takes part."""
         self._check(models, members)
-        if not isinstance(memory, ParticipationGaps):
-            raise self._foreign(memory)
+        memory = self._own(memory, ParticipationGaps)
         shares = members.share if self.weighting == "size" else np.full(len(members), 1.0 / members.federation)
         rarity = memory.weights(members.clients, members.round, self.cutoff)
         weights = self.global_rate * rarity * shares

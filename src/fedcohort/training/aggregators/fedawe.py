@@ -32,6 +32,7 @@ class EchoedModels(OwnModels):
 
     def missed(self, clients: IntArray, round: int) -> FloatArray:
         """(k,) t - tau_i, the rounds since each of ``clients`` last took part."""
+        # At least 1, also for a client that takes part twice under one number.
         return np.asarray(np.maximum(round - self.last[clients], 1), np.float64)
 
     def absorb(self, clients: IntArray, round: int, model: Any) -> None:
@@ -95,8 +96,7 @@ class FedAwe(Aggregator):
     ) -> Combined:
         """Take the mean of the clients' own models, each moved by its update times the rounds it stands for."""
         self._check(models, members)
-        if not isinstance(memory, EchoedModels):
-            raise self._foreign(memory)
+        memory = self._own(memory, EchoedModels)
         weights = members.by_count
         echoes = self.global_rate * memory.missed(members.clients, members.round)
         starts = memory.starts(members.clients)

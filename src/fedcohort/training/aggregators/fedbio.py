@@ -6,15 +6,14 @@ r"""FedBiO: the weights of clients are learned, so that the global model does we
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, FloatArray
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.params import Interval, param
-from fedcohort.training.aggregators.arithmetic import as_like, average, zeros
+from fedcohort.training.aggregators.arithmetic import average, zeros
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
 
 _REACH = 0.01  # length of the step by which curvature is measured
@@ -32,18 +31,11 @@ def sigmoid(values: FloatArray) -> FloatArray:
 class Cleaning(Memory):
     """The upper variables x (N,), one per client, and the direction u (P,)."""
 
+    saved = ("upper", "direction")
+
     def __init__(self, federation: int, model: Any) -> None:
         self.upper = np.zeros(federation)
         self.direction = zeros(model)
-
-    def arrays(self) -> dict[str, Any]:
-        """Both."""
-        return {"upper": self.upper, "direction": self.direction}
-
-    def restore(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Take over saved variables."""
-        self.upper = np.array(arrays["upper"], np.float64)
-        self.direction = as_like(arrays["direction"], self.direction)
 
 
 @AGGREGATORS.register("fedbio")
@@ -86,8 +78,7 @@ class FedBio(Aggregator):
         """Renew the direction and the upper variables, then average by them."""
         self._check(models, members)
         server = self._server(server)
-        if not isinstance(memory, Cleaning):
-            raise self._foreign(memory)
+        memory = self._own(memory, Cleaning)
         memory.direction = self._direction(memory.direction, old, server)
         before = memory.upper[members.clients]
         rates = np.where(members.rates > 0, members.rates, 1.0)  # without a step there is no update to divide
@@ -105,6 +96,7 @@ class FedBio(Aggregator):
         length = _norm(before)
         if not 0.0 < length < float("inf"):
             return self.tau * gradient
+        # H u by a central difference along u, scaled so that the step is the same however long u is.
         step = (_REACH / length) * before
         ahead = server.gradient(model + step, labels, everything)
         behind = server.gradient(model - step, labels, everything)
@@ -115,5 +107,5 @@ class FedBio(Aggregator):
 
     @staticmethod
     def _weights(members: Members, upper: FloatArray) -> FloatArray:
-        raw = members.by_size * np.maximum(sigmoid(upper), 1e-12)
+        raw = members.by_size * np.maximum(sigmoid(upper), 1e-12)  # where all are 0, they count equally
         return np.asarray(raw / raw.sum())

@@ -47,6 +47,6 @@ class FedNova(WeightedSum):
         if p.sum() <= 0:
             return Mix(np.zeros_like(p), 1.0)
         p = p / p.sum()
-        effective = float((p * scale).sum())
+        effective = float((p * scale).sum())  # tau_eff
         weights = effective * np.divide(p, scale, out=np.zeros_like(p), where=scale > 0)
         return Mix(weights, 1.0 - float(weights.sum()))

@@ -11,35 +11,34 @@ A round in which no model is kept changes neither the model nor the moments.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from fedcohort.core.arrays import AnyArray
 from fedcohort.core.params import Interval, OneOf, param
-from fedcohort.training.aggregators.arithmetic import as_like, average, sign, zeros
+from fedcohort.training.aggregators.arithmetic import average, sign, zeros
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
 
 _WEIGHTING = OneOf(("size", "count"))
 _EXPONENT = Interval(float, 0, None)
 
 
-class Moments(Memory):
-    """Running means of updates: ``first`` (P,) and, where the rule scales by it, ``second`` (P,)."""
+class Momentum(Memory):
+    """The running mean of updates, ``first`` (P,)."""
 
-    def __init__(self, model: Any, second: float | None = None) -> None:
+    saved: ClassVar[tuple[str, ...]] = ("first",)
+
+    def __init__(self, model: Any) -> None:
         self.first = zeros(model)
-        self.second = None if second is None else zeros(model) + second
 
-    def arrays(self) -> dict[str, Any]:
-        """Both moments."""
-        return {"first": self.first} if self.second is None else {"first": self.first, "second": self.second}
 
-    def restore(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Take over saved moments."""
-        self.first = as_like(arrays["first"], self.first)
-        if self.second is not None:
-            self.second = as_like(arrays["second"], self.second)
+class Moments(Momentum):
+    """The running means of updates and of their squares, ``second`` (P,)."""
+
+    saved = ("first", "second")
+
+    def __init__(self, model: Any, second: float) -> None:
+        super().__init__(model)
+        self.second = zeros(model) + second
 
 
 @AGGREGATORS.register("fedavgm")
@@ -62,17 +61,16 @@ class FedAvgM(Aggregator):
     weighting: str = param("size", _WEIGHTING, "updates count by client size (the paper) or equally")
     exponent: float = param(0.0, _EXPONENT, "exponent of the discount of stale updates, in asynchronous runs; 0: none")
 
-    def memory(self, federation: int, model: Any) -> Moments:
+    def memory(self, federation: int, model: Any) -> Momentum:
         """Return a momentum of zero."""
-        return Moments(model)
+        return Momentum(model)
 
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the momentum."""
         self._check(models, members)
-        if not isinstance(memory, Moments):
-            raise self._foreign(memory)
+        memory = self._own(memory, Momentum)
         weights = members.weights_by(self.weighting, self.exponent)
         memory.first = self.beta * memory.first + average(weights, models - old)
         return Combined(old + self.global_rate * memory.first, weights)
@@ -102,12 +100,12 @@ class _Adaptive(Aggregator):
     ) -> Combined:
         """Move by the first moment, every coordinate divided by the root of its second."""
         self._check(models, members)
-        if not isinstance(memory, Moments) or memory.second is None:
-            raise self._foreign(memory)
+        memory = self._own(memory, Moments)
         weights = members.weights_by(self.weighting, self.exponent)
         update = average(weights, models - old)
         memory.first = self.beta1 * memory.first + (1.0 - self.beta1) * update
         memory.second = self._second(memory.second, update * update)
+        # tau stands outside the root, as in Algorithm 2.
         return Combined(old + self.global_rate * memory.first / (memory.second**0.5 + self.tau), weights)
 
 

@@ -12,15 +12,14 @@ Symbols: w the global model, S the kept cohort of this round, N all clients, :ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedcohort.core.arrays import AnyArray, FloatArray
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.params import Interval, OneOf, param
-from fedcohort.training.aggregators.arithmetic import as_like, average, zeros
+from fedcohort.training.aggregators.arithmetic import average, zeros
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
 from fedcohort.training.aggregators.client_rows import ClientRows
 
@@ -30,6 +29,8 @@ _WEIGHTING = OneOf(("count", "size"))
 class LastUpdates(Memory):
     """The last update y_i of every client that took part, and their mean over all N clients."""
 
+    saved = ("mean", "own")
+
     def __init__(self, federation: int, model: Any) -> None:
         self.mean = zeros(model)
         self.own = ClientRows(federation, zeros(model))
@@ -37,6 +38,7 @@ class LastUpdates(Memory):
     def change(self, old: Any, models: Any, members: Members) -> Any:
         """(k, P) the members' new updates minus their last ones."""
         fresh = models - old
+        # Row by row: a client's rows may be a large part of the memory there is.
         for i, rate in enumerate(members.learning_rates.tolist()):
             fresh[i] = fresh[i] / rate
         return fresh - self.own.of(members.clients)
@@ -45,15 +47,6 @@ class LastUpdates(Memory):
         """Remember the new updates; ``shares`` (k,) is what each member counts for in the mean over all clients."""
         self.mean = self.mean + average(shares, change)
         self.own.put(members.clients, self.own.of(members.clients) + change)
-
-    def arrays(self) -> dict[str, Any]:
-        """The mean, the clients that took part, and their updates."""
-        return {"mean": self.mean, **self.own.arrays()}
-
-    def restore(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Take over saved updates."""
-        self.mean = as_like(arrays["mean"], self.mean)
-        self.own.restore(arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +58,6 @@ class _Remembering(Aggregator):
     def memory(self, federation: int, model: Any) -> LastUpdates:
         """Return updates of zero."""
         return LastUpdates(federation, model)
-
-    def _checked(self, models: Any, members: Members, memory: Memory | None) -> LastUpdates:
-        self._check(models, members)
-        if not isinstance(memory, LastUpdates):
-            raise self._foreign(memory)
-        return memory
 
     def _shares(self, members: Members) -> FloatArray:
         """(k,) what each member is of all clients: 1 / N, or its part of all samples."""
@@ -107,7 +94,8 @@ class FedVarp(_Remembering):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the mean of all last updates, corrected by what the cohort's have changed."""
-        memory = self._checked(models, members, memory)
+        self._check(models, members)
+        memory = self._own(memory, LastUpdates)
         weights = members.weights_by(self.weighting)
         rate = self.global_rate * float(weights @ members.learning_rates)
         change = memory.change(old, models, members)
@@ -142,7 +130,8 @@ class Mifa(_Remembering):
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
         """Move by the mean of all last updates, the cohort's new ones among them."""
-        memory = self._checked(models, members, memory)
+        self._check(models, members)
+        memory = self._own(memory, LastUpdates)
         rate = float(members.weights_by(self.weighting) @ members.learning_rates)
         shares = self._shares(members)
         memory.absorb(memory.change(old, models, members), members, shares)

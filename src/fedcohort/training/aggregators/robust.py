@@ -115,6 +115,7 @@ class _Krum(Aggregator):
         count = len(updates)
         if count < 3:
             return np.arange(count)
+        # The paper's 2 f + 2 < k, solved for f.
         liars = min(_share(self.liars, count), (count - 3) // 2)
         order = np.argsort(krum_scores(updates, liars), kind="stable")
         return np.asarray(order[: self._models_to_average(count, liars)], np.int64)

@@ -5,19 +5,20 @@ r"""SCAFFOLD: stochastic controlled averaging.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.params import Interval, OneOf, param
-from fedcohort.training.aggregators.arithmetic import as_like, zeros
+from fedcohort.training.aggregators.arithmetic import zeros
 from fedcohort.training.aggregators.base import AGGREGATORS, Corrections, Members, Mix, WeightedSum
 from fedcohort.training.aggregators.client_rows import ClientRows
 
 
 class ControlVariates(Corrections):
     """Server variate c and client variates c_i; only clients that took part have a row."""
+
+    saved = ("server", "own")
 
     def __init__(self, federation: int, model: Any) -> None:
         self.federation = federation
@@ -37,17 +38,9 @@ class ControlVariates(Corrections):
             fresh = own - self.server  # option II: c_i - c + (x - y_i) / (K eta)
             for i, rate in enumerate(rates.tolist()):
                 fresh[i] = own[i] if rate <= 0 else fresh[i] + (old - models[i]) / rate
+        # Before the rows are replaced: c must stay the mean of all c_i.
         self.server = self.server + (fresh - own).sum(0) / self.federation
         self.own.put(clients, fresh)
-
-    def arrays(self) -> dict[str, Any]:
-        """Server variate, the clients that have a row, and their rows."""
-        return {"server": self.server, **self.own.arrays()}
-
-    def restore(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Take over saved variates."""
-        self.server = as_like(arrays["server"], self.server)
-        self.own.restore(arrays)
 
 
 @AGGREGATORS.register("scaffold")

@@ -73,7 +73,7 @@ class Replies:
                 hint="the host must compute everything in the filter's 'needs' and pass it to Replies",
             )
         if callable(value):
-            value = self._sources[name] = value()
+            value = self._sources[name] = value()  # once, however often it is read
         if rows and len(value) != len(self.ok):
             raise InputError(f"'{name}' must have one row per reply, {len(self.ok)}. Got {len(value)}.")
         return value

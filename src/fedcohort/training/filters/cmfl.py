@@ -59,10 +59,10 @@ class CMFL(Filter):
         total = xp.zeros_like(updates[0])
         for i in usable:  # row by row: no second array of the size of all updates
             total += updates[i]
-        direction = xp.sign(total)
+        direction = xp.sign(total)  # that of the mean, too
         relevance = np.array([int((xp.sign(updates[i]) == direction).sum()) for i in usable]) / max(len(direction), 1)
         passes = relevance >= self.threshold
-        if not passes.any():
+        if not passes.any():  # a round without a model would have to be repeated
             passes[int(np.argmax(relevance))] = True
         kept[usable] = passes
         return FilterDecision(

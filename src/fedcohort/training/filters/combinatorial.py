@@ -62,6 +62,7 @@ class FedCA(Filter):
         if not replies.ok.any():
             return FilterDecision(kept)
         logits = replies.logits
+        # One NaN would be in the mean of every subset with that model.
         usable = np.flatnonzero(replies.ok & finite_models(logits))
         if not len(usable):
             log.warning("no model has finite outputs on the validation set; nobody is kept")

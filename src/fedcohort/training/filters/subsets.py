@@ -70,19 +70,23 @@ def margins(logits: Any, labels: Any) -> Any:
         logits = logits.detach()
     if logits.dtype not in (xp.float32, xp.float64):
         logits = logits.astype(np.float32) if xp is np else logits.float()
+    samples, classes = int(logits.shape[1]), int(logits.shape[2])
+    y = _checked_labels(labels, samples, classes)
+    wrong = np.arange(classes - 1)[:, None] + (np.arange(classes - 1)[:, None] >= y)  # (C - 1, V)
+    rows = np.arange(samples)
+    if xp is not np:
+        wrong, rows, y = (xp.as_tensor(a, device=logits.device) for a in (wrong, rows, y))
+    result = logits[:, rows[None, :], wrong] - logits[:, rows, y][:, None, :]
+    return np.ascontiguousarray(result) if xp is np else result.contiguous()
+
+
+def _checked_labels(labels: Any, samples: int, classes: int) -> IntArray:
     y = np.asarray(to_numpy(labels) if not isinstance(labels, (list, tuple)) else labels)
-    classes = int(logits.shape[2])
-    if y.shape != (logits.shape[1],) or y.dtype.kind not in "iu":
-        raise InputError(f"Labels must be {logits.shape[1]} whole numbers, one per sample. Got {y.dtype} {y.shape}.")
+    if y.shape != (samples,) or y.dtype.kind not in "iu":
+        raise InputError(f"Labels must be {samples} whole numbers, one per sample. Got {y.dtype} {y.shape}.")
     if y.min() < 0 or y.max() >= classes:
         raise InputError(f"Labels must be classes 0 to {classes - 1}. Got {int(y.min())} to {int(y.max())}.")
-    y = y.astype(np.int64)
-    wrong = np.arange(classes - 1)[:, None] + (np.arange(classes - 1)[:, None] >= y)  # (C - 1, V)
-    samples = np.arange(len(y))
-    if xp is not np:
-        wrong, samples, y = (xp.as_tensor(a, device=logits.device) for a in (wrong, samples, y))
-    result = logits[:, samples[None, :], wrong] - logits[:, samples, y][:, None, :]
-    return np.ascontiguousarray(result) if xp is np else result.contiguous()
+    return y.astype(np.int64)
 
 
 def _reduce_scores(sums: Any, sizes: Any, score: Score, xp: Any) -> Any:
@@ -154,6 +158,7 @@ def score_all(differences: Any, score: Score) -> FloatArray:
     first = m // 2
     rows = 1 << (m - first)
     members = np.array([i.bit_count() for i in range(1 << m)]).reshape(-1, rows, 1, 1)
+    # The empty subset, whose score is replaced below: only not a division by zero.
     members[0, 0] = 1
     if xp is np:
         total = np.zeros(members.shape[:2])
@@ -193,9 +198,25 @@ def best_of_all(differences: Any, score: Score) -> tuple[BoolArray, float]:
     m, _, samples = differences.shape
     scores = score_all(differences, score)
     ties = np.flatnonzero(scores == scores.max())
+    # Among equals more models: each was trained on data that the others have not seen.
     best = max(ties.tolist(), key=lambda mask: (mask.bit_count(), mask))
     members = np.array([bool(best >> (m - 1 - i) & 1) for i in range(m)])
     return members, float(scores[best]) / samples
+
+
+def _scores_with_each(
+    differences: Any, parent: IntArray, others: IntArray, score: Score, parts: list[slice]
+) -> FloatArray:
+    """(o,) the score of a subset with each of the other models added, sample by sample in chunks."""
+    xp = namespace(differences)
+    index = others if xp is np else xp.as_tensor(others, device=differences.device)
+    scores = np.zeros(len(others))
+    for part in parts:
+        sums = differences[index][:, :, part] if xp is np else differences[index, :, part]
+        if len(parent):
+            sums = sums + differences[parent.tolist()][:, :, part].sum(0)
+        scores += to_numpy(_reduce_scores(sums, len(parent) + 1, score, xp))
+    return scores
 
 
 def best_by_beam(differences: Any, score: Score, width: int) -> tuple[BoolArray, float]:
@@ -218,7 +239,6 @@ def best_by_beam(differences: Any, score: Score, width: int) -> tuple[BoolArray,
     score : float
         As in :func:`best_of_all`.
     """
-    xp = namespace(differences)
     m, wrong, samples = differences.shape
     parts = _chunks(samples, m * wrong, _on_cpu(differences))
     beam: list[IntArray] = [np.empty(0, np.int64)]
@@ -228,18 +248,13 @@ def best_by_beam(differences: Any, score: Score, width: int) -> tuple[BoolArray,
         grown: dict[bytes, tuple[float, IntArray]] = {}
         for parent in beam:
             others = np.setdiff1d(np.arange(m), parent)
-            index = others if xp is np else xp.as_tensor(others, device=differences.device)
-            scores = np.zeros(len(others))
-            for part in parts:
-                sums = differences[index][:, :, part] if xp is np else differences[index, :, part]
-                if len(parent):
-                    sums = sums + differences[parent.tolist()][:, :, part].sum(0)
-                scores += to_numpy(_reduce_scores(sums, size, score, xp))
+            scores = _scores_with_each(differences, parent, others, score, parts)
             for other, value in zip(others.tolist(), scores.tolist(), strict=True):
                 members = np.sort(np.append(parent, other))
                 grown.setdefault(members.tobytes(), (value if score == "accuracy" else -value, members))
         ranked = sorted(grown.values(), key=lambda item: -item[0])[:width]
         beam = [members for _, members in ranked]
+        # Ties go to the larger subset, as in `best_of_all`.
         if (ranked[0][0], size) >= best_key:
             best_key, best = (ranked[0][0], size), beam[0]
     mask = np.zeros(m, np.bool_)
