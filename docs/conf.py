@@ -51,6 +51,7 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 autodoc_member_order = "groupwise"  # classes and functions first, constants last
 autodoc_typehints = "signature"
+python_maximum_signature_line_length = 100
 # nvflare is in none of the extras that the documentation is built with.
 autodoc_mock_imports = [] if importlib.util.find_spec("nvflare") else ["nvflare"]
 napoleon_google_docstring = False
@@ -88,7 +89,7 @@ INTERNAL = (
 # Every name of ``fedcohort.__all__``, and why a user needs it.
 SURFACE = {
     "Run experiments": (
-        "The verbs of the command line, with the same defaults.",
+        "The commands as functions, with the same defaults.",
         ["compare", "run", "extend", "load"],
     ),
     "Bring your own data": (

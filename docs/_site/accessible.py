@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_MENDED = [
+_MENDED: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     # Captions of the navigation are headings without a level; two asides have no names to tell them apart.
     (r'<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
     (r'<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="All pages">'),
@@ -16,6 +17,11 @@ _MENDED = [
     (r'<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'),
     # The corner of a table is no heading of anything.
     (r'<th class="head([^"]*)"><p></p></th>', r'<td class="head\1"></td>'),
+    # Sphinx writes parameters on lines of their own as descriptions without terms.
+    (
+        r'<dl>\s*((?:<dd><em class="sig-param">(?:(?!</dd>).)*</dd>\s*)+)</dl>',
+        lambda m: '<div class="parameters">' + re.sub("(</?)dd>", r"\1div>", m[1]) + "</div>",
+    ),
     # The page of search results has no heading.
     (r'(?<!</h1>)<div id="search-results"></div>', '<h1>Search</h1><div id="search-results"></div>'),
 ]
@@ -30,7 +36,7 @@ def mend(app: Any, exception: Exception | None) -> None:
         if path.relative_to(folder).parts[0] != "results":
             text = mended = path.read_text(encoding="utf-8")
             for old, new in _MENDED:
-                mended = re.sub(old, new, mended)
+                mended = re.sub(old, new, mended, flags=re.DOTALL)
             if mended != text:
                 path.write_text(mended, encoding="utf-8")
 

@@ -61,6 +61,7 @@ _FITTED = [
     (r'role="region"', 'role="group"'),
     (r"<pre style", '<pre tabindex="0" style'),
     (r"<th></th>", "<td></td>"),
+    (r"/tmp/fedcohort-\w+/", ""),  # the folder is temporary
 ]
 
 
