@@ -251,17 +251,25 @@ def _is_admitted(constraint: Constraint, value: object) -> bool:
         return False
 
 
+def check_values(owner: object, constraints: Mapping[str, Constraint]) -> None:
+    """Refuse an object whose attributes their constraints do not admit."""
+    for name, constraint in constraints.items():
+        value = getattr(owner, name)
+        if not _is_admitted(constraint, value):
+            raise ParameterError(
+                f"The '{name}' parameter of {type(owner).__name__} must be {constraint.describe()}. "
+                f"Got {short_repr(value)}."
+            )
+
+
 class Parameterized:
     """Base of frozen dataclasses whose :func:`param` fields are checked at construction."""
 
     def __post_init__(self) -> None:
-        for info in parameters(type(self)):
+        infos = parameters(type(self))
+        check_values(self, {info.name: info.constraint for info in infos})
+        for info in infos:
             value = getattr(self, info.name)
-            if not _is_admitted(info.constraint, value):
-                raise ParameterError(
-                    f"The '{info.name}' parameter of {type(self).__name__} must be {info.constraint.describe()}. "
-                    f"Got {short_repr(value)}."
-                )
             if isinstance(value, list):  # as TOML and JSON give it; a frozen object must not hold what can change
                 object.__setattr__(self, info.name, tuple(value))
 

@@ -268,7 +268,7 @@ class Pace:
         while begin > 0 and _clients(cohorts[begin:]) < _MOST:
             # As many older cohorts again: a change is found within a factor of two of when it happened.
             before = max(2 * begin - len(cohorts), 0)
-            if abs(log_rank(*_known(cohorts[begin:], now), *_known(cohorts[before:begin], now))) > _DIFFERENT:
+            if abs(log_rank(*_answers(cohorts[begin:], now), *_answers(cohorts[before:begin], now))) > _DIFFERENT:
                 break
             begin = before
         return cohorts[begin:]
@@ -278,7 +278,7 @@ def _clients(cohorts: Sequence[_Times]) -> int:
     return sum(len(cohort.seconds) for cohort in cohorts)
 
 
-def _observed(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArray, BoolArray]:
+def _observations(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArray, BoolArray]:
     """Return for each client when it answered or failed or was last seen at work, and whether it did either."""
     seconds = np.concatenate([cohort.seconds for cohort in cohorts])
     failed = np.concatenate([cohort.failed for cohort in cohorts])
@@ -287,15 +287,15 @@ def _observed(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolAr
     return np.where(known, seconds, so_far), known & ~failed, known & failed
 
 
-def _known(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArray]:
-    return _observed(cohorts, now)[:2]
+def _answers(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArray]:
+    return _observations(cohorts, now)[:2]
 
 
 def _incidence_of(cohorts: Sequence[_Times], now: float) -> Incidence:
     """Return how many clients answered and failed by which time, as far as can be known now."""
     if not cohorts:
         return Incidence(np.empty(0), np.empty(0), np.empty(0))
-    seconds, answered, failed = _observed(cohorts, now)
+    seconds, answered, failed = _observations(cohorts, now)
     found = incidence(seconds, answered, failed)
     if len(found.times) <= _POINTS:
         return found

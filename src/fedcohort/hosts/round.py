@@ -18,7 +18,7 @@ import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
-from fedcohort.core.params import Constraint, Either, Interval, OneOf, Optional
+from fedcohort.core.params import Constraint, Either, Interval, OneOf, Optional, check_values
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.pace import Pace, Proposal, first_deadline
@@ -100,12 +100,7 @@ class Policy:
         }
         if not callable(self.size):
             constraints["size"] = Optional(_COUNT)
-        for name, constraint in constraints.items():
-            value = getattr(self, name)
-            if not constraint.admits(value):
-                raise ParameterError(
-                    f"The {name!r} parameter of Policy must be {constraint.describe()}. Got {value!r}."
-                )
+        check_values(self, constraints)
         if self.private and self.late == "count":
             raise ParameterError(
                 "Late models cannot be counted under differential privacy: the noise is made for the models of a round."

@@ -307,7 +307,7 @@ class StrategyState:
         """Return the changed attributes: JSON for the plain ones, arrays under flat keys for the others."""
         plain: dict[str, Any] = {}
         arrays: dict[str, AnyArray] = {}
-        for path, level, name, value in self._changed():
+        for path, level, name, value in self._changed_attributes():
             found = _arrays_of(value)
             if _has_own_state(value):
                 plain[path] = {"kind": "state", "value": value.state_dict()}
@@ -326,7 +326,7 @@ class StrategyState:
                 )  # fmt: skip
         return plain, arrays
 
-    def _changed(self) -> Iterator[tuple[str, Strategy, str, Any]]:
+    def _changed_attributes(self) -> Iterator[tuple[str, Strategy, str, Any]]:
         """Yield what may differ from what the constructor left: its path, its level, its name and its value."""
         for i, (level, fresh) in enumerate(zip(self._levels, self._fresh, strict=True)):
             for name, value in vars(level).items():
