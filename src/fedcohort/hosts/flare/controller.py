@@ -122,7 +122,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         wait_for: int = 1,
         patience: float = 600.0,
         tries: int = 3,
-        min_replies: int = 1,
+        min_replies: int | None = None,
         max_share: float | None = None,
         classes: int | None = None,
         filter: str | None = None,

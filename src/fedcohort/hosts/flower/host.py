@@ -371,7 +371,7 @@ class FlowerHost(Host):
             return Average(error="too few valid models")
         found = aggregate(self.inner, server_round, chosen, errors)
         # Counted again: those whose models could not be averaged are out.
-        if len(chosen) - len(found.blamed) < self.settings.min_replies:
+        if len(chosen) - len(found.blamed) < self.policy.fewest:
             return Average(blamed=found.blamed, error=found.error)
         return found if found.arrays is None else replace(found, arrays=with_integers(found.arrays, self.arrays))
 

@@ -72,7 +72,7 @@ _CONSTRAINTS: Mapping[str, Constraint] = {
     "tries": _COUNT,
     "describe_every": Optional(_SECONDS),
     "classes": Optional(_COUNT),
-    "min_replies": _COUNT,
+    "min_replies": Optional(_COUNT),
     "max_share": Optional(Interval(float, 0, 1, "right")),
     "max_update_norm": Optional(_POSITIVE),
     "keep_checkpoints": _COUNT,
@@ -142,8 +142,9 @@ class CohortStrategy(Strategy):
     classes : int, optional
         Number of classes, if clients send plain label counts. The labels of a client with more classes are ignored.
         Default: as many as at least two clients, and more than a fifth of all, have.
-    min_replies : int
-        With fewer models than this, a round does not change the global model (Krum needs several).
+    min_replies : int, optional
+        With fewer models than this, a round does not change the global model (Krum needs several). An automatic
+        deadline aims at rounds with at least so many. Default: 1, and automatic deadlines aim at half of the cohort.
     max_share : float, optional
         Largest share of a round's weight that one client may have, whatever size it claims. Default: limited only by
         the size it declared.
@@ -198,7 +199,7 @@ class CohortStrategy(Strategy):
         tries: int = 3,
         describe_every: float | None = None,
         classes: int | None = None,
-        min_replies: int = 1,
+        min_replies: int | None = None,
         max_share: float | None = None,
         max_update_norm: float | None = None,
         filter: Filter | str | None = None,
