@@ -18,7 +18,7 @@ import contextlib
 import heapq
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import from_arrays
 from fedcohort.simulate.rounds.prepare import prepare
 
+MIX = (30, 20, 10, 5, 2, 1, 1, 1, 1, 1)  # of classes, at every client: no rates can balance it
 PHONES = {"session": 2400.0, "gap": 7200.0, "spread": 0.8, "variety": 0.5, "daily": 0.7, "zones": 4}
 
 
@@ -72,8 +73,8 @@ def compare(repeats: int, workers: int | None) -> None:
         print(f"W1, {name:13s} {rate:7.1f} client updates/s, {rate / base:.2f} of rounds", flush=True)
 
 
-def table(clients: int) -> ClientTable:
-    counts = np.random.default_rng(0).integers(0, 60, (clients, 10))
+def table(clients: int, mix: Sequence[int] = (1,) * 10) -> ClientTable:
+    counts = np.random.default_rng(0).integers(0, 60, (clients, 10)) * mix
     return ClientTable(sizes=counts.sum(axis=1), labels=LabelCounts(counts))
 
 
@@ -121,10 +122,18 @@ def clocked(selector: object) -> Iterator[list[float]]:
             setattr(cls, name, function)
 
 
-def dispatch(clients: int, selector: str, busy: int, most: int, until: float = np.inf, mean: float = 120.0) -> None:
+def dispatch(
+    clients: int,
+    selector: str,
+    busy: int,
+    most: int,
+    until: float = np.inf,
+    mean: float = 120.0,
+    mix: Sequence[int] = (1,) * 10,
+) -> None:
     devices = DrawnDevices(states={"online": PHONES})
     began = time.process_time()
-    session = Session(selector, table(clients), asynchronous=True, commit="manual")
+    session = Session(selector, table(clients, mix), asynchronous=True, commit="manual")
     roster = OnlineDevices(devices, clients, seed=0)
     seconds = np.random.default_rng(3).exponential(mean, clients)
     ready = time.process_time()
@@ -155,6 +164,7 @@ def main() -> None:
                 for busy in (100, 1000):
                     dispatch(100_000, "uniform", busy, 3000)
                 dispatch(100_000, "balanced", 100, 500)
+                dispatch(100_000, "balanced", 100, 200, mix=MIX)
             case "week":
                 dispatch(1_000_000, "uniform", 100, 10**9, WEEK, 600.0)
 

@@ -1,12 +1,12 @@
 """Automatic deadlines beside the best fixed one, in federations of every kind.
 
-    python bench/deadlines.py [--worlds alike,halves] [--seeds 10 11] [--spares 10] [--least 5] [--rounds 200]
+    python bench/deadlines.py [--worlds alike,halves] [--seeds 10 11] [--spares 10] [--least 1] [--rounds 200]
 
 300 clients, rounds of 10 models, uniform selection. Counted is the simulated time until 200 x 10 models have come. A
 round that misses 10 models counts with those it has; one with fewer than ``--least`` counts for nothing, and its time
-is lost. With ``--least 1`` every model counts, as in a run with ``min_replies=1``; automatic deadlines aim at half.
-``deadline="auto"`` is played with the product's own Round and Session. The best fixed pair of deadline and spares is
-searched for on the very seeds that are shown, which favours it.
+is lost. By default that is half, and ``min_replies`` is not set; else it is ``min_replies``. ``deadline="auto"`` is
+played with the product's own Round and Session. The best fixed pair of deadline and spares is searched for on the very
+seeds that are shown, which favours it: 30 deadlines (15 for "day-night") and 4 numbers of spares.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from scipy.special import ndtri
 from fedcohort import Session
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.pace import Pace
-from fedcohort.hosts.round import Policy, Round, closing
+from fedcohort.hosts.round import Policy, Round
 from fedcohort.scenario import Scenario
+from fedcohort.scenario.devices import OnlineDevices
 
-CLIENTS, SIZE = 300, 10
+CLIENTS, SIZE, HALF = 300, 10, 5
 OK, FAILED, MISSING = (int(status) for status in (Status.OK, Status.FAILED, Status.MISSING))
 PHONES = {"session": 900, "gap": 3600, "spread": 0.8, "variety": 0.5, "daily": 0.9, "peak": 21}
 DEVICES = {"speed": 80.0, "speed_spread": 0.6, "bandwidth": 5e5, "bandwidth_spread": 1.0, "states": {"online": PHONES}}
@@ -46,10 +47,10 @@ WORLDS = {
 }
 
 
-@functools.lru_cache(maxsize=20_000)
-def chances(seed: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+@functools.lru_cache(maxsize=6_000)
+def chances(seed: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng([seed, 11, number])
-    return rng.standard_normal(CLIENTS), rng.random((3, CLIENTS))
+    return rng.standard_normal(CLIENTS), rng.random((3, CLIENTS)), rng.permutation(CLIENTS)
 
 
 class World:
@@ -66,39 +67,35 @@ class World:
             **dict.fromkeys(["exponential", "failures", "drift"], np.exp(0.5 * ndtri(rank))),
         }.get(name, np.ones(CLIENTS))
         self.spread = {"alike": 0.1, "sizes": 0.1, "heavy": 1.5}.get(name, 0.3)
-        self.samples = 600 * np.exp(0.5 * ndtri(rank))
         devices = Scenario.from_dict({"devices": DEVICES}).devices
         assert devices is not None
-        self.devices = devices
+        self.devices, everybody = devices, np.arange(CLIENTS)
+        self.roster = OnlineDevices(devices, CLIENTS, seed=seed)
+        self.works = devices.durations(everybody, 600 * np.exp(0.5 * ndtri(rank)), 2e6, seed=seed)
 
     def wait(self, time: float) -> tuple[float, np.ndarray]:
-        """When somebody is there, and who."""
-        everybody = np.arange(CLIENTS)
+        """When somebody is there, and who; times must not go back."""
         if self.name != "day-night":
-            return time, everybody
-        while True:
-            on = np.flatnonzero(self.devices.presence(everybody, seed=self.seed, time=time)[0])
-            if len(on):
-                return time, on
-            time += 10.0
+            return time, np.arange(CLIENTS)
+        time = self.roster.wait(time)
+        return time, np.flatnonzero(self.roster.on)
 
-    def events(self, clients: np.ndarray, number: int, time: float) -> tuple[np.ndarray, np.ndarray]:
-        """When clients answer or fail, in seconds from ``time``, and what they answer."""
+    def events(self, clients: np.ndarray, number: int, time: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """When clients answer or fail, in seconds from ``time``, one or (m, 1), and what they answer."""
         if self.name == "day-night":
-            seconds = self.devices.durations(clients, self.samples[clients], 2e6, seed=self.seed)
-            return self.devices.work(clients, seconds, seed=self.seed, time=time)
-        normal, (first, second, third) = chances(self.seed, number)
+            return self.devices.work(clients, self.works[clients], seed=self.seed, time=float(np.max(time)))
+        normal, (first, second, third), _ = chances(self.seed, number)
         status = np.zeros(len(clients), np.int8)
-        seconds = self.slowness * np.exp(self.spread * normal)
+        seconds, slower = self.slowness * np.exp(self.spread * normal), 1.0
         if self.name == "pareto":
             seconds = (1 - first) ** (-1 / 1.1)
         elif self.name == "exponential":
             seconds = self.slowness * (0.2 - np.log(1 - first))
         elif self.name == "drift":
-            seconds = seconds * 8.0 ** np.sin(np.pi * time / 1000) ** 2
+            slower = 8.0 ** np.sin(np.pi * time / 1000) ** 2
         elif self.name == "jumps":
-            seconds = seconds * (4.0 if time % 200 >= 100 else 1.0)
-        seconds, fails = seconds[clients], second[clients] < 0.2
+            slower = np.where(time % 200 >= 100, 4.0, 1.0)
+        seconds, fails = slower * seconds[clients], second[clients] < 0.2
         if self.name == "failures":
             seconds, status[fails] = np.where(fails, seconds * third[clients], seconds), FAILED
         elif self.name == "silent":
@@ -106,9 +103,10 @@ class World:
         return seconds, status
 
 
-def play_auto(world: World, spares: int, rounds: int, least: int = 5) -> tuple[float, float, int]:
+def play_auto(world: World, spares: int, rounds: int, least: int | None = None) -> tuple[float, float, int]:
     """Seconds until the models are there, clients asked for each, rounds."""
-    policy = Policy(size=SIZE, spares=spares, deadline="auto")
+    policy = Policy(size=SIZE, spares=spares, deadline="auto", min_replies=least)
+    least = HALF if least is None else least
     clock, models, asked = 0.0, 0, 0
     with Session("uniform", clients=CLIENTS, seed=world.seed) as session:
         pace = Pace.of(session)
@@ -131,58 +129,67 @@ def play_auto(world: World, spares: int, rounds: int, least: int = 5) -> tuple[f
     raise AssertionError
 
 
-def play_fixed(world: World, deadline: float, spares: int, rounds: int, least: int, limit: float) -> float:
-    """Seconds until the models are there; infinity when it takes longer than ``limit``."""
-    clock, models = 0.0, 0
+def play_fixed(world: World, deadlines: np.ndarray, spares: int, rounds: int, least: int, limit: float) -> np.ndarray:
+    """(m,) seconds until the models are there with each deadline; infinity when it takes longer than ``limit``."""
+    found = np.full(len(deadlines), np.inf)
+    clock, models, left = np.zeros(len(deadlines)), np.zeros(len(deadlines)), np.arange(len(deadlines))
     for number in itertools.count():
-        clock, there = world.wait(clock)
-        n = min(SIZE + spares, len(there))
-        cohort = np.random.default_rng([world.seed, 13, number]).choice(there, n, replace=False)
-        enough = min(n, max(SIZE, n - spares)) if spares else n
-        status, lasts = closing(*world.events(cohort, number, clock), deadline=deadline, enough=enough)
-        clock += lasts
-        sound = int((status == OK).sum())
-        models += min(sound, SIZE) if sound >= least else 0
-        if models >= rounds * SIZE:
-            return clock * rounds * SIZE / models
-        if clock > limit:
-            return np.inf
+        cohort = chances(world.seed, number)[2]
+        if world.name == "day-night":  # who is there depends on the time: one deadline after another
+            clock[left] = world.wait(float(clock[left][0]))[0]
+            cohort = cohort[world.roster.on[cohort]]
+        cohort = cohort[: SIZE + spares]
+        seconds, status = world.events(cohort, number, clock[left, None])
+        seconds, status = np.atleast_2d(seconds), np.atleast_2d(status)
+        sound = np.sort(np.where(status == OK, seconds, np.inf), axis=1)
+        ends = np.minimum(seconds.max(1), deadlines[left])
+        if spares:
+            ends = np.minimum(ends, sound[:, min(max(SIZE, len(cohort) - spares), len(cohort)) - 1])
+        count = (sound <= ends[:, None]).sum(1)
+        clock[left] += ends
+        models[left] += np.where(count >= least, np.minimum(count, SIZE), 0)
+        done = models[left] >= rounds * SIZE
+        found[left[done]] = clock[left[done]] * rounds * SIZE / models[left[done]]
+        left = left[~done & (clock[left] <= limit)]
+        if not len(left):
+            return found
     raise AssertionError
 
 
 def best_fixed(
-    name: str, seeds: list[int], spares: int, rounds: int, least: int, limit: float
+    name: str, seeds: list[int], spares: int, rounds: int, least: int, limits: list[float]
 ) -> tuple[float, float, int]:
-    """The mean time of the best pair, its deadline, its spares; a pair that takes longer than ``limit`` is left."""
+    """The mean time of the best pair, its deadline, its spares; a pair that takes longer than a limit is left out."""
     sample = World(name, seeds[0])
-    found = [sample.events(sample.wait(0.0)[1], number, 0.0)[0] for number in range(0, rounds, max(rounds // 10, 1))]
-    seconds = np.concatenate(found)
+    everybody = sample.wait(0.0)[1]
+    seconds = np.concatenate([sample.events(everybody, number, 0.0)[0] for number in range(10)])
     seconds = seconds[(seconds > 0) & np.isfinite(seconds)]
     quantiles = np.quantile(seconds, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0])
-    deadlines = np.unique(np.concatenate([quantiles, np.geomspace(quantiles[1], np.quantile(seconds, 0.999), 12)]))
-    best = (np.inf, 0.0, 0)
-    for more in sorted({spares, 2 * spares // 3, spares // 3, 0}, reverse=True):
-        for deadline in deadlines:
-            total = 0.0
-            for seed in seeds:
-                worst = min(best[0], limit) * len(seeds) - total
-                total += play_fixed(World(name, seed), float(deadline), more, rounds, least, worst)
-                if total >= min(best[0], limit) * len(seeds):
-                    break
-            else:
-                best = min(best, (total / len(seeds), float(deadline), more))
-    return best
+    deadlines = np.unique(np.concatenate([quantiles, np.geomspace(quantiles[0], np.quantile(seconds, 0.999), 16)]))
+    choices = sorted({0, spares // 3, 2 * spares // 3, spares})
+    if name == "day-night":
+        deadlines = deadlines[::2]
+    parts = deadlines[:, None] if name == "day-night" else deadlines[None]
+    times = [
+        [np.concatenate([play_fixed(World(name, seed), part, more, rounds, least, limit) for part in parts])
+         for more in choices]
+        for seed, limit in zip(seeds, limits, strict=True)
+    ]  # fmt: skip
+    means = np.mean(times, axis=0)
+    more, at = np.unravel_index(np.argmin(means), means.shape)
+    return float(means[more, at]), float(deadlines[at]), choices[more]
 
 
-def compare(name: str, seeds: list[int], spares: int, rounds: int, least: int = 5) -> tuple[float, str]:
+def compare(name: str, seeds: list[int], spares: int, rounds: int, least: int | None = None) -> tuple[float, str]:
     """The time with automatic deadlines over that of the best fixed pair, and a row of the table."""
     autos = [play_auto(World(name, seed), spares, rounds, least) for seed in seeds]
     seconds, asked, count = (float(np.mean(column)) for column in zip(*autos, strict=True))
     # A fixed pair that is far worse need not be played to its end.
-    best, deadline, more = best_fixed(name, seeds, spares, rounds, least, 1.25 * seconds)
+    limits = [2 * auto[0] for auto in autos]
+    best, deadline, more = best_fixed(name, seeds, spares, rounds, HALF if least is None else least, limits)
     fixed = f"{best:,.0f} s ({deadline:.3g} s, {more})"
     if best == np.inf:
-        best = 1.25 * seconds
+        best = 2 * seconds
         fixed = f"more than {best:,.0f} s"
     row = f"| {WORLDS[name]} | {fixed} | {seconds:,.0f} s | {seconds / best:.3f} | {asked:.2f} | {count:.0f} |"
     return seconds / best, row
@@ -193,7 +200,7 @@ def main() -> None:
     parser.add_argument("--worlds", default=",".join(WORLDS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10, 16)))
     parser.add_argument("--spares", type=int, default=SIZE)
-    parser.add_argument("--least", type=int, default=5)
+    parser.add_argument("--least", type=int)
     parser.add_argument("--rounds", type=int, default=200)
     options = parser.parse_args()
     print("| federation | best fixed (deadline, spares) | auto | ratio | asked per model | rounds |")

@@ -1,5 +1,6 @@
 """`balanced`: its objective by brute force, its draw by enumeration, and what it promises."""
 
+import copy
 import itertools
 import math
 
@@ -84,6 +85,93 @@ def test_counts_factor_and_gram_give_the_same_cohorts():
     traces = [play(Session(Balanced(), table, seed=5), 20, 6) for table in tables]
     for trace in traces[1:]:
         assert [sorted(c) for c in trace] == [sorted(c) for c in traces[0]]
+
+
+def plain_choice(rule, state, slate, counts, rng):
+    """The rule of the class's docstring, one client after the other; ``counts`` (N, B), or None without labels."""
+    candidates, size = slate.candidates.tolist(), slate.size
+    rates = [state.rates[c] for c in candidates]
+    mean = sum(r * state.turns[c] for r, c in zip(rates, candidates, strict=True)) / sum(rates)
+    lead = [state.turns[c] - mean for c in candidates]
+    last = sorted(lead)[size - 1]
+    if size == len(candidates):
+        first = eligible = [True] * size
+    elif last <= -rule.slack:
+        first, eligible = [e < last for e in lead], [e <= last for e in lead]
+    else:
+        first, eligible = [e <= -rule.slack for e in lead], [e < rule.slack or e <= last for e in lead]
+    turn = [rule.coverage * (e + u) for e, u in zip(lead, rng.random(len(lead)).tolist(), strict=True)]
+    before, past = 0, 0.0
+    if counts is not None:
+        aim = counts.sum(0) / counts.sum() if state.natural else np.full(counts.shape[1], 1 / counts.shape[1])
+        past = (rule.past * state.recent) @ counts if slate.busy is None else counts[slate.busy].sum(0)
+    if slate.busy is not None:
+        before = len(slate.busy)
+
+    def imbalance(members):
+        if counts is None:
+            return 0.0
+        total = past + counts[[candidates[m] for m in members]].sum(0)
+        value = ((total / total.sum() - aim) ** 2).sum()
+        return math.log(max(value, (1 - 1 / len(total)) / max(total.sum(), 1)))
+
+    members = [m for m, is_first in enumerate(first) if is_first]
+    fixed = len(members)
+    while len(members) < size:
+        free = [m for m in range(len(candidates)) if eligible[m] and m not in members]
+        values = [-(before + len(members) + 1) * (imbalance([*members, m]) + turn[m]) for m in free]
+        weights = np.exp(np.array(values) - max(values))
+        members.append(free[int(np.searchsorted(weights.cumsum(), rng.random() * weights.sum(), side="right"))])
+    if 1 < size < len(candidates):
+        for _ in range(1 if counts is None else 2):
+            for member in rng.permutation(members[fixed:]).tolist():
+                members.remove(member)
+                free = [m for m in range(len(candidates)) if eligible[m] and m not in members]
+                value = {m: imbalance([*members, m]) + turn[m] / size for m in free}
+                best = min(value, key=value.__getitem__)
+                members.append(best if value[best] < value[member] - 1e-12 else member)
+    turns = state.turns.copy()
+    absent = np.setdiff1d(np.arange(len(turns)), candidates)
+    turns[absent] = np.maximum(turns[absent], mean - rule.slack)
+    clients = slate.candidates[members]
+    turns[clients] += 1 / state.rates[clients]
+    return clients, turns
+
+
+def one_class_each(n):
+    return np.eye(4, dtype=int)[np.arange(n) % 4] * 8
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", ["random", "ties", "writers", "nothing"])
+@pytest.mark.parametrize("slack", [1.0, 3.0])
+def test_cohorts_are_those_of_the_rule_written_down_plainly(kind, asynchronous, slack, monkeypatch):
+    known = {"random": federation(1, n=25) + 1, "ties": one_class_each(25), "writers": writers(25)}
+    counts = known.get(kind)
+    table = ClientTable(sizes=np.ones(25)) if counts is None else ClientTable(labels=LabelCounts(counts))
+    compared = 0
+
+    def select(self, state, slate, answer, rng, real=Balanced.select):
+        nonlocal compared
+        clients, turns = plain_choice(self, state, slate, counts, copy.deepcopy(rng))
+        cohort, after = real(self, state, slate, answer, rng)
+        assert cohort.clients.tolist() == clients.tolist()
+        np.testing.assert_allclose(after.turns, turns)
+        compared += 1
+        return cohort, after
+
+    monkeypatch.setattr(Balanced, "select", select)
+    for seed in range(3):
+        chance, work = np.random.default_rng(seed), []
+        session = Session(Balanced(slack=slack), table, seed=seed, asynchronous=asynchronous)
+        for _ in range(60 if asynchronous else 20):
+            there = chance.random(25) < chance.choice([0.3, 0.7, 1.0])
+            work.append(session.ask(RoundRequest(1 if asynchronous else 5, there)))
+            if len(work) == (6 if asynchronous else 1):
+                cohort = work.pop(int(chance.integers(len(work))))
+                lost = np.where(chance.random(cohort.size) < 0.2, int(Status.FAILED), int(Status.OK))
+                session.tell(RoundReport(cohort.ticket, cohort.clients, status=lost))
+    assert compared == 3 * (60 if asynchronous else 20)
 
 
 def writers(n=60, seed=0):

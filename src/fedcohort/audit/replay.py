@@ -107,7 +107,7 @@ class Replay:
 
     def tell(self, ticket: int, blocks: list[ReplyBlock], given_up: str | None) -> None:
         """Close a cohort with what was reported, or give it up."""
-        whole = ReplyBlock.joined(ticket, blocks)
+        whole = ReplyBlock.join(ticket, blocks)
         metrics = {Signal.by_name(name): column for name, column in whole.metrics.items()}
         # A complete report would close the cohort as a round that counts, and a cohort that was given up does not.
         report = RoundReport(

@@ -117,26 +117,29 @@ def analytics(
     if format is Format.JSON:
         print_json({**summary, "clients": rows})
         return
-    shown = rows if not show or len(rows) <= 2 * show else [*rows[:show], None, *rows[-show:]]
-    columns = ["#rank", "client", "#duels won", f"{level:.0%} interval", "ranks left open", "#rounds"]
-    columns += ["#true skewness"] if "true_skewness" in rows[0] else []
-    cells = []
-    for row in shown:
-        if row is None:
-            cells.append(["...", *[""] * (len(columns) - 1)])
-            continue
-        ranks = f"{row['best_rank']} to {row['worst_rank']}"
-        line = [row["rank"], row["client"], f"{row['win_rate']:.0%}", f"{row['low']:.0%} to {row['high']:.0%}", ranks]
-        line.append(row["rounds"])
-        line += [f"{row['true_skewness']:.3f}"] if "true_skewness" in row else []
-        cells.append(line)
-    out().print(table(columns, cells, title="clients from the least to the most skewed"))
+    _print(rows, level, show)
     if "agreement" in summary:
         say(
             console,
             f"{summary['rounds']} rounds, {summary['megabytes']:.3g} MB; rank correlation with the true skewness "
             f"{summary['agreement']:.2f}",
         )
+
+
+def _print(rows: list[dict[str, Any]], level: float, show: int) -> None:
+    """Print the ranking, ``show`` rows at each end, or all where that is 0."""
+    columns = ["#rank", "client", "#duels won", f"{level:.0%} interval", "ranks left open", "#rounds"]
+    columns += ["#true skewness"] if "true_skewness" in rows[0] else []
+    cells = [_cells(row) for row in rows]
+    if show and len(cells) > 2 * show:
+        cells = [*cells[:show], ["...", *[""] * (len(columns) - 1)], *cells[-show:]]
+    out().print(table(columns, cells, title="clients from the least to the most skewed"))
+
+
+def _cells(row: dict[str, Any]) -> list[Any]:
+    ranks = f"{row['best_rank']} to {row['worst_rank']}"
+    line = [row["rank"], row["client"], f"{row['win_rate']:.0%}", f"{row['low']:.0%} to {row['high']:.0%}", ranks]
+    return [*line, row["rounds"], *([f"{row['true_skewness']:.3f}"] if "true_skewness" in row else [])]
 
 
 def configuration(config: str | None, wanted: dict[str, Any], changes: list[str]) -> dict[str, Any]:

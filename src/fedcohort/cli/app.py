@@ -114,30 +114,32 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except FedcohortError as error:
-        if "--debug" in sys.argv:
-            raise
-        print_error(error)
-        sys.exit(1)
-    except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS or "--debug" in sys.argv:
-            raise
-        print_error(
-            MissingExtraError(
-                f"This needs {module}, which is not installed.", hint=f"pip install 'fedcohort[{EXTRAS[module]}]'"
-            )
-        )
-        sys.exit(1)
     except BrokenPipeError:  # the reader, such as head, has seen enough
-        sys.stderr.close()
+        sys.stderr.close()  # or Python, at its end, would complain that it cannot flush it
         sys.exit(0)
-    except OSError as error:  # the system refuses something about a file, and says which
-        if error.filename is None or error.strerror is None or "--debug" in sys.argv:
+    except (FedcohortError, ModuleNotFoundError, OSError) as error:
+        message = _message(error)
+        if message is None or "--debug" in sys.argv:
             raise
-        print_error(FedcohortError(f"{error.filename}: {error.strerror}."))
+        print_error(message)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _message(error: Exception) -> FedcohortError | None:
+    """Return an error as the user is to read it; None for a bug of ours, whose traceback is shown."""
+    if isinstance(error, FedcohortError):
+        return error
+    if isinstance(error, ModuleNotFoundError):
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            return None
+        return MissingExtraError(
+            f"This needs {module}, which is not installed.", hint=f"pip install 'fedcohort[{EXTRAS[module]}]'"
+        )
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return FedcohortError(f"{error.filename}: {error.strerror}.")  # the system refuses something about a file
+    return None
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcohort.cli.options import FormatOption, TrustOption, import_selectors
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.terminal import say
+
+if TYPE_CHECKING:
+    from fedcohort.audit.choices import AuditResult
 
 
 def audit(
@@ -54,31 +57,36 @@ def audit(
     if client is not None and client not in found.candidate:
         raise UnknownNameError(f"There is no client {client!r} in {journal}.")
     if format is Format.JSON:
-        body: dict[str, object] = {"verdict": found.word, "confirmed": found.confirmed, "problem": found.problem}
-        body |= {"remarks": list(found.remarks), "rounds": found.rounds, "draws": found.draws, "kept": found.kept}
-        body |= {"abandoned": found.abandoned, "unexplained": found.unexplained, "excluded": dict(found.excluded)}
-        body |= {"commitment": found.commitment, "signer": found.signer}
-        if client is not None:
-            body["client"] = {"candidate": found.candidate[client], "picked": found.picked[client]}
-        print_json(body)
+        print_json(_as_json(found, client))
     else:
-        console = out()
-        draws = f"{found.draws} draws, {found.abandoned} abandoned, {found.kept} kept"
-        say(
-            console, f"{found.word}: {draws}; {found.rounds} follow from seed and inputs; commitment {found.commitment}"
-        )
-        if found.problem is not None:
-            say(console, found.problem)
-        for remark in found.remarks:
-            say(console, f"- {remark}")
-        if found.signer is not None and found.confirmed:
-            say(
-                console,
-                f"signed with the key {found.signer}" + ("" if public else "; check that it is the server's"),
-            )
-        if client is not None:
-            say(console, f"{client}: candidate in {found.candidate[client]} rounds, picked in {found.picked[client]}")
+        _print(found, client, key_given=public is not None)
     if not found.confirmed:
         raise typer.Exit(1)
     if found.remarks:
         raise typer.Exit(3)
+
+
+def _as_json(found: AuditResult, client: str | None) -> dict[str, object]:
+    body: dict[str, object] = {"verdict": found.word, "confirmed": found.confirmed, "problem": found.problem}
+    body |= {"remarks": list(found.remarks), "rounds": found.rounds, "draws": found.draws, "kept": found.kept}
+    body |= {"abandoned": found.abandoned, "unexplained": found.unexplained, "excluded": dict(found.excluded)}
+    body |= {"commitment": found.commitment, "signer": found.signer}
+    if client is not None:
+        body["client"] = {"candidate": found.candidate[client], "picked": found.picked[client]}
+    return body
+
+
+def _print(found: AuditResult, client: str | None, key_given: bool) -> None:
+    console = out()
+    draws = f"{found.draws} draws, {found.abandoned} abandoned, {found.kept} kept"
+    say(console, f"{found.word}: {draws}; {found.rounds} follow from seed and inputs; commitment {found.commitment}")
+    if found.problem is not None:
+        say(console, found.problem)
+    for remark in found.remarks:
+        say(console, f"- {remark}")
+    if found.signer is not None and found.confirmed:
+        # Anybody can sign with a key of their own: it proves something only to somebody who knows the server's.
+        unknown = "" if key_given else "; check that it is the server's"
+        say(console, f"signed with the key {found.signer}{unknown}")
+    if client is not None:
+        say(console, f"{client}: candidate in {found.candidate[client]} rounds, picked in {found.picked[client]}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -12,6 +13,9 @@ from fedcohort.cli.options import FormatOption, complete_selector
 from fedcohort.cli.output import Format, out, print_json, table
 from fedcohort.core.errors import UnknownNameError
 from fedcohort.core.terminal import err, say
+
+if TYPE_CHECKING:
+    from fedcohort.core.protocol import Selector
 
 
 def _checks_to_skip(items: list[str]) -> dict[str, str]:
@@ -29,6 +33,23 @@ def _checks_to_skip(items: list[str]) -> dict[str, str]:
             )
         found[name] = reason or "skipped with --skip"
     return found
+
+
+def _run_check(name: str, forms: Mapping[str, Selector[Any]]) -> dict[str, Any]:
+    """Run one check on every form of a selector; one about the class alone, such as its documentation, once."""
+    from fedcohort.testing import ConformanceError
+    from fedcohort.testing.conformance import ABOUT_THE_CLASS, run_check
+
+    started = time.perf_counter()
+    problem = None
+    try:
+        for form, one in forms.items():
+            if form == "as given" or name not in ABOUT_THE_CLASS:
+                run_check(name, one)
+    except ConformanceError as error:
+        problem = error.message
+    seconds = round(time.perf_counter() - started, 3)
+    return {"check": name, "passed": problem is None, "seconds": seconds, "problem": problem}
 
 
 def check(
@@ -52,29 +73,20 @@ def check(
     fedcohort check mine.py:MySelector --skip "documentation=cites no paper"
     """
     from fedcohort.core.protocol import SELECTORS
-    from fedcohort.testing import CHECKS, ConformanceError
-    from fedcohort.testing.conformance import ABOUT_THE_CLASS, checked_forms, run_check
+    from fedcohort.testing import CHECKS
+    from fedcohort.testing.conformance import checked_forms
 
     skipped = _checks_to_skip(skip or [])
     selector = SELECTORS.create(target)
-    results: list[dict[str, Any]] = []
     console = err(quiet=format is Format.JSON)
     forms = checked_forms(selector)
     with console.status(Text(f"checking {target}")):
-        for name in CHECKS:
-            if name in skipped:
-                results.append({"check": name, "passed": None, "seconds": 0.0, "problem": skipped[name]})
-                continue
-            started = time.perf_counter()
-            problem = None
-            try:
-                for form, one in forms.items():
-                    if form == "as given" or name not in ABOUT_THE_CLASS:
-                        run_check(name, one)
-            except ConformanceError as error:
-                problem = error.message
-            seconds = time.perf_counter() - started
-            results.append({"check": name, "passed": problem is None, "seconds": round(seconds, 3), "problem": problem})
+        results: list[dict[str, Any]] = [
+            {"check": name, "passed": None, "seconds": 0.0, "problem": skipped[name]}
+            if name in skipped
+            else _run_check(name, forms)
+            for name in CHECKS
+        ]
     failed = [r for r in results if r["passed"] is False]
     done = len(results) - len(skipped)
     if format is Format.JSON:

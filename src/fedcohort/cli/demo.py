@@ -45,30 +45,32 @@ def _difference(row: LeaderRow, other: LeaderRow) -> tuple[float, float]:
 
 def summarise(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[str]:
     """Say in one sentence for each setting who ends highest, and how much of that is the choice of clients."""
-    sentences = []
-    for board in boards:
-        rows = {row.label: row for row in board.rows if not row.lost and not math.isnan(row.terminal.mean)}
-        if board.baseline not in rows:
-            sentences.append(f"In {board.setting}, {board.baseline} lost a run, so there is nothing to compare with.")
-            continue
-        best = max(rows.values(), key=lambda row: row.terminal.mean)
-        end = percent(best.terminal.mean)
-        if len(equal := [label for label, row in rows.items() if percent(row.terminal.mean) == end]) > 1:
-            sentences.append(f"In {board.setting}, {names(equal)} end highest with {end}.")
-            continue
-        text = f"In {board.setting}, {best.label} ends highest with {end}"
-        fair = fair_baseline(config, best.label, board.baseline)
-        if best.label != board.baseline:
-            gain = _difference(best, rows[board.baseline])[0]
-            text += f", {board.metric.difference(gain)} over {board.baseline}"
-            if fair in rows and fair not in (board.baseline, best.label):
-                chosen = _difference(best, rows[fair])[0]
-                loss, choice = board.metric.difference(gain - chosen), board.metric.difference(chosen)
-                text += f"; {loss} of it come from its loss and {choice} from its choice of clients"
-            elif fair == best.label:
-                text += "; this is due to its loss, because its clients are chosen at random"
-        sentences.append(f"{text}.")
-    return sentences
+    return [f"In {board.setting}, {_best(board, config)}." for board in boards]
+
+
+def _best(board: Leaderboard, config: Mapping[str, Any]) -> str:
+    rows = {row.label: row for row in board.rows if not row.lost and not math.isnan(row.terminal.mean)}
+    if board.baseline not in rows:
+        return f"{board.baseline} lost a run, so there is nothing to compare with"
+    best = max(rows.values(), key=lambda row: row.terminal.mean)
+    end = percent(best.terminal.mean)
+    equal = [label for label, row in rows.items() if percent(row.terminal.mean) == end]
+    if len(equal) > 1:
+        return f"{names(equal)} end highest with {end}"
+    text = f"{best.label} ends highest with {end}"
+    if best.label == board.baseline:
+        return text
+    fair = fair_baseline(config, best.label, board.baseline)
+    gain = _difference(best, rows[board.baseline])[0]
+    text += f", {board.metric.difference(gain)} over {board.baseline}"
+    if fair == best.label:
+        return f"{text}; this is due to its loss, because its clients are chosen at random"
+    if fair == board.baseline or fair not in rows:
+        return text
+    # What uniform selection with the same loss does not reach is what the choice of clients is worth.
+    chosen = _difference(best, rows[fair])[0]
+    loss, choice = board.metric.difference(gain - chosen), board.metric.difference(chosen)
+    return f"{text}; {loss} of it come from its loss and {choice} from its choice of clients"
 
 
 def compare_worst_groups(boards: Sequence[Leaderboard]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,7 @@ from fedcohort.report.account import read_account
 from fedcohort.report.live_page import ending
 from fedcohort.report.why import NEARLY, Why, as_json, find_journal
 from fedcohort.report.why import explain as explain_journal
-from fedcohort.session.explain import ScoreRow, history
+from fedcohort.session.explain import Explanation, ScoreRow, history
 from fedcohort.simulate.leaderboard.words import quantity
 from fedcohort.simulate.store.results import open_journal
 
@@ -79,14 +80,8 @@ def _print_reasons(why: Why) -> None:
     found = why.explanation
     if found.rule:
         say(console, found.rule)
-    if found.client is not None and found.status is not None:
-        reply = found.failures.get(found.name or "", found.status)
-        say(console, f"Its reply: {reply}.")
-    elif found.client is None:
-        for failed, what in found.failures.items():
-            say(console, f"{failed}: {what}")
-    if found.threshold is not None and found.client is None:
-        say(console, f"The lowest score picked was {found.threshold:.5g}.")
+    for line in _replies(found):
+        say(console, line)
     for key, value in found.notes.items():
         say(console, f"{key}: {value:.6g}" if isinstance(value, float) else f"{key}: {value}")
     if found.coverage is not None:
@@ -95,6 +90,18 @@ def _print_reasons(why: Why) -> None:
     for part in why.parts:
         if part in found.meanings:
             say(console, f"{part}: {found.meanings[part]}", style="dim")
+
+
+def _replies(found: Explanation) -> Iterator[str]:
+    """Yield what came back: of one client its reply, of a cohort the failures and the lowest score picked."""
+    if found.client is not None:
+        if found.status is not None:
+            yield f"Its reply: {found.failures.get(found.name or '', found.status)}."
+        return
+    for failed, what in found.failures.items():
+        yield f"{failed}: {what}"
+    if found.threshold is not None:
+        yield f"The lowest score picked was {found.threshold:.5g}."
 
 
 def _print_shadows(why: Why, journal: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -31,39 +33,24 @@ class Kind(StrEnum):
     MODELS = "models"
 
 
+# By name, because half of them import torch, which takes seconds: only the one that is listed is loaded.
+_REGISTRIES = {
+    Kind.SELECTORS: "fedcohort.core.protocol:SELECTORS",
+    Kind.FILTERS: "fedcohort.training.filters:FILTERS",
+    Kind.AGGREGATORS: "fedcohort.training.aggregators:AGGREGATORS",
+    Kind.LABELS: "fedcohort.simulate.label_sharing:LABEL_SHARING",
+    Kind.PARTITIONS: "fedcohort.scenario:PARTITIONS",
+    Kind.DATASETS: "fedcohort.simulate.data:DATASETS",
+    Kind.TASKS: "fedcohort.simulate.tasks:TASKS",
+    Kind.MODELS: "fedcohort.simulate.models:MODELS",
+}
+
+
 def registry(kind: Kind) -> Registry[Any]:
     """Return the registry of a kind."""
-    if kind is Kind.SELECTORS:
-        from fedcohort.core.protocol import SELECTORS
-
-        return SELECTORS
-    if kind is Kind.FILTERS:
-        from fedcohort.training.filters import FILTERS
-
-        return FILTERS
-    if kind is Kind.AGGREGATORS:
-        from fedcohort.training.aggregators import AGGREGATORS
-
-        return AGGREGATORS
-    if kind is Kind.LABELS:
-        from fedcohort.simulate.label_sharing import LABEL_SHARING
-
-        return LABEL_SHARING
-    if kind is Kind.PARTITIONS:
-        from fedcohort.scenario import PARTITIONS
-
-        return PARTITIONS
-    if kind is Kind.DATASETS:
-        from fedcohort.simulate.data import DATASETS
-
-        return DATASETS
-    if kind is Kind.TASKS:
-        from fedcohort.simulate.tasks import TASKS
-
-        return TASKS
-    from fedcohort.simulate.models import MODELS
-
-    return MODELS
+    module, _, name = _REGISTRIES[kind].partition(":")
+    found: Registry[Any] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def _summary(item: Any) -> str:
@@ -151,16 +138,18 @@ def list_(
         entries = [_entry(n, things.get(n)) for n in (things.names() if name is None else [name])]
     if format is Format.JSON:
         print_json(entries if name is None else entries[0])
-        return
+    elif name is not None:
+        _print_entry(entries[0])
+    elif kind is Kind.SELECTORS:
+        rows = [(e["name"], e["origin"], e["summary"], ", ".join(e.get("signals", []))) for e in entries]
+        out().print(table(["name", "from", "what it does", "needs"], rows))
+    else:
+        out().print(table(["name", "what it does"], [(e["name"], e["summary"]) for e in entries]))
+
+
+def _print_entry(entry: Mapping[str, Any]) -> None:
+    """Print one entry with its parameters."""
     console = out()
-    if name is None:
-        if kind is Kind.SELECTORS:
-            rows = [(e["name"], e["origin"], e["summary"], ", ".join(e.get("signals", []))) for e in entries]
-            console.print(table(["name", "from", "what it does", "needs"], rows))
-        else:
-            console.print(table(["name", "what it does"], [(e["name"], e["summary"]) for e in entries]))
-        return
-    entry = entries[0]
     say(console, f": {entry['summary']}", lead=entry["name"])
     if entry.get("origin"):
         say(console, f"from: {entry['origin']}")

@@ -22,7 +22,7 @@ from fedcohort.core.text import short_repr
 from fedcohort.hosts.orders import Order, give, waiting
 from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.events import SETTINGS
-from fedcohort.journal.presence import planned_rounds, run_state
+from fedcohort.journal.presence import RunState, planned_rounds, run_state
 from fedcohort.session.resume import next_round, participations
 from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.toml import read_table, to_toml
@@ -79,6 +79,7 @@ def apply_rules(
         raise typer.BadParameter("nothing to change: name a FILE, or use --block, --pin, --pause, ...")
     with closing(read_journal(journal)) as record:
         table, _ = record.table()
+        # A name typed on another system may be composed otherwise; the journal's own spelling wins.
         order = order.with_names(lambda name: name if name in table else unicodedata.normalize("NFC", name))
         if not allow_unknown:
             _check_names(order, table)
@@ -88,15 +89,16 @@ def apply_rules(
         _check_feasible(rules, record, round_)
         how = run_state(record)
     give(journal, order)
+    say(out(), _when_applied(how))
+
+
+def _when_applied(how: RunState) -> str:
+    """Say when a change takes effect, by who has the journal open."""
     if how.presence is not None and how.state in ("running", "waiting"):
-        say(out(), "The running server will apply this before it chooses its next cohort.")
-    elif how.state == "running":
-        say(
-            out(),
-            "The program that has the journal open will apply this when it next calls fedcohort.hosts.orders.take.",
-        )
-    else:
-        say(out(), f"No program is using the journal ({how.state}): this takes effect when the run is started again.")
+        return "The running server will apply this before it chooses its next cohort."
+    if how.state == "running":
+        return "The program that has the journal open will apply this when it next calls fedcohort.hosts.orders.take."
+    return f"No program is using the journal ({how.state}): this takes effect when the run is started again."
 
 
 @rules_app.command("show")

@@ -177,17 +177,20 @@ def _read_counts(path: Path) -> tuple[list[str], list[list[int]]]:
         raise InputError(f"The label counts in {path} cannot be read: {why}.") from error
     names, rows = [], []
     for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            rows.append([int(cell) for cell in line[1:]])
-        except ValueError:
-            if number == 1:
-                continue  # a line of titles
-            raise InputError(
-                f"Line {number} of {path} must be a name and whole counts. Got {short_repr(line)}."
-            ) from None
-        names.append(line[0])
+        counts = _counts(line)
+        if counts is not None:
+            names.append(line[0])
+            rows.append(counts)
+        elif line and number > 1:  # the first line may hold titles
+            raise InputError(f"Line {number} of {path} must be a name and whole counts. Got {short_repr(line)}.")
     if len(rows) < 2 or len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
         raise InputError(f"{path} must have at least two clients with equally many counts, at least two each.")
     return names, rows
+
+
+def _counts(line: list[str]) -> list[int] | None:
+    """Return the counts behind a client's name; None for a line that has none."""
+    try:
+        return [int(cell) for cell in line[1:]] if line else None
+    except ValueError:
+        return None

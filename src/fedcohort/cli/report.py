@@ -17,7 +17,7 @@ from fedcohort.core.files import write_file
 from fedcohort.core.terminal import err, say
 from fedcohort.report.export import export_charts
 from fedcohort.report.live_page import build_live_report, ending
-from fedcohort.report.page import assemble, build_report, figure_files
+from fedcohort.report.page import Report, assemble, build_report, figure_files
 from fedcohort.simulate.leaderboard.formats import render
 
 
@@ -77,22 +77,13 @@ def report(  # the command line's options are this signature
     messages = err(quiet)
     live = [path for path in runs if path.is_file()]
     if live:
-        if len(live) < len(runs) or target or baseline or export or tables:
-            raise InputError(
-                f"{live[0]} is the journal of a live run: it has no selectors to compare, so directories of "
-                "experiments, --target, --baseline, --export and --tables cannot be combined with it.",
-                hint=f"fedcohort report {live[0]}",
-            )
+        _check_live(live[0], len(live) < len(runs) or target or baseline or export or tables)
         _report_live(live, output, title, round_ or (), format, messages)
         return
     with messages.status("reading the results"):
+        rounds = round_ or ()
         found = assemble(
-            runs,
-            title=title,
-            targets=target or (),
-            baseline=baseline,
-            rounds=round_ or (),
-            pictures=tables is None,
+            runs, title=title, targets=target or (), baseline=baseline, rounds=rounds, pictures=tables is None
         )
     for warning in found.warnings:
         say(messages, f" {warning}", lead="note:", lead_style="yellow")
@@ -100,25 +91,40 @@ def report(  # the command line's options are this signature
         out().print("\n".join(render(t, tables.value) for s in found.sections for t in s.tables))
         return
     _write(output, build_report(found))
-    written = []
-    if export is not None:
-        with messages.status("drawing the figures"):
-            written = export_charts(figure_files(found), export, picture.value)
+    written = [] if export is None else _export(found, export, picture, messages)
     if format is Format.JSON:
-        print_json(
-            {
-                "report": str(output),
-                "exported": [str(path) for path in written],
-                "warnings": list(found.warnings),
-                "leaderboards": [section.board.to_dict() for section in found.sections],
-            }
-        )
+        _print_as_json(found, output, written)
         return
-    if not quiet:
-        print_tables([section.tables[0] for section in found.sections], messages)
+    print_tables([section.tables[0] for section in found.sections], messages)
     say(out(), str(output))
     if written:
         say(messages, f"{len(written)} files in {export}")
+
+
+def _export(found: Report, folder: Path, picture: FigureFormat, messages: Console) -> list[Path]:
+    with messages.status("drawing the figures"):
+        return export_charts(figure_files(found), folder, picture.value)
+
+
+def _check_live(journal: Path, others: object) -> None:
+    """Refuse ``others``, options and directories that say nothing about a live run."""
+    if others:
+        raise InputError(
+            f"{journal} is the journal of a live run: it has no selectors to compare, so directories of "
+            "experiments, --target, --baseline, --export and --tables cannot be combined with it.",
+            hint=f"fedcohort report {journal}",
+        )
+
+
+def _print_as_json(found: Report, output: Path, exported: Sequence[Path]) -> None:
+    print_json(
+        {
+            "report": str(output),
+            "exported": [str(path) for path in exported],
+            "warnings": list(found.warnings),
+            "leaderboards": [section.board.to_dict() for section in found.sections],
+        }
+    )
 
 
 def _report_live(

@@ -57,6 +57,26 @@ class LabelCounts:
         """Number of classes B."""
         return int(self.counts.shape[1])
 
+    @cached_property
+    def sizes(self) -> FloatArray:
+        """(N,) samples of each client."""
+        return read_only(self.counts.sum(axis=1))
+
+    @cached_property
+    def totals(self) -> FloatArray:
+        """(B,) samples of each class."""
+        return read_only(self.counts.sum(axis=0))
+
+    @cached_property
+    def squares(self) -> FloatArray:
+        """(N,) sums of the squared counts of each client."""
+        return read_only(np.einsum("nb,nb->n", self.counts, self.counts))
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest count."""
+        return float(self.counts.max(initial=0.0))
+
 
 @dataclass(frozen=True)
 class LabelFactor:

@@ -70,8 +70,10 @@ class Interval(Constraint):
             return False
         if not math.isfinite(number):
             return False
-        if isinstance(value, numbers.Integral):
-            number = int(value)  # compare large integers exactly, without rounding to float
+        # Large integers are compared exactly, without rounding to float.
+        return self._contains(int(value) if isinstance(value, numbers.Integral) else number)
+
+    def _contains(self, number: float) -> bool:
         low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
         above = number > low or (number == low and self.closed in ("left", "both"))
         return above and (number < high or (number == high and self.closed in ("right", "both")))
@@ -251,17 +253,25 @@ def _is_admitted(constraint: Constraint, value: object) -> bool:
         return False
 
 
+def check_values(owner: object, constraints: Mapping[str, Constraint]) -> None:
+    """Refuse an object whose attributes their constraints do not admit."""
+    for name, constraint in constraints.items():
+        value = getattr(owner, name)
+        if not _is_admitted(constraint, value):
+            raise ParameterError(
+                f"The '{name}' parameter of {type(owner).__name__} must be {constraint.describe()}. "
+                f"Got {short_repr(value)}."
+            )
+
+
 class Parameterized:
     """Base of frozen dataclasses whose :func:`param` fields are checked at construction."""
 
     def __post_init__(self) -> None:
-        for info in parameters(type(self)):
+        infos = parameters(type(self))
+        check_values(self, {info.name: info.constraint for info in infos})
+        for info in infos:
             value = getattr(self, info.name)
-            if not _is_admitted(info.constraint, value):
-                raise ParameterError(
-                    f"The '{info.name}' parameter of {type(self).__name__} must be {info.constraint.describe()}. "
-                    f"Got {short_repr(value)}."
-                )
             if isinstance(value, list):  # as TOML and JSON give it; a frozen object must not hold what can change
                 object.__setattr__(self, info.name, tuple(value))
 

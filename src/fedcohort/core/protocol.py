@@ -100,7 +100,7 @@ class Slate:
 
     def of_candidates(self, values: AnyArray) -> AnyArray:
         """Return the rows of ``values`` (N, ...) that belong to the candidates, without a copy when all do."""
-        return values if self.everyone else values[self.candidates]
+        return values if self.everyone else values.take(self.candidates, axis=0)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import numpy as np
 
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, FloatArray
-from fedcohort.core.errors import InputError, ParameterError
-from fedcohort.core.params import Constraint, Interval, Optional
+from fedcohort.core.errors import InputError
+from fedcohort.core.params import Interval, Optional, check_values
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.session.session import Session
@@ -58,17 +58,8 @@ class FlowPolicy:
     period: float | None = None
 
     def __post_init__(self) -> None:
-        constraints: dict[str, Constraint] = {
-            "busy": _COUNT,
-            "buffer": _COUNT,
-            "period": Optional(Interval(float, 0, None, "neither")),
-        }
-        for name, constraint in constraints.items():
-            value = getattr(self, name)
-            if not constraint.admits(value):
-                raise ParameterError(
-                    f"The {name!r} parameter of FlowPolicy must be {constraint.describe()}. Got {value!r}."
-                )
+        period = Optional(Interval(float, 0, None, "neither"))
+        check_values(self, {"busy": _COUNT, "buffer": _COUNT, "period": period})
 
 
 class Answered(NamedTuple):
@@ -229,7 +220,7 @@ class Flow:
         else:
             failures[client] = failures.get(client, 0) + 1
         report = RoundReport(ticket, cohort.clients, status=[int(status)], metrics=metrics)
-        self.session.tell(report, host=self._stored(waiting, self._since, failures, state))
+        self.session.tell(report, host=self._host_state(waiting, self._since, failures, state))
         self._end(cohort)
         self.waiting, self._failures = waiting, failures
         return sound
@@ -276,12 +267,12 @@ class Flow:
         since = now if self.policy.period is None else self.due_at + math.floor(
             (now - self.due_at) / self.policy.period
         ) * self.policy.period  # fmt: skip
-        self.session.advance([one.ticket for one in used], host=self._stored([], since, {}, state))
+        self.session.advance([one.ticket for one in used], host=self._host_state([], since, {}, state))
         self.waiting, self._since, self._failures = [], since, {}
         return used
 
     @staticmethod
-    def _stored(
+    def _host_state(
         waiting: list[Answered], since: float, failures: Mapping[int, int], state: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         stored: dict[str, Any] = {**(state or {}), _BUFFER: [list(one) for one in waiting], _SINCE: since}

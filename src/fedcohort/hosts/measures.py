@@ -109,17 +109,17 @@ class Measures:
 
     def column(self, signal: Signal) -> FloatArray:
         """(r,) one signal over the replies, or (r, V) where it is a vector; NaN where a reply is not sound."""
-        values = self._computed(signal.how, signal) if isinstance(signal.how, VectorOf) else self._reported(signal)
+        values = self._compute(signal.how, signal) if isinstance(signal.how, VectorOf) else self._collect(signal)
         return values if self.all_ok else np.where(self.ok if values.ndim == 1 else self.ok[:, None], values, np.nan)
 
-    def _computed(self, how: VectorOf, signal: Signal) -> FloatArray:
+    def _compute(self, how: VectorOf, signal: Signal) -> FloatArray:
         """Return what the server works out from updates or gradients."""
         rows = self.updates if how.vector == "update" else self._gradients
         # Only then: a model whose output layer cannot be found is an error.
         output = self._output() if needs_output_layer({signal}) else None
         return np.asarray(vector_signal(how, rows, self.ok, output, self._samples), np.float64)
 
-    def _reported(self, signal: Signal) -> FloatArray:
+    def _collect(self, signal: Signal) -> FloatArray:
         """Return what clients reported; NaN, or a row of NaN, for one that did not."""
         found = [reply.values.get(signal) if reply.status is Status.OK else None for reply in self._replies]
         if any(value is None for value in found):
@@ -128,13 +128,13 @@ class Measures:
             found = [nothing if value is None else value for value in found]
         return np.array(found, np.float64)
 
-    def also_reported(self) -> frozenset[Signal]:
+    def common_signals(self) -> frozenset[Signal]:
         """Return the signals that every sound reply contains in one shape, whether or not they were asked for."""
         brought = [self._replies[row].values for row in self.rows.tolist()]
         everywhere = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
         return frozenset(s for s in everywhere if len({np.shape(values[s]) for values in brought}) == 1)
 
-    def filtered(
+    def apply_filter(
         self,
         filter_: Filter,
         logits: Callable[[int], AnyArray] | None = None,

@@ -9,8 +9,8 @@ the deadline D. If clients answer independently, with the share :math:`F(t)` tha
 
 A round that misses k counts with the models it has, and the next one asks others. So many models take
 :math:`(E[T] + p)/E[M]` seconds each, where p is the usual pause between two rounds, and the pair (D, s) for which that
-is least is proposed. Models of rounds that bring fewer than half of k count as none in E[M]. A round that must have a
-number of models goes on after D until it has them; :func:`expected_rounds` counts that time too.
+is least is proposed. Models of rounds that bring too few count as none in E[M]. A round that must have a number of
+models goes on after D until it has them; :func:`expected_rounds` counts that time too.
 
 F and G are Aalen-Johansen estimates: a client that has not answered yet is censored. A late answer is seen when it
 comes, so a deadline hides slow clients only for a while.
@@ -31,14 +31,12 @@ from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.journal.events import TIMES
 from fedcohort.session.session import Session
 
-PRICE = 0.02  # a round that asks twice as many clients as it needs must be this much faster
-_FEWEST = (2, 30)  # cohorts and clients, the newest, that an estimate is made of in any case
 _MOST = 1000  # clients, about, after which no older ones are looked at
 _DIFFERENT = 3.0  # standard deviations at which older cohorts are taken to be of another time
 _POINTS = 100  # deadlines that are compared
 _MARGIN = 1.02  # a deadline at the very time of an answer would miss the next one of the same length
 _COHORTS = 1000  # that are kept
-_CHOICES = 16  # numbers of spares that are compared
+_CHOICES = 6  # numbers of spares that are compared
 _FIRST = 2.0  # before anything is known, how many times the newest answer's time a round goes on without another
 
 
@@ -257,7 +255,7 @@ class Pace:
             lasts, models = expected_rounds(found, size + more, size, least, needed)
             # Seconds for each model that counts; infinite where a deadline brings none.
             each = np.full(len(models), np.inf)
-            np.divide((lasts + pause) * (1.0 + PRICE * more / size), models, out=each, where=models > 0)
+            np.divide(lasts + pause, models, out=each, where=models > 0)
             at = int(np.argmin(each)) if len(each) else 0
             if len(each) and each[at] < cost:
                 best, cost = Proposal(round(float(found.times[at]) * _MARGIN, 9), more), float(each[at])
@@ -266,13 +264,11 @@ class Pace:
     def _alike(self, now: float) -> list[_Times]:
         """Return the newest cohorts, as far back as clients took alike."""
         cohorts = list(self._cohorts)
-        begin = len(cohorts)
-        while begin > 0 and (len(cohorts) - begin < _FEWEST[0] or _clients(cohorts[begin:]) < _FEWEST[1]):
-            begin -= 1
+        begin = max(len(cohorts) - 1, 0)
         while begin > 0 and _clients(cohorts[begin:]) < _MOST:
             # As many older cohorts again: a change is found within a factor of two of when it happened.
             before = max(2 * begin - len(cohorts), 0)
-            if abs(log_rank(*_known(cohorts[begin:], now), *_known(cohorts[before:begin], now))) > _DIFFERENT:
+            if abs(log_rank(*_answers(cohorts[begin:], now), *_answers(cohorts[before:begin], now))) > _DIFFERENT:
                 break
             begin = before
         return cohorts[begin:]
@@ -282,7 +278,7 @@ def _clients(cohorts: Sequence[_Times]) -> int:
     return sum(len(cohort.seconds) for cohort in cohorts)
 
 
-def _observed(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArray, BoolArray]:
+def _observations(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArray, BoolArray]:
     """Return for each client when it answered or failed or was last seen at work, and whether it did either."""
     seconds = np.concatenate([cohort.seconds for cohort in cohorts])
     failed = np.concatenate([cohort.failed for cohort in cohorts])
@@ -291,15 +287,15 @@ def _observed(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolAr
     return np.where(known, seconds, so_far), known & ~failed, known & failed
 
 
-def _known(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArray]:
-    return _observed(cohorts, now)[:2]
+def _answers(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArray]:
+    return _observations(cohorts, now)[:2]
 
 
 def _incidence_of(cohorts: Sequence[_Times], now: float) -> Incidence:
     """Return how many clients answered and failed by which time, as far as can be known now."""
     if not cohorts:
         return Incidence(np.empty(0), np.empty(0), np.empty(0))
-    seconds, answered, failed = _observed(cohorts, now)
+    seconds, answered, failed = _observations(cohorts, now)
     found = incidence(seconds, answered, failed)
     if len(found.times) <= _POINTS:
         return found

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
-from fedcohort.core.params import Constraint, Either, Interval, OneOf, Optional
+from fedcohort.core.params import Constraint, Either, Interval, OneOf, Optional, check_values
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.pace import Pace, Proposal, first_deadline
@@ -63,8 +63,10 @@ class Policy:
     late : "discard" or "count"
         What becomes of a sound model that comes after its round was closed: it is recorded and left out, or it is
         averaged with those of the next round that closes, as an update of an older model (:class:`Late`).
-    min_replies : int
-        With fewer sound models than this a round brings no model and is tried again. With 0 every round counts.
+    min_replies : int, optional
+        With fewer sound models than this a round brings no model and is tried again. With 0 every round counts. An
+        automatic deadline aims at rounds with at least so many. Default: 1, and automatic deadlines aim at half of
+        ``size``, because rounds with one or two models learn badly.
     tries : int
         How often a round is tried before the run ends with a :class:`RoundError`.
     wait_for : int
@@ -80,7 +82,7 @@ class Policy:
     spares: int = 0
     deadline: float | Literal["auto"] | None = None
     late: Literal["discard", "count"] = "discard"
-    min_replies: int = 1
+    min_replies: int | None = None
     tries: int = 3
     wait_for: int = 1
     patience: float = 600.0
@@ -91,19 +93,14 @@ class Policy:
             "spares": Interval(int, 0, None),
             "deadline": DEADLINE,
             "late": LATE_REPLIES,
-            "min_replies": Interval(int, 0, None),
+            "min_replies": Optional(Interval(int, 0, None)),
             "tries": _COUNT,
             "wait_for": _COUNT,
             "patience": _SECONDS,
         }
         if not callable(self.size):
             constraints["size"] = Optional(_COUNT)
-        for name, constraint in constraints.items():
-            value = getattr(self, name)
-            if not constraint.admits(value):
-                raise ParameterError(
-                    f"The {name!r} parameter of Policy must be {constraint.describe()}. Got {value!r}."
-                )
+        check_values(self, constraints)
         if self.private and self.late == "count":
             raise ParameterError(
                 "Late models cannot be counted under differential privacy: the noise is made for the models of a round."
@@ -118,12 +115,17 @@ class Policy:
         """The deadline that is the same in every round, if there is one."""
         return None if self.deadline == "auto" else self.deadline
 
+    @property
+    def fewest(self) -> int:
+        """With fewer sound models than this a round brings no model."""
+        return 1 if self.min_replies is None else self.min_replies
+
     def needed(self, size: int) -> int:
         """Return without how many of ``size`` models an automatic deadline closes no round that could still get them.
 
         Otherwise clients that have all become slow would end a run: its rounds would bring nothing.
         """
-        return size if self.private else min(self.min_replies, size)
+        return size if self.private else min(self.fewest, size)
 
 
 class Closing(NamedTuple):
@@ -275,8 +277,9 @@ class Round:
         if self._pace is not None:
             size = max(online if self.size is None else min(self.size, online), 1)
             self._needed = policy.needed(size)
-            # Many rounds of two or three models would often be the shortest way to many models, and are worth little.
-            self._least = max((size + 1) // 2, self._needed)
+            # Many rounds of two or three models would often be the shortest way to many models, and are worth little:
+            # by default, a round is to bring half of its models.
+            self._least = self._needed if policy.private or policy.min_replies else (size + 1) // 2
             spares = min(policy.spares, max(online - size, 0))
             self.proposal = self._pace.propose(now, size, spares, self._least, self._needed)
         self._failed: BoolArray | None = None
@@ -448,7 +451,7 @@ class Round:
         """Return why so many sound models must not be averaged; an empty text when they may."""
         if self.policy.private and models != self.size:
             return f"{models} valid models came, but the privacy noise is made for {self.size}"
-        return "too few valid models" if models < self.policy.min_replies else ""
+        return "too few valid models" if models < self.policy.fewest else ""
 
     def report(
         self, kept: BoolArray, metrics: Mapping[Signal, FloatArray] = _NO_METRICS, *, complete: bool = True
@@ -602,7 +605,7 @@ class Attempts:
         out = table.indices([name for name in self.left_out if name in table])
         others, _ = self._count_admitted(online[~np.isin(online, out)])
         # A federation of few must continue with the clients it has.
-        return free[~np.isin(free, out)] if others >= (size or max(self.policy.min_replies, 1)) else free
+        return free[~np.isin(free, out)] if others >= (size or max(self.policy.fewest, 1)) else free
 
     def _count_admitted(self, clients: IntArray) -> tuple[int, tuple[str, ...]]:
         """Return how many of ``clients`` the rules admit, and why they exclude others."""

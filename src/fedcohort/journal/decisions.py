@@ -80,7 +80,7 @@ class Decisions:
                         self._blocks[ticket] = ReplyBlock.decode(ticket, at, bool(late), data)
                         changed.add(self._round_of[ticket])
                 for round_ in changed:
-                    self._replies[round_] = self._joined(round_)
+                    self._replies[round_] = self._join_round(round_)
             self._unread.discard("replies")
         return self._replies
 
@@ -104,7 +104,7 @@ class Decisions:
         self._last_ticket = rows[-1][0] if rows else self._last_ticket
         self._unread.discard("cohorts")
 
-    def _joined(self, round_: int) -> ReplyBlock:
+    def _join_round(self, round_: int) -> ReplyBlock:
         """Return what became of all clients of a round, in the order in which they were chosen."""
         tickets = self._tickets[round_]
         if len(tickets) == 1:
@@ -113,7 +113,7 @@ class Decisions:
             self._blocks.get(ticket) or ReplyBlock.with_status(ticket, 0.0, self._clients[ticket], Status.MISSING)
             for ticket in tickets
         ]
-        return ReplyBlock.joined(tickets[-1], blocks)
+        return ReplyBlock.join(tickets[-1], blocks)
 
     def _rows(self, database: Database, version: int, name: str, key: str, after: int) -> list[tuple[Any, ...]]:
         """Return the rows whose key is above ``after``, each as it was written."""

@@ -62,7 +62,7 @@ class ReplyBlock:
         return cls(ticket, at, late, clients, np.full(count, status, np.int8), np.zeros(count, np.bool_), {})
 
     @classmethod
-    def joined(cls, ticket: int, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
+    def join(cls, ticket: int, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
         """Return several reports as one, in their order; NaN where one lacks a metric that another has."""
         if not blocks:
             return cls.with_status(ticket, 0.0, np.empty(0, np.int64), 0)
@@ -86,11 +86,11 @@ class ReplyBlock:
         narrow = narrowest(self.clients)
         words, body = [_MARK, str(len(self.clients)), narrow], [self.clients.astype(narrow).tobytes()]
         for column, dtype in ((self.status, _STATUS), (self.kept, _KEPT)):
-            how, data = _stored(column.astype(dtype, copy=False))
+            how, data = _encode_column(column.astype(dtype, copy=False))
             words.append(how)
             body.append(data)
         for name, column in self.metrics.items():
-            how, data = _stored(column.astype(_METRIC, copy=False))
+            how, data = _encode_column(column.astype(_METRIC, copy=False))
             words.append(how + (name if column.ndim == 1 else f"{name}:{column.shape[1]}"))
             body.append(data)
         return b"".join([" ".join(words).encode(), b"\n", *body])
@@ -141,7 +141,7 @@ def _read_head(words: list[str]) -> tuple[int, list[str], list[_Layout]]:
     return int(count), [word[1:] for word in named], layouts
 
 
-def _stored(column: AnyArray) -> tuple[str, bytes]:
+def _encode_column(column: AnyArray) -> tuple[str, bytes]:
     """Return how a column is stored, and its bytes: every bit of it can be had back."""
     data = column.tobytes()
     size = column.dtype.itemsize

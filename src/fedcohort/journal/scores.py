@@ -115,7 +115,7 @@ def _fits(values: AnyArray) -> bool:
 def _short_scores(values: FloatArray) -> AnyArray:
     """Return 32-bit numbers with 16 bits of their mantissas, or with all where that makes different scores equal."""
     short, exact = (_shorten(values, dropped) for dropped in (_SCORE, _EXACT))
-    return short if len(np.unique(short)) == len(np.unique(exact)) else exact
+    return short if len(set(short.tolist())) == len(set(exact.tolist())) else exact
 
 
 def _rest(exact: Mapping[str, FloatArray], short: Mapping[str, AnyArray]) -> str | None:

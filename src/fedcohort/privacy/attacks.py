@@ -20,14 +20,10 @@ from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import InputError, MissingExtraError
+from fedcohort.core.errors import InputError, needs_extra
 
-try:
+with needs_extra("The attacks need python-flint, which is not installed.", "attacks"):
     from flint import fmpz, fmpz_mat
-except ImportError as error:
-    raise MissingExtraError(
-        "The attacks need python-flint, which is not installed.", hint="pip install 'fedcohort[attacks]'"
-    ) from error
 
 _STEPS = 200_000  # after which a search gives up
 _FACTORS = 10_000  # the largest common factor of all counts that is tried

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
-from fedcohort.core.errors import InputError, MissingExtraError
+from fedcohort.core.errors import InputError, needs_extra
 from fedcohort.core.params import Interval, Parameterized, param
 
 _CHANGED = 2  # counts that change by 1 each when one sample changes its label
@@ -98,13 +98,8 @@ def _losses(releases: Iterable[Release]) -> Any:
 
 
 def _accounting() -> Any:
-    try:
+    with needs_extra("Adding up differential privacy with a delta needs dp-accounting.", "dp"):
         from dp_accounting.pld import privacy_loss_distribution
-    except ImportError as error:
-        raise MissingExtraError(
-            f"Adding up differential privacy with a delta needs dp-accounting, which is not installed ({error}).",
-            hint="pip install 'fedcohort[dp]'",
-        ) from error
     return privacy_loss_distribution
 
 
@@ -151,13 +146,8 @@ def _least_deviation(epsilon: float, delta: float) -> float:
 
 
 def _opendp() -> Any:
-    try:
+    with needs_extra("Noise on labels and losses needs OpenDP, which draws it.", "dp"):
         import opendp.prelude
-    except ImportError as error:
-        raise MissingExtraError(
-            f"Noise on labels and losses is drawn by OpenDP, which is not installed ({error}).",
-            hint="pip install 'fedcohort[dp]'",
-        ) from error
     opendp.prelude.enable_features("contrib")  # where OpenDP keeps its discrete noise
     return opendp.prelude
 

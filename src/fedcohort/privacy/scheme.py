@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.errors import CiphertextError, InputError, MissingExtraError
+from fedcohort.core.errors import CiphertextError, InputError, needs_extra
 from fedcohort.core.validate import instance, text, texts, whole_number
 from fedcohort.core.validate import path as check_path
 
@@ -45,13 +45,8 @@ _STATEMENT, _CONFIRMATION = "label statement", "label confirmation"
 @functools.cache
 def _crypto() -> Any:
     """Return what is used of the cryptography package, which clients without encryption do not need."""
-    try:
+    with needs_extra("Sealed label counts need the package cryptography, from version 47 on.", "keyholder"):
         from fedcohort.privacy import primitives
-    except ImportError as error:
-        raise MissingExtraError(
-            f"Sealed label counts need the package cryptography, from version 47 on ({error}).",
-            hint="pip install 'fedcohort[keyholder]'",
-        ) from error
     return primitives
 
 

@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from fedcohort.core.arrays import IntArray
-from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, MissingExtraError, UnknownNameError
+from fedcohort.core.errors import FedcohortError, InputError, KeyHolderError, UnknownNameError, needs_extra
 from fedcohort.core.files import read_file
 from fedcohort.core.validate import instance, number, refuse, text, whole_number
 from fedcohort.core.validate import path as check_path
@@ -150,13 +150,9 @@ class KeyHolderServer:
                 f"A key holder at {address[0]} must use TLS: anybody on the network could read S and the token.",
                 hint="give --certificate and --key, or serve on 127.0.0.1",
             )
-        try:
+        with needs_extra("A key holder's service needs starlette and uvicorn.", "keyholder"):
+            import starlette  # noqa: F401  # used by the app, and missed here
             import uvicorn
-        except ImportError as error:
-            raise MissingExtraError(
-                f"A key holder's service needs starlette and uvicorn ({error}).",
-                hint="pip install 'fedcohort[keyholder]'",
-            ) from error
         config = uvicorn.Config(
             _app(holder, token),
             log_level="warning",

@@ -106,6 +106,20 @@ class ShadowSummary:
     balance: tuple[float, float] | None
     seconds: tuple[float, float] | None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for machines; shares are None where it named no picks."""
+        return {
+            "name": self.name,
+            "rounds": self.rounds,
+            "silent": self.silent,
+            "note": self.note,
+            "dropped": self.dropped,
+            "same": self.same if self.rounds else None,
+            "chance": self.chance if self.rounds else None,
+            "qcid": None if self.balance is None else {"as_it_was": self.balance[0], "with_it": self.balance[1]},
+            "seconds": None if self.seconds is None else {"as_it_was": self.seconds[0], "with_it": self.seconds[1]},
+        }
+
     def sentence(self) -> str:
         """Return it in words."""
         gone = f" It was removed: {self.dropped}." if self.dropped else ""
@@ -179,46 +193,12 @@ class Account:
             "done": self.done,
             "never_picked": list(self.never),
             "failures": dict(self.failures()),
-            "rounds": [
-                {
-                    "round": r.round,
-                    "ticket": r.ticket,
-                    "candidates": r.candidates,
-                    "clients": list(r.clients),
-                    "sound": r.sound,
-                    "seconds": r.seconds,
-                    "abandoned": r.abandoned,
-                    "failures": dict(r.failures),
-                    "excluded": dict(r.excluded),
-                }
-                for r in self.rounds
-            ],
+            "rounds": [{**vars(r), "clients": list(r.clients)} for r in self.rounds],
             "clients": [
-                {
-                    "client": c.name,
-                    "member": c.member,
-                    "picked": c.picked,
-                    "statuses": dict(c.statuses),
-                    "last": c.last,
-                    "seconds": c.seconds,
-                    "reason": c.reason,
-                }
+                {"client": c.name, **{key: value for key, value in vars(c).items() if key != "name"}}
                 for c in self.clients
             ],
-            "shadows": [
-                {
-                    "name": s.name,
-                    "rounds": s.rounds,
-                    "silent": s.silent,
-                    "note": s.note,
-                    "dropped": s.dropped,
-                    "same": s.same if s.rounds else None,
-                    "chance": s.chance if s.rounds else None,
-                    "qcid": None if s.balance is None else {"as_it_was": s.balance[0], "with_it": s.balance[1]},
-                    "seconds": None if s.seconds is None else {"as_it_was": s.seconds[0], "with_it": s.seconds[1]},
-                }
-                for s in self.shadows
-            ],
+            "shadows": [s.to_dict() for s in self.shadows],
             "rules": None if self.proof is None or self.proof.rules is None else self.proof.rules.to_dict(),
             "rules_held": None if self.proof is None or self.proof.rules is None else self.proof.holds,
         }
@@ -261,6 +241,7 @@ class JournalHistory:
                 scores = journal.scores(ticket)
                 self.shadows[ticket] = {name: (found[0], found[2]) for name, found in scores.items() if name}
             self.cohorts[ticket] = row
+        # Nothing before this ticket can change any more: the next call reads from here on.
         open_tickets = [t for t, row in self.cohorts.items() if row.told_at is None]
         last = max(self.cohorts, default=-1)
         self._settled = min([last - _LATE, *(t - 1 for t in open_tickets)])
@@ -287,20 +268,7 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
     cohorts = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
     given_up = {int(body["ticket"]): str(body["reason"]) for body in journal.events(ABANDONED)}
     why = reasons_of(journal)
-    rounds = [
-        RoundSummary(
-            round=row.round,
-            ticket=row.ticket,
-            candidates=row.n_candidates,
-            clients=table.names_of(row.clients),
-            sound=sum(r.status == Status.OK for r in replies.get(row.ticket, ())),
-            seconds=None if row.told_at is None else row.told_at - row.asked_at,
-            abandoned=given_up.get(row.ticket),
-            failures=_failures(table, replies.get(row.ticket, ()), why.get(row.ticket, {})),
-            excluded=past.excluded[row.ticket],
-        )
-        for row in cohorts
-    ]
+    rounds = [_round(row, table, past, given_up.get(row.ticket), why.get(row.ticket, {})) for row in cohorts]
     means = mean_durations(table.n, cohorts, replies)
     meta = journal.meta()
     changes = journal.events(SELECTOR)
@@ -321,6 +289,23 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
         metrics=journal.metrics(),
         proof=verify(journal) if meta.get("rules") or journal.events(CHANGED) else None,
         models=len(journal.events(NEW_MODEL)) if is_asynchronous(journal) else None,
+    )
+
+
+def _round(
+    row: CohortRow, table: ClientTable, past: JournalHistory, abandoned: str | None, why: Mapping[str, str]
+) -> RoundSummary:
+    replies = past.replies.get(row.ticket, ())
+    return RoundSummary(
+        round=row.round,
+        ticket=row.ticket,
+        candidates=row.n_candidates,
+        clients=table.names_of(row.clients),
+        sound=sum(r.status == Status.OK for r in replies),
+        seconds=None if row.told_at is None else row.told_at - row.asked_at,
+        abandoned=abandoned,
+        failures=_failures(table, replies, why),
+        excluded=past.excluded[row.ticket],
     )
 
 
@@ -392,6 +377,17 @@ class _Tally:
     silent: int = 0
     note: str = ""
 
+    def add(self, row: CohortRow, picks: IntArray, note: str | None) -> None:
+        """Count one round."""
+        if not len(picks):
+            self.silent, self.note = self.silent + 1, note or self.note
+            return
+        self.same.append(float(np.isin(picks, row.clients).mean()))
+        # Of k clients picked among n, any client is one of them with probability k / n.
+        self.chance.append(len(row.clients) / max(1, row.n_candidates))
+        self.ours.append(row.clients)
+        self.theirs.append(picks)
+
 
 def _shadows(
     journal: Journal, table: ClientTable, past: JournalHistory, means: FloatArray
@@ -405,16 +401,9 @@ def _shadows(
     for ticket in sorted(past.cohorts):
         row = past.cohorts[ticket]
         for name, (picks, note) in past.shadows[ticket].items() if len(row.clients) else ():
-            tally = tallies.setdefault(name, _Tally())
-            if not len(picks):
-                tally.silent, tally.note = tally.silent + 1, note or tally.note
-                continue
-            tally.same.append(float(np.isin(picks, row.clients).mean()))
-            tally.chance.append(len(row.clients) / max(1, row.n_candidates))
-            tally.ours.append(row.clients)
-            tally.theirs.append(picks)
-    gone = {str(b["name"]): None if b["what"] == "added" else str(b.get("reason", b["what"]))
-            for b in journal.events(SHADOW)}  # fmt: skip
+            tallies.setdefault(name, _Tally()).add(row, picks, note)
+    # Also the shadows that have not named anybody yet, and those that were dropped before they could.
+    gone = _dropped(journal)
     for name in [*(journal.meta().get("shadows") or {}), *gone]:
         tallies.setdefault(name, _Tally())
     known = means[np.isfinite(means)]
@@ -429,12 +418,24 @@ def _shadows(
             same=statistics.fmean(tally.same) if tally.same else math.nan,
             chance=statistics.fmean(tally.chance) if tally.chance else math.nan,
             balance=_balance(table, tally),
-            seconds=None
-            if usual is None or not tally.ours
-            else (_mean([usual[c].max() for c in tally.ours]), _mean([usual[c].max() for c in tally.theirs])),
+            seconds=None if usual is None else _expected_seconds(usual, tally),
         )
         for name, tally in tallies.items()
     )
+
+
+def _dropped(journal: Journal) -> dict[str, str | None]:
+    """Return why each shadow that was added or dropped watches no longer; None where it does again."""
+    found = {}
+    for event in journal.events(SHADOW):
+        found[str(event["name"])] = None if event["what"] == "added" else str(event.get("reason", event["what"]))
+    return found
+
+
+def _expected_seconds(usual: FloatArray, tally: _Tally) -> tuple[float, float] | None:
+    if not tally.ours:
+        return None
+    return _mean([usual[c].max() for c in tally.ours]), _mean([usual[c].max() for c in tally.theirs])
 
 
 def _balance(table: ClientTable, tally: _Tally) -> tuple[float, float] | None:

@@ -166,16 +166,7 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
         raise InputError("A report needs at least one result directory.", hint="fedcohort report runs/NAME")
     results = [load(path) for path in paths]
     warnings: list[str] = []
-    entries: list[tuple[Results, str, RunCurve, str]] = []  # results, setting name, run, experiment name
-    for path, result in zip(paths, results, strict=True):
-        warnings += _warnings(Path(path), result)
-        entries += [(result, setting, run, Path(path).name) for setting, run in runs_of(result, warnings)]
-    if not entries:
-        raise InputError(
-            f"No round has been recorded in {', '.join(map(str, paths))} yet.",
-            hint="wait for the first checkpoint, or follow the run with: fedcohort dashboard",
-        )
-    entries = _unique_labels(entries)
+    entries = _entries(paths, results, warnings)
     colors = palette.assign(run.label for _, _, run, _ in entries)
     names = list(dict.fromkeys(setting for _, setting, _, _ in entries))
     settings = []
@@ -191,6 +182,24 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
         running=any(r.status.get("state") == "running" for r in results),
         options=_options([r.config for r in results]),
     )
+
+
+_Entry = tuple[Results, str, "RunCurve", str]
+"""A run with its results, and the names of its setting and experiment: results, setting, run, experiment."""
+
+
+def _entries(paths: Sequence[str | Path], results: Sequence[Results], warnings: list[str]) -> list[_Entry]:
+    """Return all runs that have a round; ``warnings`` gets what a reader must know of them."""
+    entries: list[_Entry] = []
+    for path, result in zip(paths, results, strict=True):
+        warnings += _warnings(Path(path), result)
+        entries += [(result, setting, run, Path(path).name) for setting, run in runs_of(result, warnings)]
+    if not entries:
+        raise InputError(
+            f"No round has been recorded in {', '.join(map(str, paths))} yet.",
+            hint="wait for the first checkpoint, or follow the run with: fedcohort dashboard",
+        )
+    return _unique_labels(entries)
 
 
 def _options(configs: Sequence[Mapping[str, Any]]) -> Options:
@@ -236,6 +245,12 @@ def _warnings(path: Path, result: Results) -> list[str]:
         found.append(f"{path.name} was interrupted{how_far}; it can be continued with --resume.")
     elif state == "failed":
         found.append(f"{path.name} failed{how_far}: {result.status.get('message') or 'no reason was recorded'}.")
+    return [*found, *_run_warnings(result)]
+
+
+def _run_warnings(result: Results) -> list[str]:
+    """Return sentences about runs that were lost, or that two kinds of engine made."""
+    found = []
     for run in result.runs:
         if run.state in ("diverged", "failed"):
             why = run.reason or ("not a number" if run.state == "diverged" else "no reason was recorded")
@@ -282,9 +297,7 @@ def runs_of(result: Results, warnings: list[str]) -> Iterator[tuple[str, RunCurv
         )
 
 
-def _unique_labels(
-    entries: list[tuple[Results, str, RunCurve, str]],
-) -> list[tuple[Results, str, RunCurve, str]]:
+def _unique_labels(entries: list[_Entry]) -> list[_Entry]:
     seen: dict[tuple[str, str, int], str] = {}
     clash = set()
     for _, setting, run, experiment in entries:

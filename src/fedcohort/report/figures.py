@@ -7,6 +7,7 @@ same spec is drawn in the report, in the dashboard and in exported files.
 from __future__ import annotations
 
 import base64
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from fedcohort.simulate.leaderboard.numbers import LOST
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.leaderboard.words import names, number, percent, quantity, times
+from fedcohort.simulate.metrics import Metric
 
 POINTS = 400  # of a curve, at most
 HEAT_COLUMNS = 250
@@ -39,6 +41,7 @@ def json_numbers(values: AnyArray, digits: int = 5) -> list[float | None]:
 def pack_matrix(values: FloatArray) -> tuple[str, float]:
     """Return a matrix as base64 bytes scaled to 0..255, and the value that 255 stands for."""
     top = float(values.max(initial=0.0))
+    # Rounded up: a client that was picked once among thousands of rounds must not look as if it never was.
     scaled = np.zeros(values.shape, np.uint8) if top <= 0 else np.ceil(values * (255 / top) - 1e-9).astype(np.uint8)
     return base64.b64encode(scaled.tobytes()).decode(), top or 1.0
 
@@ -56,25 +59,30 @@ def seed_band(curves: Sequence[tuple[FloatArray, FloatArray]], stepwise: bool) -
     curves = [(x, y) for x, y in curves if len(x)]
     if not curves:
         return None
-    if stepwise:
-        end = min(x[-1] for x, _ in curves)
-        start = max(x[0] for x, _ in curves)
-        grid = np.linspace(min(start, end), end, POINTS) if end > start else np.array([end])
-        rows = np.array([y[np.maximum(np.searchsorted(x, grid, side="right") - 1, 0)] for x, y in curves])
-    else:
-        common = curves[0][0]
-        for x, _ in curves[1:]:
-            common = np.intersect1d(common, x)
-        if not len(common):
-            return None
-        grid = common[_thin(len(common))]
-        rows = np.array([y[np.searchsorted(x, grid)] for x, y in curves])
+    grid, rows = _steps(curves) if stepwise else _at_common_points(curves)
+    if not len(grid):
+        return None
     mean = rows.mean(axis=0)
     found = {"x": json_numbers(grid, 6), "y": json_numbers(mean)}
     if len(rows) > 1:
         std = rows.std(axis=0, ddof=1)
         found |= {"lo": json_numbers(mean - std), "hi": json_numbers(mean + std)}
     return found
+
+
+def _steps(curves: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
+    """Return an even grid, and the last known value of each curve at its points."""
+    end = min(x[-1] for x, _ in curves)
+    start = max(x[0] for x, _ in curves)
+    grid = np.linspace(min(start, end), end, POINTS) if end > start else np.array([end])
+    return grid, np.array([y[np.maximum(np.searchsorted(x, grid, side="right") - 1, 0)] for x, y in curves])
+
+
+def _at_common_points(curves: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
+    """Return the points that all curves have, thinned, and the curves at them."""
+    common = functools.reduce(np.intersect1d, [x for x, _ in curves])
+    grid = common[_thin(len(common))] if len(common) else common
+    return grid, np.array([y[np.searchsorted(x, grid)] for x, y in curves])
 
 
 def _series(group: SelectorRuns, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,16 +112,7 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
     ]
     views = []
     for name, axis, x_of, stepwise in axes:
-        series = []
-        for group in setting.groups:
-            curves = []
-            for run in group.runs:
-                x = x_of(run)
-                seen = np.isfinite(run.values["accuracy"]) & np.isfinite(x)
-                curves.append((x[seen], metric.natural(run.values["accuracy"][seen])))
-            band = seed_band(curves, stepwise)
-            if band is not None:
-                series.append(_series(group, band))
+        series = _bands(setting, lambda run, x_of=x_of: _evaluated(run, x_of(run), metric), stepwise)  # type: ignore[misc]
         longest = max((s["x"][-1] or 0.0 for s in series), default=0.0)
         if series and (longest > 0 or name == "Rounds"):  # without latency there is no simulated time to show
             views.append({"name": name, "x": axis, "series": series})
@@ -132,6 +131,20 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
             "marks": marks,
         },
     )
+
+
+def _bands(
+    setting: Setting, curve: Callable[[RunCurve], tuple[FloatArray, FloatArray]], stepwise: bool = False
+) -> list[dict[str, Any]]:
+    """Return the band over seeds of each selector that has one."""
+    bands = [(group, seed_band([curve(run) for run in group.runs], stepwise)) for group in setting.groups]
+    return [_series(group, band) for group, band in bands if band is not None]
+
+
+def _evaluated(run: RunCurve, x: FloatArray, metric: Metric) -> tuple[FloatArray, FloatArray]:
+    """Return a run's metric against ``x`` in the rounds in which both are known."""
+    seen = np.isfinite(run.values["accuracy"]) & np.isfinite(x)
+    return x[seen], metric.natural(run.values["accuracy"][seen])
 
 
 def _seeds(setting: Setting) -> str:
@@ -177,15 +190,20 @@ def _ends(board: Leaderboard, known: Sequence[LeaderRow]) -> str:
         return f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
     if {metric.value(row.terminal.mean) for row in known} == {value}:
         return f"all {'end at' if board.finished else 'are at'} {value}"
+    # Equal as the table prints them: a reader who sees 81.2% twice must not be told that one is higher.
     top = [row.label for row in whole if metric.value(row.terminal.mean) == value]
-    one, several = ("ends", "end") if board.finished else ("is", "are")
     place = "highest" if metric.higher else "lowest, which is best"
     of_all = any(row.terminal.mean > best.terminal.mean for row in known)
     among = " among the selectors that lost no run" if of_all else ""
-    text = f"{names(top)} {one if len(top) == 1 else several} {place}{among}, at {value}"
+    text = f"{names(top)} {_verb(board, top)} {place}{among}, at {value}"
     if board.baseline not in top and not math.isnan(board.base.terminal.mean):
         text += f" against {metric.value(board.base.terminal.mean)} for {board.baseline}"
     return text
+
+
+def _verb(board: Leaderboard, subjects: Sequence[str]) -> str:
+    one, several = ("ends", "end") if board.finished else ("is", "are")
+    return one if len(subjects) == 1 else several
 
 
 def _quickest(board: Leaderboard, reached: Sequence[LeaderRow]) -> str:
@@ -195,20 +213,18 @@ def _quickest(board: Leaderboard, reached: Sequence[LeaderRow]) -> str:
     verb = "is" if len(first) == 1 else "are"
     leaders = f"{names([row.label for row in first])} {verb} first at {board.metric.level(board.target)}"
     after = f"after {quantity(quickest, 'round')}"
+    alone = len(first) == 1
     won, seeds = _firsts(board, first[0])
     if all(row.runs == 1 for row in board.rows):
         text = f"{leaders}, {after}"
-    elif len(first) == 1 and won == seeds:
+    elif alone and won == seeds:
         text = f"{leaders} in every seed, {after} on average"
     else:
         some = any(0 < row.main.rounds.count < row.runs for row in board.rows)
         text = f"{leaders} on average{' among the selectors that reach it in every seed' if some else ''}, {after}"
-        if len(first) == 1:
-            text += f" (first in {won} of {quantity(seeds, 'seed')})"
+        text += f" (first in {won} of {quantity(seeds, 'seed')})" if alone else ""
     gain = first[0].main.speed_up
-    if len(first) == 1 and not first[0].baseline and gain > 1:
-        text += f", {times(gain)} times as fast as {board.baseline}"
-    return text
+    return f"{text}, {times(gain)} times as fast as {board.baseline}" if alone and gain > 1 else text
 
 
 def _firsts(board: Leaderboard, row: LeaderRow) -> tuple[int, int]:
@@ -288,8 +304,14 @@ def loss(setting: Setting) -> Figure | None:
     known = {label: value for label, value in last.items() if not math.isnan(value)}
     views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
     spec = {"kind": "lines", "views": views, "y": {"label": "test loss"}}
+    left_out = [str(one["label"]) for one in series if one["label"] not in known]
+    return Figure("loss", "Test loss", _loss_sentence(setting, known, left_out), spec)
+
+
+def _loss_sentence(setting: Setting, known: Mapping[str, float], left_out: Sequence[str]) -> str:
+    """Say with which selectors the loss is lowest and highest; ``left_out`` lost a run."""
     if not known:
-        return Figure("loss", "Test loss", "Every selector lost a run.", spec)
+        return "Every selector lost a run."
     low = min(known, key=lambda label: known[label])
     high = max(known, key=lambda label: known[label])
     verb = "is" if setting.running else "ends"
@@ -299,9 +321,9 @@ def loss(setting: Setting) -> Figure | None:
     else:
         sentence = f"{so_far(setting)}The loss {verb} lowest with {low} ({number(known[low])})"
         sentence += f" and highest with {high} ({number(known[high])})."
-    if left_out := [str(one["label"]) for one in series if one["label"] not in known]:
+    if left_out:
         sentence += f" Selectors that lost a run are left out: {names(left_out)}."
-    return Figure("loss", "Test loss", sentence, spec)
+    return sentence
 
 
 def balance(setting: Setting) -> Figure | None:
@@ -314,28 +336,31 @@ def balance(setting: Setting) -> Figure | None:
         ]
         band = seed_band(curves, False)
         if band is not None:
-            if "lo" in band:
+            if "lo" in band:  # an imbalance is never negative, though mean minus deviation may be
                 band["lo"] = [None if v is None else max(0.0, v) for v in band["lo"]]
             series.append(_series(group, band))
             known = np.concatenate([run.evaluations("qcid")[1] for run in group.runs])
             means[group.label] = float(known.mean())
     if not series:
         return None
-    low, high = min(means, key=lambda k: means[k]), max(means, key=lambda k: means[k])
-    if number(means[low]) == number(means[high]):
-        whose = f"{low}'s cohorts" if len(means) == 1 else "all cohorts"
-        sentence = f"The mean class imbalance (QCID) of {whose} is {number(means[low])}; 0 is perfectly balanced."
-    else:
-        ratio = f", {times(means[high] / means[low])} times as much" if means[low] > 0 else ""
-        sentence = (
-            f"{low} builds the most balanced cohorts (mean QCID {number(means[low])}), {high} the least balanced "
-            f"({number(means[high])}{ratio}); 0 is perfectly balanced."
-        )
+    sentence = _balance_sentence(means)
     if window > 1:
         sentence += f" Lines are trailing means over {window} rounds."
     views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
     spec = {"kind": "lines", "views": views, "y": {"label": "class imbalance of the cohort (QCID)", "min": 0}}
     return Figure("balance", "Class balance of the cohorts", sentence, spec)
+
+
+def _balance_sentence(means: Mapping[str, float]) -> str:
+    low, high = min(means, key=lambda k: means[k]), max(means, key=lambda k: means[k])
+    if number(means[low]) == number(means[high]):
+        whose = f"{low}'s cohorts" if len(means) == 1 else "all cohorts"
+        return f"The mean class imbalance (QCID) of {whose} is {number(means[low])}; 0 is perfectly balanced."
+    ratio = f", {times(means[high] / means[low])} times as much" if means[low] > 0 else ""
+    return (
+        f"{low} builds the most balanced cohorts (mean QCID {number(means[low])}), {high} the least balanced "
+        f"({number(means[high])}{ratio}); 0 is perfectly balanced."
+    )
 
 
 def picks(setting: Setting) -> Figure | None:
@@ -428,6 +453,7 @@ def scenario(setting: Setting) -> Figure | None:
     counts = np.asarray(facts.label_counts, np.float64)
     if not counts.shape[1]:  # the task has no classes
         return None
+    # Clients with one main class side by side, the most one-sided first: skew shows as blocks.
     order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
     if len(order) > 1000:
         order = order[np.linspace(0, len(order) - 1, 1000).astype(int)]

@@ -79,6 +79,7 @@ def _views(setting: Setting, group: SelectorRuns, run: RunCurve) -> list[tuple[P
 def _figure(picture: Picture, found: Sequence[tuple[str, View]]) -> Figure:
     """Draw the views of one picture, one for each group that has it."""
     axis: dict[str, Any] = {"label": picture.quantity, **({"format": "percent"} if picture.share else {})}
+    # One chart draws one kind of view: a group whose view is of another kind than the first is left out.
     first = found[0][1]
     found = [(label, view) for label, view in found if type(view) is type(first)]
     spec: dict[str, Any] = {"y": axis}
@@ -87,18 +88,21 @@ def _figure(picture: Picture, found: Sequence[tuple[str, View]]) -> Figure:
     elif isinstance(first, Lines):
         spec |= {"kind": "lines", "views": [_lines(n, v) for n, v in found if isinstance(v, Lines)]}
     else:
-        clouds = [(label, view) for label, view in found if isinstance(view, Points)]
-        names = max((list(view.group_names) for _, view in clouds), key=len) or ["clients"]
-        slots = len(palette.LIGHT) - 1
-        spec |= {
-            "kind": "points",
-            "views": [_points(label, view) for label, view in clouds],
-            "categories": names,
-            "short": [name.split()[-1] if name[-1:].isdecimal() else "" for name in names],
-            "colors": [1 + c % slots for c in range(len(names))],
-        }
+        spec |= _clouds([(label, view) for label, view in found if isinstance(view, Points)])
     text = " ".join([view.text for _, view in found if view.text][:2])
     return Figure(picture.name, picture.title, text, spec)
+
+
+def _clouds(found: Sequence[tuple[str, Points]]) -> dict[str, Any]:
+    names = max((list(view.group_names) for _, view in found), key=len) or ["clients"]
+    slots = len(palette.LIGHT) - 1  # the first colour is the baseline's
+    return {
+        "kind": "points",
+        "views": [_points(label, view) for label, view in found],
+        "categories": names,
+        "short": [name.split()[-1] if name[-1:].isdecimal() else "" for name in names],
+        "colors": [1 + c % slots for c in range(len(names))],
+    }
 
 
 def _even(order: IntArray) -> IntArray:
@@ -151,5 +155,6 @@ def _flat_map(points: FloatArray) -> FloatArray:
     with needs_extra("The map of clients needs scikit-learn.", "report"):
         from sklearn.manifold import TSNE
     perplexity = min(30.0, (len(points) - 1) / 3)
+    # A perplexity above a third of the points is refused; 30 is scikit-learn's default.
     flat = TSNE(2, perplexity=perplexity, init="pca", random_state=0, max_iter=500).fit_transform(points)
     return np.asarray(flat, np.float64)

@@ -73,27 +73,10 @@ def build_live_report(
     """
     panes, accounts, warnings = [], [], []
     for number, path in enumerate(paths):
-        with closing(read_journal(path)) as journal:
-            past = JournalHistory()
-            found = account(journal, Path(path).stem, past)
-            if not found.rounds:
-                raise InputError(
-                    f"No round has been recorded in {path} yet.", hint="follow it with: fedcohort dashboard"
-                )
-            run = run_view(found, past, journal.table()[0].n)
-            explained = explanations_of(journal, found.name, found.selector, found.seed, rounds)
-        blocks = [
-            card("sentences", found.name, ending(found)),
-            *(card("table", table) for table in run.tables[:-2]),
-            *(card("figure", figure, number) for figure in run.figures),
-            *(card("table", table) for table in run.tables[-2:]),
-            card("why", number),
-            _rules(found),
-        ]
-        figures = {figure.name: figure for figure in run.figures}
-        panes.append(Pane(found.name, blocks, figures, [explained]))
-        accounts.append(found)
-        where = f"{found.name}: " if len(paths) > 1 else ""
+        run, pane = _pane(Path(path), number, rounds)
+        panes.append(pane)
+        accounts.append(run.account)
+        where = f"{run.account.name}: " if len(paths) > 1 else ""
         warnings += [f"{where}{text}" for text in run.warnings]
     facts = [
         (max(a.done for a in accounts), "round"), (max(len(a.clients) for a in accounts), "client"),
@@ -102,6 +85,27 @@ def build_live_report(
     ]  # fmt: skip
     heading = title or ", ".join(found.name for found in accounts)
     return build_page(heading, facts, warnings, panes), accounts
+
+
+def _pane(path: Path, number: int, rounds: Sequence[int]) -> tuple[RunView, Pane]:
+    """Return what a page shows of the journal at ``path``, and its part of the page."""
+    with closing(read_journal(path)) as journal:
+        past = JournalHistory()
+        found = account(journal, path.stem, past)
+        if not found.rounds:
+            raise InputError(f"No round has been recorded in {path} yet.", hint="follow it with: fedcohort dashboard")
+        run = run_view(found, past, journal.table()[0].n)
+        explained = explanations_of(journal, found.name, found.selector, found.seed, rounds)
+    # The last two tables, of every client and every round, are long: figures come before them.
+    blocks = [
+        card("sentences", found.name, ending(found)),
+        *(card("table", table) for table in run.tables[:-2]),
+        *(card("figure", figure, number) for figure in run.figures),
+        *(card("table", table) for table in run.tables[-2:]),
+        card("why", number),
+        _rules(found),
+    ]
+    return run, Pane(found.name, blocks, {figure.name: figure for figure in run.figures}, [explained])
 
 
 # -- sentences and tables -------------------------------------------------------------------------------------------
@@ -115,6 +119,21 @@ def ending(found: Account) -> list[str]:
     if found.reason:
         lines[0] = f"{lines[0][:-1]}: {found.reason.rstrip('.')}."
     lines += [f"Selector changed in {change}." for change in found.changes]
+    lines += _replies(found)
+    given_up = sum(r.abandoned is not None for r in found.rounds)
+    if given_up:
+        lines.append(f"{quantity(given_up, 'cohort')} {'was' if given_up == 1 else 'were'} abandoned and chosen again.")
+    members = sum(client.member for client in found.clients)
+    if found.never:
+        lines.append(f"Never picked, {len(found.never)} of {members}: {names(found.never, 50)}.")
+    else:
+        lines.append(f"Never picked: none of {quantity(members, 'member')}.")
+    return lines
+
+
+def _replies(found: Account) -> list[str]:
+    """Return sentences on how many clients brought a model, and how many are still training."""
+    lines = []
     failed = found.failures()
     asked = sum(sum(client.statuses.values()) for client in found.clients)  # without clients that are still training
     if failed:
@@ -128,14 +147,6 @@ def ending(found: Account) -> list[str]:
     training = sum(len(r.clients) - r.sound - len(r.failures) for r in going)
     if training:
         lines.append(f"Asked, but no report yet: {quantity(training, 'client')}.")
-    given_up = sum(r.abandoned is not None for r in found.rounds)
-    if given_up:
-        lines.append(f"{quantity(given_up, 'cohort')} {'was' if given_up == 1 else 'were'} abandoned and chosen again.")
-    members = sum(client.member for client in found.clients)
-    if found.never:
-        lines.append(f"Never picked, {len(found.never)} of {members}: {names(found.never, 50)}.")
-    else:
-        lines.append(f"Never picked: none of {quantity(members, 'member')}.")
     return lines
 
 

@@ -31,13 +31,11 @@ def facts(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str]:
         "Data": _data(_mapping(config.get("data")), meta.get("datasets")),
         "Task": _describe_part(config.get("task")),
         "Partition": _describe_part(scenario.get("partition") or scenario.get("preset")),
-        "Label noise": _describe_part(scenario.get("noise"))
-        if _mapping(scenario.get("noise")).get("level", 1)
-        else "none",
+        "Label noise": _noise(scenario.get("noise")),
         "Availability": _unless(scenario.get("availability"), "always", "all clients, in every round"),
         "Latency": _unless(scenario.get("latency"), "none", "none"),
-        "Failures": f"probability {scenario['failure']:g} per client and round" if scenario.get("failure") else "",
-        "Deadline": f"{scenario['deadline']:g} s" if scenario.get("deadline") else str(run.get("deadline") or ""),
+        "Failures": _number(scenario.get("failure"), "probability {:g} per client and round"),
+        "Deadline": _number(scenario.get("deadline"), "{:g} s") or str(run.get("deadline") or ""),
         "Held out": _held_out(scenario),
         "Model": _describe_part(config.get("model")),
         "Local training": _describe_part(config.get("local")),
@@ -53,6 +51,14 @@ def facts(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str]:
         "Command": str(meta.get("command") or ""),
     }
     return {name: text for name, text in found.items() if text}
+
+
+def _noise(value: Any) -> str:
+    return _describe_part(value) if _mapping(value).get("level", 1) else "none"
+
+
+def _number(value: Any, form: str) -> str:
+    return form.format(value) if value else ""
 
 
 def _scenario(value: Any) -> Mapping[str, Any]:

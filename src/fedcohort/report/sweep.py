@@ -72,21 +72,7 @@ def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
     rows = {row.label: row for row in board.rows}
     views, sentences = [], []
     for found in find_sweeps(setting.groups):
-        values = np.array([value for points in found.lines.values() for value, _ in points])
-        log = bool(values.min() > 0 and values.max() / values.min() > _LOGARITHMIC)
-        series = []
-        for number, (rest, points) in enumerate(found.lines.items()):
-            means, stds = (
-                np.array([getattr(rows[label].terminal, which) for _, label in points]) for which in ("mean", "std")
-            )
-            shown = board.metric.natural(means)
-            x = np.array([math.log10(value) if log else value for value, _ in points])
-            band = {"lo": json_numbers(shown - stds), "hi": json_numbers(shown + stds)}
-            one: dict[str, Any] = {"label": rest, "color": 1 + number % 8, "dash": number // 8 % 3}
-            several = max(rows[label].runs for _, label in points) > 1
-            series.append({**one, "x": json_numbers(x), "y": json_numbers(shown), **(band if several else {})})
-        x_label = f"log10 of {found.parameter}" if log else found.parameter
-        views.append({"name": f"{found.selector} {found.parameter}", "x": {"label": x_label}, "series": series})
+        views.append(_view(found, rows, board))
         sentences.append(_sentence(found, rows, board))
     if not views:
         return None
@@ -102,34 +88,68 @@ def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
     )
 
 
+def _view(found: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> dict[str, Any]:
+    """Return one parameter's values against where the selector ends with them."""
+    values = np.array([value for points in found.lines.values() for value, _ in points])
+    log = bool(values.min() > 0 and values.max() / values.min() > _LOGARITHMIC)
+    series = []
+    for number, (rest, points) in enumerate(found.lines.items()):
+        ends = [rows[label].terminal for _, label in points]
+        shown, stds = board.metric.natural(np.array([end.mean for end in ends])), np.array([end.std for end in ends])
+        x = np.array([math.log10(value) if log else value for value, _ in points])
+        one: dict[str, Any] = {"label": rest, "color": 1 + number % 8, "dash": number // 8 % 3}
+        one |= {"x": json_numbers(x), "y": json_numbers(shown)}
+        if max(rows[label].runs for _, label in points) > 1:
+            one |= {"lo": json_numbers(shown - stds), "hi": json_numbers(shown + stds)}
+        series.append(one)
+    x_label = f"log10 of {found.parameter}" if log else found.parameter
+    return {"name": f"{found.selector} {found.parameter}", "x": {"label": x_label}, "series": series}
+
+
 def _sentence(found: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> str:
     """Say which value is best on the first half of the seeds, and where it ends on the others."""
-    metric = board.metric
     labels = {label: (value, rest) for rest, points in found.lines.items() for value, label in points}
     whole = [label for label in labels if not rows[label].lost]
     if not whole:
         return f"With {found.selector}, every value of {found.parameter} lost a run."
-    common = set.intersection(*({seed.seed for seed in rows[label].seeds} for label in whole))
-    seeds = sorted(common)
-    tuning, others = seeds[: max(1, len(seeds) // 2)], seeds[max(1, len(seeds) // 2) :]
-    ends = {label: {seed.seed: seed.terminal for seed in rows[label].seeds} for label in (*whole, board.baseline)}
+    seeds = sorted(set.intersection(*({seed.seed for seed in rows[label].seeds} for label in whole)))
+    ends = _ends(rows, (*whole, board.baseline))
     known = [label for label in whole if not any(math.isnan(ends[label][seed]) for seed in seeds)]
     if not known or not seeds:
         return f"With {found.selector}, no value of {found.parameter} has a result in every seed yet."
-    best = max(known, key=lambda label: _mean(ends[label], tuning))
+    half = max(1, len(seeds) // 2)  # the seeds that choose; the others show
+    best = max(known, key=lambda label: _mean(ends[label], seeds[:half]))
     value, rest = labels[best]
     setting = f"With {found.selector}, {found.parameter} {value:g}" + (f" ({rest})" if len(found.lines) > 1 else "")
-    chosen = metric.value(_mean(ends[best], tuning))
+    base = None if best == board.baseline else ends[board.baseline]
+    return f"{setting} {_shown(ends[best], base, seeds[:half], seeds[half:], board)}"
+
+
+def _ends(rows: Mapping[str, LeaderRow], labels: Sequence[str]) -> dict[str, dict[int, float]]:
+    """Return where each label ends, by seed."""
+    return {label: {seed.seed: seed.terminal for seed in rows[label].seeds} for label in labels}
+
+
+def _shown(
+    ends: Mapping[int, float],
+    base: Mapping[int, float] | None,
+    tuning: Sequence[int],
+    others: Sequence[int],
+    board: Leaderboard,
+) -> str:
+    """Say where the best value ends on the seeds that chose it and on the others; ``base`` is the baseline."""
+    metric = board.metric
+    chosen = metric.value(_mean(ends, tuning))
     if not others:
-        return f"{setting} ends best, at {chosen}; there is no other seed to confirm it on."
-    shown = metric.value(_mean(ends[best], others))
+        return f"ends best, at {chosen}; there is no other seed to confirm it on."
+    shown = metric.value(_mean(ends, others))
     text = (
-        f"{setting} is best on {_seeds(tuning)} ({chosen}). On {_seeds(others)}, which were not used to choose "
-        f"it, it ends at {shown}"
+        f"is best on {_seeds(tuning)} ({chosen}). On {_seeds(others)}, which were not used to choose it, it ends at "
+        f"{shown}"
     )
-    if best == board.baseline or any(seed not in ends[board.baseline] for seed in others):
+    if base is None or any(seed not in base for seed in others):
         return f"{text}."
-    return f"{text} and {board.baseline} at {metric.value(_mean(ends[board.baseline], others))}."
+    return f"{text} and {board.baseline} at {metric.value(_mean(base, others))}."
 
 
 def _mean(ends: Mapping[int, float], seeds: Sequence[int]) -> float:

@@ -50,6 +50,20 @@ def find_journal(path: str | Path, run: str | None) -> Path:
         if run is not None and run != place.stem:
             raise InputError(f"{place} is the journal of one run; --run {run} cannot choose another.")
         return place
+    found = _journals_in(place)
+    known = ", ".join(list(found)[:12]) + (", ..." if len(found) > 12 else "")
+    if run is None and len(found) > 1:
+        raise InputError(
+            f"{place} holds {len(found)} runs: {known}.",
+            hint=f"choose one with --run, for example --run {next(iter(found))}",
+        )
+    if run is not None and run not in found:
+        raise InputError(f"There is no run {run!r} in {place}. Known: {known}.", hint=suggest(run, found))
+    return next(iter(found.values())) if run is None else found[run]
+
+
+def _journals_in(place: Path) -> dict[str, Path]:
+    """Return the journals of an experiment's directory, or of a folder of journals, by the run's name."""
     if not place.exists():
         raise InputError(f"There is no experiment or journal at {place}.")
     folder = place / "journal" if (place / "journal").is_dir() else place
@@ -59,20 +73,7 @@ def find_journal(path: str | Path, run: str | None) -> Path:
             f"{place} holds no journal, so its choices cannot be explained.",
             hint="name an experiment's directory, or the .sqlite journal of a session",
         )
-    if run is None:
-        if len(found) > 1:
-            raise InputError(
-                f"{place} holds {len(found)} runs: {', '.join(list(found)[:12])}{', ...' if len(found) > 12 else ''}.",
-                hint=f"choose one with --run, for example --run {next(iter(found))}",
-            )
-        return next(iter(found.values()))
-    if run not in found:
-        raise InputError(
-            f"There is no run {run!r} in {place}. Known: {', '.join(list(found)[:12])}"
-            f"{', ...' if len(found) > 12 else ''}.",
-            hint=suggest(run, found),
-        )
-    return found[run]
+    return found
 
 
 def explain(path: str | Path, round_: int, client: str | None = None, *, nearly: int = NEARLY) -> Why:

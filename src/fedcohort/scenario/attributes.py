@@ -142,13 +142,7 @@ def draw_attributes(
     if changing and not any(isinstance(entry, Mapping) and entry.get("changes") for entry in table.values()):
         return {}
     order = list(map(str, table.get(_CLIENT, names)))
-    if len(set(order)) != len(order) or (_CLIENT in table and not set(names) <= set(order)):
-        lacking = sorted(set(names) - set(order))
-        raise ScenarioError(
-            f"The attributes name {len(order)} clients in their column 'client'; "
-            + (f"{lacking[0]!r} of the federation is not among them." if lacking else "one of them twice.")
-        )
-    where = [order.index(name) for name in names] if _CLIENT in table else list(range(len(names)))
+    where = _places(order, names) if _CLIENT in table else list(range(len(names)))
     found: dict[str, dict[str, Value]] = {name: {} for name in names}
     for attribute, entry in table.items():
         if attribute == _CLIENT:
@@ -158,6 +152,18 @@ def draw_attributes(
     return found
 
 
+def _places(order: list[str], names: Sequence[str]) -> list[int]:
+    """Return the row of each client of the federation in a table that names its clients."""
+    rows = {name: row for row, name in enumerate(order)}
+    lacking = sorted(set(names) - set(rows))
+    if len(rows) != len(order) or lacking:
+        raise ScenarioError(
+            f"The attributes name {len(order)} clients in their column 'client'; "
+            + (f"{lacking[0]!r} of the federation is not among them." if lacking else "one of them twice.")
+        )
+    return [rows[name] for name in names]
+
+
 def _column(attribute: str, entry: Any, where: list[int], count: int, seed: int, round: int) -> list[Value]:
     if not isinstance(entry, Mapping):
         if len(entry) != count:
@@ -165,14 +171,20 @@ def _column(attribute: str, entry: Any, where: list[int], count: int, seed: int,
                 f"The attribute {attribute!r} of the scenario has {len(entry)} values for {count} clients."
             )
         return [entry[i] for i in where]
+    # Each attribute has random numbers of its own, found by its name: adding one does not change the others.
     position = (zlib.crc32(attribute.encode()), 1 + round if entry.get("changes") else 0)
     draws: FloatArray = uniforms(seed, rng.ATTRIBUTES, np.arange(len(where)), *position)
     if "values" in entry:
-        values = list(entry["values"])
-        shares = np.asarray(entry.get("shares") or [1.0] * len(values), np.float64)
-        edges = np.cumsum(shares / shares.sum())[:-1]
-        return [values[i] for i in np.searchsorted(edges, draws, side="right").tolist()]
+        return _drawn_values(entry, draws)
     low, high = entry["low"], entry["high"]
     if isinstance(low, int) and isinstance(high, int):
         return [int(v) for v in np.floor(low + draws * (high - low + 1)).tolist()]
     return [float(v) for v in (low + draws * (high - low)).tolist()]
+
+
+def _drawn_values(entry: Mapping[str, Any], draws: FloatArray) -> list[Value]:
+    """Turn uniform numbers (n,) into values with the given shares, or equal ones."""
+    values = list(entry["values"])
+    shares = np.asarray(entry.get("shares") or [1.0] * len(values), np.float64)
+    edges = np.cumsum(shares / shares.sum())[:-1]
+    return [values[i] for i in np.searchsorted(edges, draws, side="right").tolist()]

@@ -122,6 +122,7 @@ class ClassBiased(Availability):
                 hint="use a smaller share or ratio",
             )
         draw = rng.stream(seed, rng.AVAILABILITY, _EACH_ROUND, round)
+        # A stable sort of a random order: the first of each class are a random choice of its clients.
         shuffled = draw.permutation(clients)
         by_class = shuffled[np.argsort(federation.main_class[shuffled], kind="stable")]
         starts = np.concatenate([[0], np.cumsum(have)])

@@ -82,7 +82,7 @@ class Shards(Partition):
                 f"the training set has {len(pool):,} samples.",
                 hint=f"at most {len(pool) // self.per_client:,} clients fit",
             )
-        # random order inside a class, so that a seed changes which samples meet in a shard
+        # Random order inside a class, so that a seed changes which samples meet in a shard.
         ordered = rng.permutation(len(pool))
         ordered = ordered[np.argsort(pool.labels[ordered], kind="stable")]
         if self.pure:
@@ -104,6 +104,7 @@ class Shards(Partition):
 
 def _largest_shard(counts: IntArray, shards: int) -> int:
     """Return the largest size of which the classes yield at least ``shards`` pure pieces."""
+    # The number of pieces falls as they get larger, so the largest size is found by bisection.
     low, high = 1, int(counts.sum()) // shards
     while low < high:
         middle = (low + high + 1) // 2
@@ -156,7 +157,7 @@ def _deal_classes(clients: int, each: int, classes: int, rng: np.random.Generato
     slots[rng.permutation(classes)[: clients * each % classes]] += 1
     if each == 1:
         return rng.permutation(np.repeat(np.arange(classes), slots))[:, None]
-    ties = rng.random((clients, classes))
+    ties = rng.random((clients, classes))  # below 1, so that they decide only between equal numbers of slots
     taken = np.empty((clients, each), dtype=np.int64)
     for k in range(clients):
         taken[k] = np.argpartition(ties[k] - slots, each - 1)[:each]
@@ -216,6 +217,7 @@ class Imbalanced(Partition):
         holders = imbalanced_holders(self.name, self.clients, pool.classes, self.ratio, self.frequent)
         most = int((pool.counts // holders).min())
         if self.out_of is not None and self.samples is None:
+            # The paper divides the whole set among more clients than it keeps, which fixes what each of them has.
             each = self.out_of // pool.classes
             if each < int(holders.max()):
                 raise ScenarioError(

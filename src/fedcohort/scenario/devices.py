@@ -93,9 +93,10 @@ class Sessions(Parameterized):
         zero = number * cycle - begun  # when this cycle began
         length: FloatArray | float = self.session
         if self.spread:
+            # The mean of exp(s z) is exp(s^2 / 2): without it, a larger spread would make longer sessions.
             normal = _normal(uniforms_each(seed, rng.DEVICES, clients, number, state, _LENGTH))
             length = self.session * np.exp(self.spread * normal - 0.5 * self.spread**2)
-        length = np.minimum(length, cycle)
+        length = np.minimum(length, cycle)  # a cycle has one session at most, and it ends within the cycle
         start: FloatArray = zero + uniforms_each(seed, rng.DEVICES, clients, number, state, _START) * (cycle - length)
         end = start + length
         takes_place = np.ones(len(clients), np.bool_)
@@ -103,6 +104,7 @@ class Sessions(Parameterized):
             chance = self.activity(start / HOUR + self._offsets(clients, seed))
             takes_place = uniforms_each(seed, rng.DEVICES, clients, number, state, _WHETHER) < chance
         on = takes_place & (start <= time) & (time < end)
+        # Who is off is looked at again when its session begins; after that, or without one, when the next cycle does.
         later = np.maximum(zero + cycle, time + TICK)
         until = np.where(on, end, np.where(takes_place & (time < start), start, later))
         return Attendance(on, until)
@@ -325,6 +327,7 @@ class OnlineDevices:
         found = [(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.bool_))]
         self._horizon = np.inf
         if len(ends):
+            # Up to where the first thousand clients, or a 64th of all, may change: one lookup serves many of them.
             some = min(len(ends) - 1, max(_AHEAD, len(ends) // 64))
             self._horizon = float(np.partition(ends, some)[some])
             due = np.flatnonzero(self._until <= self._horizon)

@@ -65,6 +65,7 @@ class ClientHeterogeneity(Partition):
                 f"The partition 'client-heterogeneity' wants {self.clients:,} clients x at least {self.least:,} "
                 f"samples = {self.clients * self.least:,}, but the training set has {len(pool):,}."
             )
+        # With a small alpha some client often gets next to nothing; the paper does not say what it does then.
         smallest = 0
         for attempt in range(self.redraws + 1):
             shares = dirichlet(rng, np.full((pool.classes, self.clients), self.alpha))
@@ -160,6 +161,7 @@ class MixedHeterogeneity(Partition):
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Draw everybody's group and class distribution, then the samples."""
         size = equal_size(self.name, pool, self.clients, self.samples)
+        # np.resize repeats the list: each concentration goes to as many clients, to within one.
         alpha = rng.permutation(np.resize(np.asarray(self.alphas, np.float64), self.clients))
         shares = dirichlet(rng, np.repeat(alpha[:, None], pool.classes, axis=1))
         counts = sequential_counts(pool, shares, size, rng)
@@ -292,6 +294,7 @@ class Skewness(Partition):
         """Draw beta, then class distributions, then samples with replacement."""
         position = 1.0 - rng.random(self.clients)  # in (0, 1]
         low = self.clients // 2
+        # Half of the clients on either side of the median, exactly, then dealt out at random.
         beta = self.median + position * (self.maximum - self.median)
         beta[:low] = position[:low] * self.median
         beta = rng.permutation(beta)

@@ -104,39 +104,42 @@ class Federation:
     groups: Groups | None = None
 
     def __post_init__(self) -> None:
+        self._check_lengths()
+        self._check_values()
+        for field in ("indices", "offsets", "labels", "true_labels", "validation", "noise_rate", "server_validation"):
+            freeze(getattr(self, field))
+        for trait in self.traits.values():
+            freeze(trait)
+
+    def _check_lengths(self) -> None:
         total, clients = len(self.indices), len(self.offsets) - 1
-        if clients < 1 or self.offsets[0] != 0 or self.offsets[-1] != total or (np.diff(self.offsets) < 0).any():
+        ends = (0, total)
+        if clients < 1 or (self.offsets[0], self.offsets[-1]) != ends or (np.diff(self.offsets) < 0).any():
             raise InputError(
                 f"The offsets of a federation must rise from 0 to the number of samples ({total}) for at least one "
                 f"client. Got {clients} clients, from {self.offsets[:1]} to {self.offsets[-1:]}."
             )
-        for field, length in (
-            ("labels", total),
-            ("true_labels", total),
-            ("validation", clients),
-            ("noise_rate", clients),
-        ):
+        lengths = {"labels": total, "true_labels": total, "validation": clients, "noise_rate": clients}
+        for field, length in lengths.items():
             if len(getattr(self, field)) != length:
                 raise InputError(
                     f"'{field}' of a federation must have length {length}. Got {len(getattr(self, field))}."
-                )
-        if (self.validation < 0).any() or (self.validation > np.diff(self.offsets)).any():
-            raise InputError("'validation' of a federation must be between 0 and each client's number of samples.")
-        for name in ("labels", "true_labels"):
-            values = getattr(self, name)
-            if total and (values.min() < 0 or values.max() >= self.classes):
-                raise InputError(
-                    f"'{name}' of a federation must be in 0 .. {self.classes - 1}. "
-                    f"Got {values.min()} .. {values.max()}."
                 )
         if self.client_names is not None and len(self.client_names) != clients:
             raise InputError(f"There must be one name per client ({clients}). Got {len(self.client_names)}.")
         if self.groups is not None and len(self.groups.of) != clients:
             raise InputError(f"There must be one group per client ({clients}). Got {len(self.groups.of)}.")
-        for field in ("indices", "offsets", "labels", "true_labels", "validation", "noise_rate", "server_validation"):
-            freeze(getattr(self, field))
-        for trait in self.traits.values():
-            freeze(trait)
+
+    def _check_values(self) -> None:
+        if (self.validation < 0).any() or (self.validation > np.diff(self.offsets)).any():
+            raise InputError("'validation' of a federation must be between 0 and each client's number of samples.")
+        for name in ("labels", "true_labels"):
+            values = getattr(self, name)
+            if len(values) and (values.min() < 0 or values.max() >= self.classes):
+                raise InputError(
+                    f"'{name}' of a federation must be in 0 .. {self.classes - 1}. "
+                    f"Got {values.min()} .. {values.max()}."
+                )
 
     @classmethod
     def of(
@@ -236,6 +239,7 @@ class Federation:
         (N, classes) int64
         """
         labels = self.true_labels if true else self.labels
+        # One bincount over (client, class) cells; int64, because clients times classes may exceed int32.
         cells = self.owner.astype(np.int64) * self.classes + labels
         if part != "all":
             held_out = self.is_validation()

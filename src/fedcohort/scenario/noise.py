@@ -113,15 +113,18 @@ class LabelNoise(Parameterized):
         if self.level:
             candidates = self._candidates(labels, classes)  # (total,)
             each = np.bincount(owner[candidates], minlength=len(sizes))
-            # rounding up or down at random keeps the mean, which matters for clients of a few samples
+            # Rounding up or down at random keeps the mean, which matters for clients of a few samples.
             wrong = np.floor(drawn * each + rng.random(len(sizes))).astype(np.int64)
+            # By client, its candidates first, in random order: the first ``wrong`` of each client are flipped.
             order = np.lexsort((rng.random(len(labels)), ~candidates, owner))
             rank = np.arange(len(labels)) - np.repeat(offsets[:-1], sizes)
             flipped = order[rank < np.repeat(wrong, sizes)]
+            # A shift of 1 .. classes - 1 is any other class, each as likely.
             shift = rng.integers(1, classes, len(flipped), dtype=np.int32)
             noisy[flipped] = (noisy[flipped] + shift) % classes
         if self.permuted:
             count = int(np.floor(self.permuted * len(sizes) + 0.5))
+            # One permutation for all of them: these clients agree with each other.
             theirs = np.isin(owner, rng.permutation(len(sizes))[:count])
             noisy[theirs] = rng.permutation(classes)[noisy[theirs]]
         exact = np.bincount(owner[noisy != labels], minlength=len(sizes)) / np.maximum(sizes, 1)

@@ -52,7 +52,7 @@ class Natural(Partition):
         number = np.full(len(sizes), -1, dtype=np.int64)
         number[chosen] = np.arange(wanted)
         owner = number[pool.writers]
-        places = np.argsort(owner, kind="stable")[int((owner < 0).sum()) :]
+        places = np.argsort(owner, kind="stable")[int((owner < 0).sum()) :]  # samples of nobody chosen sort first
         offsets = np.concatenate([[0], np.cumsum(sizes[chosen])]).astype(np.int64)
         names = None
         if pool.writer_names is not None:

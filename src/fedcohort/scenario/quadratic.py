@@ -51,20 +51,21 @@ def quadratic_sizes(fractions: FloatArray, counts: FloatArray, least: float = 1.
     target, floor = counts / scale, least / scale
     classes = len(target)
     gram = fractions @ fractions.T
+    # A trace of ridge, because Q Q' is singular where two classes always occur in the same proportion.
     ridge = 1e-14 * np.trace(gram) * np.eye(classes)
     multipliers = np.linalg.solve(gram + ridge, target)
     value, gradient, free = _dual(fractions, target, floor, multipliers)
     for _ in range(_NEWTON_STEPS):
         if np.abs(gradient).max() <= _TOLERANCE:
             break
-        active = fractions[:, free]
+        active = fractions[:, free]  # clients at the floor do not move with the multipliers
         step = -np.linalg.solve(active @ active.T + ridge, gradient)
         slope = float(gradient @ step)
         length = 1.0
         while length > 1e-12:
             trial = multipliers + length * step
             new_value, new_gradient, new_free = _dual(fractions, target, floor, trial)
-            # the gradient test accepts the last steps, where the decrease drowns in rounding
+            # Armijo's rule; the gradient test accepts the last steps, where the decrease drowns in rounding.
             if new_value <= value + 1e-4 * length * slope or np.abs(new_gradient).max() < 0.5 * np.abs(gradient).max():
                 break
             length *= 0.5

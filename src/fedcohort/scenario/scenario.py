@@ -148,6 +148,7 @@ class Scenario(Parameterized):
             Names of writers 0, 1, ...
         """
         pool = Pool.of(labels, classes, writers, writer_names)
+        # Each step draws from a stream of its own: a scenario with noise has the same clients as one without.
         kept = self._server_share(pool, rng.stream(seed, rng.DATA, _SERVER))
         rest = pool.without(kept) if len(kept) else pool
         if len(rest) == 0:
@@ -160,6 +161,7 @@ class Scenario(Parameterized):
         groups = self._groups(len(part.offsets) - 1, seed)
         if groups is not None and RELABEL in groups.views:
             mine = np.repeat(groups.of == groups.views.index(RELABEL), np.diff(part.offsets))
+            # For these clients the new labels are the true ones: noise comes after, and changes those.
             true_labels[mine] = meant(RELABEL, true_labels[mine], pool.classes)
         noisy, exact, drawn = self.noise.apply(
             true_labels, part.offsets, pool.classes, rng.stream(seed, rng.DATA, _NOISE)
@@ -202,6 +204,7 @@ class Scenario(Parameterized):
                 f"{int(pool.counts[c]):,}.",
                 hint=f"server_validation must be at most {int(pool.counts[c])}",
             )
+        # A stable sort by class of a random order: the first samples of every class are a random choice of it.
         shuffled = draw.permutation(len(pool))
         by_class = shuffled[np.argsort(pool.labels[shuffled], kind="stable")]
         starts = np.concatenate([[0], np.cumsum(pool.counts)])[:-1]
@@ -264,6 +267,7 @@ class Scenario(Parameterized):
         if self.failure:
             failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, ticket) < self.failure
             moment = seconds * uniforms(seed, rng.FAILURE, clients, _WHEN, ticket)
+            # A client may fail by itself and by the end of its session; what comes first counts.
             durations = np.where(failed, np.minimum(moment, durations), durations)
             status[failed] = Status.FAILED
         return RoundEvents(durations, status)
@@ -368,23 +372,8 @@ class Scenario(Parameterized):
                     f"A scenario has no key {key!r}. Known: {', '.join(known)}.",
                     hint=suggest(str(key), known),
                 )
-        base = cls()
-        if "preset" in table:
-            base = preset(table["preset"])
-        changes: dict[str, Any] = {}
-        for key, value in table.items():
-            if key == "preset":
-                continue
-            if key == "attributes":
-                changes[key] = read_attributes(value)
-            elif key in _PLAIN_PARTS:
-                changes[key] = _plain_part(key, value, getattr(base, key))
-            elif key == "devices":
-                changes[key] = _devices_from(value, base.devices)
-            elif key in _REGISTRIES:
-                changes[key] = _part_from(key, value, _REGISTRIES[key], getattr(base, key))
-            else:
-                changes[key] = value
+        base = preset(table["preset"]) if "preset" in table else cls()
+        changes = {key: _changed(base, key, value) for key, value in table.items() if key != "preset"}
         return dataclasses.replace(base, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -402,6 +391,19 @@ class Scenario(Parameterized):
             values = {info.name: getattr(self.devices, info.name) for info in parameters(type(self.devices))}
             table["devices"] = {"name": self.devices.name} | _plain(values)
         return table | _plain({info.name: getattr(self, info.name) for info in parameters(Scenario)})
+
+
+def _changed(base: Scenario, key: str, value: Any) -> Any:
+    """Return what a key of a table makes of a part of ``base``, or of a plain number."""
+    if key == "attributes":
+        return read_attributes(value)
+    if key in _PLAIN_PARTS:
+        return _plain_part(key, value, getattr(base, key))
+    if key == "devices":
+        return _devices_from(value, base.devices)
+    if key in _REGISTRIES:
+        return _part_from(key, value, _REGISTRIES[key], getattr(base, key))
+    return value
 
 
 NAMED: dict[str, Scenario] = {}

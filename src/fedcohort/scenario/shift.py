@@ -125,6 +125,6 @@ class Shift(Parameterized):
             if name != PLAIN:
                 of[order[place * each : (place + 1) * each]] = 1 + names.index(name)
         views = (PLAIN, *names)
-        if not (of == 0).any():
+        if not (of == 0).any():  # nobody sees the plain samples, so there is no such group
             of, views = of - 1, tuple(names)
         return Groups("view", of, views, views)

@@ -91,7 +91,8 @@ class Trace:
         states = tuple(dict.fromkeys(row[3] for row in rows))
         at = {name: i for i, name in enumerate(names)}
         which = {state: i for i, state in enumerate(states)}
-        begin, end = (np.array([row[i] for row in rows], np.float64) for i in (1, 2))
+        clients, starts, ends, held = zip(*rows, strict=True)
+        begin, end = np.array(starts, np.float64), np.array(ends, np.float64)
         wrong = np.flatnonzero(~(np.isfinite(begin) & np.isfinite(end) & (begin >= 0) & (end > begin)))
         if len(wrong):
             row = rows[int(wrong[0])]
@@ -99,21 +100,18 @@ class Trace:
                 f"An interval of {source} must go from 0 or later to a later moment. Got {row[1]:g} to {row[2]:g} of "
                 f"client {row[0]!r}."
             )
-        for name, speed, bandwidth in speeds:
-            if not (np.isfinite([speed, bandwidth]).all() and min(speed, bandwidth) > 0):
-                raise ScenarioError(
-                    f"The speeds in {source} must be positive. Got {speed:g} and {bandwidth:g} of client {name!r}."
-                )
+        _check_speeds(speeds, source)
+        measured, speed, bandwidth = zip(*speeds, strict=True) if speeds else ((), (), ())
         return cls(
             names=names,
-            device=np.array([at[row[0]] for row in rows], np.int64),
-            state=np.array([which[row[3]] for row in rows], np.int64),
+            device=np.array([at[name] for name in clients], np.int64),
+            state=np.array([which[state] for state in held], np.int64),
             begin=begin,
             end=end,
             states=states,
-            speed=np.array([row[1] for row in speeds], np.float64),
-            bandwidth=np.array([row[2] for row in speeds], np.float64),
-            measured=tuple(row[0] for row in speeds),
+            speed=np.array(speed, np.float64),
+            bandwidth=np.array(bandwidth, np.float64),
+            measured=tuple(measured),
         )
 
     @property
@@ -139,6 +137,14 @@ class Trace:
         )  # fmt: skip
 
 
+def _check_speeds(speeds: Sequence[tuple[str, float, float]], source: str) -> None:
+    for name, speed, bandwidth in speeds:
+        if not (np.isfinite([speed, bandwidth]).all() and min(speed, bandwidth) > 0):
+            raise ScenarioError(
+                f"The speeds in {source} must be positive. Got {speed:g} and {bandwidth:g} of client {name!r}."
+            )
+
+
 def _union(device: IntArray, begin: FloatArray, end: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
     return _covered(device, begin, end, 1)
 
@@ -151,7 +157,7 @@ def _covered(
     step = np.repeat([1, -1], len(begin))
     order = np.lexsort((-step, when, who))  # an interval that begins where another ends continues it
     who, when, step = who[order], when[order], step[order]
-    depth = np.cumsum(step)  # every device ends at 0
+    depth = np.cumsum(step)  # how many intervals are open; every device ends at 0, so one sum serves all
     inside = depth >= times
     before = np.concatenate([[False], inside[:-1]])
     opens, closes = np.flatnonzero(inside & ~before), np.flatnonzero(~inside & before)
@@ -308,6 +314,10 @@ _CHANGES: Mapping[str, tuple[str, bool]] = {
 }
 
 
+# The states of a trace, and what a device must say for each of them to hold.
+_HOLDS = {"charging": {"charging"}, "wifi": {"wifi"}, "idle": {"locked", "dark"}}
+
+
 def read_flash(path: str | Path) -> Trace:
     """Read FLASH's state traces ([Yang2021]_): a JSON object of devices, each with its ``messages``.
 
@@ -321,27 +331,25 @@ def read_flash(path: str | Path) -> Trace:
         raise ScenarioError(f"The trace {path} cannot be read: {error}.") from error
     if not isinstance(devices, dict):
         raise ScenarioError(f"The trace {path} must be a JSON object of devices. Got {type(devices).__name__}.")
-    logs: dict[str, list[tuple[datetime, str]]] = {}
-    for name, entry in devices.items():
-        if not isinstance(entry, dict) or not isinstance(entry.get("messages"), str):
-            raise _odd(path, name, "'messages', lines of text")
-        logs[str(name)] = sorted(filter(None, map(_message, entry["messages"].splitlines())), key=lambda item: item[0])
+    logs = {str(name): _log(path, name, entry) for name, entry in devices.items()}
     moments = [log[0][0] for log in logs.values() if log]
     if not moments:
         raise ScenarioError(f"The trace {path} has no messages that can be read.")
     zero = min(moments).replace(hour=0, minute=0, second=0)
-    rows: list[tuple[str, float, float, str]] = []
-    for name, log in logs.items():
-        rows += [
-            (name, begin, end, state)
-            for state, holds in (
-                ("charging", lambda now: "charging" in now),
-                ("wifi", lambda now: "wifi" in now),
-                ("idle", lambda now: bool(now & {"locked", "dark"})),
-            )
-            for begin, end in _stretches(log, zero, holds)
-        ]
+    rows = [
+        (name, begin, end, state)
+        for name, log in logs.items()
+        for state, causes in _HOLDS.items()
+        for begin, end in _stretches(log, zero, lambda now, causes=causes: bool(now & causes))  # type: ignore[misc]
+    ]
     return Trace.of(rows, source=str(path))
+
+
+def _log(path: str | Path, name: Any, entry: Any) -> list[tuple[datetime, str]]:
+    """Return a device's messages by time; the published files are not always in order."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("messages"), str):
+        raise _odd(path, name, "'messages', lines of text")
+    return sorted(filter(None, map(_message, entry["messages"].splitlines())), key=lambda item: item[0])
 
 
 def _message(line: str) -> tuple[datetime, str] | None:
@@ -406,7 +414,7 @@ class _Lines:
         return cls(span, device * span + begin, begin, end, first, last)
 
     def at(self, device: IntArray, time: float | FloatArray) -> Attendance:
-        turn, now = np.divmod(time, self.span)
+        turn, now = np.divmod(time, self.span)  # the trace repeats
         zero = turn * self.span
         place = np.searchsorted(self.keys, device * self.span + now, side="right")
         ends = self.end[np.maximum(place - 1, 0)]

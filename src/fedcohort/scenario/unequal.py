@@ -75,6 +75,7 @@ class RareHolders(Partition):
 
 def _mixes(pool: Pool, classes: BoolArray, clients: int, alpha: float | None, rng: np.random.Generator) -> FloatArray:
     """Return class shares (N, classes) over some of the classes: from a Dirichlet, or as the pool has them."""
+    # alpha is per class: with equal classes, every one has this concentration.
     prior = np.where(classes & (pool.counts > 0), pool.counts, 0) / max(int(pool.counts[classes].sum()), 1)
     if alpha is None:
         return np.tile(prior, (clients, 1))

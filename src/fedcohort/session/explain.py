@@ -114,8 +114,8 @@ def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
     else:
         count = min(len(candidates), cohort.size + _RUNNERS_UP)
         best = top_k(score, count)
-        others = np.setdiff1d(np.searchsorted(candidates, cohort.clients), best)
-        order = np.concatenate([best, others])
+        others = sorted({*np.searchsorted(candidates, cohort.clients).tolist()}.difference(best.tolist()))
+        order = np.array([*best.tolist(), *others], np.int64)
         ranks = np.concatenate([np.arange(1, count + 1), np.full(len(others), -1)])
     # A rank of -1 is of a pick below the recorded best, whose place among the others nobody worked out.
     arrays: dict[str, AnyArray] = {"client": candidates[order], "rank": ranks, "score": score[order]}

@@ -113,7 +113,7 @@ class EventRecorder:
             self._add_replies([block])
             self._set_host(host)
 
-    def reported_late(self, ticket: int, clients: IntArray) -> None:
+    def record_late(self, ticket: int, clients: IntArray) -> None:
         """Record clients that answered after their round was closed."""
         with self.journal.event():
             self.journal.add_replies(ReplyBlock.with_status(ticket, time.time(), clients, Status.LATE, late=True))
@@ -145,13 +145,13 @@ class EventRecorder:
                 self.journal.set_meta("blind", shadows.blind)
             self._set_host(host)
 
-    def advanced(self, turn: Turn, tickets: Iterable[int], host: Any) -> None:
+    def record_model(self, turn: Turn, tickets: Iterable[int], host: Any) -> None:
         """Record that the answers of some tickets made a new global model."""
         with self.journal.event():
             self.journal.add_event(NEW_MODEL, {"round": turn.round, "tickets": list(tickets)})
             self._set_host(host)
 
-    def numbers(self, round_: int, values: Mapping[str, float | None]) -> None:
+    def record_numbers(self, round_: int, values: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after a round."""
         with self.journal.event():
             self.journal.add_metrics(round_, values)
@@ -180,7 +180,7 @@ class EventRecorder:
             body = {"first": first, "count": members.table.n - first, "round": turn.round}
             self.journal.add_event(JOINED, body)
 
-    def members_changed(self, members: Membership, kind: str, clients: IntArray) -> None:
+    def record_members(self, members: Membership, kind: str, clients: IntArray) -> None:
         """Record that clients left or came back, or that facts about them changed."""
         with self.journal.event():
             self.journal.set_table(members.table, members.active)
@@ -216,19 +216,19 @@ class EventRecorder:
 
     # -- rules, attributes, selectors -------------------------------------------------------------------------------
 
-    def rules_changed(self, rules: Rules, turn: Turn, order: str | None) -> None:
+    def record_rules(self, rules: Rules, turn: Turn, order: str | None) -> None:
         """Record rules that hold from the next round on."""
         with self.journal.event():
             self.journal.set_meta("rules", rules.to_dict())
             since = {"round": turn.round, "ticket": turn.ticket, **({} if order is None else {"order": order})}
             self.journal.add_event(CHANGED, {**since, "rules": rules.to_dict()})
 
-    def attributes_changed(self, attributes: Mapping[str, Attributes], news: Mapping[str, Attributes]) -> None:
+    def record_attributes(self, attributes: Mapping[str, Attributes], news: Mapping[str, Attributes]) -> None:
         """Record what clients report about themselves; ``news`` is the part that is new."""
         with self.journal.event():
             self.journal.set_attributes(attributes, news)
 
-    def selector_changed(self, before: Selector[Any], own: StatefulSelector, turn: Turn) -> None:
+    def record_selector(self, before: Selector[Any], own: StatefulSelector, turn: Turn) -> None:
         """Record that another selector chooses from the next round on."""
         with self.journal.event():
             self.journal.drop_state(own.name)
@@ -236,14 +236,14 @@ class EventRecorder:
             body = {"round": turn.round, "from": describe(before), "to": describe(own.selector)}
             self.journal.add_event(SELECTOR, body)
 
-    def shadow_added(self, shadow: StatefulSelector, shadows: Shadows, turn: Turn) -> None:
+    def record_shadow(self, shadow: StatefulSelector, shadows: Shadows, turn: Turn) -> None:
         """Record a shadow that watches from now on; it is among ``shadows``."""
         with self.journal.event():
             self.journal.set_meta("shadows", shadows.specs)
             self._save_states([shadow])
             self.journal.add_event(SHADOW, {"name": shadow.name, "what": "added", "round": turn.round})
 
-    def shadow_dropped(self, name: str, what: str, reason: str, others: Shadows, turn: Turn) -> None:
+    def record_dropped_shadow(self, name: str, what: str, reason: str, others: Shadows, turn: Turn) -> None:
         """Record that a shadow no longer watches; ``others`` remain."""
         with self.journal.event():
             self._drop({name: reason}, others, turn.round, what)

@@ -303,19 +303,20 @@ class Session:
         # First what goes, then what comes, so that a shadow with other parameters may take the name of an old one.
         dropped: dict[str, tuple[str, str]] = {}  # name -> what became of it, and why
         for name, spec in meta["shadows"].items():
-            if wanted is not None and (name not in wanted or describe(wanted[name])["params"] != spec["params"]):
-                dropped[name] = "removed", "the session was opened without it"
-                continue
+            kept = None if wanted is None else wanted.get(name)
             if wanted is None:
                 self._check_trusted(name, spec)
+            elif kept is None or describe(kept)["params"] != spec["params"]:
+                dropped[name] = "removed", "the session was opened without it"
+                continue
             try:
-                shadow = rebuild_selector(spec, None if wanted is None else wanted[name], self.journal.path)
+                shadow = rebuild_selector(spec, kept, self.journal.path)
                 running = StatefulSelector.from_state(shadow, self.table, self.seed, self.journal, name)
                 self._shadows = self._shadows.with_one(running)
             except Exception as error:  # a shadow is somebody else's code; the session goes on without it
                 dropped[name] = "failed", f"failed: {error}"
         for name, (what, why) in dropped.items():
-            self._recorder.shadow_dropped(name, what, why, self._shadows, self._turn)
+            self._recorder.record_dropped_shadow(name, what, why, self._shadows, self._turn)
         for name, shadow in (wanted or {}).items():
             if name not in self._shadows.running:
                 self._try_to_add(name, shadow)
@@ -338,7 +339,7 @@ class Session:
         try:
             self.add_shadow(name, shadow)
         except Exception as error:  # one that failed before fails again while it learns from the journal
-            self._recorder.shadow_dropped(name, "failed", f"failed: {error}", self._shadows, self._turn)
+            self._recorder.record_dropped_shadow(name, "failed", f"failed: {error}", self._shadows, self._turn)
 
     def _resume_rules(self, rules: Rules | None) -> None:
         """Go on with the journal's rules or with new ones, which is recorded, and with the participations so far."""
@@ -693,7 +694,7 @@ class Session:
             # Never given out, or still at work.
             if ticket >= self._turn.ticket or self._pending.find(ticket) is not None:
                 raise TicketError(f"Ticket {ticket} has no answer to build a model from.")
-        self._recorder.advanced(self._turn, made_of, host)
+        self._recorder.record_model(self._turn, made_of, host)
         if host is not None:
             self._host_state = host
         self._turn = self._turn.with_new_model()
@@ -739,14 +740,14 @@ class Session:
             raise TicketError(
                 f"There is no ticket {report.ticket}; this session has given out 0 to {self._turn.ticket - 1}."
             )
-        self._recorder.reported_late(report.ticket, check_late(self.table, self.journal.replies(report.ticket), report))
+        self._recorder.record_late(report.ticket, check_late(self.table, self.journal.replies(report.ticket), report))
 
     def record(self, round_: int, metrics: Mapping[str, float | None]) -> None:
         """Record numbers about the global model after ``round_``, for reports and the dashboard (NaN: unknown)."""
         round_ = whole_number(round_, "'round_'")
         if not 0 <= round_ < self.round:
             raise InputError(f"There is no round {round_} to record numbers for; rounds so far: {self.round}.")
-        self._recorder.numbers(round_, check_numbers(metrics))
+        self._recorder.record_numbers(round_, check_numbers(metrics))
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
         """Record something of the host's own, for example why clients failed; changes no state.
@@ -784,20 +785,20 @@ class Session:
     def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Remove clients from the federation; what is known about them is kept in case they return."""
         members, indices = self._members.change(clients, False)
-        self._recorder.members_changed(members, LEFT, indices)
+        self._recorder.record_members(members, LEFT, indices)
         self._set_members(members)
 
     def rejoin(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
         """Bring back clients that left, with all that was learned about them."""
         members, indices = self._members.change(clients, True)
-        self._recorder.members_changed(members, REJOINED, indices)
+        self._recorder.record_members(members, REJOINED, indices)
         self._set_members(members)
 
     def update_facts(self, table: ClientTable) -> None:
         """Replace what is known about the clients (sizes, labels); names and number stay, no kind of facts goes."""
         instance(table, ClientTable, "'table'")
         members = self._members.with_facts(table)
-        self._recorder.members_changed(members, FACTS, self.table.differing(table))
+        self._recorder.record_members(members, FACTS, self.table.differing(table))
         self._own, self._shadows = self._own.with_table(table), self._shadows.with_table(table)
         self._set_members(members)
 
@@ -858,7 +859,7 @@ class Session:
         if rules.to_dict() == (before or Rules()).to_dict():
             return  # a restart with the same rules is no change, and must not be on record as one
         referee = referee_from(rules, self.journal)
-        self._recorder.rules_changed(rules, self._turn, order)
+        self._recorder.record_rules(rules, self._turn, order)
         self._referee, self._prepared = referee, None
         log.info("the rules change from round %d on: %s", self.round, difference(before, rules))
 
@@ -870,7 +871,7 @@ class Session:
         news = {name: own for name, own in plain.items() if name not in blocked}
         if self._referee is None or all(self._referee.attributes.get(name) == own for name, own in news.items()):
             return
-        self._recorder.attributes_changed({**self._referee.attributes, **news}, news)
+        self._recorder.record_attributes({**self._referee.attributes, **news}, news)
         self._referee.set_attributes(news)
         self._prepared = None
 
@@ -886,7 +887,7 @@ class Session:
         check_one_at_a_time(self._turn.asynchronous, selector)
         rng = streams.stream(self.seed, streams.INITIALISATION, self.round)
         own = StatefulSelector.from_outcomes(selector, self.table, self.journal, rng)
-        self._recorder.selector_changed(self.selector, own, self._turn)
+        self._recorder.record_selector(self.selector, own, self._turn)
         self._own, self._prepared = own, None
 
     def add_shadow(self, name: str, shadow: Selector[Any] | str) -> None:
@@ -899,7 +900,7 @@ class Session:
         rng = streams.stream(self.seed, f"{streams.INITIALISATION}:{name}", 0)
         running = StatefulSelector.from_outcomes(shadow, self.table, self.journal, rng, name)
         shadows = self._shadows.with_one(running)
-        self._recorder.shadow_added(running, shadows, self._turn)
+        self._recorder.record_shadow(running, shadows, self._turn)
         self._shadows = shadows
 
     def remove_shadow(self, name: str) -> None:
@@ -907,7 +908,7 @@ class Session:
         if text(name, "'name'") not in self._shadows.running:
             raise InputError(f"There is no shadow {name!r}. Known: {', '.join(self._shadows.running) or 'none'}.")
         others = self._shadows.without([name])
-        self._recorder.shadow_dropped(name, "removed", "removed by the operator", others, self._turn)
+        self._recorder.record_dropped_shadow(name, "removed", "removed by the operator", others, self._turn)
         self._shadows = others
 
 

@@ -21,6 +21,7 @@ def memory_limit() -> int | None:
     for path in _LIMITS:
         with contextlib.suppress(ValueError, OSError):
             found.append(int(Path(path).read_text()))
+    # The least of them: a container's limit may be far below the machine's memory, or absurdly high.
     return min(found, default=None)
 
 
@@ -45,7 +46,7 @@ def format_bytes(size: int) -> str:
     >>> format_bytes(3 * 10**9), format_bytes(10**30)
     ('3 GB', '1e+12 EB')
     """
-    value, unit = float(min(size, 10**60)), "bytes"
+    value, unit = float(min(size, 10**60)), "bytes"  # a larger int may not fit into a float
     for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
         if value < 1000:
             break

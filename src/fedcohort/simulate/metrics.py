@@ -90,6 +90,7 @@ class Metric:
         """Return a difference of scores as text, as one of the metric."""
         if np.isnan(scores):
             return "–"
+        # A real minus sign: a hyphen may be broken from its number at the end of a line.
         text = f"{100 * scores:+.1f} pts" if self.share else f"{self.natural(scores):+.3g}"
         return text.replace("-", "−")
 
@@ -144,6 +145,7 @@ class Curve:
             raise InputError(f"Terminal accuracy is a mean over at least one round. Got last={last}.")
         if not len(self.accuracy):
             return float("nan")
+        # Rounds, not evaluations: a run evaluated every fifth round has a fifth as many numbers in the same window.
         return float(self.accuracy[self.rounds > self.rounds[-1] - last].mean())
 
 

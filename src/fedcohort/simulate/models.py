@@ -82,6 +82,7 @@ def _named_class(name: str, shape: Shape, classes: int) -> nn.Module:
             f"The model {name!r} is {what}, not a torch.nn.Module.",
             hint="name a class that derives from torch.nn.Module, or a function that returns one",
         )
+    # By its signature, not by trying: a TypeError may also come from inside the constructor.
     signature = inspect.signature(cls)
     for arguments in ((shape, classes), ()):
         try:
@@ -107,6 +108,7 @@ def _check_output(model: nn.Module, name: str, shape: Shape, wanted: Shape, inte
     model.eval()
     try:
         with torch.no_grad():
+            # Two samples: a model that drops the batch axis would pass with one.
             output = model(torch.zeros(2, *shape, dtype=torch.int64 if integers else torch.float32))
     except Exception as error:  # the user's own code may raise anything
         raise InputError(

@@ -60,6 +60,7 @@ class Task(Parameterized):
             return
         import torch.nn.functional as F
 
+        # A loss with the parameter "reduction" can be had for each sample by itself.
         known = [name for name in vars(F) if name.endswith("_loss") or name in ("cross_entropy", "kl_div")]
         if self.loss not in known or "reduction" not in inspect.signature(getattr(F, self.loss)).parameters:
             raise UnknownNameError(
@@ -126,7 +127,7 @@ class Task(Parameterized):
         else:
             import torch.nn.functional as F
 
-            # torch's losses over classes expect the class axis second
+            # torch's losses over classes expect the class axis second.
             scores = outputs if self.target == "number" else outputs.movedim(-1, 1)
             values = getattr(F, self.loss)(scores, targets, reduction="none")
         if not isinstance(values, torch.Tensor) or not values.ndim or len(values) != len(targets):

@@ -112,6 +112,7 @@ def rank_by_skewness(
 
     # Uniform cohorts, so that everybody meets the same opponents; one full-batch step is the update.
     selectors = {"fedacs": values_of(FedAcs(pool_share=1.0, insight="update"))}
+    # Local training is ours to set here, and a configuration's own might not fit it.
     sections = {key: value for key, value in table.items() if key != "local"}
     with play_run(sections, selectors, adjust_plan, device=device, on_start=on_start, on_round=on_round) as group:
         (run,) = group.runs

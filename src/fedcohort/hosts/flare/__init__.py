@@ -8,14 +8,10 @@ answers what a selector may ask. nvflare 2.9 or newer.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedcohort.core.errors import MissingExtraError
+from fedcohort.core.errors import needs_extra
 
-try:
+with needs_extra("fedcohort.hosts.flare needs NVIDIA FLARE, which is not installed.", "nvflare"):
     import nvflare  # noqa: F401
-except ImportError as error:
-    raise MissingExtraError(
-        "fedcohort.hosts.flare needs NVIDIA FLARE, which is not installed.", hint="pip install 'fedcohort[nvflare]'"
-    ) from error
 
 if TYPE_CHECKING:
     from fedcohort.hosts.answers import Answers, Facts

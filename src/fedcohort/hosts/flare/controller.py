@@ -122,7 +122,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         wait_for: int = 1,
         patience: float = 600.0,
         tries: int = 3,
-        min_replies: int = 1,
+        min_replies: int | None = None,
         max_share: float | None = None,
         classes: int | None = None,
         filter: str | None = None,
@@ -230,11 +230,11 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         if needs_output_layer(self._chosen.requires):
             output_of(first)
         if self._journal is not None and not is_blank(self._journal):
-            host.session = self._reopened(self._journal, host)
+            host.session = self._reopen_session(self._journal, host)
         if host.session is None or not is_finished(host.session, self.num_rounds):
             host.assemble()
-        session = host.session = host.session or self._created(host)
-        host.model = self._resumed(session, first)
+        session = host.session = host.session or self._create_session(host)
+        host.model = self._load_checkpoint(session, first)
         note_once(session, PLANNED, {"rounds": self.num_rounds})
         note_once(session, SETTINGS, {RULES: None if self._rules is None else self._rules.to_dict()})
         if not is_finished(session, self.num_rounds):
@@ -245,7 +245,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
                 self.info(f"the selector declares the run finished: {stop}")
         record_end(session, "finished")
 
-    def _reopened(self, journal: Path, host: FlareHost) -> Session:
+    def _reopen_session(self, journal: Path, host: FlareHost) -> Session:
         # An operator's orders outlast a start with the rules they were given against.
         rules = None if started_with(journal, self._rules) else self._rules
         session = Session.open(journal, self._chosen, shadows=self._shadows, rules=rules, commit="manual")
@@ -255,7 +255,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             host.sites.classes = session.table.label_counts.shape[1]
         return session
 
-    def _created(self, host: FlareHost) -> Session:
+    def _create_session(self, host: FlareHost) -> Session:
         if self._journal is not None:
             self._journal.parent.mkdir(parents=True, exist_ok=True)
         # From here on a site must supply what the selector, seeing who is there, decided to use.
@@ -273,7 +273,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
             audit=self.audit,
         )
 
-    def _resumed(self, session: Session, first: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    def _load_checkpoint(self, session: Session, first: dict[str, AnyArray]) -> dict[str, AnyArray]:
         """Return the model to continue with: the journal's checkpoint, or the persistor's before the first round."""
         store = self._checkpoints
         if store is None:
@@ -392,4 +392,4 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         super().handle_event(event_type, fl_ctx)
         host, peer = self._host, fl_ctx.get_peer_context()
         if event_type == EventType.BEFORE_PROCESS_TASK_REQUEST and host is not None and peer is not None:
-            host.freed(peer.get_identity_name())
+            host.set_free(peer.get_identity_name())

@@ -20,11 +20,11 @@ from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER
 from fedcohort.hosts.flare.replies import (
     CheckedResult,
     ResultChecker,
-    for_aggregation,
     measures_of,
-    moved_onto,
+    move_update,
     odd_metrics,
     record_of,
+    to_aggregate,
     weighted_average,
 )
 from fedcohort.hosts.flare.sites import Sites
@@ -234,7 +234,7 @@ class FlareHost(Host):
         """Return in words who is connected and cannot take part, and why."""
         return self.sites.absent()
 
-    def freed(self, site: str) -> None:
+    def set_free(self, site: str) -> None:
         """Take note that a site asks for a new task: it works on no other."""
         for letter in self.letters:
             if letter.closed:
@@ -277,7 +277,7 @@ class FlareHost(Host):
             if ticket is None:
                 continue  # a late answer to a question, or a late trial
             if arrival.letter is letter and checker is not None:
-                found.append(self._reply(ticket, self._checked(checker, arrival), arrival.seconds))
+                found.append(self._reply(ticket, self._check(checker, arrival), arrival.seconds))
             else:
                 found.append(self._late(ticket, arrival))
         return found
@@ -288,7 +288,7 @@ class FlareHost(Host):
             status = Status.FAILED if arrival.result is None else Status.OK
             return Reply(ticket, arrival.site, status, arrival.problem, arrival.seconds)
         checker, sent = arrival.letter.began
-        checked = self._checked(checker, arrival)
+        checked = self._check(checker, arrival)
         return self._reply(ticket, checked, arrival.seconds)._replace(content=(checked, sent))
 
     @staticmethod
@@ -296,7 +296,7 @@ class FlareHost(Host):
         return Reply(ticket, checked.name, checked.status, checked.reason, seconds, checked)
 
     @staticmethod
-    def _checked(checker: ResultChecker, arrival: Arrival) -> CheckedResult:
+    def _check(checker: ResultChecker, arrival: Arrival) -> CheckedResult:
         if arrival.result is None:
             return CheckedResult(arrival.site, Status.FAILED, arrival.problem)
         return checker.check(arrival.site, arrival.result, arrival.seconds)
@@ -311,10 +311,10 @@ class FlareHost(Host):
         self._close(letter)
         checked: list[CheckedResult] = [reply.content for reply in round_.in_order()]
         # A late model is what its site added to an older one.
-        late = [moved_onto(self.model, *one.reply.content) for one in round_.late]
+        late = [move_update(self.model, *one.reply.content) for one in round_.late]
         weights, corrections = self._weigh(round_, checked, late)
         measures = measures_of(self.model, checked)
-        kept = measures.filtered(self.controller.filter_)
+        kept = measures.apply_filter(self.controller.filter_)
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
         chosen = [reply for reply in [*chosen, *late] if weights[reply.name] > 0]
         error, refused = self._average(round_, chosen, weights)
@@ -331,7 +331,7 @@ class FlareHost(Host):
         self, round_: Round, checked: Sequence[CheckedResult], late: Sequence[CheckedResult]
     ) -> tuple[dict[str, float], dict[str, list[str]]]:
         """Return what sound models weigh in the average, by site, and what was changed about whose reply."""
-        weights, lowered = self._bounded([reply for reply in [*checked, *late] if reply.status is Status.OK])
+        weights, lowered = self._bound_weights([reply for reply in [*checked, *late] if reply.status is Status.OK])
         corrections = {name: [text] for name, text in lowered.items()}
         for reply in checked:
             if reply.result is not None and (odd := odd_metrics(reply.result.metrics)):
@@ -352,7 +352,7 @@ class FlareHost(Host):
         error, refused = self._aggregate(chosen, weights)
         return error or round_.shortfall(len(chosen) - len(refused)), refused
 
-    def _bounded(self, replies: Sequence[CheckedResult]) -> tuple[dict[str, float], dict[str, str]]:
+    def _bound_weights(self, replies: Sequence[CheckedResult]) -> tuple[dict[str, float], dict[str, str]]:
         """Return what sound replies weigh, by site, and for each that was lowered why."""
         sizes = {name: description.size for name, description in self.sites.described.items()}
         return bounded_weights({reply.name: reply.weight for reply in replies}, sizes, self.controller.max_share)
@@ -375,7 +375,7 @@ class FlareHost(Host):
 
     def _attempt(self, chosen: Sequence[CheckedResult], weights: Mapping[str, float]) -> str:
         try:
-            model, result = self.controller.aggregate(for_aggregation(chosen, self.model, weights), self.model)
+            model, result = self.controller.aggregate(to_aggregate(chosen, self.model, weights), self.model)
         except Exception as error:  # an aggregator of the job's own may raise anything
             return shorten(f"{type(error).__name__}: {error}")
         if model.keys() != self.model.keys():
@@ -388,7 +388,7 @@ class FlareHost(Host):
 
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
         """Return what is required, and what every sound reply also contains."""
-        signals = (self._running.requires & METRIC_SIGNALS) | measures.also_reported()
+        signals = (self._running.requires & METRIC_SIGNALS) | measures.common_signals()
         return {signal: measures.column(signal) for signal in sorted(signals)}
 
     def store(self, round_: Round, aggregation: Aggregation) -> Any:
@@ -454,12 +454,12 @@ class FlareHost(Host):
         letter = self._train(names, self.model, {**question(()), SEED: seed}, None)
         arrivals = self._exchange(letter, names, self.policy.fixed_deadline)
         checker = ResultChecker(self.model, ())
-        checked = [self._checked(checker, arrivals[name]) for name in names if name in arrivals]
+        checked = [self._check(checker, arrivals[name]) for name in names if name in arrivals]
         models = [reply for reply in checked if reply.status is Status.OK]
         if not models:
             self.controller.warning(f"a trial of {', '.join(names)} returned no model")
             return None
-        return weighted_average(models, self._bounded(models)[0])
+        return weighted_average(models, self._bound_weights(models)[0])
 
     # -- what happens -------------------------------------------------------------------------------------------------
 

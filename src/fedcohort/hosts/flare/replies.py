@@ -100,7 +100,7 @@ class ResultChecker:
         weight = meta.get(WEIGHT, 1.0)  # FLARE takes 1 where a site says nothing
         if not reason and not _is_weight(weight):
             reason = f"{WEIGHT!r} must be a number above 0, not {shorten(repr(weight), 40)}"
-        reason = reason or self._unreported(values, gradient)
+        reason = reason or self._missing_reports(values, gradient)
         if reason:
             return CheckedResult(name, Status.INVALID, reason, values=values)
         return CheckedResult(name, Status.OK, "", params, float(weight), values, gradient, result)
@@ -121,7 +121,7 @@ class ResultChecker:
             params[key] = found
         return ""
 
-    def _unreported(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
+    def _missing_reports(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
         reason = lacking(self._reported, values, gradient, self._gradient)
         if not reason and gradient is not None and len(gradient) != self._parameters:
             return f"its gradient has {len(gradient)} entries, the model {self._parameters}"
@@ -168,7 +168,7 @@ def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
     )
 
 
-def moved_onto(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult:
+def move_update(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult:
     """Return a sound reply to the model ``sent`` as one to ``model``: what the site added to floating-point arrays."""
     params = {
         key: (array + (reply.params[key] - sent[key])).astype(array.dtype) if array.dtype.kind == "f" else array
@@ -177,7 +177,7 @@ def moved_onto(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult
     return reply._replace(params=params)
 
 
-def for_aggregation(replies: Sequence[CheckedResult], sent: Model, weights: Mapping[str, float]) -> list[FLModel]:
+def to_aggregate(replies: Sequence[CheckedResult], sent: Model, weights: Mapping[str, float]) -> list[FLModel]:
     """Return sound replies as FLARE's aggregation takes them: all of one kind, each with its weight."""
     diff = all(reply.result is not None and reply.result.params_type == ParamsType.DIFF for reply in replies)
     found = [_weighted_model(reply, sent if diff else None, weights[reply.name]) for reply in replies]

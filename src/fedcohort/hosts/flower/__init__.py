@@ -8,14 +8,10 @@ Flower's message API (flwr 1.41 or newer).
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedcohort.core.errors import MissingExtraError
+from fedcohort.core.errors import needs_extra
 
-try:
+with needs_extra("fedcohort.hosts.flower needs Flower, which is not installed.", "flower"):
     import flwr  # noqa: F401
-except ImportError as error:
-    raise MissingExtraError(
-        "fedcohort.hosts.flower needs Flower, which is not installed.", hint="pip install 'fedcohort[flower]'"
-    ) from error
 
 if TYPE_CHECKING:
     from fedcohort.hosts.answers import Facts

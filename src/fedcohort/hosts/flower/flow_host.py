@@ -59,10 +59,10 @@ class FlowerFlowHost(FlowerHost, FlowHost):
             self._saved = str(stored.get(CHECKPOINT, store.name(0)))
             self._files.keep_only(one.ticket for one in flow.waiting)
             self._answers = {one.ticket: self._files.load(one.ticket) for one in flow.waiting}
-            self._models = {number: store.load(store.name(number)) for number in self._needed()}
+            self._models = {number: store.load(store.name(number)) for number in self._needed_models()}
         self._models[session.round] = self.arrays
 
-    def _needed(self) -> set[int]:
+    def _needed_models(self) -> set[int]:
         """Return the numbers of the models that clients at work, or waiting answers, began with."""
         return {c.round for c in self._flow.at_work} | {one.version for one in self._flow.waiting}
 
@@ -194,7 +194,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
 
     def on_model(self, number: int, models: int, made: Aggregation) -> None:
         """Go on with the new model: let what was used go, log, evaluate."""
-        session, needed = self._running, self._needed()
+        session, needed = self._running, self._needed_models()
         self._record_metrics(number)
         session.commit()
         store = self.settings.checkpoints

@@ -301,7 +301,7 @@ class FlowerHost(Host):
         # A late model is what its client added to an older one.
         stale = [move_update(reply, began, self.arrays, 1.0) for reply, began in (x.reply.content for x in round_.late)]
         # Together, because weights are bounded by those of the others.
-        found, corrections = self.training.bounded([*answered, *stale], self.population.online, self.arrays)
+        found, corrections = self.training.bound([*answered, *stale], self.population.online, self.arrays)
         late = [
             (one, with_weight(reply, self.weight_key, reply.weight * one.discount))
             for one, reply in zip(round_.late, found[len(answered) :], strict=True)
@@ -319,10 +319,10 @@ class FlowerHost(Host):
         """Return which of the replies the filter keeps."""
         validation = self.settings.validation
         if validation is None:
-            kept = measures.filtered(self.settings.filter)
+            kept = measures.apply_filter(self.settings.filter)
         else:
             logits, labels = validation.logits, plain(validation.labels)
-            kept = measures.filtered(self.settings.filter, lambda row: plain(logits(checked[row].arrays)), labels)
+            kept = measures.apply_filter(self.settings.filter, lambda row: plain(logits(checked[row].arrays)), labels)
         if kept.sum() < measures.ok.sum():
             log.info("the filter keeps %d of %d models", int(kept.sum()), len(measures.rows))
         return kept
@@ -371,14 +371,14 @@ class FlowerHost(Host):
             return Average(error="too few valid models")
         found = aggregate(self.inner, server_round, chosen, errors)
         # Counted again: those whose models could not be averaged are out.
-        if len(chosen) - len(found.blamed) < self.settings.min_replies:
+        if len(chosen) - len(found.blamed) < self.policy.fewest:
             return Average(blamed=found.blamed, error=found.error)
         return found if found.arrays is None else replace(found, arrays=with_integers(found.arrays, self.arrays))
 
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
         """Return the report's numbers: what is required, the duration, and what every sound reply also contains."""
         session = self._running
-        signals = (session.requires & METRIC_SIGNALS) | measures.also_reported() | (self.wished & MEASURED)
+        signals = (session.requires & METRIC_SIGNALS) | measures.common_signals() | (self.wished & MEASURED)
         columns = {signal: measures.column(signal) for signal in sorted(signals - {Signal.SERVER_LOSS})}
         if Signal.SERVER_LOSS in session.requires:  # never what a client says
             assert self.settings.validation is not None
@@ -458,7 +458,7 @@ class FlowerHost(Host):
         with_ttl(messages.values(), 2 * deadline)
         replies = exchange(self._outbox(), messages, deadline, self.debts)
         sound = self.training.checks(arrays, ()).check_all(replies[name] for name in cards if name in replies)
-        checked, _ = self.training.bounded(sound, online, arrays)
+        checked, _ = self.training.bound(sound, online, arrays)
         models = [reply for reply in checked if reply.status is _OK]
         if not models:
             log.warning("a trial of %s returned no model", ", ".join(cards))

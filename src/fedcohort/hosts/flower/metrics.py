@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeGuard
 
 from flwr.app import MetricRecord
@@ -72,9 +72,7 @@ def _one_metric(
         return {}, texts | dict.fromkeys(usable, rare)
     if not usable:
         return {}, texts
-    forms = Counter(_form(value) for value in usable.values())
-    # Of two forms that are as common, the shorter list, so that the choice does not depend on the order.
-    usual = max(forms, key=lambda form: (forms[form], -(form or 0)))
+    usual = _usual_form(usable.values())
     values = {client: value for client, value in usable.items() if _form(value) == usual}
     without = [client for client in records if client not in values]
     if without:
@@ -87,6 +85,12 @@ def _one_metric(
         elif client not in sent:
             texts[client] = f"it sent no metric {name}; the average is that of the others"
     return values, texts
+
+
+def _usual_form(values: Iterable[object]) -> int | None:
+    """Return the most common form; of two that are as common, the shorter list, whatever the order."""
+    forms = Counter(map(_form, values))
+    return max(forms, key=lambda form: (forms[form], -(form or 0)))
 
 
 def _form(value: object) -> int | None:

@@ -450,16 +450,20 @@ class Population:
         self._facts.update({table.name(i): description for i, description in news.items()})
         sizes = table.sizes.copy()
         sizes[list(news)] = [sizes[i] if said.size is None else said.size for i, said in news.items()]
-        labels = table.label_counts.copy() if counts else None
-        if labels is not None and self._labels is None:  # sealed counts are opened when a client joins, not again
-            for i, said in news.items():
-                if said.label_counts is not None:
-                    labels[i] = _pad_counts(said.label_counts, labels.shape[1])
-        fresh = ClientTable(names=table.names, sizes=sizes, labels=None if labels is None else LabelCounts(labels))
+        labels = self._changed_labels(table.label_counts, news) if counts else None
+        fresh = ClientTable(names=table.names, sizes=sizes, labels=labels)
         changed = table.differing(fresh)
         if len(changed):
             session.update_facts(fresh)
             log.info("new facts about %s", join_names(table.names_of(changed)))
+
+    def _changed_labels(self, before: FloatArray, news: Mapping[int, Description]) -> LabelCounts:
+        """Return label counts with those that clients now state; sealed ones are opened when a client joins only."""
+        counts = before.copy()
+        for i, said in news.items():
+            if self._labels is None and said.label_counts is not None:
+                counts[i] = _pad_counts(said.label_counts, counts.shape[1])
+        return LabelCounts(counts)
 
     def _changed_descriptions(self, table: ClientTable) -> dict[int, Description]:
         """Return by index how clients of the table describe themselves now, where that is new and can be right."""

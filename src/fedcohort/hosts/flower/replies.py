@@ -212,7 +212,7 @@ class Checker:
             sent = layouts.get(key)
             values = None if sent is None else sent.entries(array)
             if values is None:  # not laid out like the model: judged by its header before anything is read
-                found = self._converted(array, sent)
+                found = self._convert(array, sent)
                 if isinstance(found, str):
                     return f"the array {key!r} {found}"
                 rewritten[key] = to_array(found)
@@ -221,7 +221,7 @@ class Checker:
                 return f"the array {key!r} has NaN or infinite entries"
         return ""
 
-    def _converted(self, array: Array, sent: Layout | None) -> AnyArray | str:
+    def _convert(self, array: Array, sent: Layout | None) -> AnyArray | str:
         """Return an array in the type of the one that was ``sent``, or in words why it cannot be that array."""
         layout = Layout.of(array)
         if layout is None:
@@ -316,12 +316,12 @@ def clip_update(reply: Checked, sent: ArrayRecord, most: float) -> tuple[Checked
     """
     steps = _steps(reply, sent)
     norm = math.sqrt(sum(float(np.vdot(step, step)) for step in steps.values()))
-    return (reply, norm) if norm <= most else (_stepped(reply, steps, sent, most / norm), norm)
+    return (reply, norm) if norm <= most else (_apply_steps(reply, steps, sent, most / norm), norm)
 
 
 def move_update(reply: Checked, sent: ArrayRecord, onto: ArrayRecord, factor: float) -> Checked:
     """Return an OK reply to the model ``sent`` as one to the model ``onto``, its update multiplied by ``factor``."""
-    return _stepped(reply, _steps(reply, sent), onto, factor)
+    return _apply_steps(reply, _steps(reply, sent), onto, factor)
 
 
 def _steps(reply: Checked, sent: ArrayRecord) -> dict[str, FloatArray]:
@@ -334,7 +334,7 @@ def _steps(reply: Checked, sent: ArrayRecord) -> dict[str, FloatArray]:
     }
 
 
-def _stepped(reply: Checked, steps: Mapping[str, FloatArray], model: ArrayRecord, factor: float) -> Checked:
+def _apply_steps(reply: Checked, steps: Mapping[str, FloatArray], model: ArrayRecord, factor: float) -> Checked:
     """Return an OK reply whose floating-point arrays are those of ``model`` plus ``factor`` times ``steps``."""
     moved = {}
     for key, step in steps.items():

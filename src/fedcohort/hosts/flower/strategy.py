@@ -27,7 +27,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from scipy.special import logsumexp
 
 from fedcohort.core.errors import InputError, ParameterError
-from fedcohort.core.params import Boolean, Constraint, Interval, Optional
+from fedcohort.core.params import Boolean, Constraint, Interval, Optional, check_values
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import Signal
@@ -72,7 +72,7 @@ _CONSTRAINTS: Mapping[str, Constraint] = {
     "tries": _COUNT,
     "describe_every": Optional(_SECONDS),
     "classes": Optional(_COUNT),
-    "min_replies": _COUNT,
+    "min_replies": Optional(_COUNT),
     "max_share": Optional(Interval(float, 0, 1, "right")),
     "max_update_norm": Optional(_POSITIVE),
     "keep_checkpoints": _COUNT,
@@ -142,8 +142,9 @@ class CohortStrategy(Strategy):
     classes : int, optional
         Number of classes, if clients send plain label counts. The labels of a client with more classes are ignored.
         Default: as many as at least two clients, and more than a fifth of all, have.
-    min_replies : int
-        With fewer models than this, a round does not change the global model (Krum needs several).
+    min_replies : int, optional
+        With fewer models than this, a round does not change the global model (Krum needs several). An automatic
+        deadline aims at rounds with at least so many. Default: 1, and automatic deadlines aim at half of the cohort.
     max_share : float, optional
         Largest share of a round's weight that one client may have, whatever size it claims. Default: limited only by
         the size it declared.
@@ -198,7 +199,7 @@ class CohortStrategy(Strategy):
         tries: int = 3,
         describe_every: float | None = None,
         classes: int | None = None,
-        min_replies: int = 1,
+        min_replies: int | None = None,
         max_share: float | None = None,
         max_update_norm: float | None = None,
         filter: Filter | str | None = None,
@@ -234,11 +235,11 @@ class CohortStrategy(Strategy):
         self.sign = sign
         self.registered_only = registered_only
         self.keep_checkpoints = keep_checkpoints
-        self._check_values()
+        check_values(self, _CONSTRAINTS)
         _check_kind("rules", rules, Rules)
         _check_kind("validation", validation, ServerValidation)
         self.selector = create_part("selector", selector, Selector, SELECTORS)
-        self.strategy = self._wrapped(strategy, max_update_norm)
+        self.strategy = self._check_wrapped(strategy, max_update_norm)
         self._warn_of_bias()
         if filter is None and Signal.KEPT in self.selector.requires:
             filter = FILTERS.create(self.selector.default_filter)
@@ -260,15 +261,6 @@ class CohortStrategy(Strategy):
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
 
-    def _check_values(self) -> None:
-        for name, constraint in _CONSTRAINTS.items():
-            value = getattr(self, name)
-            if not constraint.admits(value):
-                raise ParameterError(
-                    f"The {name!r} parameter of CohortStrategy must be {constraint.describe()}. "
-                    f"Got {short_repr(value)}."
-                )
-
     def _check_signature(self) -> None:
         """Refuse a key that would sign nothing, or cannot be read: now, and not when the clients are there."""
         if self.sign is None:
@@ -278,7 +270,7 @@ class CohortStrategy(Strategy):
         Signer(self.sign)
 
     @staticmethod
-    def _wrapped(strategy: Strategy | None, max_update_norm: float | None) -> Strategy:
+    def _check_wrapped(strategy: Strategy | None, max_update_norm: float | None) -> Strategy:
         """Return the strategy that configures and averages; one that cannot be wrapped is refused."""
         found = FedAvg() if strategy is None else check_strategy(strategy)
         if any(isinstance(level, CohortStrategy) for level in levels(found)):

@@ -93,7 +93,7 @@ class Training:
         """Return the checks of replies to ``arrays``."""
         return Checker(arrays, self._weight_key, required, same_shapes=not self._grows)
 
-    def bounded(
+    def bound(
         self, replies: Iterable[Checked], online: Mapping[str, Card], arrays: ArrayRecord
     ) -> tuple[list[Checked], dict[str, list[str]]]:
         """Return checked replies to ``arrays`` as they may enter an average, and what was changed about each."""

@@ -258,10 +258,14 @@ def _arrays_of(value: Any) -> dict[str, AnyArray] | None:
             found = {str(i): part for i, part in enumerate(value)}
         case _:
             return None
+    return _as_arrays(found)
+
+
+def _as_arrays(parts: dict[str, Any]) -> dict[str, AnyArray] | None:
     # What NumPy computes from arrays without dimensions are numbers of its own: a counter's moments, for example.
-    if not found or not all(isinstance(part, (np.ndarray, np.generic)) for part in found.values()):
+    if not parts or not all(isinstance(part, (np.ndarray, np.generic)) for part in parts.values()):
         return None
-    return {key: np.asarray(part) for key, part in found.items()}
+    return {key: np.asarray(part) for key, part in parts.items()}
 
 
 def _has_own_state(value: Any) -> bool:
@@ -307,7 +311,7 @@ class StrategyState:
         """Return the changed attributes: JSON for the plain ones, arrays under flat keys for the others."""
         plain: dict[str, Any] = {}
         arrays: dict[str, AnyArray] = {}
-        for path, level, name, value in self._changed():
+        for path, level, name, value in self._changed_attributes():
             found = _arrays_of(value)
             if _has_own_state(value):
                 plain[path] = {"kind": "state", "value": value.state_dict()}
@@ -326,7 +330,7 @@ class StrategyState:
                 )  # fmt: skip
         return plain, arrays
 
-    def _changed(self) -> Iterator[tuple[str, Strategy, str, Any]]:
+    def _changed_attributes(self) -> Iterator[tuple[str, Strategy, str, Any]]:
         """Yield what may differ from what the constructor left: its path, its level, its name and its value."""
         for i, (level, fresh) in enumerate(zip(self._levels, self._fresh, strict=True)):
             for name, value in vars(level).items():

@@ -16,8 +16,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 
 from fedcohort.core.errors import FedcohortError
 from fedcohort.journal.exposition import CONTENT_TYPE, exposition
-from fedcohort.report.dashboard.sessions import JournalItem
-from fedcohort.report.dashboard.watcher import Watcher, plain_json
+from fedcohort.report.dashboard.watcher import Watched, Watcher, plain_json
 from fedcohort.report.render import render
 
 log = logging.getLogger(__name__)
@@ -151,23 +150,11 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
 
     @app.get("/api/cohort")
     async def cohort(item: str, run: str, round_: Annotated[int, Query(alias="round", ge=0)]) -> JSONResponse:
-        found = hub.watcher.items.get(item)
-        if found is None:
-            return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
-        try:
-            return JSONResponse({"round": round_, "cohort": await asyncio.to_thread(found.cohort, run, round_)})
-        except FedcohortError as error:
-            return JSONResponse({"error": error.message, "hint": error.hint}, status_code=404)
+        return await _ask(hub, item, lambda found: {"round": round_, "cohort": found.cohort(run, round_)})
 
     @app.get("/api/history")
     async def past(item: str, client: str) -> JSONResponse:
-        found = hub.watcher.items.get(item)
-        if not isinstance(found, JournalItem):
-            return JSONResponse({"error": f"There is no live run called {item!r} here."}, status_code=404)
-        try:
-            return JSONResponse({"client": client, "rounds": await asyncio.to_thread(found.history_of, client)})
-        except FedcohortError as error:
-            return JSONResponse({"error": error.message, "hint": error.hint}, status_code=404)
+        return await _ask(hub, item, lambda found: {"client": client, "rounds": found.history_of(client)})
 
     @app.get("/api/explain")
     async def explain(
@@ -176,15 +163,20 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
         round_: Annotated[int, Query(alias="round", ge=0)],
         client: str | None = None,
     ) -> JSONResponse:
-        found = hub.watcher.items.get(item)
-        if found is None:
-            return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
-        try:
-            return JSONResponse(await asyncio.to_thread(found.why, run, round_, client))
-        except FedcohortError as error:
-            return JSONResponse({"error": error.message, "hint": error.hint}, status_code=404)
+        return await _ask(hub, item, lambda found: found.why(run, round_, client))
 
     return app
+
+
+async def _ask(hub: Hub, item: str, question: Callable[[Watched], dict[str, Any]]) -> JSONResponse:
+    """Answer a question about an item; in a thread, because journals are read from disk."""
+    found = hub.watcher.items.get(item)
+    if found is None:
+        return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
+    try:
+        return JSONResponse(await asyncio.to_thread(question, found))
+    except FedcohortError as error:
+        return JSONResponse({"error": error.message, "hint": error.hint}, status_code=404)
 
 
 def _authorised(request: Request, token: str) -> bool:
@@ -193,6 +185,7 @@ def _authorised(request: Request, token: str) -> bool:
         request.query_params.get("token", ""),
         request.headers.get("authorization", "").removeprefix("Bearer "),
     ]
+    # In constant time: how long a comparison takes must not tell how much of a guess is right.
     return any(hmac.compare_digest(value.encode(), token.encode()) for value in given)
 
 

@@ -112,13 +112,7 @@ class JournalItem:
         """Return a line for the list."""
         closed = [row for row in self._cohorts.values() if row.told_at is not None and len(row.clients)]
         done = len({row.round for row in closed})
-        rate = None
-        if len(closed) > 1:
-            recent = sorted(closed, key=lambda row: row.ticket)[-20:]
-            begun, last = (row.told_at or 0.0 for row in (recent[0], recent[-1]))
-            rate = (len(recent) - 1) / (last - begun) if last > begun else None
-            if rate is not None and self._state == "running":  # no faster than if the round that lasts ended now
-                rate = min(rate, len(recent) / max(time.time() - begun, 1e-9))
+        rate = self._rate(closed)
         return {
             "id": self.id,
             "kind": "journal",
@@ -134,6 +128,19 @@ class JournalItem:
             else None,
             "runs": 1,
         }
+
+    def _rate(self, closed: list[CohortRow]) -> float | None:
+        """Return how many rounds close in a second, by the last twenty; None where that is unknown."""
+        if len(closed) < 2:
+            return None
+        recent = sorted(closed, key=lambda row: row.ticket)[-20:]
+        begun, last = (row.told_at or 0.0 for row in (recent[0], recent[-1]))
+        if last <= begun:
+            return None
+        rate = (len(recent) - 1) / (last - begun)
+        if self._state != "running":
+            return rate
+        return min(rate, len(recent) / max(time.time() - begun, 1e-9))  # no faster than if the round ended now
 
     def _present(self) -> dict[str, Any]:
         """Return how many clients are online, and since when the others are offline; only of a server that is alive."""

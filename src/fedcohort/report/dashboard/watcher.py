@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from fedcohort.core.errors import FedcohortError
+from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.text import printable
 from fedcohort.journal.lock import LIVE
 from fedcohort.report.dashboard.feed import ExperimentItem
@@ -123,6 +124,13 @@ class Watched:
         """Explain a choice."""
         return self._attempt(None, lambda: _as_json(self.item.why(run, round_, client)))
 
+    def history_of(self, client: str) -> list[dict[str, Any]]:
+        """Return one client's part in every round of a live run."""
+        item = self.item
+        if not isinstance(item, JournalItem):
+            raise InputError(f"There is no live run called {self.id!r} here.")
+        return self._attempt(None, lambda: _as_json(item.history_of(client)))
+
 
 def _as_json(value: T) -> T:
     """Return ``value`` if it can be sent; what a damaged file holds may be anything."""
@@ -220,15 +228,22 @@ def _in_folder(folder: Path, deeper: list[Path] | None, root: Path) -> Iterator[
     except OSError:
         return
     for entry in entries:
-        try:
-            if entry.suffix == ".sqlite" and entry.is_file():
-                yield entry, "journal"
-            elif entry.name.endswith(_WAITING) and not (journal := entry.with_suffix("")).exists():
-                yield journal, "journal"  # a run that has none yet, because it waits for its first clients
+        # Each entry by itself: it may vanish between the listing and this look.
+        with contextlib.suppress(OSError):
+            journal = _journal_of(entry)
+            if journal is not None:
+                yield journal, "journal"
             elif deeper is not None and entry.is_dir() and not entry.name.startswith("."):
                 deeper.append(entry)
-        except OSError:
-            continue
+
+
+def _journal_of(entry: Path) -> Path | None:
+    """Return the journal that an entry is, or stands for: a run has none while it waits for its first clients."""
+    if entry.suffix == ".sqlite" and entry.is_file():
+        return entry
+    if entry.name.endswith(_WAITING) and not entry.with_suffix("").exists():
+        return entry.with_suffix("")
+    return None
 
 
 def plain_json(value: Mapping[str, Any]) -> str:

@@ -627,16 +627,14 @@ def _fill_in(
     data = _data(base.get("data", {}), task.target)
     complete: dict[str, Any] = {"name": name, "seeds": seeds, "data": _complete_data(data, task)}
     complete["task"] = {"name": TASKS.reference(type(task)) or task.name, **values_of(task)}
-    for section in _SECTIONS:
-        if section == "rules" and not base.get("rules"):
-            continue  # having no rules differs from having empty ones
-        complete[section] = values_of(_section(section, base.get(section, {})))
+    # Having no rules differs from having empty ones.
+    sections = [section for section in _SECTIONS if section != "rules" or base.get("rules")]
+    complete |= {section: values_of(_section(section, base.get(section, {}))) for section in sections}
     complete["scenario"] = _complete_scenario(base.get("scenario", {}), settings, data)
     # If only a setting names one, a default here would override what selectors bring in the other settings.
     named = {section for section in _WHY if section in base or any(section in setting for setting in settings)}
-    for section in _NAMED:
-        if section not in named or base.get(section):
-            complete[section] = _describe(section, base.get(section, {}))
+    described = [section for section in _NAMED if section not in named or base.get(section)]
+    complete |= {section: _describe(section, base.get(section, {})) for section in described}
     complete["selectors"] = {label: _complete_selector(label, raw, named) for label, raw in selectors.items()}
     if settings:
         complete["settings"] = [

@@ -237,17 +237,15 @@ def to_toml(table: Mapping[str, Any]) -> str:
 
 def _write_table(lines: list[str], path: tuple[str, ...], table: Mapping[str, Any], many: bool = False) -> None:
     # TOML reads every key after a header as one of that table, so plain values must come before inner tables.
-    simple = {key: value for key, value in table.items() if not _is_table(value) and not _is_tables(value)}
+    inner = {key: value for key, value in table.items() if _is_table(value) or _is_tables(value)}
+    simple = {key: value for key, value in table.items() if key not in inner}
     if path and (simple or many or not table):
         name = ".".join(_key(part) for part in path)
         lines += ["", f"[[{name}]]" if many else f"[{name}]"]
     lines += [f"{_key(key)} = {_value(value)}" for key, value in simple.items()]
-    for key, value in table.items():
-        if _is_table(value):
-            _write_table(lines, (*path, key), value)
-        elif _is_tables(value):
-            for item in value:
-                _write_table(lines, (*path, key), item, many=True)
+    for key, value in inner.items():
+        for item in [value] if _is_table(value) else value:
+            _write_table(lines, (*path, key), item, many=not _is_table(value))
 
 
 def _is_table(value: Any) -> bool:

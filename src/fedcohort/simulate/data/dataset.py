@@ -173,16 +173,26 @@ class Dataset:
         return int(self.x_train.nbytes + self.x_test.nbytes)
 
 
+def rank_within(groups: IntArray) -> IntArray:
+    """Return the place of each sample (n,) among those of its group, a class or an owner.
+
+    >>> rank_within(np.array([1, 0, 1, 1]))
+    array([0, 0, 1, 2])
+    """
+    order = np.argsort(groups, kind="stable")
+    counts = np.bincount(groups)
+    rank = np.empty(len(groups), dtype=np.int64)
+    rank[order] = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rank
+
+
 def every_fifth(labels: IntArray, share: float = 0.2) -> BoolArray:
     """Return a fixed stratified test split (n,): evenly spaced samples of every class, ``share`` of them.
 
     >>> every_fifth(np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1])).nonzero()[0]
     array([4, 9])
     """
-    order = np.argsort(labels, kind="stable")
-    counts = np.bincount(labels)
-    rank = np.empty(len(labels), dtype=np.int64)
-    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rank = rank_within(labels)
     # The quota of the first r + 1 samples of a class has risen by one over that of the first r; the nudge keeps
     # 0.2 * 5, which is a hair below 1 in binary for other shares, on the right side.
     picked: BoolArray = np.floor((rank + 1) * share + 1e-9) > np.floor(rank * share + 1e-9)
@@ -242,12 +252,7 @@ def from_arrays(
     >>> from_arrays(np.zeros((10, 3)), ["no", "yes"] * 5, writers=["ann", "bob"] * 5).writer_names
     ('ann', 'bob')
     """
-    text(name, "'name'")
-    one_of(target, ("class", "number", "token"), f"The 'target' of {name!r}")
-    number(test_share, "'test_share'")
-    whole_number(seed, "'seed'", least=0)
-    if classes is not None:
-        whole_number(classes, "'classes'", least=0)
+    _check_options(name, target, test_share, seed, classes)
     class_names = None if class_names is None else texts(class_names, "'class_names'")
     writer_names = None if writer_names is None else texts(writer_names, "'writer_names'")
     if (x_test is None) != (y_test is None):
@@ -256,11 +261,7 @@ def from_arrays(
     samples, tests = _samples(name, x, whole), None if x_test is None else _samples(name, x_test, whole)
     labels, test_labels, found = _targets(name, y, y_test, target)
     class_names = found if class_names is None else class_names
-    if samples.ndim < 2 or len(samples) != len(labels) or len(labels) == 0:
-        raise InputError(
-            f"The arrays of {name!r} must be (n, ...) samples and (n,) labels, n > 0. Got {samples.shape} and "
-            f"{labels.shape}."
-        )
+    _check_pair(name, samples, labels)
     owners = None
     if writers is not None:
         owners, writer_names = _owners(name, writers, writer_names, labels.shape[:1])
@@ -276,11 +277,28 @@ def from_arrays(
         x_test=samples if tests is None else tests,
         y_test=labels if test_labels is None else test_labels,
         classes=classes,
-        class_names=tuple(class_names) if class_names is not None else tuple(map(str, range(classes))),
+        class_names=tuple(map(str, range(classes)) if class_names is None else class_names),
         writers=owners,
         writer_names=None if writer_names is None else tuple(writer_names),
     )
-    return _hold_out(whole_set, test_share, seed) if tests is None else whole_set
+    return whole_set if x_test is not None else _hold_out(whole_set, test_share, seed)
+
+
+def _check_options(name: str, target: Target, test_share: float, seed: int, classes: int | None) -> None:
+    text(name, "'name'")
+    one_of(target, ("class", "number", "token"), f"The 'target' of {name!r}")
+    number(test_share, "'test_share'")
+    whole_number(seed, "'seed'", least=0)
+    if classes is not None:
+        whole_number(classes, "'classes'", least=0)
+
+
+def _check_pair(name: str, samples: AnyArray, labels: AnyArray) -> None:
+    if samples.ndim < 2 or len(samples) != len(labels) or len(labels) == 0:
+        raise InputError(
+            f"The arrays of {name!r} must be (n, ...) samples and (n,) labels, n > 0. Got {samples.shape} and "
+            f"{labels.shape}."
+        )
 
 
 def _count_classes(name: str, labels: AnyArray, test_labels: AnyArray | None, *, gaps: bool) -> int:

@@ -25,7 +25,7 @@ from fedcohort.core.errors import DataError
 
 T = TypeVar("T")
 
-# errors that the standard readers raise on damaged files
+# Errors that the standard readers raise on damaged files.
 _DAMAGE = (*DAMAGE, IndexError, AttributeError, tarfile.TarError, pickle.UnpicklingError)
 
 
@@ -102,11 +102,12 @@ def read_delta(path: Path, x: AnyArray, y: AnyArray) -> None:
             path, f"it must hold d {expected} uint8 and y ({len(x)},), it has {planes.shape} and {labels.shape}"
         )
     for start in range(0, len(x), 4096):
+        # Bytes wrap around in sums as they did in differences, so adding up restores them exactly.
         part = planes[:, start : start + 4096].copy()
         part[1:] += part[0]
         np.add.accumulate(part, axis=2, out=part)
         np.add.accumulate(part, axis=3, out=part)
-        x[start : start + 4096] = part[[1, 0, 2]].transpose(1, 2, 3, 0)
+        x[start : start + 4096] = part[[1, 0, 2]].transpose(1, 2, 3, 0)  # green is first in the file
     y[:] = labels
 
 
@@ -209,17 +210,20 @@ def read_leaf(paths: Sequence[Path]) -> dict[str, tuple[AnyArray, AnyArray]]:
             if not isinstance(table, dict) or not isinstance(table.get("user_data"), dict):
                 raise content_error(path, "LEAF's json has a table 'user_data', this has none")
             for user, samples in table["user_data"].items():
-                x = np.asarray(samples["x"], dtype=np.float32)
-                y = np.asarray(samples["y"])
-                if x.shape != (len(y), 784) or y.dtype.kind not in "iu":
-                    raise content_error(
-                        path, f"writer {user!r} has samples {x.shape}, {y.shape} instead of (n, 784), (n,)"
-                    )
-                if not (np.isfinite(x).all() and x.min(initial=0) >= 0 and x.max(initial=0) <= 1):
-                    raise content_error(path, f"writer {user!r} has pixels outside of [0, 1]")
                 if user in users:
                     raise content_error(path, f"writer {user!r} is in another file already")
-                users[user] = (np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y)
+                users[user] = _leaf_samples(path, user, samples)
 
         read_or_explain(path, "LEAF's json", read)
     return users
+
+
+def _leaf_samples(path: Path, user: str, samples: Any) -> tuple[AnyArray, AnyArray]:
+    """Return one writer's images (n, 28, 28) and labels (n,)."""
+    x = np.asarray(samples["x"], dtype=np.float32)
+    y = np.asarray(samples["y"])
+    if x.shape != (len(y), 784) or y.dtype.kind not in "iu":
+        raise content_error(path, f"writer {user!r} has samples {x.shape}, {y.shape} instead of (n, 784), (n,)")
+    if not (np.isfinite(x).all() and x.min(initial=0) >= 0 and x.max(initial=0) <= 1):
+        raise content_error(path, f"writer {user!r} has pixels outside of [0, 1]")
+    return np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y

@@ -30,7 +30,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, IntArray
 from fedcohort.core.errors import DataError
 from fedcohort.core.params import Boolean, Interval, Optional, Text, param
 from fedcohort.simulate.data import files
-from fedcohort.simulate.data.dataset import Dataset
+from fedcohort.simulate.data.dataset import Dataset, rank_within
 from fedcohort.simulate.data.places import folders
 from fedcohort.simulate.data.sources import DATASETS, Source
 
@@ -112,6 +112,7 @@ class _PackagedSource(Source):
         found = []
         for place in folders(folder):
             found += [place / self.package.archive, place / self.name, place]
+        # Where npm looks for packages: in every folder above this one.
         modules = [parent / "node_modules" for parent in (Path.cwd(), *Path.cwd().parents)]
         return [*found, *(Path(entry) for entry in sys.path if entry.endswith("packages")), *modules]
 
@@ -127,15 +128,20 @@ class _PackagedSource(Source):
         if not place.is_file():
             return {}
         if zipfile.is_zipfile(place):
-            with zipfile.ZipFile(place) as wheel:
-                members = [m for m in wheel.infolist() if re.fullmatch(package.inside, m.filename)]
-                if any(member.file_size > _MOST for member in members):
-                    raise files.content_error(place, "it unpacks to more than 1 GiB")
-                return {Path(m.filename).name: wheel.read(m) for m in members}
+            return _unzipped(place, package.inside)
         if tarfile.is_tarfile(place):
             with tarfile.open(place) as archive:
                 return dict(_members(archive, package.inside))
         return {place.name: place.read_bytes()}
+
+
+def _unzipped(place: Path, pattern: str) -> dict[str, bytes]:
+    with zipfile.ZipFile(place) as wheel:
+        members = [m for m in wheel.infolist() if re.fullmatch(pattern, m.filename)]
+        # Before anything is unpacked: a few kilobytes of zip may stand for any amount of memory.
+        if any(member.file_size > _MOST for member in members):
+            raise files.content_error(place, "it unpacks to more than 1 GiB")
+        return {Path(m.filename).name: wheel.read(m) for m in members}
 
 
 def _members(archive: tarfile.TarFile, pattern: str) -> Iterator[tuple[str, bytes]]:
@@ -188,18 +194,9 @@ def _number(owners: Sequence[str], least: int) -> tuple[IntArray, tuple[str, ...
     return number[of], tuple(names[kept].tolist())
 
 
-def _within(owner: IntArray) -> IntArray:
-    """Return each sample's place among those of its owner (n,)."""
-    order = np.argsort(owner, kind="stable")
-    counts = np.bincount(owner)
-    place = np.empty(len(owner), np.int64)
-    place[order] = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return place
-
-
 def _every_fifth(owner: IntArray) -> BoolArray:
     """Return which samples are held out: every fifth of each owner, in the order of the data."""
-    held: BoolArray = _within(owner) % _TEST_EVERY == _TEST_EVERY - 1
+    held: BoolArray = rank_within(owner) % _TEST_EVERY == _TEST_EVERY - 1
     return held
 
 
@@ -248,7 +245,7 @@ class Watch(_PackagedSource):
                 if start < cut < start + self.length:
                     continue  # neither a window to train on nor one to test on
                 window = part[start : start + self.length]
-                x.append(window.reshape(-1, 4, 6).mean(1).reshape(-1))
+                x.append(window.reshape(-1, 4, 6).mean(1).reshape(-1))  # means of four points of time
                 y.append(int(label))
                 people.append(f"subject {int(person)}")
                 last.append(start >= cut)
@@ -475,13 +472,12 @@ class StandardLibrary(Source):
         for module in sorted(root.iterdir()):
             if module.name in self._foreign or module.name.startswith(("_pyrepl", "__")):
                 continue
-            sources = [module] if module.suffix == ".py" else sorted(module.rglob("*.py")) if module.is_dir() else []
             text = ""
-            for path in sources:
-                if not self._foreign & set(path.relative_to(root).parts):
-                    content = _source(path)
-                    digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content.encode())
-                    text += content
+            for path in self._sources(module, root):
+                content = _source(path)
+                # With its name and length, so that no other division into files has the same digest.
+                digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content.encode())
+                text += content
             if len(text) >= self.least:
                 texts[module.stem] = text
         if not texts:
@@ -489,6 +485,12 @@ class StandardLibrary(Source):
         version = f"Python {sys.version.partition(' ')[0]}" if self.path is None else str(root)
         source = f"the standard library of {version}, PSF-2.0, SHA-256 {digest.hexdigest()}"
         return next_characters(texts, _CODE, self.every, self.name, source)
+
+    def _sources(self, module: Path, root: Path) -> list[Path]:
+        """Return the source files of a module or package, without those of tests and of other people's packages."""
+        if not module.is_dir():
+            return [module] if module.suffix == ".py" else []
+        return [path for path in sorted(module.rglob("*.py")) if not self._foreign & set(path.relative_to(root).parts)]
 
 
 def _source(path: Path) -> str:

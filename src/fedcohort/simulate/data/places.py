@@ -79,6 +79,7 @@ def fetch(resource: Resource, folder: Path) -> Path:
         if target.is_file() and _sum(target, resource.sum) == resource.sum:
             return target
         folder.mkdir(parents=True, exist_ok=True)
+        # In the same folder: only within one file system does a move replace a file in one step.
         handle, temporary = tempfile.mkstemp(prefix=f".{resource.name}.", dir=folder)
     except OSError as error:
         raise DataError(f"The folder {folder} cannot be written to: {error}.", hint="name another folder") from error
@@ -113,6 +114,7 @@ def _sum(path: Path, like: str) -> str:
     kind = like.partition(":")[0]
     name = kind.removeprefix("unpacked-")
     digest = hashlib.new(name, usedforsecurity=False)
+    # In blocks, and not for ever: a small .gz may unpack to more than the machine has.
     try:
         with gzip.open(path, "rb") if name != kind else open(path, "rb") as file:
             for _ in range(MAX_BLOCKS):

@@ -137,7 +137,7 @@ class Synthetic(Source):
         check_memory("The synthetic data", samples + self.classes * self.modes * features * 8)
         directions = rng.stream(self.seed, rng.DATA, 0).standard_normal((self.classes, self.modes, features))
         directions /= np.linalg.norm(directions, axis=2, keepdims=True)
-        # random directions are nearly orthogonal: centres of radius r are r * sqrt(2) apart
+        # Random directions are nearly orthogonal: centres of radius r are r * sqrt(2) apart.
         centres = (8.0 * (1.0 - self.difficulty) / np.sqrt(2.0) * directions).astype(np.float32)
         parts = [self._draw(n, centres, rng.stream(self.seed, rng.DATA, 1 + i)) for i, n in enumerate(self._sizes())]
         (x, y), (x_test, y_test) = parts
@@ -178,30 +178,30 @@ class _FileSource(Source):
         root : Path
             The root of the file system, under which packages install.
         """
-        looked = list(places)
-        if self.system is not None:
-            looked.append(root / self.system)
+        looked = [*places, *([] if self.system is None else [root / self.system])]
         for place in looked:
-            # a folder of its own first: idx files of MNIST and Fashion-MNIST have the same names
+            # A folder of its own first: idx files of MNIST and Fashion-MNIST have the same names.
             for candidate in (*(place / sub for sub in self.subfolders), place):
                 found = self.read(candidate) if candidate.is_dir() else None
                 if found is not None:
                     log.info("read %s from %s", self.name, found.source)
                     return found
-        if fetch_to is not None and self.resources:
-            target = fetch_to / self.subfolders[0]
-            for resource in self.resources:
-                fetch(resource, target)
-            found = self.read(target)
-            if found is not None:
-                return found
+        found = self._download(fetch_to) if fetch_to is not None and self.resources else None
+        if found is not None:
+            return found
+        more = "; or let it be downloaded (download=True)" if self.resources and fetch_to is None else ""
         raise DataError(
             f"The dataset {self.name!r} was not found. Looked in:\n"
             + "\n".join(f"    {place}" for place in looked)
             + f"\n  for {self.expected_files()}.",
-            hint=self.advice
-            + ("; or let it be downloaded (download=True)" if self.resources and fetch_to is None else ""),
+            hint=f"{self.advice}{more}",
         )
+
+    def _download(self, folder: Path) -> Dataset | None:
+        target = folder / self.subfolders[0]
+        for resource in self.resources:
+            fetch(resource, target)
+        return self.read(target)
 
     def read(self, folder: Path) -> Dataset | None:
         """Return the dataset if ``folder`` has its files; None if it has none of them."""
@@ -287,8 +287,9 @@ def _verify(
 
 def idx_sum(array: AnyArray, kind: str) -> str:
     """Return a sum of the idx file that holds this array, which is what MNIST-like sets are known by."""
+    # Over the bytes of the idx file, whatever file it was read from: a set has one checksum in all its formats.
     head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    known = hashlib.new(kind, head, usedforsecurity=False)
+    known = hashlib.new(kind, head, usedforsecurity=False)  # a system in FIPS mode refuses MD5 otherwise
     known.update(array.data)
     return known.hexdigest()
 
@@ -481,6 +482,7 @@ class Cifar10(_FileSource):
         return data
 
     def _read_delta(self, paths: list[Path]) -> dict[str, AnyArray]:
+        # Labels first, for the sizes: images are decoded in place, and the two training files make one array.
         sizes = []
         for path in paths:
             labels = files.read_npz(path, ["y"])["y"]

@@ -34,4 +34,4 @@ def crop_table(sample: tuple[int, ...]) -> torch.Tensor:
 
 def crop(x: torch.Tensor, table: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
     """Crop and mirror samples x (n, F) as ``which`` (n,) says."""
-    return F.pad(x, (0, 1)).gather(1, table[which])
+    return F.pad(x, (0, 1)).gather(1, table[which])  # the zero behind the features is what lies outside the image

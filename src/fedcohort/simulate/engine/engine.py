@@ -253,6 +253,7 @@ class Engine:
         self._check_models(models)
         if pseudo_models is not None:
             self._check_models(pseudo_models)
+        # Measures on the same samples share one forward pass.
         found: dict[LossMeasure, FloatArray] = {}
         for part in ("train", "validation"):
             asked = [measure for measure in dict.fromkeys(measures) if measure.part == part]

@@ -46,7 +46,7 @@ class FlatModel:
             self.slots.append(Slot(name, offset, tuple(tensor.shape)))
             offset += tensor.numel()
         self.n_params = offset
-        self._tensors = [tensor.data for _, tensor in tensors]
+        self._tensors = [tensor.data for _, tensor in tensors]  # .data: copying into it is no step for autograd
 
     @property
     def stateful(self) -> bool:

@@ -11,6 +11,7 @@ def patches(x: torch.Tensor, kernel: tuple[int, int], depth: int) -> torch.Tenso
     n, height, width, channels = x.shape
     high, wide = height - rows + 1, width - columns + 1
     s = x.stride()
+    # A view of all windows without a copy; one copy then writes them down in rows.
     window = x.as_strided((n, high, wide, rows, columns, channels), (*s[:3], s[1], s[2], s[3]))
     out = torch.empty(n, high, wide, depth, dtype=x.dtype, device=x.device)
     used = rows * columns * channels

@@ -37,6 +37,8 @@ from fedcohort.core.arrays import AnyArray
 
 log = logging.getLogger(__name__)
 
+# No -ffast-math, which lets a compiler reorder sums: results would depend on its version. Fused multiply-adds are
+# allowed; they round once instead of twice.
 FLAGS = ("-O2", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 _ADVICE = 'install a C compiler, or one from PyPI with: pip install "fedcohort[compiler]"'
 _pointer, _number = ctypes.c_void_p, ctypes.c_int64
@@ -121,6 +123,7 @@ def _fingerprint(sources: dict[str, bytes], compiler: Sequence[str]) -> str:
     digest.update(" ".join((*compiler, *flags(compiler), platform.machine(), np.__version__)).encode())
     digest.update(subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=60).stdout)
     try:
+        # A home directory may be shared by machines whose processors know other instructions.
         cpu = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
         digest.update("\n".join(line for line in cpu if line.startswith(("model", "flags", "Features"))).encode())
     except OSError:
@@ -150,7 +153,7 @@ def _ours(path: Path) -> bool:
     """Whether a file or folder belongs to this user and nobody else may write to it."""
     if os.name != "posix":
         return True
-    found = path.lstat()
+    found = path.lstat()  # not stat: a link of somebody else's could point to a file of ours
     return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
 
 
@@ -191,7 +194,7 @@ def build(name: str, sources: dict[str, bytes], compiler: Sequence[str], folder:
             raise RuntimeError(f"the library did not pass its trial: {done.stderr.strip()[-500:] or done.returncode}")
         built.chmod(0o700)
         kept = folder / f"{start}-{_hash(built)}.so"
-        os.replace(built, kept)
+        os.replace(built, kept)  # in one step, so that no other process loads half a library
         return kept
 
 

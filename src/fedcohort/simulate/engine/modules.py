@@ -176,6 +176,7 @@ class ModuleBackend:
             return
         seed, *which = table.key(job)
         stream = rng.stream(seed, rng.MODEL, *which)
+        # By seed, round and client: dropout does not depend on who trained before, nor on a resume.
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             torch.manual_seed(int(stream.integers(2**63)))
             yield
@@ -183,7 +184,7 @@ class ModuleBackend:
 
 def draws_random_numbers(module: nn.Module, sample: tuple[int, ...], dtype: torch.dtype = torch.float32) -> bool:
     """Whether a module in training draws random numbers, as dropout does."""
-    tried = copy.deepcopy(module).cpu().train()
+    tried = copy.deepcopy(module).cpu().train()  # a copy, because a pass in training moves running statistics
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
         tried(torch.zeros(2, *sample, dtype=dtype))

@@ -153,7 +153,7 @@ class NativeBackend:
         store, local = self._store, self.local
         models = models.contiguous()
         out = torch.empty(len(table), models.shape[1])
-        idle = np.flatnonzero(table.steps == 0)
+        idle = np.flatnonzero(table.steps == 0)  # clients without samples keep the model they got
         out[idle] = models[table.run[idle]]
         # The longest first, so that the last ones to finish are short.
         width = np.minimum(table.n, local.batch_size)
@@ -294,6 +294,7 @@ class NativeBackend:
     def _run(self, units: AnyArray, width: int) -> None:
         """Do the units, records as ``csrc/train.c`` declares them."""
         description = address(self._description)
+        # Scratch memory grows with the largest batch so far and is kept: allocating it takes longer than small jobs.
         if width > self._width:
             self._room = -(-self._library.fedcohort_scratch(description, width) // _ALIGNMENT) * _ALIGNMENT
             self._scratch = torch.empty(self.threads * self._room + _ALIGNMENT, dtype=torch.uint8)

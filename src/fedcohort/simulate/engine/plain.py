@@ -75,10 +75,7 @@ def train_plain(
     crops : array of int, optional
         From :func:`fedcohort.training.local.crop_plan`; needed if ``local.augment``.
     """
-    if local.augment != (crops is not None):
-        raise InputError(f"Crops go with 'augment', which is {local.augment} here. Got {crops!r}.")
-    if len(x) != len(y):
-        raise InputError(f"A client has {len(x)} samples but {len(y)} labels.")
+    _check(x, y, local, crops)
     parameters = list(model.parameters())
     start = [p.detach().clone() for p in parameters] if prox else []
     corrections = [] if correction is None else _split_like(correction, parameters)
@@ -109,6 +106,13 @@ def train_plain(
             p.grad.add_(shift)  # type: ignore[union-attr]
         optimizer.param_groups[0]["lr"] = float(rates[step])
         optimizer.step()
+
+
+def _check(x: torch.Tensor, y: torch.Tensor, local: LocalTraining, crops: IntArray | None) -> None:
+    if local.augment != (crops is not None):
+        raise InputError(f"Crops go with 'augment', which is {local.augment} here. Got {crops!r}.")
+    if len(x) != len(y):
+        raise InputError(f"A client has {len(x)} samples but {len(y)} labels.")
 
 
 def _split_like(vector: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor]:

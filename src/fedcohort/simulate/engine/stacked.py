@@ -231,6 +231,7 @@ class _Convolution(_Layer):
     def _weight_gradient(windows: torch.Tensor, delta: torch.Tensor, batch: int, out: torch.Tensor) -> None:
         """Write the product over all pixels of all samples; cut into parts, or a few models keep few units busy."""
         j, pixels, depth = windows.shape
+        # Tiles of 128 x 64 are about what one product's blocks cover; fewer than _BUSY of them leave units idle.
         tiles = j * -(-depth // 128) * -(-delta.shape[2] // 64)
         parts = next((part for part in range(1, batch + 1) if batch % part == 0 and part * tiles >= _BUSY), batch)
         if parts == 1:
@@ -375,6 +376,7 @@ def stacking_obstacle(flat: FlatModel, sample: tuple[int, ...]) -> str | None:
         return None
     if flat.stateful:
         return "it keeps state of its own, such as running statistics, and is no nn.Sequential of known layers"
+    # Tried on two models of two samples: what vmap cannot do shows only when it is done.
     vectors = flat.vector().expand(2, -1).clone()
     saved: Saved = []
     try:

@@ -102,6 +102,7 @@ def notebook(tables: Sequence[Table]) -> str:
     return f'{_NOTEBOOK}<div class="fedcohort">{"".join(parts)}</div>'
 
 
+# Besides what LaTeX reads as commands, the signs of our tables that its standard fonts lack.
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "–": "--",
@@ -124,11 +125,7 @@ def to_latex(table: Table) -> str:
         r"\midrule",
     ]
     for row in table.rows:
-        cells = [rf"\textbf{{{_latex(c.text)}}}" if c.best else _latex(c.text) for c in row]
-        cells = [
-            f"{t} {_latex(c.note)}" if c.note and i else t for i, (t, c) in enumerate(zip(cells, row, strict=True))
-        ]
-        lines.append(" & ".join(cells) + r" \\")
+        lines.append(" & ".join(_cells(row, _latex, r"\textbf{{{}}}")) + r" \\")
     lines += [
         r"\bottomrule",
         r"\end{tabular}",
@@ -136,6 +133,13 @@ def to_latex(table: Table) -> str:
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _cells(row: Sequence[Cell], escape: Callable[[str], str], bold: str) -> list[str]:
+    """Return a row for a paper or a page: the best entries bold, with their notes, but for that of the first column."""
+    texts = [bold.format(escape(cell.text)) if cell.best else escape(cell.text) for cell in row]
+    notes = ["", *(f" {escape(cell.note)}" if cell.note else "" for cell in row[1:])]
+    return [text + note for text, note in zip(texts, notes, strict=True)]
 
 
 def to_markdown(table: Table) -> str:
@@ -149,11 +153,7 @@ def to_markdown(table: Table) -> str:
         "|" + "|".join(":--" if i == 0 or i in table.wrap else "--:" for i in range(len(table.columns))) + "|",
     ]
     for row in table.rows:
-        cells = [f"**{escape(c.text)}**" if c.best else escape(c.text) for c in row]
-        cells = [
-            f"{t} {escape(c.note)}" if c.note and i else t for i, (t, c) in enumerate(zip(cells, row, strict=True))
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join(_cells(row, escape, "**{}**")) + " |")
     return "\n".join(lines) + ("\n\n" + table.note if table.note else "") + "\n"
 
 
@@ -199,14 +199,21 @@ def to_text(table: Table, width: int = 80) -> str:
         lines += _lines(table, cells, sorted(keep))
     else:
         left_out = []
-        for row in cells:
-            lines += textwrap.wrap(row[0], width)
-            for column, cell in list(zip(table.columns, row, strict=True))[1:]:
-                lines += textwrap.wrap(f"{column}: {cell}", width, initial_indent="  ", subsequent_indent="    ")
+        lines += _stacked(table, cells, width)
     lines += textwrap.wrap(table.note, width)
     if left_out:
         lines += textwrap.wrap(f"Not shown in {width} columns: {', '.join(left_out)}.", width)
     return "\n".join(lines)
+
+
+def _stacked(table: Table, cells: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return a paragraph for each row, with a line for each column."""
+    lines = []
+    for row in cells:
+        lines += textwrap.wrap(row[0], width)
+        for column, cell in list(zip(table.columns, row, strict=True))[1:]:
+            lines += textwrap.wrap(f"{column}: {cell}", width, initial_indent="  ", subsequent_indent="    ")
+    return lines
 
 
 def _width(table: Table, cells: Sequence[Sequence[str]], column: int) -> int:

@@ -142,7 +142,7 @@ def find_baseline(labels: Mapping[str, str], options: Options, setting: str) -> 
     name = options.baseline
     if name is not None:
         for label, selector in labels.items():
-            # where two experiments use one label, theirs are followed by the experiment's name
+            # Where two experiments use one label, theirs are followed by the experiment's name.
             if name in (label, selector) or label.startswith(f"{name} ("):
                 return label
         if options.strict:
@@ -201,23 +201,7 @@ def leaderboard(
         label: sorted((_seed(run, targets, options) for run in runs if run.label == label), key=lambda s: s.seed)
         for label in labels
     }
-    paired = _paired_with(base, by_label)
-    own = _mean_end(by_label[base])
-    rows = [
-        LeaderRow(
-            label=label,
-            selector=labels[label],
-            baseline=label == base,
-            seeds=tuple(seeds),
-            to_target=tuple(_to_target(seeds, by_label[base], i, t) for i, t in enumerate(targets)),
-            improvement=(
-                math.nan if ideal is None or label == base else relative_improvement(_mean_end(seeds), own, ideal)
-            ),
-            paired=paired.get(label),
-        )
-        for label, seeds in by_label.items()
-    ]
-    rows.sort(key=_place)
+    rows = _rows(by_label, labels, base, targets, ideal)
     longest = max(seed.rounds for row in rows for seed in row.seeds)
     return Leaderboard(
         setting=setting,
@@ -231,6 +215,33 @@ def leaderboard(
         progress=_progress(runs, planned),
         metric=options.metric,
     )
+
+
+def _rows(
+    by_label: Mapping[str, Sequence[SeedRow]],
+    selectors: Mapping[str, str],
+    base: str,
+    targets: Sequence[float],
+    ideal: float | None,
+) -> list[LeaderRow]:
+    """Return a row for each label, best first."""
+    paired = _paired_with(base, by_label)
+    own = _mean_end(by_label[base])
+    rows = [
+        LeaderRow(
+            label=label,
+            selector=selectors[label],
+            baseline=label == base,
+            seeds=tuple(seeds),
+            to_target=tuple(_to_target(seeds, by_label[base], i, t) for i, t in enumerate(targets)),
+            improvement=(
+                math.nan if ideal is None or label == base else relative_improvement(_mean_end(seeds), own, ideal)
+            ),
+            paired=paired.get(label),
+        )
+        for label, seeds in by_label.items()
+    ]
+    return sorted(rows, key=_place)
 
 
 def _check_targets(options: Options) -> None:
@@ -254,6 +265,7 @@ def _mean_end(seeds: Sequence[SeedRow]) -> float:
 def _place(row: LeaderRow) -> tuple[bool, float, str]:
     """Sort by terminal accuracy; a selector that lost a run comes after all others, because its mean flatters."""
     end = row.terminal.mean
+    # NaN sorts nowhere, so it stands for the worst end.
     return row.lost > 0, math.inf if math.isnan(end) else -end, row.label
 
 
@@ -281,6 +293,7 @@ def _default_target(base: str, ends: Sequence[float], metric: Metric) -> tuple[f
     if math.isnan(level):
         return math.nan, f"unknown, {base} has no terminal {metric.name}"
     step = 100 if abs(level) >= 0.01 else 10_000
+    # Rounded down, so that the baseline itself reaches it; the nudge keeps 0.29, which is 28.999... percent in binary.
     rounded = "rounded down" if metric.higher else "rounded up"
     return math.floor(level * step + 1e-9) / step, f"where {base} ends, {rounded}"
 

@@ -115,16 +115,25 @@ def ranking(boards: Sequence[Leaderboard]) -> SelectorRanking | None:
     Blocks are the settings, each with the means over the seeds that all selectors ran there; of a single setting they
     are its seeds.
     """
-    labels = [row.label for row in boards[0].rows] if boards else []
-    labels = [label for label in labels if all(any(row.label == label for row in b.rows) for b in boards)]
-    blocks: list[list[float]] = []
-    for board in boards:
-        ends = {
-            row.label: {s.seed: -math.inf if s.state in LOST else s.terminal for s in row.seeds} for row in board.rows
-        }
-        common = set.intersection(*(set(ends[label]) for label in labels)) if labels else set()
-        rows = [[ends[label][seed] for label in labels] for seed in sorted(common)]
-        rows = [row for row in rows if not np.isnan(row).any()]
-        blocks += rows if len(boards) == 1 else [np.mean(rows, axis=0).tolist()] if rows else []
-    over = "seed" if len(boards) == 1 else "setting"
+    if not boards:
+        return None
+    everywhere = set.intersection(*({row.label for row in board.rows} for board in boards))
+    labels = [row.label for row in boards[0].rows if row.label in everywhere]
+    by_setting = [_ends(board, labels) for board in boards]
+    if len(boards) == 1:
+        blocks, over = by_setting[0], "seed"
+    else:
+        blocks, over = [np.mean(ends, axis=0).tolist() for ends in by_setting if ends], "setting"
     return rank_selectors(labels, np.array(blocks, np.float64).reshape(len(blocks), len(labels)), over)
+
+
+def _ends(board: Leaderboard, labels: Sequence[str]) -> list[list[float]]:
+    """Return where selectors end, a row for each seed that all of them ran and were evaluated in."""
+    # A run that was lost is worse than any other, and is counted; one that was never evaluated says nothing.
+    ends = {
+        row.label: {seed.seed: -math.inf if seed.state in LOST else seed.terminal for seed in row.seeds}
+        for row in board.rows
+    }
+    common = set.intersection(*(set(ends[label]) for label in labels)) if labels else set()
+    rows = [[ends[label][seed] for label in labels] for seed in sorted(common)]
+    return [row for row in rows if not np.isnan(row).any()]

@@ -35,6 +35,7 @@ def paired_t_test(difference: FloatArray) -> float:
     if n < 2:
         return math.nan
     spread = float(difference.std(ddof=1))
+    # Differences that are equal but for rounding would give an absurdly small p.
     if spread <= 1e-12 * max(1.0, float(np.abs(difference).max())):
         return math.nan
     from scipy.special import stdtr  # scipy.stats takes seconds to import
@@ -119,7 +120,7 @@ def rank_selectors(labels: Sequence[str], results: FloatArray, over: str = "sett
     ranks = stats.rankdata(-results, axis=1)
     mean = ranks.mean(axis=0)
     friedman = _friedman(ranks)
-    unit = math.sqrt(k * (k + 1) / (6 * n))
+    unit = math.sqrt(k * (k + 1) / (6 * n))  # standard error of a difference of mean ranks, Demsar's Section 3.2.2
     order = np.argsort(mean, kind="stable")
     p = {
         (labels[i], labels[j]): float(

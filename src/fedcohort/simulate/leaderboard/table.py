@@ -143,16 +143,19 @@ def _target_columns(board: Leaderboard) -> Iterator[_Column]:
 def _score_columns(board: Leaderboard) -> Iterator[_Column]:
     """Yield how good the models are, and how they compare with the baseline's."""
     rows, metric = board.rows, board.metric
-    whole = [not row.lost for row in rows]
-    yield "Best", 6, _scores([row.best for row in rows], whole, metric)
+
+    def scores(of: Callable[[LeaderRow], Spread]) -> list[Cell]:
+        return _scores(rows, [of(row) for row in rows], metric)
+
+    yield "Best", 6, scores(lambda row: row.best)
     if any(row.early_stop != row.best for row in rows):
-        yield "Where it stopped", 10, _scores([row.early_stop for row in rows], whole, metric)
-    yield "Terminal", 1, _scores([row.terminal for row in rows], whole, metric)
+        yield "Where it stopped", 10, scores(lambda row: row.early_stop)
+    yield "Terminal", 1, scores(lambda row: row.terminal)
     gain = "Gain over" if metric.higher else "Difference to"
     yield f"{gain} {board.baseline}", 2, [_difference(row, metric) for row in rows]
     for name, heading, rank in _GROUP_COLUMNS:
         if any(row.fair(name).count for row in rows):
-            yield heading, rank, _scores([row.fair(name) for row in rows], whole, metric)
+            yield heading, rank, _scores(rows, [row.fair(name) for row in rows], metric)
     if board.reference is not None:
         made_good = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
         yield f"Made good of the loss against {board.reference}", 9, made_good
@@ -163,16 +166,23 @@ def _cost_columns(board: Leaderboard) -> Iterator[_Column]:
     """Yield what the runs cost: time, balance and bytes, each only where a run says something about it."""
     rows = board.rows
     if any(row.main.seconds.mean > 0 for row in rows):  # without latencies every time is 0 and says nothing
-        means = [_complete(row, row.main.seconds) for row in rows]
-        yield f"Time to {board.metric.level(board.target)}", 12, _mark([_time(row) for row in rows], means, min)
+        yield f"Time to {board.metric.level(board.target)}", 12, _times(rows)
     if any(row.qcid.count for row in rows):
-        cells = [Cell(number(row.qcid.mean) if row.qcid.count else "–") for row in rows]
-        yield "Mean QCID", 7, _mark(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min)
+        yield "Mean QCID", 7, _imbalances(rows)
     if any(row.megabytes.count for row in rows):
         yield "MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows]
     if any(row.query_share > 0 for row in rows):
         yield "Query bytes", 13, [Cell(_number_or_dash(row.query_share, "{:.0%}")) for row in rows]
         yield "Questions", 16, [Cell(_number_or_dash(row.fair("asked").mean, "{:,.0f}")) for row in rows]
+
+
+def _times(rows: Sequence[LeaderRow]) -> list[Cell]:
+    return _mark([_time(row) for row in rows], [_complete(row, row.main.seconds) for row in rows], min)
+
+
+def _imbalances(rows: Sequence[LeaderRow]) -> list[Cell]:
+    cells = [Cell(number(row.qcid.mean) if row.qcid.count else "–") for row in rows]
+    return _mark(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min)
 
 
 def _turn_columns(board: Leaderboard) -> Iterator[_Column]:
@@ -313,7 +323,7 @@ def _label(row: LeaderRow, most: int, drawn: tuple[int, int] | None) -> Cell:
     return Cell(row.label, ", ".join(notes), color=color, dash=dash)
 
 
-def _scores(values: Sequence[Spread], whole: Sequence[bool], metric: Metric) -> list[Cell]:
+def _scores(rows: Sequence[LeaderRow], values: Sequence[Spread], metric: Metric) -> list[Cell]:
     """Return cells of which the best is marked, among selectors that lost no run."""
     cells = [
         Cell("–")
@@ -321,7 +331,7 @@ def _scores(values: Sequence[Spread], whole: Sequence[bool], metric: Metric) -> 
         else Cell(metric.value(value.mean), metric.spread(value.std) if value.count > 1 else "")
         for value in values
     ]
-    return _mark(cells, [v.mean if all_there else math.nan for v, all_there in zip(values, whole, strict=True)], max)
+    return _mark(cells, [math.nan if row.lost else v.mean for row, v in zip(rows, values, strict=True)], max)
 
 
 def _rounds(row: LeaderRow, value: Spread) -> Cell:

@@ -67,6 +67,7 @@ class Worker:
         self.group: int | None = None
         self.ready = False
         self.connection, theirs = Pipe()
+        # With -P and this path a worker imports what this process does, and nothing from the folder it stands in.
         path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
         with theirs:
             self.process = subprocess.Popen(
@@ -161,6 +162,7 @@ class LocalDriver:
                     worker.wait()
 
     def _drive(self) -> bool:
+        # All are started before any is spoken to, so that they import torch at the same time.
         for _ in range(self._count):
             self._start()
         for worker in list(self.workers):

@@ -150,7 +150,7 @@ def pack_error(error: BaseException) -> bytes | str:
     """Return an error as bytes that another process can unpack, or as text if it cannot be pickled."""
     try:
         data = pickle.dumps(error)
-        pickle.loads(data)
+        pickle.loads(data)  # an error whose constructor takes other arguments than it keeps fails only here
     except Exception:
         return "".join(traceback.format_exception(error))
     return data

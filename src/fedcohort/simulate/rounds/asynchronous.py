@@ -264,6 +264,8 @@ class AsynchronousGroup(Group):
             run.update_attributes(changing=True)
         waiting: list[Run] = list(runs)
         ready: list[Run] = []
+        # Runs go on until each has a model due or stands before an untrained client; then all of those are trained in
+        # one batch, and the waiting runs go on.
         while waiting:
             untrained: list[Run] = []
             for run in waiting:
@@ -421,6 +423,7 @@ class AsynchronousGroup(Group):
         self._rows.add(row)
         flight.cost, flight.since, flight.answered = RoundCost(), run.clock, {}
         flight.begun, flight.durations = [], []
+        # Old global models are kept only for clients that still have to be trained from them.
         needed = {job.cohort.round for job in flight.untrained}
         flight.models = {version: model for version, model in flight.models.items() if version in needed}
         if test is not None and sound is None:

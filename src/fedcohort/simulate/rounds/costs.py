@@ -191,6 +191,7 @@ class CostModel:
         cost.query_bytes_up += everyone * BYTES_PER_NUMBER
         self._book_query_time(cost, evaluation)
         for durations in training:
+            # Who trains has the model from the evaluation; only what the aggregator sends besides goes down to it.
             cost.query_bytes_down += len(durations) * (copies - 1) * self.model_bytes + everyone * self.model_bytes
             cost.query_bytes_up += len(durations) * copies * self.model_bytes + everyone * BYTES_PER_NUMBER
             self._book_query_time(cost, durations)

@@ -281,6 +281,7 @@ class Group:
         trained = iter(self._train(training) if training else ())
         averaged = [next(trained) if len(turn.arrived) else Averaged.without_models(turn) for turn in chosen]
         evaluated = self._evaluate([turn for turn in averaged if turn.run.running])
+        # Runs of a batch cannot be timed one by one: each is charged an equal part.
         share = (time.perf_counter() - began) / max(len(evaluated), 1)
         for turn in evaluated:
             self._finish(turn, share, on_round)
@@ -668,7 +669,7 @@ def _choose(turn: QueryAnswered) -> Chosen:
     """Get the cohort, and find out which clients will answer in time."""
     (run, round_, available, _), cost = turn.asked, turn.cost
     plan = run.plan
-    if run.round == 0:
+    if run.round == 0:  # labels are shared once, before the first cohort
         run.costs.book_labels(cost, run.context.label_facts(plan.labels, plan.seed))
     cohort = round_.choose(turn.answer)
     count = len(cohort.clients)
@@ -803,6 +804,7 @@ def _conclude(turn: Evaluated, diverged: bool) -> None:
     """Mark the run as over where it is; ``diverged``: whether the test loss is NaN or infinite."""
     averaged = turn.averaged
     run = averaged.run
+    # Without a test in this round, models that are all NaN are the only sign of divergence.
     broken = len(averaged.chosen.arrived) > 0 and not (averaged.chosen.round.status == Status.OK).any()
     if broken or diverged:
         what = "every client's model" if broken else "the global model's test loss"

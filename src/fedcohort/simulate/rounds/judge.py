@@ -86,6 +86,7 @@ class Views:
     def __init__(self, dataset: Dataset, federations: Sequence[Federation]) -> None:
         self._dataset = dataset
         self._tests: dict[tuple[str, str], HeldOut] = {}
+        # Who means other things by the labels sees the same images: no copies are needed.
         self._first_test = {PLAIN: len(dataset.y_train), RELABEL: len(dataset.y_train)}
         self._train: dict[str, IntArray] = {}  # by view: position of each training sample's copy, -1 without one
         self.copies: list[AnyArray] = []

@@ -141,22 +141,11 @@ def prepare(
             _check_task(plan, dataset)
             built[data_key, plan.model.name] = _check_model(plan, dataset)
         check_fits(plan)
-        if plan.local.augment:
-            crop_table(sample_shape(dataset.x_train))  # refuses what is no image
         name = names[identity]
         if name not in federations:
-            federations[name] = plan.scenario.build(
-                dataset.labels,
-                dataset.classes if plan.task.has_classes else 1,
-                plan.seed,
-                dataset.writers,
-                dataset.writer_names,
-            )
+            federations[name] = _federation(plan, dataset)
         federation = federations[name]
-        check_plan(plan, federation)
-        if plan.options.mode == "async":
-            check_asynchronous(plan)
-        _check_room(plan, federation)
+        _check_run(plan, dataset, federation)
         trained = (plan.options.size or len(federation)) * _samples(plan, federation)
         work = max(work, training_operations(built[data_key, plan.model.name], trained))
         data_keys.append(data_key)
@@ -164,6 +153,20 @@ def prepare(
     divided = choose_process_count(experiment, device or experiment.options.device, processes, work)
     groups = _groups(experiment, divided, begun or {})
     return Prepared(experiment, datasets, federations, tuple(data_keys), keys, groups, divided)
+
+
+def _check_run(plan: RunPlan, dataset: Dataset, federation: Federation) -> None:
+    if plan.local.augment:
+        crop_table(sample_shape(dataset.x_train))  # refuses what is no image
+    check_plan(plan, federation)
+    if plan.options.mode == "async":
+        check_asynchronous(plan)
+    _check_room(plan, federation)
+
+
+def _federation(plan: RunPlan, dataset: Dataset) -> Federation:
+    classes = dataset.classes if plan.task.has_classes else 1
+    return plan.scenario.build(dataset.labels, classes, plan.seed, dataset.writers, dataset.writer_names)
 
 
 def _check_room(plan: RunPlan, federation: Federation) -> None:
@@ -194,6 +197,7 @@ def load_data(plan: RunPlan) -> Dataset:
 def _federation_identity(plan: RunPlan) -> str:
     """Runs of one identity have the same federation: latency, availability and failures do not change who owns what."""
     scenario = plan.scenario.to_dict()
+    # Only what decides which samples and labels a client has: runs that differ in the rest share one federation.
     owns = {key: scenario.get(key) for key in ("partition", "noise", "shift", "validation", "server_validation")}
     return _identity([_data_key(plan.data), owns, plan.seed])
 
@@ -236,6 +240,7 @@ def _split(
         by_key.setdefault(group_key(experiment.plans[place]), []).append(place)
     groups = {}
     for alike in by_key.values():
+        # At least as many groups as keep this kind's share of the processes busy, and none above the limit.
         even = -(-processes * len(alike) // len(places))  # this kind's share of the processes
         turns = min(len(alike), max(-(-len(alike) // experiment.options.lockstep), even))
         for turn in range(turns):

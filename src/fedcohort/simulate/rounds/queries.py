@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedcohort.core import rng
-from fedcohort.core.arrays import IntArray
+from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Losses, Trial
 from fedcohort.core.signals import Signal, losses_of
 from fedcohort.simulate.rounds.batch import Batch
@@ -82,15 +82,22 @@ def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> l
     answered = []
     for i, (turn, query) in enumerate(zip(turns, queries, strict=True)):
         mine = [j for j, (owner, _) in enumerate(parts) if owner == i]
-        change = np.full((len(mine), len(turn.run.federation)), np.nan)
-        for place, j in enumerate(mine):
-            change[place, everyone[i]] = after[j] - before[i]
-        cost, costs = RoundCost(), turn.run.costs
-        evaluation = turn.seconds(everyone[i], costs.loss_work(everyone[i], _TRIED))
-        training = [turn.seconds(parts[j][1], 1.0) for j in mine]
-        costs.book_trial(cost, evaluation, training, turn.run.aggregator.model_copies)
-        answered.append(QueryAnswered(turn, Answer(query, {query.answered_with: change}), everyone[i], cost))
+        cohorts, losses = [parts[j][1] for j in mine], [after[j] - before[i] for j in mine]
+        answered.append(_trial_answer(turn, query, everyone[i], cohorts, losses))
     return answered
+
+
+def _trial_answer(
+    turn: Asked, query: Trial, everyone: IntArray, cohorts: Sequence[IntArray], changes: Sequence[FloatArray]
+) -> QueryAnswered:
+    """Return how the loss of ``everyone`` (a,) changes with each trial cohort; NaN for who cannot be reached."""
+    change = np.full((len(cohorts), len(turn.run.federation)), np.nan)
+    for place, values in enumerate(changes):
+        change[place, everyone] = values
+    cost, costs = RoundCost(), turn.run.costs
+    evaluation = turn.seconds(everyone, costs.loss_work(everyone, _TRIED))
+    costs.book_trial(cost, evaluation, [turn.seconds(c, 1.0) for c in cohorts], turn.run.aggregator.model_copies)
+    return QueryAnswered(turn, Answer(query, {query.answered_with: change}), everyone, cost)
 
 
 def _tried_models(

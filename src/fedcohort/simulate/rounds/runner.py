@@ -301,6 +301,7 @@ class Simulation:
         if not force and now < self._status_due:
             return
         self._status_due = now + _STATUS_SECONDS
+        # Runs that ended early have rounds that will never be made: they are not among those left.
         done = sum(info.rounds_done for info in self._infos.values())
         left = sum(
             plan.options.rounds - self._infos[plan.id].rounds_done
@@ -426,6 +427,7 @@ class Simulation:
 
     def last_checkpoint(self, number: int) -> bytes | None:
         """Return the group's last checkpoint, and drop the rows after it; without any, remove what an attempt left."""
+        # Rows may be ahead of the checkpoint, by what was written between it and a crash.
         path = checkpoints.newest(self.out / "checkpoint", number)
         if path is not None:
             point = checkpoints.load(path)

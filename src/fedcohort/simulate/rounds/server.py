@@ -89,7 +89,7 @@ class ServerSamples(Server):
                 made += 1
 
     def _outputs(self, model: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        fixed = model.detach()
+        fixed = model.detach()  # for running statistics, which have no gradient
         tensors = {
             slot.name: slot.of(model if slot.offset < self._flat.n_trainable else fixed) for slot in self._flat.slots
         }

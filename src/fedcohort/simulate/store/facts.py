@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedcohort.core.archives import ArchiveError, array_shapes, read_arrays
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,18 @@ def read_facts(path: Path) -> FederationFacts:
         raise ArchiveError("its arrays are not about one number of clients")
     if any(array.dtype.kind not in "iuf" for array in facts):
         raise ArchiveError("its arrays are no numbers")
-    groups: IntArray | None = None
-    group_names: tuple[str, ...] = ()
-    if "groups" in arrays:
-        groups, group_names = np.asarray(arrays["groups"]), tuple(map(str, arrays["group_names"].tolist()))
-        if groups.shape != sizes.shape or groups.dtype.kind not in "iu" or not _inside(groups, len(group_names)):
-            raise ArchiveError("its groups are not about its clients")
+    groups, group_names = _read_groups(arrays, len(sizes))
     return FederationFacts(counts, true, sizes, noise, names, groups, group_names)
+
+
+def _read_groups(arrays: Mapping[str, AnyArray], clients: int) -> tuple[IntArray | None, tuple[str, ...]]:
+    """Return the group of each client and the groups' names; files of earlier versions have none."""
+    if "groups" not in arrays:
+        return None, ()
+    groups, names = np.asarray(arrays["groups"]), tuple(map(str, arrays["group_names"].tolist()))
+    if groups.shape != (clients,) or groups.dtype.kind not in "iu" or not _inside(groups, len(names)):
+        raise ArchiveError("its groups are not about its clients")
+    return groups, names
 
 
 def _inside(numbers: IntArray, limit: int) -> bool:

@@ -46,9 +46,8 @@ class LiveFeed:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        hides = (
-            () if kind is None else (OSError, sqlite3.Error)
-        )  # of an experiment that failed, what failed first counts
+        # Of an experiment that failed, what failed first counts: an error in closing would hide it.
+        hides = () if kind is None else (OSError, sqlite3.Error)
         with contextlib.suppress(*hides), self._errors():
             self._rounds.close()
 

@@ -20,7 +20,7 @@ import logging
 import re
 import shutil
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 2  # 1 kept cohorts in rounds/ and in a second table clients/ as well; it is read from its journals
-RUN_STATES = ("running", "finished", "stopped", "diverged", "failed")
 FOLDERS = ("rounds", "journal", "checkpoint")
 LIVE = "live.sqlite"
 _CREATED = re.compile(r"(federation-.*|data)\.npz|runs\.json|config\.toml|\..*\.tmp")  # before meta.json
@@ -211,6 +210,7 @@ def part_bytes(table: pa.Table) -> bytes:
     with pa.parquet.ParquetWriter(sink, table.schema, compression="zstd") as file:
         file.write_table(table)
         file.add_key_value_metadata({_DIGEST: _BLANK})
+    # The digest takes the place of as many zeros, over which it is computed: no offset in the file changes.
     data: bytes = sink.getvalue().to_pybytes()
     head, _, tail = data.rpartition(_BLANK.encode())
     return head + hashlib.sha256(data).hexdigest().encode() + tail
@@ -367,35 +367,32 @@ class Results:
         """
         replies = self.decisions(run).replies
         rounds, cohorts = self.column(run, "round").tolist(), self.cohorts(run)
-        blocks = [replies.get(round_) for round_ in rounds]
-        whole = [
-            (i, block)
-            for i, (block, cohort) in enumerate(zip(blocks, cohorts, strict=True))
-            if block is not None and len(block.clients) == len(cohort)
-        ]
+        # Only rounds whose replies are all there: of the others a crash, or the end of the record, has kept a part.
+        whole = {
+            i: block
+            for i, cohort in enumerate(cohorts)
+            if (block := replies.get(rounds[i])) is not None and len(block.clients) == len(cohort)
+        }
         if not whole:
             return {f.name: np.zeros(0, f.type.to_pandas_dtype()) for f in clients_schema() if f.name != "run"}
-        lengths = [len(block.clients) for _, block in whole]
-        client = np.concatenate([cohorts[i] for i, _ in whole])
+        places, found = list(whole), list(whole.values())
+        lengths = [len(block.clients) for block in found]
+        client = np.concatenate([cohorts[i] for i in places])
+        # Cohorts and measurements are in the order of choosing, replies in the journal's: sorted by round and client,
+        # both are the same list, which says where the reply of each client is.
         at = np.repeat(np.arange(len(whole)), lengths)
-        reply_of = np.empty(len(client), np.int64)  # of each client, where its reply is
-        reply_of[np.lexsort((client, at))] = np.lexsort((np.concatenate([block.clients for _, block in whole]), at))
-
-        def numbers(columns: Iterable[AnyArray | None]) -> AnyArray:
-            pairs = zip(columns, lengths, strict=True)
-            return np.concatenate([np.full(n, np.nan) if c is None or len(c) != n else c for c, n in pairs]).astype(
-                np.float32
-            )
-
+        reply_of = np.empty(len(client), np.int64)
+        reply_of[np.lexsort((client, at))] = np.lexsort((np.concatenate([block.clients for block in found]), at))
         durations, weights = self.per_client(run, "durations"), self._weights(run, rounds)
+        losses = [block.metrics.get(Signal.LOSS.value) for block in found]
         return {
-            "round": np.repeat([rounds[i] for i, _ in whole], lengths),
+            "round": np.repeat([rounds[i] for i in places], lengths),
             "client": client,
-            "status": np.concatenate([block.status for _, block in whole])[reply_of],
-            "kept": np.concatenate([block.kept for _, block in whole])[reply_of],
-            "seconds": numbers(durations[i] for i, _ in whole),
-            "loss": numbers(block.metrics.get(Signal.LOSS.value) for _, block in whole)[reply_of],
-            "weight": numbers(weights[i] for i, _ in whole),
+            "status": np.concatenate([block.status for block in found])[reply_of],
+            "kept": np.concatenate([block.kept for block in found])[reply_of],
+            "seconds": _joined([durations[i] for i in places], lengths),
+            "loss": _joined(losses, lengths)[reply_of],
+            "weight": _joined([weights[i] for i in places], lengths),
         }
 
     def _weights(self, run: RunInfo | str, rounds: Sequence[int]) -> Sequence[AnyArray]:
@@ -575,14 +572,22 @@ class Results:
         return f"<p>{escape_html(self._summary())}</p>" + notebook(tables)
 
 
+def _joined(columns: Sequence[AnyArray | None], lengths: Sequence[int]) -> AnyArray:
+    """Put the columns of several rounds together; NaN for one that is missing or damaged."""
+    pairs = zip(columns, lengths, strict=True)
+    whole = [np.full(n, np.nan) if column is None or len(column) != n else column for column, n in pairs]
+    return np.concatenate(whole).astype(np.float32)
+
+
 def is_cut_off(path: Path) -> bool:
     """Whether a directory holds nothing but what a creation leaves that did not get as far as meta.json."""
-    folders = [path / name for name in FOLDERS]
-    if any(file.name not in FOLDERS and not _CREATED.fullmatch(file.name) for file in path.iterdir()):
+    folders, files = [path / name for name in FOLDERS], [file for file in path.iterdir() if file.name not in FOLDERS]
+    if not all(_CREATED.fullmatch(file.name) for file in files):
         return False
     if any(folder.is_dir() and any(folder.iterdir()) for folder in folders):
         return False
-    return all(folder.is_dir() for folder in folders) or not any(file.is_file() for file in path.iterdir())
+    # The folders are made before the first file: files without them are somebody else's.
+    return all(folder.is_dir() for folder in folders) or not any(file.is_file() for file in files)
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:

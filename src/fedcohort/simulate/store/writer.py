@@ -207,6 +207,7 @@ class ExperimentWriter:
         old = _digest((self.path / "config.toml").read_bytes())
         meta |= {"config": [old, _digest(config.encode())], "baseline": baseline}
         meta["command"] = " && ".join(text for text in (meta.get("command", ""), command) if text)
+        # First meta.json, with both digests: whichever configuration a crash leaves here is one of them.
         write_json(self.path / "meta.json", meta)
         write_atomically(self.path / "config.toml", config.encode())
 
@@ -269,6 +270,7 @@ class ExperimentWriter:
             return
         table = read_parts(parts)
         table = table.replace_schema_metadata({COVERS: str(max(parts) + 1).encode()})
+        # Once part 0 says how many parts it covers, readers pass over those that are still there.
         self._write(0, table.unify_dictionaries().combine_chunks())
         for part, path in parts.items():
             if part:

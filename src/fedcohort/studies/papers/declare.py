@@ -142,8 +142,6 @@ class Study:
         The label whose end others catch up with.
     differences : tuple of str
         What is different from the paper, each with its reason.
-    gpu_minutes : float
-        About how long it takes on one H200, from rates measured before; 0 where nothing is known.
     """
 
     name: str
@@ -153,7 +151,6 @@ class Study:
     baseline: str
     differences: tuple[str, ...] = ()
     extra: Extra | None = None
-    gpu_minutes: float = 0.0
 
     def settings(self, part: str) -> list[str]:
         """Return the names of a part's settings."""

@@ -74,8 +74,7 @@ def _tables(data: str) -> Study:
         "iid": _base(data, ("iid",), {"uniform": {}}),
     }
     own = (_LENGTH,) if data == "cifar10" else (_FASHION,)
-    return Study(f"fedacs-{_SHORT[data]}", parts, 5, _NAMES, "uniform", (_INSIGHT, *own),
-                 gpu_minutes=18 if data == "cifar10" else 2)  # fmt: skip
+    return Study(f"fedacs-{_SHORT[data]}", parts, 5, _NAMES, "uniform", (_INSIGHT, *own))  # fmt: skip
 
 
 def _figure_4(data: str) -> Study:
@@ -85,7 +84,7 @@ def _figure_4(data: str) -> Study:
     names = {"uniform": "baseline", **{f"lambda-{share:g}": f"FedACS, lambda {share:g}" for share in shares}}
     own = (_LENGTH,) if data == "cifar10" else (_FASHION,)
     return Study(f"fedacs-figure-4-{_SHORT[data]}", {"all": _base(data, ("low",), selectors)}, 3, names, "uniform",
-                 own, gpu_minutes=9 if data == "cifar10" else 1)  # fmt: skip
+                 own)  # fmt: skip
 
 
 def _distances(results: Results, run: RunInfo) -> Mapping[str, float]:
@@ -106,8 +105,7 @@ def _figure_5(data: str) -> Study:
     part["run"]["baseline"] = "baseline"
     names = {"baseline": "baseline (a pool of everybody)", "fedacs": "FedACS"}
     own = (_LENGTH,) if data == "cifar10" else (_FASHION,)
-    return Study(f"fedacs-figure-5-{_SHORT[data]}", {"all": part}, 3, names, "baseline", own, _distances,
-                 gpu_minutes=7 if data == "cifar10" else 1)  # fmt: skip
+    return Study(f"fedacs-figure-5-{_SHORT[data]}", {"all": part}, 3, names, "baseline", own, _distances)  # fmt: skip
 
 
 _COLUMNS = ("uniform", "cmfl", "fedacs")

@@ -80,9 +80,7 @@ def _dirichlet(data: str) -> Study:
     own = _FEWER if data == "cifar10" else "500 rounds of the paper's 3,000: its slowest mean to target is 331."
     differences = (_CUCB, _POOL, own)
     short = "cifar10" if data == "cifar10" else "fmnist"
-    return Study(
-        f"fedcbs-{short}", parts, 4, _NAMES, "uniform", differences, gpu_minutes=60 if data == "cifar10" else 8
-    )
+    return Study(f"fedcbs-{short}", parts, 4, _NAMES, "uniform", differences)
 
 
 def _cases(data: str) -> Study:
@@ -94,8 +92,7 @@ def _cases(data: str) -> Study:
     }
     own = f"{rounds:,} rounds of the paper's 3,000: best accuracies are lower for all."
     short = "cifar10" if data == "cifar10" else "fmnist"
-    return Study(f"fedcbs-{short}-cases", parts, 4, _NAMES, "uniform", (_CUCB, _POOL, own),
-                 gpu_minutes=60 if data == "cifar10" else 15)  # fmt: skip
+    return Study(f"fedcbs-{short}-cases", parts, 4, _NAMES, "uniform", (_CUCB, _POOL, own))  # fmt: skip
 
 
 def _figure_1() -> Study:
@@ -115,7 +112,6 @@ def _figure_1() -> Study:
             "\"Class Balanced\" is Fed-CBS's own draw; the paper keeps cohorts balanced by hand.",
             "Without (d): two classes per client in a class-imbalanced federation is not described.",
         ),
-        gpu_minutes=2,
     )  # fmt: skip
 
 
@@ -159,7 +155,6 @@ def _writers() -> Study:
             "LeNet on 28 x 28 pixels; the paper does not name its model.",
             _CUCB,
         ),
-        gpu_minutes=9,
     )  # fmt: skip
 
 

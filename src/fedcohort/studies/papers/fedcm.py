@@ -97,9 +97,7 @@ def _ratios(data: str) -> Study:
             setting = {"name": name, "scenario": {"preset": f"fedcm-class-{alpha:g}"}}
             parts[name] = _base(data, [setting], _CA, cohort)
     short, own = ("cifar10", _OPEN) if data == "cifar10" else ("fmnist", _FASHION)
-    return Study(
-        f"fedcm-ratios-{short}", parts, 2, _NAMES, "fedpdp", (_WEIGHTS, own), gpu_minutes=30 if data == "cifar10" else 3
-    )
+    return Study(f"fedcm-ratios-{short}", parts, 2, _NAMES, "fedpdp", (_WEIGHTS, own))
 
 
 def _methods(data: str) -> Study:
@@ -112,7 +110,6 @@ def _methods(data: str) -> Study:
     return Study(
         f"fedcm-{short}", parts, 2, _NAMES, "fedavg",
         (_WEIGHTS, own, "FedProx draws by size without replacement; the paper's Table 1 says with."),
-        gpu_minutes=30 if data == "cifar10" else 3,
     )  # fmt: skip
 
 

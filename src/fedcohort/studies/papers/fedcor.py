@@ -79,7 +79,7 @@ def _base(data: str, settings: tuple[str, ...], selectors: Mapping[str, Any], ro
     }
 
 
-def _table(data: str, minutes: float) -> Study:
+def _table(data: str) -> Study:
     selectors = {
         "uniform": {},
         "active-fl": {},
@@ -96,10 +96,10 @@ def _table(data: str, minutes: float) -> Study:
     differences = [_STEPS, _PAID, _POWER]
     if data == "cifar10":
         differences.append("The model is evaluated in every fifth round: rounds to target are up to 4 too high.")
-    return Study(f"fedcor-{_SHORT[data]}", parts, 5, _NAMES, "uniform", tuple(differences), gpu_minutes=minutes)
+    return Study(f"fedcor-{_SHORT[data]}", parts, 5, _NAMES, "uniform", tuple(differences))
 
 
-FMNIST, CIFAR = _table("fashion-mnist", 3.0), _table("cifar10", 20.0)
+FMNIST, CIFAR = _table("fashion-mnist"), _table("cifar10")
 _COLUMNS = ("uniform", "active-fl", "power-of-choice", "fedcor")
 TABLE_1 = {
     "fmnist": {
@@ -162,7 +162,6 @@ def _figure_5(data: str) -> Study:
         names,
         "uniform",
         (_STEPS,),
-        gpu_minutes=3 if data == "fashion-mnist" else 14,
     )
 
 
@@ -180,7 +179,6 @@ def _figure_6(data: str) -> Study:
         names,
         "uniform",
         (_STEPS,),
-        gpu_minutes=1 if data == "fashion-mnist" else 5,
     )
 
 
@@ -207,9 +205,7 @@ def _figure_7(data: str) -> Study:
     names = {"chance": "embeddings before any fit", "fedcor": "FedCor's embeddings"}
     part = _base(data, ("1spc",), selectors, rounds=int(warmup))
     part["run"]["baseline"] = "chance"
-    return Study(
-        f"fedcor-figure-7-{_SHORT[data]}", {"all": part}, 5, names, "chance", (_STEPS,), _neighbours, gpu_minutes=1
-    )
+    return Study(f"fedcor-figure-7-{_SHORT[data]}", {"all": part}, 5, names, "chance", (_STEPS,), _neighbours)
 
 
 def _exhibits() -> list[Exhibit]:

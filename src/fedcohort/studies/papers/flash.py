@@ -200,7 +200,6 @@ def _grid(data: str) -> Study:
         names,
         "uniform+fedavg",
         differences,
-        gpu_minutes={"digits": 3, "femnist": 20, "cifar10": 23}[data],
     )
 
 
@@ -291,20 +290,18 @@ def _figure_2(data: str) -> Study:
     """Each kind of heterogeneity by itself, all selectors, averaged by size."""
     settings = [_setting(f"noise-{level:g}", level=level) for level in _LEVELS]
     settings += [_setting(f"non-iid-{share:g}", share=share) for share in _SHARES[1:]]
-    return _with_both_losses(f"flash-figure-2-{data}", data, settings, ROWS, minutes=16)
+    return _with_both_losses(f"flash-figure-2-{data}", data, settings, ROWS)
 
 
 def _figure_3(data: str) -> Study:
     """Both kinds together."""
     settings = [_setting(f"{share:g}/{level:g}", share, level) for share in _SHARES for level in _LEVELS]
-    return _with_both_losses(f"flash-figure-3-{data}", data, settings, _FEW_NAMES, minutes=16)
+    return _with_both_losses(f"flash-figure-3-{data}", data, settings, _FEW_NAMES)
 
 
-def _with_both_losses(
-    name: str, data: str, settings: Sequence[Mapping[str, Any]], names: Mapping[str, str], *, minutes: float
-) -> Study:
+def _with_both_losses(name: str, data: str, settings: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Study:
     every: dict[str, Any] = {label: {} for label in names}
-    return _study(name, data, settings, every | _plainly(every), {**names, **_plain_names(names)}, minutes=minutes)
+    return _study(name, data, settings, every | _plainly(every), {**names, **_plain_names(names)})
 
 
 def _figure_4(data: str) -> Study:
@@ -319,7 +316,7 @@ def _figure_4(data: str) -> Study:
             selectors[label] = {"name": selector, "context": [e for e in elements if e != left_out]}
             names[label] = f"{ROWS[selector]} without {left_out}"
     settings = [_setting("noise", level=0.3), _setting("non-iid", share=0.6)]
-    return _study(f"flash-figure-4-{data}", data, settings, selectors, names, baseline="flash-advantage", minutes=6)
+    return _study(f"flash-figure-4-{data}", data, settings, selectors, names, baseline="flash-advantage")
 
 
 def _without(selector: str, element: str) -> str:
@@ -342,7 +339,7 @@ def _figure_5(data: str) -> Study:
     names |= {"flash-advantage-stopped": f"{OURS['flash-advantage']} with early stop"}
     names |= _plain_names({"fedcor": "FedCor"})
     return _study(
-        f"flash-figure-5-{data}", data, settings, selectors, names, baseline="fedcor", minutes=20,
+        f"flash-figure-5-{data}", data, settings, selectors, names, baseline="fedcor",
         rounds=None if data == "digits" else 1000,
     )  # fmt: skip
 
@@ -362,7 +359,7 @@ def _figure_7(data: str) -> Study:
         selectors[label] = {"name": selector, "context": ["robust-loss", "validation-loss", "last-reward"]}
         names |= {selector: ROWS[selector], label: f"{ROWS[selector]} without Duration"}
     baseline = _without("flash-advantage", "duration")
-    return _study(f"flash-figure-7-{data}", data, settings, selectors, names, baseline=baseline, minutes=5)
+    return _study(f"flash-figure-7-{data}", data, settings, selectors, names, baseline=baseline)
 
 
 def _study(
@@ -373,7 +370,6 @@ def _study(
     names: Mapping[str, str],
     *,
     baseline: str = "uniform",
-    minutes: float,
     rounds: int | None = None,
 ) -> Study:
     """Return a study in one part; one of so many ``rounds`` that they are given has a part for each setting."""
@@ -383,162 +379,143 @@ def _study(
         part["run"] |= {"baseline": baseline, "rounds": rounds or part["run"]["rounds"]}
     plain = any(label.endswith("-ce") for label in selectors)
     differences = (_DIGITS if data == "digits" else _OPEN, _VARIANTS, _BOTH_LOSSES if plain else _LOSS)
-    return Study(name, parts, 3, names, baseline, differences, gpu_minutes=1 if data == "digits" else minutes)
+    return Study(name, parts, 3, names, baseline, differences)
 
 
-def _exhibits() -> list[Exhibit]:
-    found = []
-    tables = {"femnist": ("1", TABLE_1_UPPER, TABLE_1_LOWER), "cifar10": ("2", TABLE_2_UPPER, TABLE_2_LOWER)}
-    for data in ("femnist", "cifar10", "digits"):
-        study = _grid(data)
-        if data == "digits":
-            number, upper, lower = tables["femnist"]
-        else:
-            number, upper, lower = tables[data]
-        end = "-digits" if data == "digits" else ""
-        found.append(
-            Exhibit(
-                f"flash-table-{number}{end}",
-                PAPER,
-                f"Table {number}",
-                "selectors with aggregators",
-                study,
-                (Grid("best", _published_figures(upper, lower)),),
-                (*_ON_AVERAGE, *_WHOLE),
-                {"cifar10": (_WORK, _LATE, _ONE_SEED), "femnist": (_PLATEAU, _ONE_SEED), "digits": (_BY_ITS_LOSS,)}[
-                    data
-                ],
+def _table_exhibit(data: str, notes: tuple[str, ...]) -> Exhibit:
+    """Table 1 or 2; digits are compared with Table 1."""
+    number, upper, lower = ("2", TABLE_2_UPPER, TABLE_2_LOWER) if data == "cifar10" else (
+        "1", TABLE_1_UPPER, TABLE_1_LOWER
+    )  # fmt: skip
+    return Exhibit(
+        f"flash-table-{number}{_end(data)}",
+        PAPER,
+        f"Table {number}",
+        "selectors with aggregators",
+        _grid(data),
+        (Grid("best", _published_figures(upper, lower)),),
+        (*_ON_AVERAGE, *_WHOLE),
+        notes,
+    )
+
+
+def _end(data: str) -> str:
+    return "-digits" if data == "digits" else ""
+
+
+_KINDS = ("noise", "non-iid")  # the settings of Figure 4
+
+
+def _needs(text: str, element: str, settings: tuple[str, ...]) -> Beats:
+    """Return the claim that FLASH is better with an element of its context than without."""
+    return Beats(text, "best", "flash", f"without-{element}", settings)
+
+
+def _not_better(text: str, bandit: str) -> Near:
+    """Return the claim that another bandit is at most one point better."""
+    return Near(text, "best", "flash", bandit, _KINDS, 1.0, one_sided=True)
+
+
+def _figure_exhibits(data: str) -> list[Exhibit]:
+    """Figures 2 to 5 and 7."""
+    end = _end(data)
+    figure_2, figure_3 = _figure_2(data), _figure_3(data)
+    every = tuple(figure_2.rounds)
+    few = {name: SELECTORS[name] for name in ("uniform", "fedcor")}
+    both = tuple(f"{share:g}/{level:g}" for share in _SHARES[1:] for level in _LEVELS[1:])
+    noisy = tuple(f"noise-{level:g}" for level in _LEVELS[1:])
+    of_figure_2, of_figure_3, of_figure_5 = (
+        (_BY_ITS_LOSS,) if data == "digits" else own
+        for own in ((_LATE, _ONE_SEED), (_LATE, _BY_CHOICE), (_OVERFITTING,))
+    )
+    return [
+        Exhibit(
+            f"flash-figure-2{end}",
+            PAPER,
+            "Figure 2",
+            "one kind of heterogeneity",
+            figure_2,
+            claims=tuple(
+                Beats(f"FLASH ends higher than {SELECTORS[other]}.", "best", "flash", other, every) for other in _OTHERS
             )
-        )
-    for data in ("cifar10", "digits"):
-        end = "-digits" if data == "digits" else ""
-        figure_2, figure_3 = _figure_2(data), _figure_3(data)
-        every = tuple(figure_2.rounds)
-        few = {name: SELECTORS[name] for name in ("uniform", "fedcor")}
-        both = tuple(f"{share:g}/{level:g}" for share in _SHARES[1:] for level in _LEVELS[1:])
-        noisy = tuple(f"noise-{level:g}" for level in _LEVELS[1:])
-        of_figure_2, of_figure_3, of_figure_5 = (
-            (_BY_ITS_LOSS,) if data == "digits" else own
-            for own in ((_LATE, _ONE_SEED), (_LATE, _BY_CHOICE), (_OVERFITTING,))
-        )
-        found += [
-            Exhibit(
-                f"flash-figure-2{end}",
-                PAPER,
-                "Figure 2",
-                "one kind of heterogeneity",
-                figure_2,
-                claims=tuple(
-                    Beats(f"FLASH ends higher than {SELECTORS[other]}.", "best", "flash", other, every)
-                    for other in _OTHERS
-                )
-                + _as_a_whole("flash", _OTHERS, "best", every)
-                + _by_choice("flash", _OTHERS, every),
-                notes=of_figure_2,
+            + _as_a_whole("flash", _OTHERS, "best", every)
+            + _by_choice("flash", _OTHERS, every),
+            notes=of_figure_2,
+        ),
+        Exhibit(
+            f"flash-figure-3{end}",
+            PAPER,
+            "Figure 3",
+            "label noise and non-IIDness together",
+            figure_3,
+            claims=(
+                Beats("FLASH beats FedCor where both kinds of heterogeneity meet.", "best", "flash", "fedcor", both),
+                Beats("FLASH beats random selection where both kinds meet.", "best", "flash", "uniform", both),
+                *_as_a_whole("flash", few, "best", both),
+                *_by_choice("flash", few, both),
             ),
-            Exhibit(
-                f"flash-figure-3{end}",
-                PAPER,
-                "Figure 3",
-                "label noise and non-IIDness together",
-                figure_3,
-                claims=(
-                    Beats(
-                        "FLASH beats FedCor where both kinds of heterogeneity meet.", "best", "flash", "fedcor", both
-                    ),
-                    Beats("FLASH beats random selection where both kinds meet.", "best", "flash", "uniform", both),
-                    *_as_a_whole("flash", few, "best", both),
-                    *_by_choice("flash", few, both),
+            notes=of_figure_3,
+        ),
+        Exhibit(
+            f"flash-figure-4{end}",
+            PAPER,
+            "Figure 4",
+            "other bandits, contexts with less",
+            _figure_4(data),
+            claims=(
+                _not_better(
+                    "More complex bandits bring no accuracy (read as: not more than one point).", "neural-bandit"
                 ),
-                notes=of_figure_3,
+                _not_better("Nor does the restless bandit.", "restless-bandit"),
+                _needs("The robust training loss matters under noise.", "robust-loss", ("noise",)),
+                _needs("The validation loss matters under non-IIDness.", "validation-loss", ("non-iid",)),
+                _needs("The last reward helps everywhere.", "last-reward", _KINDS),
             ),
-            Exhibit(
-                f"flash-figure-4{end}",
-                PAPER,
-                "Figure 4",
-                "other bandits, contexts with less",
-                _figure_4(data),
-                claims=(
-                    Near(
-                        "More complex bandits bring no accuracy (read as: not more than one point).",
-                        "best",
-                        "flash",
-                        "neural-bandit",
-                        ("noise", "non-iid"),
-                        1.0,
-                        one_sided=True,
-                    ),
-                    Near(
-                        "Nor does the restless bandit.",
-                        "best",
-                        "flash",
-                        "restless-bandit",
-                        ("noise", "non-iid"),
-                        1.0,
-                        one_sided=True,
-                    ),
-                    Beats(
-                        "The robust training loss matters under noise.",
-                        "best",
-                        "flash",
-                        "without-robust-loss",
-                        ("noise",),
-                    ),
-                    Beats(
-                        "The validation loss matters under non-IIDness.",
-                        "best",
-                        "flash",
-                        "without-validation-loss",
-                        ("non-iid",),
-                    ),
-                    Beats(
-                        "The last reward helps everywhere.",
-                        "best",
-                        "flash",
-                        "without-last-reward",
-                        ("noise", "non-iid"),
-                    ),
+        ),
+        Exhibit(
+            f"flash-figure-5{end}",
+            PAPER,
+            "Figure 5",
+            "early stop under label noise",
+            _figure_5(data),
+            claims=(
+                Near(
+                    "FLASH that stops early is near its best (read as: two points).",
+                    "final",
+                    "flash-stopped",
+                    "flash",
+                    noisy,
+                    2.0,
+                    one_sided=True,
+                ),
+                Beats("At the end FLASH is above FedCor under noise.", "final", "flash", "fedcor", noisy),
+                *_as_a_whole("flash", {"fedcor": "FedCor"}, "final", noisy),
+            ),
+            notes=of_figure_5,
+        ),
+        Exhibit(
+            f"flash-figure-7{end}",
+            PAPER,
+            "Figure 7",
+            "latency, with and without the duration in the context",
+            _figure_7(data),
+            claims=(
+                Beats(
+                    "With the duration in the context FLASH is faster under long latencies.",
+                    "seconds",
+                    "flash",
+                    "without-duration",
+                    ("non-iid-10", "non-iid-100", "noise-10", "noise-100"),
                 ),
             ),
-            Exhibit(
-                f"flash-figure-5{end}",
-                PAPER,
-                "Figure 5",
-                "early stop under label noise",
-                _figure_5(data),
-                claims=(
-                    Near(
-                        "FLASH that stops early is near its best (read as: two points).",
-                        "final",
-                        "flash-stopped",
-                        "flash",
-                        noisy,
-                        2.0,
-                        one_sided=True,
-                    ),
-                    Beats("At the end FLASH is above FedCor under noise.", "final", "flash", "fedcor", noisy),
-                    *_as_a_whole("flash", {"fedcor": "FedCor"}, "final", noisy),
-                ),
-                notes=of_figure_5,
-            ),
-            Exhibit(
-                f"flash-figure-7{end}",
-                PAPER,
-                "Figure 7",
-                "latency, with and without the duration in the context",
-                _figure_7(data),
-                claims=(
-                    Beats(
-                        "With the duration in the context FLASH is faster under long latencies.",
-                        "seconds",
-                        "flash",
-                        "without-duration",
-                        ("non-iid-10", "non-iid-100", "noise-10", "noise-100"),
-                    ),
-                ),
-            ),
-        ]
-    return found
+        ),
+    ]
 
 
-EXHIBITS = tuple(_exhibits())
+EXHIBITS = (
+    _table_exhibit("femnist", (_PLATEAU, _ONE_SEED)),
+    _table_exhibit("cifar10", (_WORK, _LATE, _ONE_SEED)),
+    _table_exhibit("digits", (_BY_ITS_LOSS,)),
+    *_figure_exhibits("cifar10"),
+    *_figure_exhibits("digits"),
+)

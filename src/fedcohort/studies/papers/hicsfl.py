@@ -60,7 +60,6 @@ STUDY = Study(
         "clients with Dirichlet concentrations 0.001 to 0.5, cohorts of 5, two local epochs of batch 64 and SGD "
         "with learning rate 0.01 on an MLP are our choice. Orderings and ratios can be compared, rounds cannot.",
     ),
-    gpu_minutes=2.0,
 )
 
 EXHIBITS = (

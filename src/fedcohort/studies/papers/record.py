@@ -73,6 +73,7 @@ class StudyRecord:
         """
         for name, found in other.settings.items():
             mine = self.settings.get(name)
+            # More seeds count before more rounds: pairs compare tuples from the left.
             sizes = [(len(one["seeds"]), one["rounds"]) for one in (found, mine or found)]
             if mine is None or sizes[0] > sizes[1]:
                 self.settings[name] = found
@@ -198,6 +199,7 @@ def _extras(results: Results, study: Study, members: Iterable[RunInfo]) -> dict[
 
 def _mean_curve(curves: list[Curve]) -> dict[str, list[float]]:
     """Return the mean over seeds at about forty rounds that all of them evaluated."""
+    # Seeds may have stopped at different rounds: a mean over fewer and fewer of them would bend at each end.
     common = curves[0].rounds
     for curve in curves[1:]:
         common = np.intersect1d(common, curve.rounds)

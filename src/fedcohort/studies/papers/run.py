@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -102,7 +103,7 @@ def reproduce(
     """
     if quick:
         seeds, rounds = 1, rounds or QUICK_ROUNDS
-    until = None if minutes is None else time.monotonic() + 60 * minutes
+    until = math.inf if minutes is None else time.monotonic() + 60 * minutes
     studies = {exhibit.study.name: exhibit.study for exhibit in exhibits}
     _check_names(studies.values(), parts, labels)
     end = "-quick" if quick else ""
@@ -115,7 +116,7 @@ def reproduce(
         if not piece.labels:
             say(f"{study.name}, {part}: is on record in {path}")
             continue
-        if until is not None and time.monotonic() >= until:
+        if time.monotonic() >= until:
             finished = False
             break
         say(f"{study.name}, {part}: {', '.join(study.settings(part))}{_some_methods(study, part, piece)}")
@@ -210,25 +211,14 @@ def _remaining_work(
     wanted = [label for label in every if not labels or label in labels]
     with_them = {study.baseline, study.parts[part]["run"].get("baseline")}
     recorded = {setting: record.settings.get(setting, _NOTHING) for setting in study.settings(part)}
-    planned = study.rounds
-    enough = all(
-        found["finished"]
-        and len(found["seeds"]) >= (seeds or study.seeds)
-        and found["rounds"] >= min(rounds or planned[setting], planned[setting])
-        and (found["made"]["trial"] or study.target(setting) in (None, found["target"]))  # a trial has its own target
-        for setting, found in recorded.items()
-    )
-    sizes = {
-        (len(found["seeds"]), None if found["rounds"] == planned[setting] else found["rounds"])
-        for setting, found in recorded.items()
-    }
+    size = _common_size(recorded, study, seeds, rounds)
     others = set().union(*(found["labels"] for found in recorded.values())) - {*wanted, *with_them}
     targets = {}
-    if enough and len(sizes) == 1:
-        # without a target of the study's own, a run sets one by its baseline: another one than the record's
+    if size is not None:
+        # Without a target of the study's own, a run sets one by its baseline: another one than the record's.
         targets = {setting: found["target"] for setting, found in recorded.items() if found["target"] is not None}
         wanted = [label for label in wanted if any(label not in found["labels"] for found in recorded.values())]
-        ((seeds, rounds),) = sizes
+        seeds, rounds = size
     elif labels and others:
         raise InputError(
             f"{', '.join(wanted)} cannot stand beside {', '.join(sorted(others))} in the record of {study.name}, "
@@ -237,6 +227,25 @@ def _remaining_work(
         )
     left = tuple(label for label in every if wanted and label in {*wanted, *with_them})
     return _Piece(left, seeds, rounds, targets)
+
+
+def _common_size(
+    recorded: Mapping[str, Mapping[str, Any]], study: Study, seeds: int | None, rounds: int | None
+) -> tuple[int, int | None] | None:
+    """Return the seeds and rounds of all recorded settings.
+
+    None where they differ, are fewer than wanted, or were made with another target than the study's.
+    """
+    sizes = set()
+    for setting, found in recorded.items():
+        planned = study.rounds[setting]
+        enough = len(found["seeds"]) >= (seeds or study.seeds) and found["rounds"] >= min(rounds or planned, planned)
+        # A trial has a target of its own.
+        same_target = enough and (found["made"]["trial"] or study.target(setting) in (None, found["target"]))
+        if not found["finished"] or not same_target:
+            return None
+        sizes.add((len(found["seeds"]), None if found["rounds"] == planned else found["rounds"]))
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def table_of(
@@ -268,7 +277,7 @@ def table_of(
         table["run"]["rounds"] = rounds
         for setting in table["settings"]:
             setting.get("run", {}).pop("rounds", None)
-    if folder is not None and not quick:
+    if folder is not None and not quick:  # the digits of a trial come with scikit-learn
         table["data"]["folder"] = folder
     return table
 
@@ -304,7 +313,7 @@ def _one_part(
     quick: bool,
     device: str | None,
     processes: int | None,
-    until: float | None,
+    until: float,
     folder: str | None,
     listeners: Sequence[Listener],
     guard: Guard,
@@ -321,7 +330,7 @@ def _one_part(
     began = time.monotonic()
     simulation = _begin_or_extend(table, place, device=device, processes=processes, command=command)
     simulation.listeners += listeners
-    if until is not None:
+    if until < math.inf:
         simulation.listeners.append(Deadline(simulation.stop, until))
     with guard(simulation):
         state = simulation.run()

@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray
-from fedcohort.core.clients import ClientTable, LabelCounts, label_rows
+from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.params import Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
@@ -25,15 +25,15 @@ from fedcohort.selectors.numerics.class_balance import (
     ClassBalance,
     Past,
     balancing_rates,
-    centre_on_mix,
     chance,
     group_of,
+    group_off_mix,
     mix_qcid,
 )
 from fedcohort.selectors.numerics.running import update_means
 from fedcohort.selectors.ours.balanced.directions import direction_group, update_directions
 from fedcohort.selectors.ours.balanced.draw import Objective
-from fedcohort.selectors.ours.balanced.turns import cap_debt, first_and_eligible, leads
+from fedcohort.selectors.ours.balanced.turns import cap_debt, first_and_eligible, mean_turns
 
 _STIFFNESS = 0.05  # how hard it is for a client with a rare class to come more often than others, see balancing_rates
 _LEAST_RATE = 0.5  # nobody's rate is below a half, nobody's above two
@@ -197,10 +197,9 @@ class Balanced(Selector[BalanceState]):
         self, state: BalanceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, BalanceState]:
         """Take the clients that are behind, draw the others, swap."""
-        there = np.zeros(len(state.turns), np.bool_)
-        there[slate.candidates] = True
-        turns = cap_debt(state.turns, state.rates, there, self.slack)
-        lead = leads(turns[slate.candidates], state.rates[slate.candidates])
+        own = slate.of_candidates(state.turns)
+        mean = mean_turns(own, slate.of_candidates(state.rates))
+        lead = own - mean
         first, eligible = first_and_eligible(lead, slate.size, self.slack)
         group, floor, luck = self._group(state, slate)
         before = 0 if slate.busy is None else len(slate.busy)
@@ -218,7 +217,7 @@ class Balanced(Selector[BalanceState]):
                 for position in rng.permutation(draw.members[fixed:]).tolist():
                     draw.swap(position)
         clients = slate.candidates[draw.members]
-        turns, recent = turns.copy(), state.recent
+        turns, recent = cap_debt(state.turns, slate.candidates, mean, self.slack), state.recent
         turns[clients] += 1 / state.rates[clients]
         if slate.busy is None:
             recent = self.past * recent
@@ -239,16 +238,16 @@ class Balanced(Selector[BalanceState]):
 
         That is a number, and a multiple of what chance leaves.
         """
-        who = np.flatnonzero(state.recent) if self.past > 0 else np.zeros(0, np.int64)
-        past = Past(who, self.past * state.recent[who])
         if slate.busy is not None:
             past = Past(slate.busy, np.ones(len(slate.busy)))
+        else:
+            who = np.flatnonzero(state.recent) if self.past > 0 else np.zeros(0, np.int64)
+            past = Past(who, self.past * state.recent[who])
         if self.balance == "labels":
             labels = slate.clients.labels
-            sizes = None if isinstance(labels, LabelCounts) else slate.clients.sizes
+            sizes = labels.sizes if isinstance(labels, LabelCounts) else slate.clients.sizes
             if state.natural:
-                sizes = label_rows(labels).sum(axis=1) if sizes is None else sizes
-                labels = centre_on_mix(labels, sizes)
+                return group_off_mix(labels, sizes, slate.candidates, past), 0.0, 1.0
             return group_of(labels, sizes, None if slate.everyone else slate.candidates, past), 0.0, 1.0
         if self.balance == "nothing" or not (state.seen > 0).any():
             return None, 0.0, 0.0

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 
 
-def leads(turns: FloatArray, rates: FloatArray) -> FloatArray:
-    """Return the turns (c,) of candidates with ``rates`` (c,) less their mean.
+def mean_turns(turns: FloatArray, rates: FloatArray) -> float:
+    """Return the mean of the turns (c,) of candidates with ``rates`` (c,).
 
-    >>> leads(np.array([3.0, 1.0, 0.0]), np.array([1.0, 1.0, 2.0]))
-    array([ 2.,  0., -1.])
+    >>> mean_turns(np.array([3.0, 1.0, 0.0]), np.array([1.0, 1.0, 2.0]))
+    1.0
     """
-    return np.asarray(turns - (rates @ turns) / rates.sum()) if len(turns) else turns
+    return float((rates @ turns) / rates.sum())
 
 
 def first_and_eligible(lead: FloatArray, size: int, slack: float) -> tuple[BoolArray, BoolArray]:
@@ -35,18 +35,24 @@ def first_and_eligible(lead: FloatArray, size: int, slack: float) -> tuple[BoolA
     """
     if size >= len(lead):
         return np.ones(len(lead), np.bool_), np.ones(len(lead), np.bool_)
-    last = np.partition(lead, size - 1)[size - 1]  # of the cohort, if the furthest behind were taken
+    # Of the cohort, if the furthest behind were taken. Partitioning is slow among many that are equal.
+    last = lead.min() if size == 1 else np.partition(lead, size - 1)[size - 1]
     if last <= -slack:
         return lead < last, lead <= last
     return lead <= -slack, (lead < slack) | (lead <= last)
 
 
-def cap_debt(turns: FloatArray, rates: FloatArray, there: BoolArray, slack: float) -> FloatArray:
-    """Return turns (N,) in which no absent client is owed more than ``slack`` turns by those present.
+def cap_debt(turns: FloatArray, there: IntArray, mean: float, slack: float) -> FloatArray:
+    """Return a copy of turns (N,) in which no absent client is owed more than ``slack`` turns by those present.
 
-    Somebody who comes back after a long absence is due at once, but does not fill every cohort for weeks.
+    Somebody who comes back after a long absence is due at once, but does not fill every cohort for weeks. Those present
+    have had ``mean`` turns.
+
+    >>> cap_debt(np.array([9.0, 0.0, 7.0]), np.array([0]), mean=9.0, slack=3)
+    array([9., 6., 7.])
     """
-    if there.all() or not there.any():
-        return turns
-    mean = rates[there] @ turns[there] / rates[there].sum()
-    return np.where(there, turns, np.maximum(turns, mean - slack))
+    capped, behind = turns.copy(), turns < mean - slack
+    if behind.any():
+        behind[there] = False
+        capped[behind] = mean - slack
+    return capped
