@@ -77,7 +77,7 @@ def report(  # the command line's options are this signature
     messages = err(quiet)
     live = [path for path in runs if path.is_file()]
     if live:
-        _check_live(live[0], len(live) < len(runs) or target or baseline or export or tables)
+        _check_live(live[0], any((len(live) < len(runs), target, baseline, export, tables)))
         _report_live(live, output, title, round_ or (), format, messages)
         return
     with messages.status("reading the results"):

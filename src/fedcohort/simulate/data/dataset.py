@@ -258,7 +258,8 @@ def from_arrays(
     if (x_test is None) != (y_test is None):
         raise InputError("A test set needs both 'x_test' and 'y_test'; one of them is missing.")
     whole = integers or target == "token"
-    samples, tests = _samples(name, x, whole), None if x_test is None else _samples(name, x_test, whole)
+    samples = _samples(name, x, whole)
+    tests = samples if x_test is None else _samples(name, x_test, whole)
     labels, test_labels, found = _targets(name, y, y_test, target)
     class_names = found if class_names is None else class_names
     _check_pair(name, samples, labels)
@@ -274,7 +275,7 @@ def from_arrays(
         name=name,
         x_train=samples,
         y_train=labels,
-        x_test=samples if tests is None else tests,
+        x_test=tests,
         y_test=labels if test_labels is None else test_labels,
         classes=classes,
         class_names=tuple(map(str, range(classes)) if class_names is None else class_names),
