@@ -164,7 +164,6 @@ def _heat_row(line: SelectorScore, scores: Scores) -> dict[str, Any]:
         "texts": [
             f"{line.mean:+.2f}{width}",
             f"{line.worst[1]:+.1f}",
-            f"{line.shortfall:.1f}",
             f"{rank:.1f}" if math.isnan(around) else f"{rank:.1f} ± {around:.1f}",
             "–" if math.isnan(line.arrived) else f"{line.arrived:.0%}",
             *(f"{cell.text} {cell.note}".strip() for cell in speeds),
