@@ -246,6 +246,19 @@ def test_the_interface_answers_clearly(running):
         assert httpx.get(f"{served.url}/api/explain", params={**query, "run": "../../etc/passwd"}).status_code == 404
 
 
+def test_the_interface_tells_the_history_of_a_client_of_a_live_run(session, running):
+    with Server(session.journal.path.parent) as served:  # the experiment is in the same folder
+        name = session.table.name(0)
+        query = {"item": session.journal.path.name, "client": name}
+        found = httpx.get(f"{served.url}/api/history", params=query)
+        assert found.status_code == 200 and found.json()["client"] == name
+        assert [one["round"] for one in found.json()["rounds"]] == list(range(6))
+        ids = [item["id"] for item in httpx.get(f"{served.url}/api/overview").json()["items"]]
+        (experiment,) = (id_ for id_ in ids if id_ != session.journal.path.name)
+        refused = httpx.get(f"{served.url}/api/history", params={"item": experiment, "client": "0"})
+        assert refused.status_code == 404 and "no live run" in refused.json()["error"]
+
+
 # -- in a browser ---------------------------------------------------------------------------------------------------
 
 
