@@ -164,7 +164,7 @@ def test_it_is_resumed_by_another_process_in_another_folder(own, tmp_path_factor
     assert load(folder / "out").rounds.num_rows == 6
     report = [sys.executable, "-m", "fedcohort.cli.app", "report", str(folder / "out"), "-o", str(folder / "page.html")]
     page = subprocess.run(report, capture_output=True, text=True, timeout=120, check=True)
-    assert "--selector imports it" in " ".join(page.stderr.split())
+    assert "--selector" in page.stderr
     subprocess.run([*report, "--selector", f"{folder}/mine.py:Mine"], capture_output=True, timeout=120, check=True)
     assert "Who waits" in (folder / "page.html").read_text()
     journal = folder / "out" / "journal" / "mine-s0.sqlite"
