@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,8 @@ def execute(
         print_json({"out": str(simulation.out), "state": state, "leaderboards": shown})
     else:
         tables = [leaderboard_table(board, explain=explain) for board in boards]
+        if not explain:
+            tables = [replace(table, note=f"{table.note} More with --explain.") for table in tables]
         print_tables(tables, out())
     say(console, f"done in {time.monotonic() - began:.1f} s; results in {simulation.out}")
     for text in results.warnings():

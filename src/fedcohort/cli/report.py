@@ -18,6 +18,7 @@ from fedcohort.core.terminal import err, say
 from fedcohort.report.export import export_charts
 from fedcohort.report.live_page import build_live_report, ending
 from fedcohort.report.page import Report, assemble, build_report, figure_files
+from fedcohort.simulate.leaderboard import leaderboard_table
 from fedcohort.simulate.leaderboard.formats import render
 
 
@@ -95,7 +96,8 @@ def report(  # the command line's options are this signature
     if format is Format.JSON:
         _print_as_json(found, output, written)
         return
-    print_tables([section.tables[0] for section in found.sections], messages)
+    # with brief notes: how everything is computed is on the page
+    print_tables([leaderboard_table(section.board, explain=False) for section in found.sections], messages)
     say(out(), str(output))
     if written:
         say(messages, f"{len(written)} files in {export}")

@@ -224,7 +224,7 @@ def brief_note(board: Leaderboard) -> str:
         sentences.append(f"Lower {board.metric.name} is better.")
     if few := _few_seeds(board):
         sentences.append(few)
-    return " ".join([*_unfinished(board), *sentences, *_at_a_cost(board), *_lost(board), "More with --explain."])
+    return " ".join([*_unfinished(board), *sentences, *_at_a_cost(board), *_lost(board)])
 
 
 def _at_a_cost(board: Leaderboard) -> list[str]:
