@@ -115,7 +115,8 @@ def reference(engine, clients, vector, job, jobs, *, prox=0.0, correction=None):
     n = int(stop - start)
     local = engine.local
     steps = local.steps_for(n, largest) if jobs.steps is None else int(jobs.steps[job])
-    plan = batch_plan(int(jobs.seed[job]), int(jobs.round[job]), client, n, local, steps)
+    key = int(jobs.seed[job]), int(jobs.round[job]), client
+    plan = batch_plan(*key, n, local, steps)
     train_plain(
         module,
         rows,
@@ -126,7 +127,9 @@ def reference(engine, clients, vector, job, jobs, *, prox=0.0, correction=None):
         batches_per_epoch=local.batches_per_epoch(largest if local.epochs_of_largest else n),
         prox=prox,
         correction=None if correction is None else correction[job].cpu().double(),
-        crops=crop_plan(int(jobs.seed[job]), int(jobs.round[job]), client, plan) if local.augment else None,
+        crops=crop_plan(int(jobs.seed[job]), int(jobs.round[job]), client, plan.indices.shape)
+        if local.augment
+        else None,
     )
     parts = [p.detach().reshape(-1) for p in module.parameters()]
     parts += [b.reshape(-1) for b in module.buffers() if b.is_floating_point()]
@@ -269,7 +272,7 @@ def check_augmentation(model, device):
     moved = x.copy()
     for client, n in enumerate(sizes):
         plan = batch_plan(4, 2, client, n, plain)
-        crops = crop_plan(4, 2, client, plan)
+        crops = crop_plan(4, 2, client, plan.indices.shape)
         mine = clients.indices[clients.offsets[client] :][:n]
         for row, ways, count in zip(plan.indices, crops, plan.counts, strict=True):
             for place, way in zip(row[:count], ways[:count], strict=True):

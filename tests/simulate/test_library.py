@@ -19,7 +19,7 @@ from torch import nn
 
 from fedcohort.simulate.engine import ClientData, Engine, Jobs, library, native
 from fedcohort.simulate.engine.library import build, compile_library, find_compiler, flags, load_compiled, read_sources
-from fedcohort.simulate.engine.plans import draw_plan
+from fedcohort.simulate.engine.plans import JOB, draw_batches
 from fedcohort.training.local import LocalTraining, batch_plan
 
 
@@ -74,20 +74,43 @@ def zig():
     st.integers(0, 2**63 - 1), st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 700), st.integers(1, 80),
     st.integers(0, 25),
 )  # fmt: skip
-def test_plans_are_those_of_numpy(seed, round, client, n, batch_size, steps):
+def test_batches_are_those_of_numpy(seed, round, client, n, batch_size, steps):
     local = LocalTraining(steps=1, batch_size=batch_size)
-    want = batch_plan(seed, round, client, n, local, steps)
-    got = draw_plan(seed, round, client, n, local, steps)
-    np.testing.assert_array_equal(got.indices, want.indices)
-    np.testing.assert_array_equal(got.counts, want.counts)
+    if n == 0:
+        steps = 0
+    want = batch_plan(seed, round, client, n, local, steps).indices
+    np.testing.assert_array_equal(_drawn(seed, round, client, n, local, steps).ravel(), want.ravel())
 
 
-def test_plans_do_without_a_compiler(monkeypatch):
+def _drawn(seed, round, client, n, local, steps):
+    width = min(n, local.batch_size)
+    out = np.full((steps, width), -1)
+    job = np.array([(seed, round, client, n, steps, 0, 0, width, width)], JOB)
+    draw_batches(job[job["steps"] > 0], local, out.reshape(-1))
+    return out
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_batches_of_many_jobs_go_to_their_places(monkeypatch, compiled):
+    if not compiled:
+        monkeypatch.setenv("FEDCOHORT_CC", "")
     local = LocalTraining(steps=4, batch_size=3)
-    with_it = draw_plan(1, 2, 3, 10, local, 4)
+    sizes = (10, 2, 5)
+    out = np.full((4, len(sizes), 3), -1)
+    jobs = np.array([(7, 1, i, n, 4, 100 * i, 3 * i, 9, 3) for i, n in enumerate(sizes)], JOB)
+    draw_batches(jobs, local, out.reshape(-1))
+    for i, n in enumerate(sizes):
+        want = batch_plan(7, 1, i, n, local).indices + 100 * i
+        np.testing.assert_array_equal(out[:, i, : want.shape[1]], want)
+        assert (out[:, i, want.shape[1] :] == 100 * i).all()
+
+
+def test_batches_do_without_a_compiler(monkeypatch):
+    local = LocalTraining(steps=4, batch_size=3)
+    with_it = _drawn(1, 2, 3, 10, local, 4)
     load_compiled.cache_clear()
     monkeypatch.setenv("FEDCOHORT_CC", "")
-    np.testing.assert_array_equal(draw_plan(1, 2, 3, 10, local, 4).indices, with_it.indices)
+    np.testing.assert_array_equal(_drawn(1, 2, 3, 10, local, 4), with_it)
 
 
 def test_machine_code_can_be_declined_without_a_warning(monkeypatch, caplog):

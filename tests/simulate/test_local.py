@@ -56,11 +56,11 @@ def test_plan_depends_on_seed_round_and_client_and_on_nothing_else():
 
 def test_crops_have_a_stream_of_their_own():
     local = LocalTraining(steps=40, batch_size=50)
-    base = crop_plan(1, 2, 3, batch_plan(1, 2, 3, 50, local))
+    base = crop_plan(1, 2, 3, batch_plan(1, 2, 3, 50, local).indices.shape)
     assert sorted(set(base.flat)) == list(range(CROPS))  # 2,000 draws of 162
     for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
-        assert not np.array_equal(base, crop_plan(*other, batch_plan(*other, 50, local)))
-    more = crop_plan(1, 2, 3, batch_plan(1, 2, 3, 50, local, steps=50))
+        assert not np.array_equal(base, crop_plan(*other, batch_plan(*other, 50, local).indices.shape))
+    more = crop_plan(1, 2, 3, batch_plan(1, 2, 3, 50, local, steps=50).indices.shape)
     assert np.array_equal(base, more[:40])
 
 

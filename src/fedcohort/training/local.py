@@ -199,8 +199,10 @@ PADDING = 4  # pixels around an image before it is cropped
 CROPS = 2 * (2 * PADDING + 1) ** 2  # ways to crop and mirror an image
 
 
-def crop_plan(seed: int, round: int, client: int, plan: BatchPlan) -> IntArray:
+def crop_plan(seed: int, round: int, client: int, shape: tuple[int, ...]) -> IntArray:
     """Draw how the images of one client's batches are cropped and mirrored, one number for each entry of the plan.
+
+    ``shape`` is that of the plan's indices.
 
     Of the image with a margin of :data:`PADDING` zeros, number ``81 * mirrored + 9 * down + right`` is the part that
     begins at row ``down`` and column ``right``, then mirrored left to right or not. All numbers come from
@@ -209,7 +211,7 @@ def crop_plan(seed: int, round: int, client: int, plan: BatchPlan) -> IntArray:
     Examples
     --------
     >>> plan = batch_plan(0, 3, 7, 5, LocalTraining(epochs=1, batch_size=2))
-    >>> crop_plan(0, 3, 7, plan).shape
+    >>> crop_plan(0, 3, 7, plan.indices.shape).shape
     (3, 2)
     """
-    return rng.stream(seed, rng.AUGMENTATION, round, client).integers(CROPS, size=plan.indices.shape)
+    return rng.stream(seed, rng.AUGMENTATION, round, client).integers(CROPS, size=shape)

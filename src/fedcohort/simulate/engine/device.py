@@ -19,7 +19,7 @@ from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.stacked import LayerNet, Saved, StackedNet
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import HeldOut, Spans, right_by_cell
-from fedcohort.training.local import LocalTraining
+from fedcohort.training.local import LocalTraining, plan_counts
 from fedcohort.training.losses import cross_entropy, logit_derivative
 
 _UNROLLED = 40  # steps of one graph at most
@@ -104,6 +104,7 @@ class DeviceProgram:
         self.straight = len(net.order) == net.n_params and bool((net.order == torch.arange(net.n_params)).all())
         self._class = torch.arange(classes, device=device)
         self._tables: dict[tuple[int, int, int, bool, float], _StepBuffers] = {}
+        self._tests: dict[HeldOut, tuple[torch.Tensor, torch.Tensor]] = {}  # labels and cells on the device
 
     def close(self) -> None:
         """Let go of the graphs and the data on the device."""
@@ -312,9 +313,13 @@ class DeviceProgram:
     @torch.no_grad()
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
         """Return the loss (M,) on a test set, and right answers in each of its cells (M, cells)."""
-        loss, right = self._answers(models, test.first, self._send(test.y))
-        found = right_by_cell(right, self._send(test.cell), test.cells)
-        return loss.cpu().numpy(), found.cpu().numpy()
+        if test not in self._tests:
+            self._tests[test] = self._send(test.y), self._send(test.cell)
+        y, cell = self._tests[test]
+        loss, right = self._answers(models, test.first, y)
+        # One copy from the device: each waits until the device is done.
+        both = torch.cat([loss[:, None], right_by_cell(right, cell, test.cells)], 1).cpu().numpy()
+        return both[:, 0], both[:, 1:]
 
     def _answers(self, models: torch.Tensor, first: int, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss (M,) on the samples from a row on, and which of them are answered right (M, n)."""
@@ -439,34 +444,33 @@ def _descend_with_momentum(
 
 
 class _Batches:
-    """The batch plans of a call as arrays, (S, J, ...), with rate 0 where a job has no such step."""
+    """The batches of a call as arrays, (S, J, ...), with rate 0 where a job has no such step."""
 
     def __init__(self, table: JobTable, local: LocalTraining, steps: int, jobs: int, width: int) -> None:
         self.first = table.first
         self.slots = np.zeros((steps, jobs, width), dtype=np.int64)
+        start = np.arange(len(table)) * width
+        table.draw(local, self.slots.reshape(-1), base=table.first, start=start, stride=jobs * width, row=width)
         self.numbers = np.zeros((steps, jobs, width + 1), dtype=np.float32)
         self.crops = np.zeros_like(self.slots) if local.augment else None
         columns = (table.n, table.steps, table.round, table.per_epoch)
-        alike: dict[tuple[int, int, int, int], tuple[IntArray, list[int]]] = {}  # jobs whose numbers are the same
+        alike: dict[tuple[int, ...], list[int]] = {}  # jobs whose numbers are the same
         for job, key in enumerate(zip(*(values.tolist() for values in columns), strict=True)):
-            plan = table.plan(job, local)
-            done, wide = plan.indices.shape
+            alike.setdefault(key, []).append(job)
+        for (n, done, round_, per_epoch), members in alike.items():
             if not done:
                 continue
-            np.add(plan.indices, table.first[job], out=self.slots[:done, job, :wide])
-            self.slots[:done, job, wide:] = table.first[job]
-            if self.crops is not None:
-                self.crops[:done, job, :wide] = table.crops(job, plan)
-            alike.setdefault(key, (plan.counts, []))[1].append(job)
-        for (n, *_), (counts, members) in alike.items():
-            rates = table.rates(members[0], local)
             wide = min(width, n)
-            numbers = np.zeros((len(counts), width + 1), dtype=np.float32)
+            rates, counts = local.lr_schedule(round_, done, per_epoch), plan_counts(n, wide, done)
+            numbers = np.zeros((done, width + 1), dtype=np.float32)
             numbers[:, :wide] = ((1.0 if local.momentum else rates) / -counts)[:, None]
-            per_epoch = -(-n // wide)  # the last batch of an epoch is the short one
-            numbers[per_epoch - 1 :: per_epoch, counts.min() : wide] = 0
+            batches = -(-n // wide)  # of an epoch; the last one is short
+            numbers[batches - 1 :: batches, counts.min() : wide] = 0
             numbers[:, -1] = rates
-            self.numbers[: len(counts), members] = numbers[:, None]
+            self.numbers[:done, members] = numbers[:, None]
+            if self.crops is not None:
+                for job in members:
+                    self.crops[:done, job, :wide] = table.crops(job, local)
 
 
 def _stacks(steps: IntArray, flat: int) -> list[IntArray]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.simulate.engine.plans import draw_plan
+from fedcohort.simulate.engine.plans import JOB, draw_batches
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import Jobs
-from fedcohort.training.local import BatchPlan, LocalTraining, crop_plan
+from fedcohort.training.local import BatchPlan, LocalTraining, batch_plan, crop_plan, plan_counts
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,43 @@ class JobTable:
         steps = np.where(spans.count > 0, steps, 0)
         return JobTable(run, spans.first, spans.count, steps, client, round_, seed, np.maximum(per_epoch, 1))
 
+    def plan(self, job: int, local: LocalTraining) -> BatchPlan:
+        """Draw the batches of one job."""
+        return batch_plan(*self.key(job), int(self.n[job]), local, int(self.steps[job]))
+
+    def draw(
+        self,
+        local: LocalTraining,
+        out: IntArray,
+        *,
+        base: IntArray | int,
+        start: IntArray,
+        stride: IntArray | int,
+        row: IntArray | int,
+    ) -> None:
+        """Draw the batches of all jobs into a flat array, as :func:`draw_batches` says."""
+        jobs = np.empty(len(self), JOB)
+        for name in ("seed", "round", "client", "n", "steps"):
+            jobs[name] = getattr(self, name)
+        jobs["base"], jobs["start"], jobs["stride"], jobs["row"] = base, start, stride, row
+        draw_batches(jobs[self.steps > 0], local, out)
+
+    def crops(self, job: int, local: LocalTraining) -> IntArray:
+        """Draw how the images of one job's batches are augmented."""
+        return crop_plan(*self.key(job), (int(self.steps[job]), min(local.batch_size, int(self.n[job]))))
+
+    def batch_sizes(self, local: LocalTraining) -> IntArray:
+        """Return how many samples each step uses, job after job; all jobs have steps."""
+        sizes = functools.cache(plan_counts)  # many clients have the same number of samples
+        jobs = zip(self.n.tolist(), self.steps.tolist(), strict=True)
+        return np.concatenate([sizes(n, min(n, local.batch_size), steps) for n, steps in jobs])
+
+    def rates(self, local: LocalTraining) -> FloatArray:
+        """Return the learning rate of each step, job after job; all jobs have steps."""
+        schedule = functools.cache(local.lr_schedule)  # most jobs of a call are in the same round
+        jobs = zip(self.round.tolist(), self.steps.tolist(), self.per_epoch.tolist(), strict=True)
+        return np.concatenate([schedule(*job) for job in jobs])
+
     def key(self, job: int) -> tuple[int, int, int]:
         """Return what the random numbers of one job are drawn from: seed, round and client."""
         return int(self.seed[job]), int(self.round[job]), int(self.client[job])
-
-    def plan(self, job: int, local: LocalTraining) -> BatchPlan:
-        """Draw the batches of one job."""
-        return draw_plan(*self.key(job), int(self.n[job]), local, int(self.steps[job]))
-
-    def crops(self, job: int, plan: BatchPlan) -> IntArray:
-        """Draw how the images of one job's batches are augmented."""
-        return crop_plan(*self.key(job), plan)
-
-    def rates(self, job: int, local: LocalTraining) -> FloatArray:
-        """Return the learning rates of one job's steps."""
-        return local.lr_schedule(int(self.round[job]), int(self.steps[job]), int(self.per_epoch[job]))

@@ -51,10 +51,7 @@ _SIGNATURES: dict[str, dict[str, tuple[Any, list[Any]]]] = {
         ),
     },
     "plans": {
-        "fedcohort_plan": (
-            None,
-            [ctypes.c_uint64, _pointer, *[_number] * 4, _pointer, _pointer],
-        ),
+        "fedcohort_plans": (None, [_pointer, _number, _number, ctypes.c_uint64, _pointer, _pointer]),
     },
 }
 _TRIALS = {

@@ -85,7 +85,7 @@ class ModuleBackend:
                     batches_per_epoch=int(table.per_epoch[job]),
                     prox=prox,
                     correction=None if correction is None else correction[job],
-                    crops=table.crops(job, plan) if local.augment else None,
+                    crops=table.crops(job, local) if local.augment else None,
                     losses=None if self._task is None else self._task.losses,
                 )
             self._flat.store(out[job])

@@ -160,24 +160,27 @@ class NativeBackend:
         jobs = np.argsort(-(table.steps * width), kind="stable")[: len(table) - len(idle)]
         if not len(jobs):
             return out
-        plans = [table.plan(job, local) for job in jobs.tolist()]
-        rates = [table.rates(job, local) for job in jobs.tolist()]
+        table, width = table[jobs], width[jobs]
         units = np.zeros(len(jobs), _TRAINING)
-        units["sample"] = address(store.sample) + 8 * table.first[jobs]
-        units["label"] = address(store.label) + 8 * table.first[jobs]
+        units["sample"] = address(store.sample) + 8 * table.first
+        units["label"] = address(store.label) + 8 * table.first
         if local.loss == "robust":
-            spans = Spans(table.run[jobs], table.first[jobs], table.n[jobs])
+            spans = Spans(table.run, table.first, table.n)
             pseudo = self._predictions(models, spans)
             units["pseudo"] = address(pseudo) + 8 * _starts(spans.count)
-        units["indices"] = [address(plan.indices) for plan in plans]
-        units["counts"] = [address(plan.counts) for plan in plans]
+        cells = table.steps * width
+        indices = np.empty(int(cells.sum()), np.int64)
+        table.draw(local, indices, base=0, start=_starts(cells), stride=width, row=width)
+        counts, rates = table.batch_sizes(local), table.rates(local)
+        units["indices"] = address(indices) + 8 * _starts(cells)
+        units["counts"] = address(counts) + 8 * _starts(table.steps)
+        units["rates"] = address(rates) + 8 * _starts(table.steps)
         if local.augment:
-            crops = [table.crops(job, plan) for job, plan in zip(jobs.tolist(), plans, strict=True)]
-            units["crops"] = [address(which) for which in crops]
-        units["rates"] = [address(rate) for rate in rates]
-        units["steps"], units["width"] = table.steps[jobs], width[jobs]
+            crops = np.concatenate([table.crops(job, local).ravel() for job in range(len(table))])
+            units["crops"] = address(crops) + 8 * _starts(cells)
+        units["steps"], units["width"] = table.steps, width
         vector = 4 * models.shape[1]
-        units["start"] = address(models) + vector * table.run[jobs]
+        units["start"] = address(models) + vector * table.run
         units["out"] = address(out) + vector * jobs
         if correction is not None:
             correction = correction.contiguous()

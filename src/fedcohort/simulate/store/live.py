@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedcohort.journal import Journal
 from fedcohort.journal.live import LiveRounds
-from fedcohort.simulate.store.results import LIVE, rounds_schema
+from fedcohort.simulate.store.results import LIVE
 from fedcohort.simulate.store.writer import disk_errors
 
 _FLUSH_SECONDS = 0.5
@@ -36,7 +33,6 @@ class LiveFeed:
 
     def __init__(self, out: Path, journals: Mapping[str, Journal], group: int | None = None) -> None:
         self._path = out / (LIVE if group is None else f"live-{group}.sqlite")
-        self._names = rounds_schema().names
         self._rows: list[str] = []
         self._flush_due = 0.0
         with self._errors():
@@ -53,7 +49,7 @@ class LiveFeed:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take a row of ``rounds``."""
-        self._rows.append(json.dumps({name: _plain(row[name]) for name in self._names}))
+        self._rows.append(_encode(row))
         now = time.monotonic()
         if now >= self._flush_due:
             with self._errors():
@@ -86,8 +82,4 @@ class LiveFeed:
                 raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; numbers that are not finite are null."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+_encode = json.JSONEncoder(default=lambda value: value.tolist()).encode  # arrays as lists

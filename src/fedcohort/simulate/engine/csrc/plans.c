@@ -78,27 +78,39 @@ static uint32_t bounded(Generator *g, uint32_t most) {
     return value;
 }
 
-/* Fill out (steps, width) with the batches of n samples, as batch_plan defines them.
+/* A client's local training in one round; every field is a 64-bit integer. */
+typedef struct {
+    uint64_t seed, round, client;
+    int64_t n, steps;            /* samples of the client; batches to draw */
+    int64_t base;                /* added to every position */
+    int64_t start, stride, row;  /* in out: where the first batch goes, the way to the next one, numbers to write */
+} Job;
+
+/* Write the batches of all jobs, as batch_plan defines them, to out.
  *
- * order: room for n integers.
+ * stream: what names this use of random numbers; order: room for as many integers as the largest client has samples.
  */
-void fedcohort_plan(uint64_t seed, const uint64_t *key, int64_t keys, int64_t n, int64_t width, int64_t steps,
-                    int64_t *out, int64_t *order) {
-    Generator g = seeded(seed, key, (int)keys);
-    const int64_t per_epoch = (n + width - 1) / width;
-    for (int64_t step = 0; step < steps; ++step) {
-        const int64_t batch = step % per_epoch;
-        if (batch == 0) {
-            for (int64_t i = 0; i < n; ++i) order[i] = i;
-            for (int64_t i = n - 1; i > 0; --i) {
-                const uint32_t j = bounded(&g, (uint32_t)i);
-                const int64_t other = order[j];
-                order[j] = order[i], order[i] = other;
+void fedcohort_plans(const Job *jobs, int64_t count, int64_t batch_size, uint64_t stream, int64_t *out,
+                     int64_t *order) {
+    for (const Job *job = jobs; job < jobs + count; ++job) {
+        const uint64_t key[] = {stream, job->round, job->client};
+        Generator g = seeded(job->seed, key, 3);
+        const int64_t n = job->n, width = batch_size < n ? batch_size : n;
+        int64_t next_position = n; /* in order: beyond the end, so that the first batch begins an epoch */
+        for (int64_t step = 0; step < job->steps; ++step) {
+            int64_t *batch = out + job->start + step * job->stride;
+            if (next_position >= n) {
+                next_position = 0;
+                for (int64_t i = 0; i < n; ++i) order[i] = job->base + i;
+                for (int64_t i = n - 1; i > 0; --i) {
+                    const uint32_t j = bounded(&g, (uint32_t)i);
+                    const int64_t other = order[j];
+                    order[j] = order[i], order[i] = other;
+                }
             }
-        }
-        for (int64_t i = 0; i < width; ++i) {
-            const int64_t at = batch * width + i; /* a short batch is filled up with the epoch's first samples */
-            out[step * width + i] = order[at < n ? at : at - n];
+            for (int64_t i = 0; i < width; ++i, ++next_position) /* an epoch's first samples fill up its last batch */
+                batch[i] = order[next_position < n ? next_position : next_position - n];
+            for (int64_t i = width; i < job->row; ++i) batch[i] = job->base;
         }
     }
 }
