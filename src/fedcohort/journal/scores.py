@@ -9,6 +9,7 @@ the scores.
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from fedcohort.journal.codec import decompress, unpack_many
 
 _MARK = b"s2\n"
 _BEFORE = b"s1\n"  # of an earlier version; one before that begins with the bracket of a JSON list
-_PART, _SCORE, _EXACT = 10, 7, 0  # bits of a mantissa that are dropped: 13 or 16 of 23 stay
+_PART, _SCORE = 10, 7  # bits of a mantissa that are dropped: 13 or 16 of 23 stay
 _COMMON = b', "wide": false, "rest": null, "names": ["score", "part:{"n": 100, "whole": true'  # of most headers
 _NEAR = 2.0**-13  # the error that a part may have
 _INTEGER = np.dtype("<i8")
@@ -33,24 +34,33 @@ _HEADER = 65_536
 def pack_scores(arrays: Mapping[str, AnyArray]) -> bytes:
     """Return the arrays of :func:`fedcohort.session.explain.recorded_scores` as bytes."""
     client, rank = np.asarray(arrays["client"], np.int64), np.asarray(arrays["rank"], np.int64)
+    names = tuple(name for name in arrays if name not in ("client", "rank"))
+    values = np.empty((len(names), len(client)))
+    for row, name in zip(values, names, strict=True):
+        row[:] = arrays[name]
     whole = bool((rank == np.arange(1, len(rank) + 1)).all())
-    order = np.argsort(client, kind="stable") if whole else np.arange(len(client))
-    columns = [np.diff(client[order], prepend=0).astype("<i8")]
-    if not whole:
-        columns.append(rank.astype("<i8"))
-    numbers = {name: values for name, values in arrays.items() if name not in ("client", "rank")}
-    wide = not all(map(_fits, numbers.values()))
-    ordered = {name: np.asarray(values, np.float64)[order] for name, values in numbers.items()}
-    rest = None
+    if whole:  # ranks follow from the scores, so clients can be in the order that compresses best
+        order = np.argsort(client, kind="stable")
+        client, values = client[order], values[:, order]
+    steps = client.copy()
+    steps[1:] -= client[:-1]
+    columns = [steps] if whole else [steps, rank]
+    wide, rest = not _fits(values), None
     if wide:
-        short = {name: values.astype("<f8") for name, values in ordered.items()}
+        columns += list(values)
     else:
-        short = {n: _short_scores(v) if n == "score" else _shorten(v, _PART) for n, v in ordered.items()}
-        rest = _rest(ordered, short)
-    columns += [values for name, values in short.items() if name != rest]
-    head = json.dumps({"n": len(client), "whole": whole, "wide": wide, "rest": rest, "names": list(numbers)}).encode()
+        short = _shorten(values, names)
+        rest = _rest(values, short.astype(np.float64), names)
+        columns += [short[i] for i in range(len(names)) if i != rest]
+    head = _header(len(client), whole, wide, None if rest is None else names[rest], names)
     packer = zlib.compressobj(6, zdict=_COMMON)
-    return _MARK + packer.compress(b"\n".join([head, b"".join(map(_planes, columns))])) + packer.flush()
+    return _MARK + packer.compress(head + b"".join(map(_planes, columns))) + packer.flush()
+
+
+@functools.lru_cache(maxsize=64)
+def _header(n: int, whole: bool, wide: bool, rest: str | None, names: tuple[str, ...]) -> bytes:
+    """Return the line that says what follows; most rounds of a session have the same one."""
+    return json.dumps({"n": n, "whole": whole, "wide": wide, "rest": rest, "names": names}).encode() + b"\n"
 
 
 def unpack_scores(data: bytes, clients: int) -> dict[str, AnyArray]:
@@ -105,29 +115,44 @@ def _read_planes(data: bytes, n: int, dtypes: Sequence[np.dtype[Any]]) -> list[A
     return found
 
 
-def _fits(values: AnyArray) -> bool:
+def _fits(values: FloatArray) -> bool:
     """Whether 32-bit numbers can hold values of this size."""
-    size = np.abs(np.asarray(values, np.float64))
+    size = np.abs(values)
     size = size[np.isfinite(size) & (size > 0)]
     return not size.size or bool(size.max() < 1e38 and size.min() > 1e-37)
 
 
-def _short_scores(values: FloatArray) -> AnyArray:
-    """Return 32-bit numbers with 16 bits of their mantissas, or with all where that makes different scores equal."""
-    short, exact = (_shorten(values, dropped) for dropped in (_SCORE, _EXACT))
-    return short if len(set(short.tolist())) == len(set(exact.tolist())) else exact
+def _shorten(values: FloatArray, names: tuple[str, ...]) -> AnyArray:
+    """Return 32-bit numbers, each row rounded to the bits that its name calls for."""
+    exact = values.astype("<f4")
+    bits = exact.view("<u4")
+    half, mask = _rounding(names)
+    short = np.where(np.isfinite(exact), (bits + half) & mask, bits).view("<f4")
+    score = names.index("score") if "score" in names else None
+    if score is not None and len(set(short[score].tolist())) != len(set(exact[score].tolist())):
+        short[score] = exact[score]  # rounding would make different scores equal
+    return short
 
 
-def _rest(exact: Mapping[str, FloatArray], short: Mapping[str, AnyArray]) -> str | None:
-    """Return the name of a part that is what the others leave of the score, to the digits that a part is kept with."""
-    kept = {name: values.astype(np.float64) for name, values in short.items()}
-    for name in kept:
-        if name != "score" and "score" in kept:
-            left = _left_by({other: values for other, values in kept.items() if other != name})
-            with np.errstate(invalid="ignore"):
-                near = np.abs(left - exact[name]) <= _NEAR * np.abs(exact[name])
-            if (near | (left == exact[name]) | (np.isnan(left) & np.isnan(exact[name]))).all():
-                return name
+@functools.lru_cache(maxsize=64)
+def _rounding(names: tuple[str, ...]) -> tuple[AnyArray, AnyArray]:
+    """Return what to add to the bits of each row's numbers (rows, 1), and which bits to keep, to round them."""
+    bit = np.array([[1 << (_SCORE if name == "score" else _PART)] for name in names], np.uint32).reshape(-1, 1)
+    return bit >> 1, ~(bit - np.uint32(1))
+
+
+def _rest(exact: FloatArray, short: FloatArray, names: Sequence[str]) -> int | None:
+    """Return the row of a part that is what the others leave of the score, to the digits that a part is kept with."""
+    if "score" not in names:
+        return None
+    for row, name in enumerate(names):
+        if name == "score":
+            continue
+        left = _left_by({other: short[i] for i, other in enumerate(names) if i != row})
+        with np.errstate(invalid="ignore"):
+            near = np.abs(left - exact[row]) <= _NEAR * np.abs(exact[row])
+        if near.all() or (near | (left == exact[row]) | (np.isnan(left) & np.isnan(exact[row]))).all():
+            return row
     return None
 
 
@@ -139,17 +164,6 @@ def _left_by(numbers: Mapping[str, FloatArray]) -> FloatArray:
             if name != "score":
                 left -= values
     return left
-
-
-def _shorten(values: FloatArray, dropped: int) -> AnyArray:
-    """Return 32-bit numbers, rounded by that many bits of their mantissas."""
-    short = values.astype("<f4")
-    if not dropped:
-        return short
-    bits = short.view("<u4").copy()
-    number = np.isfinite(short)
-    bits[number] = (bits[number] + np.uint32(1 << (dropped - 1))) & np.uint32(~((1 << dropped) - 1) & 0xFFFFFFFF)
-    return bits.view("<f4")
 
 
 def _planes(column: AnyArray) -> bytes:

@@ -240,7 +240,7 @@ class DeviceProgram:
         labels = torch.zeros(max(int(table.n.sum()), 1), dtype=torch.int64, device=self.device)
         for some, logits, _ in self._padded_logits(models, Spans(table.run, table.first, table.n)):
             inside = self._send(_is_inside(table.n[some], logits.shape[1]))
-            places = self._send(Spans(table.run[some], start[some], table.n[some]).slots())
+            places = self._slots(Spans(table.run[some], start[some], table.n[some]))
             labels[places] = logits.argmax(2).view(-1)[inside]
         return _Pseudo(labels, start)
 
@@ -359,8 +359,15 @@ class DeviceProgram:
         asked = np.flatnonzero(spans.count)
         for run in np.unique(spans.run[asked]):
             some = asked[spans.run[asked] == run]
-            slots = self._send(spans[some].slots())
+            slots = self._slots(spans[some])
             yield some, self._logits(models[run : run + 1], self.sample[slots])[0], slots
+
+    def _slots(self, spans: Spans) -> torch.Tensor:
+        """Return all slots on the device, question after question, without uploading one number for each sample."""
+        total = int(spans.count.sum())
+        before = np.cumsum(spans.count) - spans.count
+        shift = self._send(np.stack([spans.first - before, spans.count]))
+        return torch.arange(total, device=self.device) + shift[0].repeat_interleave(shift[1], output_size=total)
 
     def _padded_logits(
         self, models: torch.Tensor, spans: Spans

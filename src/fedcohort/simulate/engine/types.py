@@ -119,12 +119,6 @@ class Spans:
     def __getitem__(self, some: IntArray) -> Spans:
         return Spans(self.run[some], self.first[some], self.count[some])
 
-    def slots(self) -> IntArray:
-        """Return all slots, question after question."""
-        before = np.cumsum(self.count) - self.count
-        slots: IntArray = np.arange(int(self.count.sum())) + np.repeat(self.first - before, self.count)
-        return slots
-
 
 def right_by_cell(right: torch.Tensor, cell: torch.Tensor, cells: int) -> torch.Tensor:
     """Count right answers (M, n) in each cell, given the cell of every sample (n,); returns (M, cells)."""

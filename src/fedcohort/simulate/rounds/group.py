@@ -585,7 +585,7 @@ class Group:
     @staticmethod
     def _record_test(run: Run, round: int, sound: Test | None) -> None:
         if sound is not None:
-            run.session.record(round, {run.plan.task.judged_by.name: sound.metric, "loss": sound.loss})
+            run.session.record(round, {run.judged_by.name: sound.metric, "loss": sound.loss})
 
     def _finish(self, turn: Evaluated, wall: float, on_round: OnRound | None) -> None:
         """Report to the session, write the rows, see whether the run is over."""
@@ -715,12 +715,12 @@ def sound_test(test: Test | None) -> Test | None:
 
 def measurements(run: Run, sound: Test | None, cost: RoundCost, clients: IntArray) -> dict[str, Any]:
     """Return what a row of ``rounds/`` says of a new model, whether ``clients`` trained it in a round or one by one."""
-    judged_by, counts = run.plan.task.judged_by, run.context.true_counts
+    is_accuracy, counts = run.judged_by.is_accuracy, run.context.true_counts
     return {
         "run": run.plan.id,
         "round": run.round,
-        "accuracy": None if sound is None or not judged_by.is_accuracy else sound.metric,
-        "metric": None if sound is None or judged_by.is_accuracy else sound.metric,
+        "accuracy": None if sound is None or not is_accuracy else sound.metric,
+        "metric": None if sound is None or is_accuracy else sound.metric,
         "loss": None if sound is None else sound.loss,
         "qcid": imbalance(counts[clients].sum(0)) if len(clients) and counts is not None else None,
         "clock": run.clock,

@@ -289,6 +289,8 @@ class Run:
             isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure and self.devices is None
         )
         self.selector = adapt_selector(plan, self.table.signals | self.signals)
+        self._params = values_of(self.selector)
+        self.judged_by = plan.task.judged_by
         sizes = federation.train_sizes
         largest = int(sizes.max(initial=0))
         # By size, not by client: a million clients have a few hundred sizes.
@@ -459,7 +461,7 @@ class Run:
             label=plan.label,
             seed=plan.seed,
             setting={**({"name": plan.setting_name} if plan.setting_name else {}), **plan.setting},
-            params=values_of(self.selector),
+            params=self._params,
             federation=federation_key,
             state=self.state,
             reason=self.reason,
