@@ -216,7 +216,7 @@ def test_a_run_ends_where_nobody_ever_comes(tmp_path):
     scenario = {"partition": {"name": "iid", "clients": 1}, "devices": devices}
     made, _ = start({"scenario": scenario, "run": {"mode": "async", "cohort": 1, "rounds": 5}})
     made.step()
-    assert made.runs[0].state == "stopped" and "nobody is on" in made.runs[0].reason
+    assert made.runs[0].state == "stopped" and "no client is online" in made.runs[0].reason
     made.close()
 
 

@@ -72,7 +72,9 @@ def test_a_resume_without_the_compiler_is_refused_and_changes_nothing(tmp_path, 
     assert {info.engines for info in load(tmp_path / "x").runs} == {((0, COMPILED),)}
     before = content(tmp_path / "x")
     lose_the_compiler(monkeypatch)
-    with pytest.raises(OtherEngineError, match=f"made by {COMPILED}.*would be made by {PLAIN}") as caught:
+    with pytest.raises(
+        OtherEngineError, match=f"trained by {COMPILED} so far and would continue with {PLAIN}"
+    ) as caught:
         Simulation.open(tmp_path / "x")
     assert "C compiler" in caught.value.hint and "--allow-other-engine" in caught.value.hint
     done = CliRunner().invoke(app, ["run", "--resume", str(tmp_path / "x")])
@@ -100,7 +102,7 @@ def test_an_experiment_can_go_back_to_its_engine_after_a_switch_only_if_that_is_
     Simulation.open(tmp_path / "x")  # the plain loop made the last rounds
     monkeypatch.delenv("FEDCOHORT_CC")
     load_compiled.cache_clear()
-    with pytest.raises(OtherEngineError, match=f"made by {PLAIN}.*would be made by {COMPILED}"):
+    with pytest.raises(OtherEngineError, match=f"trained by {PLAIN} so far and would continue with {COMPILED}"):
         Simulation.open(tmp_path / "x")
 
 

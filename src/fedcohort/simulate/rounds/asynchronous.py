@@ -1,12 +1,12 @@
 """Asynchronous runs: events instead of rounds, at the speed of lock-step.
 
-Each run plays its own events: clients begin, answer or drop out, models appear. What has to happen when is decided by
-:class:`~fedcohort.hosts.flow.Flow` and the scenario, none of which needs a trained model. So a run goes on until the
-client that answers next is one that has not been trained. Then everybody at work is trained in one batch, in all runs
-of the group: clients that began with different models and will answer at different times. On the CPU a result does not
-depend on the company, so it is the one of training each client by itself.
+Each run plays its own events: clients start, answer or fail, and new global models appear.
+:class:`~fedcohort.hosts.flow.Flow` and the scenario decide what happens when, and neither needs a trained model. So a
+run continues until the next answer is from a client that is not trained yet. Then all clients at work, in all runs of
+the group, are trained in one batch, although they start from different models and will answer at different times. On
+the CPU the result is the same as if each client were trained alone.
 
-A step of the group is one new global model of every run.
+A step of the group is one new global model for every run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NUMBERS = ("begins", "seconds")
 
 
 def check_asynchronous(plan: RunPlan) -> None:
-    """Refuse a run whose parts know rounds only."""
+    """Refuse a run with parts that work only in rounds."""
     options, scenario, aggregator = plan.options, plan.scenario, plan.aggregator
     check_one_at_a_time(True, plan.selector)
     wrong = {
@@ -69,7 +69,7 @@ def check_asynchronous(plan: RunPlan) -> None:
         if found:
             raise InputError(
                 f"Run {plan.id!r} is asynchronous, and {what}.",
-                hint='set run.mode to "sync", or leave that out; [scenario.devices] says who is on when',
+                hint='set run.mode to "sync", or leave that out; [scenario.devices] says which clients are online when',
             )
 
 
@@ -80,17 +80,17 @@ class Job:
     Attributes
     ----------
     cohort : Cohort
-        Of this client alone; its round is the model it began with.
+        This client's cohort; its round is the number of the model it started from.
     begins, seconds : float
-        When it began, and how long it works: to its answer, or to the moment it fails.
+        When it started, and how long it works until it answers or fails.
     status : int
         OK or FAILED.
     steps : int
-        Local steps it makes.
+        Its local steps.
     model : tensor (P,) or None
-        After training: its model, where the aggregator mixes models, else its update.
+        After training: its model if the aggregator mixes models, otherwise its update.
     sound : bool
-        Whether what it sends is finite.
+        Whether its model is finite.
     signals : dict of Signal to (1,) or (1, V) array
     """
 
@@ -105,17 +105,17 @@ class Job:
 
     @property
     def client(self) -> int:
-        """Who it is."""
+        """The client's index."""
         return int(self.cohort.clients[0])
 
     @property
     def answers_with(self) -> Status:
-        """What the session is told."""
+        """The status that is reported to the session."""
         return Status.FAILED if self.status == _FAILED else Status.OK if self.sound else Status.INVALID
 
 
 class Flight:
-    """What one run has in the air: its flow, the clients at work, and the models they began with."""
+    """A run's work in progress: its flow, the clients at work, and the models they started from."""
 
     def __init__(self, run: Run) -> None:
         options = run.plan.options
@@ -126,17 +126,17 @@ class Flight:
         if run.devices is not None and not run.devices.always_on:
             self.roster = OnlineDevices(run.devices, len(run.federation), seed=run.plan.seed, time=run.clock)
         self.jobs: dict[int, Job] = {}  # by ticket
-        self.models: dict[int, torch.Tensor] = {}  # by version, those that clients to be trained begin with
-        self.answered: dict[int, Job] = {}  # by ticket, what the next model is made of
+        self.models: dict[int, torch.Tensor] = {}  # by version, those that untrained clients start from
+        self.answered: dict[int, Job] = {}  # by ticket, the answers for the next model
         self.queue: list[tuple[float, int]] = []  # when each answers, and its ticket
         self.cost = RoundCost()
-        self.begun: list[int] = []  # who began with the newest model
+        self.begun: list[int] = []  # clients that started from the newest model
         self.durations: list[float] = []  # how long they work
-        self.weights: FloatArray = np.empty(0)  # of the answers that the newest model is made of
+        self.weights: FloatArray = np.empty(0)  # of the answers in the newest model
         self.since = run.clock
 
     def add(self, job: Job) -> None:
-        """Let a client begin."""
+        """Start a client."""
         self.jobs[job.cohort.ticket] = job
         heapq.heappush(self.queue, (job.begins + job.seconds, job.cohort.ticket))
 
@@ -146,12 +146,12 @@ class Flight:
         return [job for job in self.jobs.values() if job.status == _OK and job.model is None]
 
     def available(self) -> BoolArray:
-        """(N,) who is on and not at work."""
+        """Return which clients (N,) are online and not at work."""
         free: BoolArray = ~self.flow.busy
         return free if self.roster is None else self.roster.on & free
 
     def next_event(self) -> float:
-        """Return when something happens next; infinity if nothing ever will."""
+        """Return the time of the next event; infinity if there is none."""
         moments = [self.queue[0][0]] if self.queue else []
         if self.flow.waiting:
             moments.append(self.flow.due_at)
@@ -161,14 +161,14 @@ class Flight:
 
 
 class FlowBatch(Batch):
-    """A batch in which every client has its own model to begin with."""
+    """A batch in which every client starts from its own model."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._starts: dict[tuple[int, int], torch.Tensor] = {}  # by row of the run, and client
 
     def received(self, run: Run, clients: IntArray) -> torch.Tensor:
-        """(k, P) the models that ``clients`` of a run train from."""
+        """Return the models (k, P) that ``clients`` of a run train from."""
         return torch.stack([self._starts[run.row, client] for client in clients.tolist()])
 
     def _received(self, runs: Sequence[Run], clients: Sequence[IntArray]) -> tuple[torch.Tensor, IntArray]:
@@ -176,7 +176,7 @@ class FlowBatch(Batch):
         return models, np.arange(len(models))
 
     def train_jobs(self, runs: Sequence[Run], jobs: Sequence[Sequence[Job]], flights: Mapping[int, Flight]) -> None:
-        """Train ``jobs[i]`` of ``runs[i]``, all in one batch, and compute what their selectors declared."""
+        """Train ``jobs[i]`` of ``runs[i]``, all in one batch, and compute the signals that their selectors declared."""
         self._starts = {
             (run.row, job.client): flights[run.row].models[job.cohort.round]
             for run, mine in zip(runs, jobs, strict=True)
@@ -221,7 +221,7 @@ class FlowBatch(Batch):
 
 
 class AsynchronousGroup(Group):
-    """Asynchronous runs that share a dataset, a model and a batch shape; a step is one global model of each."""
+    """Asynchronous runs that share a dataset, a model and a batch shape. A step is one new model for each run."""
 
     batch_class = FlowBatch
     batch: FlowBatch
@@ -238,7 +238,7 @@ class AsynchronousGroup(Group):
     # -- saving and continuing -----------------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint:
-        """Return everything that is needed to continue, between two models: also who is at work, and from what."""
+        """Return everything that is needed to continue, including the clients at work and their models."""
         saved = super().checkpoint()
         arrays = dict(saved.arrays)
         for run in self.runs:
@@ -248,7 +248,7 @@ class AsynchronousGroup(Group):
         return Checkpoint(saved.round, saved.facts, arrays)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint; everybody at work is at work again."""
+        """Continue from a checkpoint, with the same clients at work."""
         super().resume(checkpoint)
         for run in self.runs:
             prefix = f"flight/{run.row}/"
@@ -264,8 +264,8 @@ class AsynchronousGroup(Group):
             run.update_attributes(changing=True)
         waiting: list[Run] = list(runs)
         ready: list[Run] = []
-        # Runs go on until each has a model due or stands before an untrained client; then all of those are trained in
-        # one batch, and the waiting runs go on.
+        # Each run plays until a model is due or the next answer is from an untrained client. Then all untrained clients
+        # are trained in one batch, and the runs that waited for them continue.
         while waiting:
             untrained: list[Run] = []
             for run in waiting:
@@ -283,7 +283,7 @@ class AsynchronousGroup(Group):
             self._report(run, tests.get(run.row), share, on_round)
 
     def _play(self, run: Run) -> bool:
-        """Play events until a model is due, or (False) until somebody answers who has not been trained."""
+        """Play events; return True when a model is due, False when the next answer is from an untrained client."""
         flight = self._flight(run)
         flow, roster = flight.flow, flight.roster
         while True:
@@ -294,13 +294,13 @@ class AsynchronousGroup(Group):
                 return False
             moment = flight.next_event()
             if moment == np.inf:
-                who = "the rules admit nobody" if flight.available().any() else "nobody is on"
+                who = "the rules admit nobody" if flight.available().any() else "no client is online"
                 run.end("stopped", f"{who} after {run.clock:.0f} s")
                 return False
             if flight.queue and flight.queue[0][0] <= moment:
                 job = flight.jobs[flight.queue[0][1]]
                 if job.status == _OK and job.model is None:
-                    return False  # the clock stays before its answer: after training, this event is played again
+                    return False  # the clock stays: after training, this event is played again
                 run.clock = moment
                 self._answer(run, flight, job)
             run.clock = moment
@@ -308,7 +308,7 @@ class AsynchronousGroup(Group):
                 roster.advance(run.clock)
 
     def _begin_all(self, run: Run, flight: Flight) -> None:
-        """Let clients begin while there are free places and somebody to take them."""
+        """Start clients while there are free places and available clients."""
         while flight.flow.free and run.running:
             available = flight.available()
             if not available.any() or flight.flow.exclusions(available) is not None:
@@ -316,7 +316,7 @@ class AsynchronousGroup(Group):
             self._begin(run, flight, available)
 
     def _begin(self, run: Run, flight: Flight, available: BoolArray) -> None:
-        """Ask for one more client and let it begin."""
+        """Choose one more client and start it."""
         plan, costs = run.plan, run.costs
         query = flight.flow.open(available)
         known, seconds = self._answer_query(run, flight, available, query)
@@ -343,7 +343,7 @@ class AsynchronousGroup(Group):
         usual = run.steps[clients]
         steps = usual if cohort.work is None else np.where(usual > 0, np.maximum(np.rint(usual * cohort.work), 1), 0)
         flight.add(Job(cohort, begins, float(events.durations[0]), int(events.status[0]), int(steps[0])))
-        # A copy: the group's row is overwritten by the next model, and this client may be trained after that.
+        # A copy: the next model overwrites the group's row, perhaps before this client is trained.
         if cohort.round not in flight.models:
             flight.models[cohort.round] = self.models[run.row].clone()
         flight.cost.bytes_down += copies * costs.model_bytes
@@ -353,7 +353,7 @@ class AsynchronousGroup(Group):
     def _answer_query(
         self, run: Run, flight: Flight, available: BoolArray, query: Query | None
     ) -> tuple[Answer | None, float]:
-        """Return the answer to a selector's question, and how long it took; its cost is booked."""
+        """Return the answer to a selector's question and how long it took, and book its cost."""
         if query is None:
             return None, 0.0
         (found,) = answer(self.batch, [Asked(run, Round(run.session, run.policy), available, query)])
@@ -366,7 +366,7 @@ class AsynchronousGroup(Group):
         return found.answer, cost.query_seconds
 
     def _answer(self, run: Run, flight: Flight, job: Job) -> None:
-        """Let a client answer, or fail."""
+        """Record that a client has answered or failed."""
         heapq.heappop(flight.queue)
         ticket = job.cohort.ticket
         del flight.jobs[ticket]
@@ -379,7 +379,7 @@ class AsynchronousGroup(Group):
     # -- a new model ---------------------------------------------------------------------------------------------
 
     def _aggregate(self, run: Run) -> bool:
-        """Make the next model of what has been answered; return whether the run goes on."""
+        """Make the next model from the answers; return whether that worked."""
         flight = self._flight(run)
         flow = flight.flow
         used = [flight.answered[one.ticket] for one in flow.waiting]
@@ -403,7 +403,7 @@ class AsynchronousGroup(Group):
         return True
 
     def _report(self, run: Run, test: Test | None, wall: float, on_round: OnRound | None) -> None:
-        """Tell the session, write the row, see whether the run is over."""
+        """Report to the session, add a row of measurements, and end the run if it is over."""
         flight = self._flight(run)
         used = flight.flow.advance(run.clock)
         version = run.session.round - 1
@@ -439,7 +439,7 @@ class AsynchronousGroup(Group):
 
 
 def _packed(flight: Flight) -> dict[str, Any]:
-    """Return who is at work, and the models that are needed, as arrays."""
+    """Return the clients at work and the models they need, as arrays."""
     jobs = list(flight.jobs.values())
     trained = [job for job in jobs if job.model is not None]
     columns = [
@@ -461,7 +461,7 @@ def _packed(flight: Flight) -> dict[str, Any]:
 
 
 def _unpack(flight: Flight, arrays: Mapping[str, Any], like: torch.Tensor) -> None:
-    """Take over what :func:`_packed` returned."""
+    """Restore what :func:`_packed` returned."""
     as_model: Callable[[Any], torch.Tensor] = partial(torch.as_tensor, device=like.device)
     flight.since = float(arrays["since"][0])
     if len(arrays["versions"]):

@@ -1,4 +1,4 @@
-"""The models of a lock-step group and the engine that trains them: everything that is one batch over all runs."""
+"""The models of a lock-step group, and the work that is one batch over all its runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedcohort.simulate.rounds.stages import Arrived
 
 
 def zero_unsound(params: torch.Tensor) -> tuple[torch.Tensor, BoolArray]:
-    """Return models (J, P) with zeros in place of those that hold NaN or infinity, and (J,) which are sound."""
-    # NaN and infinity survive a sum, which is one pass over the models. A sum may also overflow, so what it accuses is
-    # looked at number by number.
+    """Replace models (J, P) that hold NaN or infinity by zeros, and return which are sound (J,)."""
+    # NaN and infinity survive a sum, and a sum is one pass over the models. A sum may also overflow, so if one is not
+    # finite, all numbers are checked.
     sound = torch.isfinite(params.sum(dim=1)).cpu().numpy()
     if not sound.all():
         sound = torch.isfinite(params).all(dim=1).cpu().numpy()
@@ -37,7 +37,7 @@ class Batch:
     prox : float
         Weight of the proximal term that all runs share.
     output : OutputLayer or None
-        Where the output layer stands in a model; None where no run needs to know.
+        Where the output layer is in a model; None if no run needs it.
     """
 
     def __init__(self, engine: Engine, models: torch.Tensor, prox: float, output: OutputLayer | None = None) -> None:
@@ -54,7 +54,7 @@ class Batch:
         clients: Sequence[IntArray],
         measures: Collection[LossMeasure],
     ) -> dict[LossMeasure, list[FloatArray]]:
-        """Measure ``models[rows[i]]`` on ``clients[i]`` of ``runs[i]``, a list entry per i, all in one batch."""
+        """Measure ``models[rows[i]]`` on ``clients[i]`` of ``runs[i]`` for every i, all in one batch."""
         lengths = [len(part) for part in clients]
         return self._measure(models, np.repeat(np.asarray(rows, np.int64), lengths), runs, clients, measures)
 
@@ -67,7 +67,7 @@ class Batch:
         measures: Collection[LossMeasure],
         pseudo_models: torch.Tensor | None = None,
     ) -> dict[LossMeasure, list[FloatArray]]:
-        """Measure ``models[rows[q]]`` on the q-th client of all; pseudo-labels are those of ``pseudo_models[q]``."""
+        """Measure ``models[rows[q]]`` on the q-th of all clients; ``pseudo_models[q]`` gives the pseudo-labels."""
         lengths = [len(part) for part in clients]
         values = self.engine.measure(
             models,
@@ -81,7 +81,7 @@ class Batch:
         return {measure: np.split(column, ends) for measure, column in values.items()}
 
     def received(self, run: Run, clients: IntArray) -> torch.Tensor:
-        """(P,) the model that ``clients`` of a run train from, or (k, P) where each has its own."""
+        """Return the model (P,) that ``clients`` of a run train from, or (k, P) if each has its own."""
         model = self.models[run.row]
         if not run.aggregator.own_models:
             return model
@@ -89,9 +89,9 @@ class Batch:
         return model.expand(len(clients), -1) if found is None else found
 
     def _received(self, runs: Sequence[Run], clients: Sequence[IntArray]) -> tuple[torch.Tensor, IntArray]:
-        """Models, and (Q,) which of them each client of ``clients[i]`` of ``runs[i]`` trains from."""
+        """Return models, and which of them (Q,) each client of ``clients[i]`` of ``runs[i]`` trains from."""
         rows = [np.full(len(part), run.row) for run, part in zip(runs, clients, strict=True)]
-        # Clients with models of their own bring them as further rows, so that all runs stay one batch.
+        # Clients' own models become further rows, so all runs stay one batch.
         models = [self.models]
         end = len(self.models)
         for i, (run, part) in enumerate(zip(runs, clients, strict=True)):
@@ -116,7 +116,7 @@ class Batch:
             steps=steps,
         )
         correction = None
-        if any(run.aggregator.corrects for run in runs):  # then all do: it is part of what makes a group
+        if any(run.aggregator.corrects for run in runs):  # then all do: runs of a group agree in this
             parts = []
             for run, part in zip(runs, clients, strict=True):
                 old = self.models[run.row]
@@ -128,7 +128,7 @@ class Batch:
     def signals(
         self, turns: Sequence[Arrived], params: torch.Tensor
     ) -> tuple[list[dict[Signal, FloatArray]], dict[int, torch.Tensor]]:
-        """Compute what the runs' selectors declared, nothing else.
+        """Compute the signals that the runs' selectors declared.
 
         Parameters
         ----------
@@ -138,9 +138,9 @@ class Batch:
         Returns
         -------
         list of dict
-            For each turn its signals, (m,) or (m, V) over the arrived models.
+            For each turn its signals, (m,) or (m, V), of the arrived models.
         dict
-            Full-batch gradients (m, P) by the row of the run, where something needs them.
+            Full-batch gradients (m, P) of the runs that need them, by the run's row.
         """
         found: list[dict[Signal, FloatArray]] = [{} for _ in turns]
         for i, turn in enumerate(turns):
@@ -157,7 +157,7 @@ class Batch:
     def _gradients(
         self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]
     ) -> dict[int, torch.Tensor]:
-        """Compute full-batch gradients where something needs them, and add the signals that are made of them."""
+        """Compute full-batch gradients for the runs that need them, and add the signals derived from them."""
         places = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
         if not places:
             return {}
@@ -172,7 +172,7 @@ class Batch:
         return {run.row: part for run, part in zip(runs, gradients, strict=True)}
 
     def _before(self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]) -> None:
-        """Add losses of the received models, of runs that measure the same in one batch."""
+        """Add losses of the received models; runs with the same measures are one batch."""
         for measures, places in _alike([turn.run.before for turn in turns]).items():
             runs, clients = [turns[i].run for i in places], [turns[i].clients for i in places]
             values = self._measure(*self._received(runs, clients), runs, clients, measures)
@@ -180,7 +180,7 @@ class Batch:
                 found[i].update({s: values[measure][at] for s, measure in turns[i].run.before.items()})
 
     def _after(self, turns: Sequence[Arrived], params: torch.Tensor, found: Sequence[dict[Signal, FloatArray]]) -> None:
-        """Add losses of the clients' own models; pseudo-labels come from the models they received."""
+        """Add losses of the clients' own models; the received models give the pseudo-labels."""
         for measures, places in _alike([turn.run.after for turn in turns]).items():
             runs, clients = [turns[i].run for i in places], [turns[i].clients for i in places]
             jobs = np.concatenate([np.arange(turns[i].jobs.start, turns[i].jobs.stop) for i in places])
@@ -201,7 +201,7 @@ class Batch:
         wanted: Sequence[Mapping[Signal, VectorOf]],
         found: Sequence[dict[Signal, FloatArray]],
     ) -> None:
-        """Add what is taken from the turns' updates or gradients (m, P), in one transfer."""
+        """Add the signals derived from updates or gradients (m, P), in one transfer."""
         parts: list[tuple[int, Signal, torch.Tensor]] = []
         for i, rows, signals in zip(places, vectors, wanted, strict=True):
             turn = turns[i]
@@ -209,7 +209,7 @@ class Batch:
             parts += [(i, s, vector_signal(how, rows, turn.sound, self._output, samples)) for s, how in signals.items()]
         if not parts:
             return
-        # One copy from the device for all runs: each copy waits until the device is done.
+        # One copy for all runs, because each copy waits until the device is done.
         values = torch.cat([part.reshape(-1) for _, _, part in parts]).cpu().numpy().astype(np.float64)
         at = 0
         for i, signal, part in parts:
@@ -218,7 +218,7 @@ class Batch:
 
 
 def _alike(wanted: Sequence[Mapping[Signal, LossMeasure]]) -> dict[frozenset[LossMeasure], list[int]]:
-    """Return the places of equal, not empty sets of measures."""
+    """Group the positions of equal sets of measures, leaving out empty ones."""
     found: dict[frozenset[LossMeasure], list[int]] = {}
     for i, measures in enumerate(wanted):
         if measures:

@@ -1,25 +1,25 @@
-"""What a round costs: bytes each way, client compute, simulated seconds. Nobody asks a client anything for free.
+"""What a round costs: bytes each way, client compute, simulated seconds. No question to a client is free.
 
-The rules, all of them:
+These are all the rules:
 
-- A model is 4 bytes per parameter, a reported number 8 bytes. SCAFFOLD sends two vectors each way. Which numbers and
-  vectors a client sends for a signal, the signal says; a row of V numbers costs V times as much as one.
-- A client gets the current global model at most once a round: one that was asked a question before the cohort was
-  chosen has it already.
-- A client that fails in mid-round uploads nothing; a late one uploads, after the deadline.
+- A model is 4 bytes per parameter, a reported number 8 bytes. SCAFFOLD sends two vectors each way. Each signal
+  says which numbers and vectors a client sends for it; a row of V numbers costs V times as much as one.
+- A client gets the current global model at most once a round: a client that was asked a question before the
+  cohort was chosen has it already.
+- A client that fails during the round uploads nothing; a late one uploads after the deadline.
 - Client compute is counted in sample passes: a forward pass over one sample is 1, forward and backward together 3. The
-  scenario says how many seconds a client's usual local training lasts; everything else it does in that round takes
-  time in proportion to the sample passes. With devices, the bytes take time as well.
-- A loss on a client's data is a forward pass over it, a full-batch gradient a forward and a backward pass. Losses of
-  one model on the same samples share their pass.
-- A :class:`~fedcohort.core.protocol.Losses` query: the model goes down to everyone asked, one number per signal comes
-  up; it lasts as long as its slowest client.
-- A :class:`~fedcohort.core.protocol.Trial` query: everyone available evaluates the current model; each trial cohort
-  trains and uploads; each trial average goes down to everyone available, is evaluated, and a number comes up. These
-  steps follow each other; each lasts as long as its slowest client.
-- Every available client answers queries; failures and the deadline concern training alone.
-- What clients tell about their labels before the first round (``[labels]``) is booked with it, as a query: bytes as
-  they would travel, and the seconds encryption and products really took.
+  scenario says how many seconds a client's usual local training takes. The time for everything else in that round is
+  proportional to its sample passes. With devices, sending bytes takes time too.
+- A loss on a client's data costs a forward pass, a full-batch gradient a forward and a backward pass. Losses of one
+  model on the same samples share one pass.
+- A :class:`~fedcohort.core.protocol.Losses` query: the model goes to every client that is asked, and one number per
+  signal comes back. The query takes as long as its slowest client.
+- A :class:`~fedcohort.core.protocol.Trial` query: all available clients evaluate the current model; each trial
+  cohort trains and uploads; all available clients evaluate each trial average and send one number. These steps follow
+  one another, and each takes as long as its slowest client.
+- Every available client answers queries. Failures and the deadline apply only to training.
+- What clients share about their labels (``[labels]``) is booked with the first round, as a query: the bytes that would
+  be sent, and the seconds that encryption and products took.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BYTES_PER_NUMBER = 8
 
 @dataclass
 class RoundCost:
-    """The costs of one run's round, summed up while it goes on."""
+    """The costs of one round of a run, added up during the round."""
 
     seconds: float = 0.0
     bytes_down: int = 0
@@ -86,28 +86,28 @@ class CostModel:
         return self.parameters * BYTES_PER_PARAMETER
 
     def _work(self, clients: IntArray, passes: Set[Pass]) -> FloatArray:
-        """(k,) work of some passes over clients' data, as a share of the usual local training."""
+        """Return the work (k,) of some passes over clients' data, relative to the usual local training."""
         total = np.zeros(len(clients))
         for one in passes:
             total += one.weight * getattr(self, one.part)[clients]
         return np.asarray(total / self.usual[clients])
 
     def loss_work(self, clients: IntArray, signals: Iterable[Signal]) -> FloatArray:
-        """(k,) work of answering a Losses query, as a share of the usual local training."""
+        """Return the work (k,) of answering a Losses query, relative to the usual local training."""
         return self._work(clients, passes_of(signals))
 
     def round_work(
         self, clients: IntArray, work: FloatArray | None, signals: Iterable[Signal], gradients: bool
     ) -> FloatArray | float:
-        """(k,) work of a round as a share of the usual: local training, and what the report needs besides.
+        """Return the work (k,) of local training and of what the report needs, relative to the usual local training.
 
         Parameters
         ----------
         clients : (k,) int array
         work : (k,) float array or None
-            Multiple of the usual number of steps; None is 1 for all.
+            Multiple of the usual number of steps; None means 1 for all.
         signals : collection of Signal
-            What the report carries.
+            What the report contains.
         gradients : bool
             Whether the aggregator wants full-batch gradients.
         """
@@ -116,11 +116,11 @@ class CostModel:
         return training + self._work(clients, passes) if passes else training
 
     def samples(self, clients: IntArray, work: FloatArray | float) -> FloatArray:
-        """(k,) samples trained on in the time that some work takes, given as a share of the usual local training."""
+        """Return on how many samples (k,) a client trains in the time of some work, relative to the usual training."""
         return np.asarray(work * self.usual[clients] / (FORWARD + BACKWARD))
 
     def upload(self, signals: Iterable[Signal], copies: int) -> int:
-        """Bytes one client sends at the end of its round."""
+        """Return how many bytes one client sends at the end of a round."""
         numbers, models = 0, copies
         for signal in signals:
             numbers += signal.numbers_sent(self.classes)
@@ -150,7 +150,7 @@ class CostModel:
         uploads : int
             How many clients sent something back.
         holders : int
-            How many of the cohort had the current model from a query already.
+            How many clients of the cohort already had the current model, from a query.
         copies : int
             Vectors of the model's size that go each way per client.
         """
@@ -191,7 +191,7 @@ class CostModel:
         cost.query_bytes_up += everyone * BYTES_PER_NUMBER
         self._book_query_time(cost, evaluation)
         for durations in training:
-            # Who trains has the model from the evaluation; only what the aggregator sends besides goes down to it.
+            # Clients that train have the model from the evaluation and need only what the aggregator adds to it.
             cost.query_bytes_down += len(durations) * (copies - 1) * self.model_bytes + everyone * self.model_bytes
             cost.query_bytes_up += len(durations) * copies * self.model_bytes + everyone * BYTES_PER_NUMBER
             self._book_query_time(cost, durations)
@@ -199,7 +199,7 @@ class CostModel:
 
     @staticmethod
     def book_labels(cost: RoundCost, labels: LabelKnowledge) -> None:
-        """Add what it cost to share the labels."""
+        """Add the cost of sharing labels."""
         cost.query_bytes_up += labels.bytes_up
         cost.query_client_seconds += labels.client_seconds
         cost.query_seconds += labels.seconds
@@ -214,12 +214,12 @@ class CostModel:
 
 
 def passes_of(signals: Iterable[Signal]) -> frozenset[Pass]:
-    """Return what a client computes for some signals together."""
+    """Return what a client computes for several signals together."""
     return frozenset[Pass]().union(*(signal.passes for signal in signals))
 
 
 def holders(cohort: IntArray, asked: BoolArray | IntArray | None) -> int:
-    """Return how many of ``cohort`` hold the current model: everyone in the mask or among the indices ``asked``."""
+    """Return how many clients of the cohort were asked before, given as a mask or indices, and so hold the model."""
     if asked is None or not len(cohort):
         return 0
     if asked.dtype == np.bool_:

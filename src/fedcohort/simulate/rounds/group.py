@@ -1,8 +1,8 @@
-"""Runs in lock-step: all runs of a group put the jobs of one round into the same batch.
+"""Runs in lock-step: the jobs of all runs of a group are one batch in every round.
 
-The order of a round is that of every host: requests, questions, cohorts, training, filter, average, evaluation,
-reports. Models are one tensor (R, P) on the engine's device; per round there are a handful of tensor operations and
-one transfer, whatever the number of runs.
+The order of a round is the same as for every host: requests, questions, cohorts, training, filter, average, evaluation,
+reports. The models are one tensor (R, P) on the engine's device. A round takes a few tensor operations and one
+transfer, however many runs there are.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Group:
     keys : sequence of str
         Each plan's federation, a key of ``federations``.
     journals : Path, optional
-        Folder of the sessions' journals; None keeps them in memory.
+        Folder for the sessions' journals; None keeps them in memory.
     allow_other_engine : bool
-        Whether :meth:`resume` takes a checkpoint that another kind of engine made.
+        Whether :meth:`resume` accepts a checkpoint of another kind of engine.
     """
 
     batch_class: ClassVar[type[Batch]] = Batch
@@ -117,7 +117,7 @@ class Group:
             Run(plan, i, contexts[key], size, dataset.outputs)
             for i, (plan, key) in enumerate(zip(plans, keys, strict=True))
         ]
-        # All selectors of a seed start from one model: what differs afterwards is the choice of clients.
+        # All selectors of a seed start from the same model, so only their choice of clients makes a difference.
         fresh = {seed: self.engine.init(seed) for seed in dict.fromkeys(plan.seed for plan in plans)}
         models = torch.stack([fresh[plan.seed] for plan in plans])
         needed = frozenset[Signal]().union(*(run.needed for run in self.runs))
@@ -133,7 +133,7 @@ class Group:
         self._shared = own_parts(first)
 
     def _server_samples(self, run: Run, dataset: Dataset) -> ServerSamples:
-        """Return the samples a run's aggregator computes on; runs that use the same ones share them."""
+        """Return the server's samples for a run's aggregator; runs that use the same samples share them."""
         public = run.aggregator.public
         key = (-1 if public is not None else run.context.index, public)
         if key not in self._servers:
@@ -156,10 +156,10 @@ class Group:
             self.resume(Checkpoint.from_bytes(saved))
 
     def start(self) -> None:
-        """Open every run's session anew."""
+        """Start a new session for every run."""
         for run in self.runs:
             run.engines = ((0, self.engine.kind),)
-            # A configuration that withholds a signal is refused; what else goes wrong is that run's own failure.
+            # A configuration that withholds a signal is an error of the experiment. Any other error ends only this run.
             check_signals(run.selector, run.table, run.signals)
             isolate_failure(run, run.selector_label, partial(run.start_session, self._journal(run)))
 
@@ -167,7 +167,7 @@ class Group:
         return None if self._journals is None else self._journals / f"{run.plan.id}.sqlite"
 
     def checkpoint(self) -> Checkpoint:
-        """Return everything that is needed to continue, between two rounds."""
+        """Return everything that is needed to continue after this round."""
         arrays = {"models": self.models.cpu().numpy()}
         for run in self.runs:
             if run.has_session:
@@ -182,13 +182,13 @@ class Group:
         return Checkpoint(max(run.round for run in self.runs), facts, arrays)
 
     def commit(self) -> None:
-        """Make all journals durable up to here."""
+        """Make everything in the journals durable."""
         for run in self.runs:
             if run.has_session:
                 run.session.commit()
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint; journals that got ahead of it are taken back."""
+        """Continue from a checkpoint; what journals hold beyond it is undone."""
         for run in self.runs:
             facts = checkpoint.facts["runs"].get(run.plan.id)
             saved = f"session/{run.row}" in checkpoint.arrays
@@ -197,13 +197,13 @@ class Group:
                 continue
             if facts is None or not saved:
                 raise ResultsError(
-                    f"The checkpoint does not say where the session of run {run.plan.id!r} stood.",
-                    hint="it is of an earlier version of fedcohort; start the experiment again with another --out",
+                    f"The checkpoint has no session of run {run.plan.id!r}.",
+                    hint="an earlier version of fedcohort wrote it; start the experiment again with another --out",
                 )
             self._resume_run(run, facts, checkpoint.arrays)
 
     def _resume_run(self, run: Run, facts: dict[str, Any], arrays: Mapping[str, Any]) -> None:
-        # The session first: it undoes what its journal has beyond the savepoint, and the rest belongs to that moment.
+        # The session first: it undoes what its journal has after the savepoint, and the rest must match that state.
         run.resume_session(self._journal(run), Savepoint.from_bytes(arrays[f"session/{run.row}"].tobytes()))
         run.restore(facts)
         if f"participation/{run.row}" in arrays:
@@ -220,7 +220,7 @@ class Group:
             )
 
     def _continue_engine(self, run: Run) -> None:
-        """Refuse to go on with another kind of engine, or put it on record where that is allowed."""
+        """Refuse to continue with another kind of engine, or record the change if it is allowed."""
         kind = self.engine.kind
         before = run.engines[-1][1] if run.engines else None
         if before == kind:
@@ -228,15 +228,15 @@ class Group:
         if before is not None:
             if not self._allow_other_engine:
                 raise other_engine_error(run.plan.id, before, kind)
-            log.warning("run %s goes on from round %d with %s, after %s", run.plan.id, run.round, kind, before)
+            log.warning("run %s continues from round %d with %s, after %s", run.plan.id, run.round, kind, before)
         run.engines = (*run.engines, (run.round, kind))
 
     def infos(self) -> list[RunInfo]:
-        """Return the runs' entries of runs.json."""
+        """Return the runs' entries for runs.json."""
         return [run.info(key) for run, key in zip(self.runs, self._keys, strict=True)]
 
     def drain(self) -> pa.Table:
-        """Return the rows of ``rounds/`` since the last time."""
+        """Return the rows of ``rounds/`` since the last call."""
         return self._rows.drain()
 
     @property
@@ -245,7 +245,7 @@ class Group:
         return not any(run.running for run in self.runs)
 
     def close(self) -> None:
-        """Close sessions and the engine; what was not committed is dropped."""
+        """Close the sessions and the engine; what was not committed is lost."""
         for run in self.runs:
             if run.has_session:
                 run.session.close()
@@ -254,7 +254,7 @@ class Group:
     # -- one round ---------------------------------------------------------------------------------------------
 
     def step(self, on_round: OnRound | None = None) -> None:
-        """Advance by one round every run that is furthest behind: all, unless their numbers of rounds once differed."""
+        """Advance the runs that are furthest behind by one round. These are all, unless some began with more rounds."""
         behind = min(run.round for run in self.runs if run.running)
         runs = [run for run in self.runs if run.running and run.round == behind]
         try:
@@ -262,7 +262,7 @@ class Group:
         except INFRASTRUCTURE_ERRORS:
             raise
         except Exception as error:
-            # A model, loss or metric of the user's own is part of every run here. Without one, the fault is ours.
+            # A user's own model, loss or metric is part of every run here. Without one, the error is ours.
             if self._shared is None:
                 raise
             for run in runs:
@@ -281,7 +281,7 @@ class Group:
         trained = iter(self._train(training) if training else ())
         averaged = [next(trained) if len(turn.arrived) else Averaged.without_models(turn) for turn in chosen]
         evaluated = self._evaluate([turn for turn in averaged if turn.run.running])
-        # Runs of a batch cannot be timed one by one: each is charged an equal part.
+        # The runs of a batch cannot be timed separately, so each gets an equal share.
         share = (time.perf_counter() - began) / max(len(evaluated), 1)
         for turn in evaluated:
             self._finish(turn, share, on_round)
@@ -292,10 +292,10 @@ class Group:
         for run in runs:
             available = run.wait()
             if run.begins == np.inf:
-                run.end("stopped", f"nobody is on after {run.clock:.0f} s")
+                run.end("stopped", f"no client is online after {run.clock:.0f} s")
                 continue
             if not run.always:
-                # Runs of one federation and seed meet the same clients, so that their selectors can be compared.
+                # Runs with one federation and seed find the same clients, so their selectors can be compared.
                 plan = run.plan
                 key = (run.context.index, plan.seed, plan.scenario.availability)
                 available = masks.get(key)
@@ -318,7 +318,7 @@ class Group:
     # -- training ----------------------------------------------------------------------------------------------
 
     def _train(self, turns: Sequence[Chosen]) -> list[Averaged]:
-        """Train the clients that will answer, gather signals, filter, average."""
+        """Train the clients that will answer, compute signals, filter, and average."""
         runs = [turn.run for turn in turns]
         trained = self._train_clients(turns, [turn.arrived for turn in turns])
         params, sound = zero_unsound(trained.params)
@@ -332,7 +332,7 @@ class Group:
         self._add_server_signals(arrived, params, signals)
         new, shares = self._average(arrived, params, trained.steps, signals)
         self._learn_corrections(arrived, params, trained.steps, gradients)
-        # Only now: signals, filters and corrections compare with the models that the clients received.
+        # Only now: signals, filters and corrections need the models that the clients received.
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
             _in_cohort_order(arrival, kept, weights, found)
@@ -340,9 +340,9 @@ class Group:
         ]
 
     def _train_clients(self, turns: Sequence[Chosen], places: Sequence[IntArray]) -> TrainingResult:
-        """Train the clients at ``places[i]`` of the cohort of ``turns[i]``, all in one batch."""
+        """Train the clients at positions ``places[i]`` of the cohort of ``turns[i]``, all in one batch."""
         clients = [turn.cohort.clients[part] for turn, part in zip(turns, places, strict=True)]
-        # The engine counts the usual steps itself, unless some selector asks clients for more or less work.
+        # The engine knows the usual steps. They are needed here only if a selector asks for more or less work.
         steps = None
         if any(turn.cohort.work is not None for turn in turns):
             steps = np.concatenate([_steps(turn, part) for turn, part in zip(turns, places, strict=True)])
@@ -352,7 +352,7 @@ class Group:
     def _add_server_signals(
         self, turns: Sequence[Arrived], params: torch.Tensor, signals: Sequence[dict[Signal, FloatArray]]
     ) -> None:
-        """Add what the server measures on samples of its own."""
+        """Add the signals that the server measures on its own samples."""
         for turn, found in zip(turns, signals, strict=True):
             if Signal.SERVER_LOSS in turn.run.needed:
                 found[Signal.SERVER_LOSS] = np.full(len(turn.clients), self._server_loss(turn.run))
@@ -362,7 +362,7 @@ class Group:
     def _learn_corrections(
         self, turns: Sequence[Arrived], params: torch.Tensor, steps: IntArray, gradients: Mapping[int, torch.Tensor]
     ) -> None:
-        """Let aggregators such as SCAFFOLD learn from the sound models, whether or not these are in the average."""
+        """Let aggregators such as SCAFFOLD learn from all finite models, including those that the filter dropped."""
         for turn in turns:
             run = turn.run
             if not run.running or not isinstance(run.memory, Corrections):
@@ -380,10 +380,10 @@ class Group:
             isolate_failure(run, run.aggregator_label, learn)
 
     def _train_late(self, turns: Sequence[Chosen]) -> None:
-        """Train the clients that will answer too late and count in a later round."""
+        """Train the clients that will answer too late and whose models count in a later round."""
         if not turns:
             return
-        # Now, although they answer later: the model that they train from is replaced at the end of this round.
+        # They answer later, but the model that they train from is replaced at the end of this round.
         places = [turn.round.late_models for turn in turns]
         trained = self._train_clients(turns, places)
         job = 0
@@ -407,7 +407,7 @@ class Group:
         steps: IntArray,
         signals: Sequence[Mapping[Signal, FloatArray]],
     ) -> tuple[torch.Tensor, list[tuple[BoolArray, FloatArray]]]:
-        """Return the next global models (E, P), and for each turn the kept models and their weights, (m,) each."""
+        """Return the next global models (E, P), and for each turn which models (m,) are kept and their weights (m,)."""
         logits = self._logits(turns, params)
         mixes: list[Mix] = []
         shares: list[tuple[BoolArray, FloatArray]] = []
@@ -425,7 +425,7 @@ class Group:
             _note_late(turn, late)
             members = turn.members(kept, steps[turn.jobs], signals[i], late)
             old = self.models[run.row]
-            # A late update is applied to today's model: the one it was computed from is gone.
+            # A late update is applied to the current model, because the one it was computed from is gone.
             moved = torch.stack([old + one.update for one in late]) if late else params[:0]
             if isinstance(run.aggregator, WeightedSum):
                 mix, summed = _weigh(run, members, kept, moved)
@@ -444,7 +444,7 @@ class Group:
         return new, shares
 
     def _kept(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
-        """(m,) which models the filter keeps; none of a run that failed, in training or in the filter."""
+        """Return which models (m,) the filter keeps; none if the run has failed."""
         run = turn.run
         found = None
         if run.running:
@@ -455,17 +455,17 @@ class Group:
     def _mix(
         self, turns: Sequence[Arrived], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
     ) -> torch.Tensor:
-        """Return the next models (E, P): weighted sums of new models and of the old one, and the ``special`` ones."""
+        """Return the next models (E, P): weighted sums of the new models and the old one, or the ``special`` ones."""
         old = self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)]
         lengths = {len(mix.weights) for mix in mixes}
         share = torch.as_tensor(np.concatenate([mix.weights for mix in mixes])).to(params)
         if params.device.type == "cpu":
-            # Model by model: a product of matrices may add up in another order beside other runs.
+            # Model by model: the order of summation in a matrix product depends on the other runs.
             new = torch.zeros_like(old)
             for row, turn in zip(new, turns, strict=True):
                 for model, weight in zip(params[turn.jobs], share[turn.jobs].tolist(), strict=True):
                     row.add_(model, alpha=weight)
-        elif len(lengths) == 1:  # cohorts of one size are one product on the device
+        elif len(lengths) == 1:  # cohorts of one size need only one product
             width = lengths.pop()
             grouped = params.view(len(turns), width, -1)
             new = torch.bmm(share.view(len(turns), 1, width), grouped).squeeze(1)
@@ -478,11 +478,11 @@ class Group:
         return new
 
     def _server_loss(self, run: Run) -> float:
-        """Loss of a run's global model, as clients received it, on the server's validation set."""
+        """Return the loss on the server's validation set of the global model that clients received."""
         return float(self._server_losses(run, self.models[run.row][None])[0])
 
     def _server_losses(self, run: Run, models: torch.Tensor) -> FloatArray:
-        """(s,) losses of ``models`` (s, P) on the server's validation set."""
+        """Return the losses (s,) of ``models`` (s, P) on the server's validation set."""
         positions = run.federation.server_validation.astype(np.int64)
         labels = self._server_labels[run.context.index]
         logits = self.engine.logits(models, positions).double()
@@ -490,9 +490,10 @@ class Group:
         return np.asarray(losses.view(len(models), -1).mean(dim=1).cpu().numpy())
 
     def _shapley_values(self, turn: Arrived, models: torch.Tensor) -> FloatArray:
-        """(m,) Shapley values of the arrived ``models`` (m, P); 0 for those that are not sound.
+        """Return the Shapley values (m,) of the arrived ``models`` (m, P); 0 for models that are not finite.
 
-        A coalition is worth minus the server's loss of its members' average by size, or of the old global model.
+        The value of a coalition is minus the server's loss of its members' average, weighted by size. The empty
+        coalition has the old global model.
         """
         run = turn.run
         sound = np.flatnonzero(turn.sound)
@@ -513,7 +514,7 @@ class Group:
         return np.where(np.isfinite(values), values, 0.0)
 
     def _logits(self, turns: Sequence[Arrived], params: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Logits on the server's validation set where a run's filter wants them; one batch per federation."""
+        """Return logits on the server's validation set for the filters that need them, in one batch per federation."""
         wanting: dict[int, list[int]] = {}
         for i, turn in enumerate(turns):
             if turn.run.filter is not None and Need.LOGITS in turn.run.filter.needs:
@@ -526,7 +527,7 @@ class Group:
         return found
 
     def _apply_filter(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
-        """(m,) which of the arrived models enter the average."""
+        """Return which of the arrived models (m,) enter the average."""
         run = turn.run
         good = turn.sound
         if run.filter is None:
@@ -546,7 +547,7 @@ class Group:
     # -- evaluation and reports --------------------------------------------------------------------------------
 
     def _evaluate(self, turns: Sequence[Averaged]) -> list[Evaluated]:
-        """Ask the early-stop rules, and test the models of which it is time to know how good they are."""
+        """Apply the early-stop rules, and test the models for which a test is due."""
         stops = [_stop(turn) for turn in turns]
         ends = [turn.run.clock + turn.chosen.cost.seconds for turn in turns]
         due = [i for i, turn in enumerate(turns) if stops[i] is not None or is_due(turn.run, ends[i])]
@@ -554,7 +555,7 @@ class Group:
         return [Evaluated(turn, stops[i], tests.get(i)) for i, turn in enumerate(turns)]
 
     def _tests(self, runs: Mapping[int, Run]) -> dict[int, Test]:
-        """Test the models of some runs, all that take the same test in one batch."""
+        """Test the models of some runs; those with the same test set are one batch."""
         judges = {i: run.context.judge for i, run in runs.items() if run.context.judge is not None}
         plain = [i for i in runs if i not in judges]
         tests = self._judged_tests(runs, judges)
@@ -565,7 +566,7 @@ class Group:
         return tests
 
     def _judged_tests(self, runs: Mapping[int, Run], judges: Mapping[int, Judge]) -> dict[int, Test]:
-        """Test models whose accuracy is measured by group of clients, too."""
+        """Test models whose accuracy is also measured for groups of clients."""
         taking: dict[HeldOut, list[int]] = {}
         for i, judge in judges.items():
             for test in judge.tests:
@@ -588,7 +589,7 @@ class Group:
             run.session.record(round, {run.judged_by.name: sound.metric, "loss": sound.loss})
 
     def _finish(self, turn: Evaluated, wall: float, on_round: OnRound | None) -> None:
-        """Report to the session, write the rows, see whether the run is over."""
+        """Report to the session, add a row of measurements, and end the run if it is over."""
         averaged, chosen = turn.averaged, turn.averaged.chosen
         run, cohort, cost = chosen.run, chosen.cohort, chosen.cost
         durations = chosen.round.seconds
@@ -618,7 +619,7 @@ class Group:
 def _contexts(federations: Mapping[str, Federation], views: Views, first: RunPlan) -> dict[str, FederationContext]:
     """Return what runs on one federation share, by the federation's key."""
     classes = first.task.has_classes
-    judged = classes and first.task.judged_by.is_accuracy  # groups of clients are compared by accuracy, or not at all
+    judged = classes and first.task.judged_by.is_accuracy  # groups of clients are compared only by accuracy
     return {
         key: FederationContext.of(federation, i, classes, views.judge(federation) if judged else None)
         for i, (key, federation) in enumerate(federations.items())
@@ -626,9 +627,9 @@ def _contexts(federations: Mapping[str, Federation], views: Views, first: RunPla
 
 
 def _weigh(run: Run, members: Members, kept: BoolArray, late: torch.Tensor) -> tuple[Mix, torch.Tensor | None]:
-    """Return the weights of all models (m,), and the weighted sum of late ones, which are not among them.
+    """Return the weights (m,) of this round's models, and the weighted sum of the late ones.
 
-    ``members`` are the kept models, then the ``late`` ones (l, P).
+    ``members`` are the kept models, followed by the ``late`` ones (l, P).
     """
     weights = np.zeros(len(kept))
     mix = isolate_failure(run, run.aggregator_label, partial(run.mix, members))
@@ -642,7 +643,7 @@ def _weigh(run: Run, members: Members, kept: BoolArray, late: torch.Tensor) -> t
 def _combine(
     run: Run, old: torch.Tensor, models: torch.Tensor, members: Members, kept: BoolArray
 ) -> tuple[Mix, torch.Tensor | None]:
-    """Return the model of an aggregator that is no weighted sum, and the weights (m,) to put on record."""
+    """Return the model of an aggregator that does not compute a weighted sum, and the weights (m,) to record."""
     weights = np.zeros(len(kept))
     combined = isolate_failure(run, run.aggregator_label, partial(run.combine, old, models, members))
     if combined is None:
@@ -652,13 +653,13 @@ def _combine(
 
 
 def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
-    """Return the error of a run that would go on with another kind of engine."""
+    """Return the error for a run that would continue with another kind of engine."""
     wants = "install a C compiler, or unset FEDCOHORT_CC, " if before.startswith("compiled") else ""
     return OtherEngineError(
-        f"The rounds of run {run!r} so far were made by {before}; the next ones would be made by {now}, which rounds "
-        "differently, so that the results would be those of neither.",
+        f"Run {run!r} was trained by {before} so far and would continue with {now}, which rounds numbers differently. "
+        "The results would be those of neither.",
         hint=f"{wants}choose the device with --device, or continue on a machine like the first one; "
-        "--allow-other-engine goes on all the same and puts the change on record",
+        "--allow-other-engine continues anyway and records the change",
     )
 
 
@@ -666,10 +667,10 @@ def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
 
 
 def _choose(turn: QueryAnswered) -> Chosen:
-    """Get the cohort, and find out which clients will answer in time."""
+    """Choose the cohort, and find out which clients will answer in time."""
     (run, round_, available, _), cost = turn.asked, turn.cost
     plan = run.plan
-    if run.round == 0:  # labels are shared once, before the first cohort
+    if run.round == 0:  # labels are shared once, before the first round
         run.costs.book_labels(cost, run.context.label_facts(plan.labels, plan.seed))
     cohort = round_.choose(turn.answer)
     count = len(cohort.clients)
@@ -692,7 +693,7 @@ def _choose(turn: QueryAnswered) -> Chosen:
             )
         durations, status = events.durations, events.status
     round_.begun = run.begins + cost.seconds
-    cost.seconds += run.begins - run.clock  # nobody was on before
+    cost.seconds += run.begins - run.clock  # nobody was online before
     seconds = round_.settle(durations, status)
     if count:
         run.costs.book_round(
@@ -709,12 +710,12 @@ def _choose(turn: QueryAnswered) -> Chosen:
 
 
 def sound_test(test: Test | None) -> Test | None:
-    """Return the test, or None where there is none or the model has diverged."""
+    """Return the test, or None if there is none or the model has diverged."""
     return test if test is not None and np.isfinite(test[:2]).all() else None
 
 
 def measurements(run: Run, sound: Test | None, cost: RoundCost, clients: IntArray) -> dict[str, Any]:
-    """Return what a row of ``rounds/`` says of a new model, whether ``clients`` trained it in a round or one by one."""
+    """Return the columns of ``rounds/`` that are the same for rounds and for asynchronous runs."""
     is_accuracy, counts = run.judged_by.is_accuracy, run.context.true_counts
     return {
         "run": run.plan.id,
@@ -738,7 +739,7 @@ def measurements(run: Run, sound: Test | None, cost: RoundCost, clients: IntArra
 
 
 def _fairness(run: Run, test: Test | None) -> dict[str, Any]:
-    """Return the columns that say who pays for the average; null between evaluations."""
+    """Return the columns about fairness; null where the model was not tested."""
     found = None if test is None else test.fairness
     return {
         "groups": [] if found is None else found.groups,
@@ -757,7 +758,7 @@ def _known(value: float) -> float | None:
 def _in_cohort_order(
     turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]
 ) -> Averaged:
-    """Put what is known of the arrived models (m,) in its place in the cohort (k,)."""
+    """Put what is known of the arrived models (m,) into the order of the cohort (k,)."""
     chosen = turn.chosen
     count, arrived = chosen.cohort.size, chosen.arrived
     if not turn.sound.all():
@@ -770,7 +771,7 @@ def _in_cohort_order(
 
 
 def _note_late(turn: Arrived, late: Sequence[LateUpdate]) -> None:
-    """Put on record which late models are in a run's average."""
+    """Record which late models are in a run's average."""
     if late:
         run, name = turn.run, turn.run.session.table.name
         clients = {name(one.client): {"ticket": one.ticket, "staleness": run.round - one.round} for one in late}
@@ -778,7 +779,7 @@ def _note_late(turn: Arrived, late: Sequence[LateUpdate]) -> None:
 
 
 def _steps(turn: Chosen, places: IntArray) -> IntArray:
-    """(m,) local steps of the clients at some places of the cohort: the usual number times its work, at least one."""
+    """Return the local steps (m,) of some clients of the cohort: the usual number times its work, at least one."""
     usual = turn.run.steps[turn.cohort.clients[places]]
     if turn.cohort.work is None:
         return usual
@@ -787,7 +788,7 @@ def _steps(turn: Chosen, places: IntArray) -> IntArray:
 
 
 def _stop(turn: Averaged) -> str | None:
-    """Return why the run should end here: what the selector says, else what the early-stop rule says."""
+    """Return why the selector, or else the early-stop rule, ends the run here; None if neither does."""
     run, reason = turn.run, None
     if run.early_stop is not None:
         training, validation = run.early_stop.watches
@@ -796,15 +797,15 @@ def _stop(turn: Averaged) -> str | None:
 
 
 def is_due(run: Run, clock: float) -> bool:
-    """Whether the model is tested after this round, which ends at ``clock``, in any case."""
+    """Whether a test is due after this round, which ends at ``clock``."""
     return run.is_last(clock) or (run.round + 1) % run.eval_every == 0
 
 
 def _conclude(turn: Evaluated, diverged: bool) -> None:
-    """Mark the run as over where it is; ``diverged``: whether the test loss is NaN or infinite."""
+    """End the run if it is over; ``diverged`` says whether the test loss is NaN or infinite."""
     averaged = turn.averaged
     run = averaged.run
-    # Without a test in this round, models that are all NaN are the only sign of divergence.
+    # If there was no test in this round, models that are all NaN are the only sign of divergence.
     broken = len(averaged.chosen.arrived) > 0 and not (averaged.chosen.round.status == Status.OK).any()
     if broken or diverged:
         what = "every client's model" if broken else "the global model's test loss"

@@ -1,7 +1,7 @@
-"""Whose fault it was: what a run's own parts raise ends that run and no other, and is named.
+"""An error in a run's own parts ends that run and no other, and the message names the part.
 
-A selector, filter or aggregator belongs to one run; a model, loss or metric of one's own to all runs of a group. What
-the disk or the machine does wrong is nobody's fault here: it ends the experiment, which can be continued.
+A selector, filter or aggregator belongs to one run. A user's own model, loss or metric belongs to all runs of a group.
+Errors of the disk or the machine end the experiment, which can be continued.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INFRASTRUCTURE_ERRORS = (JournalError, ResultsError, DeviceError, MemoryError, t
 
 
 def isolate_failure(run: Run, part: str, work: Callable[[], T]) -> T | None:
-    """Do what is one run's business; if it raises, the run has failed, and None is returned.
+    """Do some work of one run. If it raises, the run has failed, and None is returned.
 
     Parameters
     ----------
@@ -44,13 +44,13 @@ def isolate_failure(run: Run, part: str, work: Callable[[], T]) -> T | None:
         if not isinstance(error, MemoryError) or not _is_foreign(error):
             raise
         fail(run, part, error)
-    except (Exception, SystemExit) as error:  # somebody's own code may raise anything, and may want to leave
+    except (Exception, SystemExit) as error:  # a user's code may raise anything, and may call sys.exit
         fail(run, part, error)
     return None
 
 
 def _is_foreign(error: BaseException) -> bool:
-    """Whether an error came through code that is neither ours nor of a library we use."""
+    """Whether an error passed through code that is neither ours nor part of a library we use."""
     frames = traceback.walk_tb(error.__traceback__)
     modules = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in frames}
     return bool(modules - _FAMILIAR - sys.stdlib_module_names)
@@ -67,7 +67,7 @@ def fail(run: Run, part: str, error: BaseException) -> None:
 
 
 def own_parts(plan: RunPlan) -> str | None:
-    """Return the parts of somebody's own that all runs of a group share, in words, or None when there are none."""
+    """Return in words which of the user's own parts all runs of a group share; None if there are none."""
     task = plan.task
     named = {"model": plan.model.name, "loss": task.loss, "metric": task.metric, "task": task.name}
     own = [f"the {kind} {name!r}" for kind, name in named.items() if is_reference(str(name))]

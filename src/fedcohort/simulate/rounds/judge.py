@@ -1,11 +1,11 @@
-"""How each group and each client fares with a global model: which test sets that takes, and what is made of them.
+"""How well a global model serves each group and each client.
 
-A group that sees the world otherwise is tested on the test set as it sees it. Nobody's own test samples are needed for
-that where clients are parts of one dataset: a client's accuracy is that of its group on each class, weighted by its own
-mix of classes. Where the data name their owners, each is tested on its own held-out samples.
+A group with its own view of the samples is tested on the test set as it sees it. Clients that are parts of one dataset
+need no test samples of their own: a client's accuracy is its group's accuracy on each class, weighted by the client's
+mix of classes. If the data name their owners, each owner is tested on its own held-out samples.
 
-The engine reads samples by position in one array. So the samples of a view are transformed once and appended to it, and
-the clients' positions point there: training is as fast as without.
+The engine reads samples by position in one array. The samples of a view are transformed once and appended to that
+array, and the clients' positions point there. So views do not slow training down.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.engine import ClientData, HeldOut
 from fedcohort.simulate.metrics import worst_tenth
 
-MOST_GROUPS = 50  # beyond, single clients are no groups worth naming: the worst tenth tells
+MOST_GROUPS = 50  # with more clients than this, single clients are not shown as groups
 
 
 class Fairness(NamedTuple):
-    """What an average hides."""
+    """What an average hides: the accuracy of groups and clients."""
 
     groups: FloatArray  # (G,) accuracy of each group
     worst_tenth: float  # mean accuracy of the worst tenth of clients
@@ -35,7 +35,7 @@ class Fairness(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A model's loss and accuracy over all clients together, and what these hide."""
+    """A model's loss and accuracy over all clients, and its fairness."""
 
     loss: float
     accuracy: float
@@ -49,19 +49,19 @@ class Judge:
     Attributes
     ----------
     tests : tuple of HeldOut
-        What models are tested on, in the order :meth:`verdict` takes the results.
+        The test sets, in the order in which :meth:`verdict` takes their results.
     """
 
     tests: tuple[HeldOut, ...]
     groups: Groups
     _counts: tuple[IntArray, ...]  # (cells,) samples of each test
     _shares: FloatArray  # (tests,) of the clients
-    _clients: FloatArray | IntArray  # (N, tests * cells) weights of the cells' accuracies, or (N,) the one cell of each
-    _rows: FloatArray  # (G, tests * cells) the same for groups that are more than one client
-    _untested: AnyArray  # (N,) bool, clients without test samples
+    _clients: FloatArray | IntArray  # (N, tests * cells) weights of the cells, or (N,) each client's only cell
+    _rows: FloatArray  # (G, tests * cells) weights for groups of more than one client
+    _untested: AnyArray  # (N,) bool: clients without test samples
 
     def verdict(self, losses: Sequence[float], right: Sequence[FloatArray]) -> Verdict:
-        """Return what is known of a model, given its loss and right answers (cells,) on each test."""
+        """Judge a model by its loss and its numbers of right answers (cells,) on each test set."""
         cells = np.concatenate([r / np.maximum(n, 1) for r, n in zip(right, self._counts, strict=True)])
         whole = np.array([r.sum() / n.sum() for r, n in zip(right, self._counts, strict=True)])
         clients = cells[self._clients] if self._clients.ndim == 1 else self._clients @ cells
@@ -75,7 +75,7 @@ class Judge:
 
 
 class Views:
-    """The samples of a lock-step group's federations as their clients see them, and a judge for each federation.
+    """The samples of a lock-step group as its clients see them, and a judge for each federation.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Views:
     def __init__(self, dataset: Dataset, federations: Sequence[Federation]) -> None:
         self._dataset = dataset
         self._tests: dict[tuple[str, str], HeldOut] = {}
-        # Who means other things by the labels sees the same images: no copies are needed.
+        # Clients that only relabel see the same images, so they need no copies.
         self._first_test = {PLAIN: len(dataset.y_train), RELABEL: len(dataset.y_train)}
         self._train: dict[str, IntArray] = {}  # by view: position of each training sample's copy, -1 without one
         self.copies: list[AnyArray] = []
@@ -106,7 +106,7 @@ class Views:
         return first
 
     def client_data(self, federation: Federation) -> ClientData:
-        """Return a federation as the engine takes it."""
+        """Return a federation in the form that the engine takes."""
         indices = federation.indices.astype(np.int64)
         groups = federation.groups
         for group, view in enumerate(() if groups is None else groups.views):
@@ -121,7 +121,7 @@ class Views:
         )
 
     def judge(self, federation: Federation) -> Judge | None:
-        """Return the judge of a federation; None where it has no groups."""
+        """Return the judge of a federation; None if it has no groups."""
         groups = federation.groups
         if groups is None:
             return None
@@ -145,7 +145,7 @@ class Views:
             tuple(test.counts for test in tests),
             shares,
             clients.reshape(len(federation), -1),
-            rows.reshape(len(rows), len(views) * classes),  # there may be no rows to infer a width from
+            rows.reshape(len(rows), len(views) * classes),  # with no rows, -1 could not be inferred
             mix.sum(1) == 0,
         )
 

@@ -14,16 +14,16 @@ from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 
 @dataclass(frozen=True, eq=False)
 class LateUpdate:
-    """What one client added to the model it began with.
+    """What one client's training added to the model it started from.
 
     Attributes
     ----------
     client, ticket, round : int
-        Whose it is, and of which cohort and round.
+        The client, its cohort and its round.
     steps : int
-        Local steps it made.
+        Its local steps.
     arrives : float
-        When it comes, by the run's clock.
+        When it arrives, by the run's clock.
     update : (P,) tensor
     """
 
@@ -42,12 +42,12 @@ class LateUpdates:
     waiting: list[LateUpdate] = field(default_factory=list)
 
     def take(self, now: float, answered: Iterable[int]) -> list[LateUpdate]:
-        """Return those that have come by ``now``, of each client the newest; of those who ``answered`` none counts."""
-        come = [one for one in self.waiting if one.arrives <= now]
+        """Return each client's newest update that has arrived by ``now``, except for clients that ``answered``."""
+        arrived = [one for one in self.waiting if one.arrives <= now]
         self.waiting = [one for one in self.waiting if one.arrives > now]
-        newest = {one.client: one for one in sorted(come, key=lambda one: one.arrives)}
-        again = set(answered)
-        return [one for client, one in sorted(newest.items()) if client not in again]
+        newest = {one.client: one for one in sorted(arrived, key=lambda one: one.arrives)}
+        excluded = set(answered)
+        return [one for client, one in sorted(newest.items()) if client not in excluded]
 
     def facts(self) -> list[list[Any]]:
         """Return what a checkpoint keeps beside :meth:`updates`."""

@@ -10,20 +10,20 @@ from fedcohort.simulate.store.results import RunInfo
 
 
 class Listener:
-    """Watches an experiment. Override what is of interest; nothing here slows the rounds down by itself."""
+    """Watches an experiment. Override the methods you need."""
 
     def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
-        """Take note of all runs before the first round."""
+        """Called with all runs before the first round."""
 
     def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
-        """Take a run's round: its row of ``rounds``."""
+        """Called after each round of a run, with its row of ``rounds``."""
 
     def on_end(self, state: str) -> None:
-        """Take note that nothing more comes: finished, interrupted or failed."""
+        """Called at the end, with "finished", "interrupted" or "failed"."""
 
 
 class Deadline(Listener):
-    """Asks to stop when a time has come.
+    """Stops a simulation at a given time.
 
     Parameters
     ----------
@@ -37,6 +37,6 @@ class Deadline(Listener):
         self._stop, self._until = stop, until
 
     def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
-        """Look at the clock."""
+        """Stop if the time is up."""
         if time.monotonic() >= self._until:
             self._stop()

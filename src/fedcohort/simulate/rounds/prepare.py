@@ -35,18 +35,18 @@ _SUITS = {"class": "classification", "number": "regression", "token": "next-toke
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """An experiment with its data: everything that was checked before the first round.
+    """An experiment with its data, checked before the first round.
 
     Attributes
     ----------
     data_keys, federation_keys : tuple of str
         For each plan.
     groups : dict of int to tuple of int
-        Lock-step groups by number, as places of plans.
+        Lock-step groups by number, as positions of plans.
     processes : int
-        How many can make them side by side.
+        How many processes work on them in parallel.
     allow_other_engine : bool
-        Whether a group may go on with another kind of engine than made its rounds so far.
+        Whether a group may continue with another kind of engine than before.
     """
 
     experiment: Experiment
@@ -59,7 +59,7 @@ class Prepared:
     allow_other_engine: bool = False
 
     def engine_kind(self, number: int, device: str) -> str:
-        """Return what would train a group here; builds no more than its model."""
+        """Return what kind of engine would train a group on this machine."""
         place = self.groups[number][0]
         plan, dataset = self.experiment.plans[place], self.datasets[self.data_keys[place]]
         integers = dataset.x_train.dtype.kind == "i"
@@ -72,7 +72,7 @@ class Prepared:
         )
 
     def group(self, number: int, *, journals: Path | None, device: str, workers: int | None) -> Group:
-        """Build a lock-step group, engine and all."""
+        """Build a lock-step group with its engine."""
         places = self.groups[number]
         keys = [self.federation_keys[i] for i in places]
         kind = AsynchronousGroup if self.experiment.plans[places[0]].options.mode == "async" else Group
@@ -97,7 +97,7 @@ def _data_key(data: DataOptions) -> str:
 
 
 def group_key(plan: RunPlan) -> str:
-    """Runs of one key can share a batch: same data, model, local training and rule added to it."""
+    """Return a key; runs with the same key can share a batch, as data, model and local training are the same."""
     aggregator = plan.aggregator
     training = [values_of(plan.local), aggregator.prox, aggregator.corrects]
     return _identity([_data_key(plan.data), plan.model.name, *training, plan.options.mode])
@@ -111,19 +111,19 @@ def prepare(
     known: Mapping[str, str] | None = None,
     begun: Mapping[int, Sequence[str]] | None = None,
 ) -> Prepared:
-    """Load data, divide it, form groups, and check that every run can be made.
+    """Load data, divide it, form groups, and check that every run is possible.
 
     Parameters
     ----------
     processes : int or None
-        How many are to have work: there are at least so many groups, as far as there are runs. None: what the
-        configuration says, or what pays.
+        How many processes need work: there are at least as many groups, if there are enough runs. None means what
+        the configuration says, or else what is fastest.
     known : mapping of run id to str, optional
-        Keys of federations that are on disk already.
+        Keys of the federations that are already on disk.
     begun : mapping of int to sequence of str, optional
-        Runs of the groups that have checkpoints: these stay as they are, other runs form groups of their own.
+        Runs of the groups that have checkpoints. These groups stay as they are; other runs form new ones.
     """
-    if experiment.options.engine == "local":  # with Ray it is the workers' devices that count
+    if experiment.options.engine == "local":  # with Ray, the workers choose their devices
         choose_device(device or experiment.options.device)
     datasets: dict[str, Dataset] = {}
     federations: dict[str, Federation] = {}
@@ -157,7 +157,7 @@ def prepare(
 
 def _check_run(plan: RunPlan, dataset: Dataset, federation: Federation) -> None:
     if plan.local.augment:
-        crop_table(sample_shape(dataset.x_train))  # refuses what is no image
+        crop_table(sample_shape(dataset.x_train))  # refuses samples that are not images
     check_plan(plan, federation)
     if plan.options.mode == "async":
         check_asynchronous(plan)
@@ -170,19 +170,19 @@ def _federation(plan: RunPlan, dataset: Dataset) -> Federation:
 
 
 def _check_room(plan: RunPlan, federation: Federation) -> None:
-    """Refuse local training whose batches alone, as numbers of samples, no memory would hold."""
+    """Refuse local training if the numbers of its samples alone would not fit into memory."""
     samples = _samples(plan, federation)
     check_memory(f"One client's local training in run {plan.id!r} of {samples:,} samples", 8 * samples)
 
 
 def _samples(plan: RunPlan, federation: Federation) -> int:
-    """Return how many samples the largest client takes in a round, each as often as it is taken."""
+    """Return how many samples the largest client uses in a round, with repetitions."""
     largest = int(federation.train_sizes.max(initial=0))
     return plan.local.steps_for(largest, largest) * min(plan.local.batch_size, largest)
 
 
 def load_data(plan: RunPlan) -> Dataset:
-    """Return the data of a run; an error in a source of the user's own names it."""
+    """Return the data of a run; an error in a user's own source names the source."""
     data = plan.data
     try:
         return data.source.load(data.folder, data.download)
@@ -195,15 +195,15 @@ def load_data(plan: RunPlan) -> Dataset:
 
 
 def _federation_identity(plan: RunPlan) -> str:
-    """Runs of one identity have the same federation: latency, availability and failures do not change who owns what."""
+    """Return a key of a run's federation."""
     scenario = plan.scenario.to_dict()
-    # Only what decides which samples and labels a client has: runs that differ in the rest share one federation.
+    # Only what decides which samples and labels a client has. Latency, availability and failures change neither.
     owns = {key: scenario.get(key) for key in ("partition", "noise", "shift", "validation", "server_validation")}
     return _identity([_data_key(plan.data), owns, plan.seed])
 
 
 def _federation_names(plans: Sequence[RunPlan], identities: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return a name for each distinct federation: the one it has on disk, else a new one."""
+    """Return a name for each distinct federation: the one on disk, or a new one."""
     pairs = list(zip(plans, identities, strict=True))
     names = {identity: known[plan.id] for plan, identity in pairs if plan.id in known}
     for plan, identity in pairs:
@@ -213,14 +213,14 @@ def _federation_names(plans: Sequence[RunPlan], identities: Sequence[str], known
 
 
 def _groups(experiment: Experiment, processes: int, begun: Mapping[int, Sequence[str]]) -> dict[int, tuple[int, ...]]:
-    """Return the lock-step groups: those that were begun, and the other runs by what can share a batch."""
+    """Return the lock-step groups: those with checkpoints, and groups of the other runs that can share a batch."""
     place_of = {plan.id: i for i, plan in enumerate(experiment.plans)}
     foreign = [name for names in begun.values() for name in names if name not in place_of]
     if foreign:
-        raise ResultsError(f"There is a checkpoint of the run {foreign[0]!r}, which the configuration does not have.")
+        raise ResultsError(f"There is a checkpoint of the run {foreign[0]!r}, which is not in the configuration.")
     groups = {number: tuple(place_of[name] for name in names) for number, names in begun.items()}
     whole = _split(experiment, range(len(experiment.plans)), processes, itertools.count())
-    if groups.items() <= whole.items():  # nothing was added: the same batches as without an interruption
+    if groups.items() <= whole.items():  # nothing was added, so the batches are the same as without an interruption
         return whole
     placed = {place for places in groups.values() for place in places}
     rest = [place for place in range(len(experiment.plans)) if place not in placed]
@@ -231,16 +231,16 @@ def _groups(experiment: Experiment, processes: int, begun: Mapping[int, Sequence
 def _split(
     experiment: Experiment, places: Sequence[int], processes: int, numbers: Iterator[int]
 ) -> dict[int, tuple[int, ...]]:
-    """Divide plans into groups of those that can share a batch, none larger than ``run.lockstep``.
+    """Divide plans into groups that can share a batch, none larger than ``run.lockstep``.
 
-    Neighbours among the plans, which cost alike, go to different groups.
+    Neighbouring plans cost about the same, so they go to different groups.
     """
     by_key: dict[str, list[int]] = {}
     for place in places:
         by_key.setdefault(group_key(experiment.plans[place]), []).append(place)
     groups = {}
     for alike in by_key.values():
-        # At least as many groups as keep this kind's share of the processes busy, and none above the limit.
+        # Enough groups to keep this kind's share of the processes busy, and none above the limit.
         even = -(-processes * len(alike) // len(places))  # this kind's share of the processes
         turns = min(len(alike), max(-(-len(alike) // experiment.options.lockstep), even))
         for turn in range(turns):
@@ -249,9 +249,9 @@ def _split(
 
 
 def _check_model(plan: RunPlan, dataset: Dataset) -> list[torch.Size]:
-    """Build the model, and compute loss and metric of one's own once, so that nothing fails in the first round.
+    """Build the model, try the user's own loss and metric, and return the shapes of the model's parameters.
 
-    Returns the shapes of its parameters.
+    So mistakes are found before the first round.
     """
     task = plan.task
     shapes = [value.shape for value in _model(plan, dataset).parameters()]
@@ -263,7 +263,7 @@ def _check_model(plan: RunPlan, dataset: Dataset) -> list[torch.Size]:
         task.measure(outputs, targets, task.losses(outputs, targets))
     except InputError:
         raise
-    except Exception as error:  # the user's own functions, or a loss of torch that is for something else
+    except Exception as error:  # in the user's own functions, or in a loss of torch for another purpose
         raise InputError(
             f"The loss {task.loss!r} and the metric {task.metric!r} cannot be computed from outputs of shape "
             f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: {type(error).__name__}: {error}."
@@ -272,7 +272,7 @@ def _check_model(plan: RunPlan, dataset: Dataset) -> list[torch.Size]:
 
 
 def _output(dataset: Dataset) -> tuple[int, ...]:
-    """Return the shape of what a model says of one sample."""
+    """Return the shape of a model's output for one sample."""
     whole = (*sample_shape(dataset.x_train), dataset.classes)
     return whole if dataset.target == "token" else (dataset.outputs,)
 
@@ -288,7 +288,7 @@ def _model(plan: RunPlan, dataset: Dataset) -> nn.Module:
 
 
 def _check_task(plan: RunPlan, dataset: Dataset) -> None:
-    """Refuse data that are not what the task predicts."""
+    """Refuse data that do not fit the task."""
     if dataset.target != plan.task.target:
         raise InputError(
             f"The task {plan.task.name!r} predicts {plan.task.predicts}; the dataset {dataset.name!r} is for "

@@ -1,4 +1,4 @@
-"""The host's side of queries: losses and trials, answered for all runs of a group at once and paid for."""
+"""Answer selectors' questions (losses and trial cohorts) for all runs of a group at once, and book the cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRIED = losses_of([Trial.measured], "received")
 
 
 def answer(batch: Batch, turns: Sequence[Asked]) -> list[QueryAnswered]:
-    """Answer what the runs' selectors asked, all runs in one batch, and book what it costs."""
+    """Answer the questions of all runs in one batch, and book what they cost."""
     found: dict[int, QueryAnswered] = {}
     questions: dict[frozenset[Signal], list[tuple[int, Losses]]] = {}
     trials: list[tuple[int, Trial]] = []
@@ -64,7 +64,7 @@ def _losses(
 
 
 def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> list[QueryAnswered]:
-    """Train and average each trial cohort, evaluate everyone before and after, throw the models away."""
+    """Train and average each trial cohort, and measure everyone's loss before and after. The models are not kept."""
     (measure,) = _TRIED.values()
     everyone = [turn.reachable(None) for turn in turns]
     runs = [turn.run for turn in turns]
@@ -74,7 +74,7 @@ def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> l
     for i, (turn, query) in enumerate(zip(turns, queries, strict=True)):
         for number, cohort in enumerate(query.cohorts):
             parts.append((i, turn.reachable(cohort)))
-            # Not the batches of the round itself, which may train the same clients.
+            # The round itself may train the same clients; a trial must not use the same batches.
             seeds.append(int(rng.stream(turn.run.plan.seed, "trial", turn.run.round, number).integers(1 << 62)))
     owners = [runs[i] for i, _ in parts]
     averages = _tried_models(batch, owners, [clients for _, clients in parts], seeds)
@@ -90,7 +90,7 @@ def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> l
 def _trial_answer(
     turn: Asked, query: Trial, everyone: IntArray, cohorts: Sequence[IntArray], changes: Sequence[FloatArray]
 ) -> QueryAnswered:
-    """Return how the loss of ``everyone`` (a,) changes with each trial cohort; NaN for who cannot be reached."""
+    """Return how the loss of ``everyone`` (a,) changes with each trial cohort; NaN for others."""
     change = np.full((len(cohorts), len(turn.run.federation)), np.nan)
     for place, values in enumerate(changes):
         change[place, everyone] = values
@@ -103,7 +103,7 @@ def _trial_answer(
 def _tried_models(
     batch: Batch, owners: Sequence[Run], cohorts: Sequence[IntArray], seeds: Sequence[int]
 ) -> torch.Tensor:
-    """(T, P) the average of each trial cohort; the old model where nobody of it can be reached, or its run fails."""
+    """Return the average of each trial cohort (T, P): the old model if nobody is available or the run fails."""
     lengths = [len(clients) for clients in cohorts]
     trained = batch.train(owners, cohorts, np.repeat(seeds, lengths), None)
     averages = []

@@ -1,4 +1,4 @@
-"""One run inside a lock-step group: its session, its federation, its clock."""
+"""One run of a lock-step group: its session, its federation, its clock."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ from fedcohort.training.filters import KeepAll, Need
 
 
 def host_signals(federation: Federation, task: Task, asynchronous: bool = False) -> frozenset[Signal]:
-    """What the simulator can supply about a federation: all, if clients hold out data and samples have classes.
+    """Return the signals that the simulator can supply: all, if clients hold out data and samples have classes.
 
-    In an asynchronous run there are no cohorts to compare a client with, and no filter.
+    An asynchronous run has no cohorts to compare a client with, and no filter.
     """
     supplied = REPORT_SIGNALS | QUERY_SIGNALS
     if asynchronous:
@@ -87,11 +87,11 @@ def _of_classes(signal: Signal) -> bool:
 
 
 def check_fits(plan: RunPlan) -> None:
-    """Refuse a run whose parts need classes that its task has not, or a loss that its task does not have."""
+    """Refuse a run whose parts need classes or a loss that its task does not have."""
     task, where = plan.task, f"the task {plan.task.name!r} of run {plan.id!r}"
     if plan.local.loss == "robust" and not task.fast:
         raise InputError(
-            f"The robust loss is made of cross-entropies of a classifier; {where} has the loss {task.loss!r} and the "
+            f"The robust loss needs a classifier's cross-entropies; {where} has the loss {task.loss!r} and the "
             f"metric {task.metric!r}.",
             hint="leave out local.loss, or task.loss and task.metric",
         )
@@ -105,7 +105,7 @@ def check_fits(plan: RunPlan) -> None:
         "The availability 'class-biased' depends on classes": isinstance(scenario.availability, ClassBiased),
         f"The filter {plan.filter.name!r} judges predicted classes": Need.LOGITS in plan.filter.needs,
         f"The aggregator {plan.aggregator.name!r} learns from predicted classes": plan.aggregator.needs_server,
-        f"The label sharing {plan.labels.name!r} tells of classes": plan.labels.name not in ("counts", "none"),
+        f"The label sharing {plan.labels.name!r} is about classes": plan.labels.name not in ("counts", "none"),
     }
     for what, needed in parts.items():
         if needed:
@@ -124,17 +124,19 @@ def check_fits(plan: RunPlan) -> None:
 
 
 def adapt_selector(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
-    """Return a run's selector as it works with the signals there are."""
+    """Return a run's selector, adapted to the signals that are supplied."""
     name = SELECTORS.reference(type(plan.selector)) or plan.selector.name
-    with user_code_errors(f"The selector {name!r} cannot adapt to the signals there are", name):
+    with user_code_errors(f"The selector {name!r} cannot adapt to the signals that are supplied", name):
         found: object = plan.selector.adapt(supplied)
     if not isinstance(found, Selector):
-        raise InputError(f"The selector {name!r} must adapt to a selector, itself or another. Got {short_repr(found)}.")
+        raise InputError(
+            f"The selector {name!r} must return a selector from adapt(), itself or another. Got {short_repr(found)}."
+        )
     return found
 
 
 def check_plan(plan: RunPlan, federation: Federation) -> None:
-    """Refuse a run that could not be made, before anything heavy starts."""
+    """Refuse an impossible run before any long work starts."""
     adapt_selector(plan, TABLE_SIGNALS | host_signals(federation, plan.task, plan.options.mode == "async"))
     size = plan.options.size
     if size is not None and size > len(federation):
@@ -165,7 +167,7 @@ def _check_rules(plan: RunPlan, rules: Rules, federation: Federation, size: int)
     if short:
         raise InputError(
             f"The rules of run {plan.id!r} cannot be kept: {short[0]}.",
-            hint="change [rules], or make fewer rounds or smaller cohorts",
+            hint="change [rules], run.rounds or run.cohort",
         )
 
 
@@ -193,14 +195,14 @@ def _check_needs_no_server(plan: RunPlan) -> None:
     aggregator = plan.aggregator
     if aggregator.needs_server and aggregator.public is None:
         raise InputError(
-            f"The aggregator {aggregator.name!r} of run {plan.id!r} computes on samples of the server's own, and "
-            "it holds none.",
+            f"The aggregator {aggregator.name!r} of run {plan.id!r} computes on the server's own samples, and "
+            "the server holds none.",
             hint="set scenario.server_validation, the number of samples of each class to keep there",
         )
 
 
 def _check_late(plan: RunPlan) -> None:
-    """Refuse to count late models where the models of a round belong together."""
+    """Refuse to count late models if the models of a round belong together."""
     aggregator = plan.aggregator
     why = {
         f"the filter {plan.filter.name!r} compares the models of a round": not isinstance(plan.filter, KeepAll),
@@ -216,27 +218,27 @@ def _check_late(plan: RunPlan) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FederationContext:
-    """What all runs on one federation share."""
+    """What all runs on a federation share."""
 
     federation: Federation
     index: int  # among the engine's federations
     share: FloatArray  # (N,) p_k
-    true_counts: FloatArray | None  # (N, B) true labels of the training samples; None where there are no classes
-    judge: Judge | None = None  # None where only the whole test set counts
+    true_counts: FloatArray | None  # (N, B) true labels of the training samples; None without classes
+    judge: Judge | None = None  # None if only the whole test set counts
     _label_facts: dict[tuple[LabelSharing, int], LabelKnowledge] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, federation: Federation, index: int, has_classes: bool = True, judge: Judge | None = None
     ) -> FederationContext:
-        """Work out what is shared."""
+        """Compute what runs share."""
         sizes = federation.train_sizes
         share = np.asarray(sizes / max(int(sizes.sum()), 1), np.float64)
         counts = federation.label_counts(part="train", true=True).astype(np.float64) if has_classes else None
         return cls(federation, index, share, counts, judge)
 
     def label_facts(self, labels: LabelSharing, seed: int) -> LabelKnowledge:
-        """What the clients tell about their labels, as they see them; runs that share it share its making."""
+        """Return what clients share about their labels; computed once for all runs that need the same."""
         if self.true_counts is None:
             return LabelKnowledge(None)
         key = (labels, seed)
@@ -246,14 +248,14 @@ class FederationContext:
         return self._label_facts[key]
 
     def table(self, labels: LabelSharing, seed: int) -> ClientTable:
-        """What selectors may know of the federation: sizes, own names, and labels in the form they are shared in."""
+        """Return what selectors may know of the federation: names, sizes, and labels in the form that is shared."""
         federation = self.federation
         facts = self.label_facts(labels, seed)
         return ClientTable(names=federation.client_names, sizes=federation.train_sizes, labels=facts.labels)
 
 
 class Run:
-    """A run's facts and everything about it that changes, except its model, which is a row of the group's tensor."""
+    """A run and everything about it that changes, except its model, which is a row of the group's tensor."""
 
     def __init__(self, plan: RunPlan, row: int, context: FederationContext, parameters: int, classes: int) -> None:
         self.plan = plan
@@ -262,29 +264,29 @@ class Run:
         self.federation = federation = context.federation
         self.session: Session
         self.memory: Memory | None = None
-        self.server: ServerSamples | None = None  # where the aggregator computes on samples of the server's own
+        self.server: ServerSamples | None = None  # if the aggregator computes on the server's samples
         self.state = "running"
         self.reason = ""
         self.round = 0
         self.clock = 0.0  # simulated seconds
         self.participation = Participation(len(federation))
-        self.engines: tuple[tuple[int, str], ...] = ()  # which kind of engine trained from which round on
+        self.engines: tuple[tuple[int, str], ...] = ()  # the kinds of engine, each with its first round
         options, local = plan.options, plan.local
-        # A simulated round always counts: with models of nobody, the global model stays as it is.
+        # A simulated round always counts: without any reply, the global model stays as it is.
         deadline = options.deadline or plan.scenario.deadline
         self.policy = Policy(
             size=options.size, spares=options.spares, deadline=deadline, late=options.late, min_replies=0
         )
         self.late = LateUpdates() if options.late == "count" else None
-        self.pace: Pace | None = None  # how long clients took, where the deadline follows from it
+        self.pace: Pace | None = None  # how long clients took, for an automatic deadline
         self.rounds = options.rounds
         self.eval_every = options.eval_every
         self.aggregator: Aggregator = plan.aggregator
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.always = isinstance(plan.scenario.availability, Always)
         self.devices = plan.scenario.devices
-        self.roster: OnlineDevices | None = None  # who is on, with devices that are not always on
-        self.begins = 0.0  # when this round begins: with devices, as soon as somebody is on
+        self.roster: OnlineDevices | None = None  # which devices are online, unless all always are
+        self.begins = 0.0  # when this round begins: with devices, as soon as a client is online
         self.instant = (
             isinstance(plan.scenario.latency, NoLatency) and not plan.scenario.failure and self.devices is None
         )
@@ -321,17 +323,17 @@ class Run:
 
     @property
     def has_session(self) -> bool:
-        """Whether it has a session: not where its selector failed before the first round."""
+        """Whether it has a session; a run has none if its selector failed before the first round."""
         return hasattr(self, "session")
 
     @property
     def running(self) -> bool:
-        """Whether there are rounds to make."""
+        """Whether the run is not over."""
         return self.state == "running"
 
     @property
     def table(self) -> ClientTable:
-        """What its session knows of the clients before the first round."""
+        """What the session knows about clients before the first round."""
         return self.context.table(self.plan.labels, self.plan.seed)
 
     @property
@@ -360,7 +362,7 @@ class Run:
             self.pace = Pace.of(self.session)
 
     def update_attributes(self, *, changing: bool = False) -> None:
-        """Let the rules know what clients say about themselves now; ``changing``: only if it changes at all."""
+        """Give the rules what clients say about themselves now; with ``changing``, only what can change."""
         if self.plan.rules is None:
             return
         names = self.session.table.names
@@ -371,7 +373,7 @@ class Run:
             self.session.set_attributes(attributes)
 
     def resume_session(self, journal: Path | None, at: Savepoint) -> None:
-        """Continue the run's session where it stood at a checkpoint; shadows that had failed by then stay out."""
+        """Continue the run's session from a checkpoint; shadows that had failed before stay out."""
         assert journal is not None
         shadows = {name: shadow for name, shadow in self.plan.shadows.items() if name in at.shadows}
         self.session = Session.open(
@@ -380,9 +382,9 @@ class Run:
         self._read_pace()
 
     def wait(self) -> BoolArray | None:
-        """Go on to the moment at which somebody is on, and return who is (N,); None is everybody.
+        """Wait until a client is online, and return which clients are (N,); None means everybody.
 
-        The moment is infinite if nobody ever is again.
+        ``begins`` is then that time, or infinity if nobody will ever be online again.
         """
         self.begins = self.clock
         if self.devices is None or self.devices.always_on:
@@ -393,7 +395,7 @@ class Run:
         return self.roster.on
 
     def seconds(self, clients: IntArray, work: FloatArray | float, transfer: float) -> FloatArray:
-        """(k,) simulated seconds that some work and some bytes take these clients in this round."""
+        """Return how many simulated seconds (k,) these clients need for some work and for sending some bytes."""
         if self.instant:
             return np.zeros(len(clients))
         if self.devices is not None:
@@ -402,30 +404,30 @@ class Run:
 
     def combine(self, old: Any, models: Any, members: Members, *, trial: bool = False) -> Combined:
         """Return the next global model; a trial leaves no trace in the aggregator's memory."""
-        # Corrections are learnt after the average, not by it; a copy of every client's would be large.
+        # Averaging does not change corrections, and a copy of all clients' corrections would be large.
         memory = copy.deepcopy(self.memory) if trial and not self.aggregator.corrects else self.memory
         server = None if self.server is None else self.server.in_round(self.plan.seed, self.round)
         return fitting(self.aggregator.combine(old, models, members, memory, server), Combined, members, old)
 
     def mix(self, members: Members) -> Mix:
-        """Return the weights of an aggregator that is a weighted sum."""
+        """Return the weights of an aggregator that computes a weighted sum."""
         assert isinstance(self.aggregator, WeightedSum)
         return fitting(self.aggregator.mix(members), Mix, members)
 
     def corrections(self, clients: IntArray, like: Any) -> Any:
-        """(k, P) what is added to every local gradient of ``clients``; ``like`` is a model, (P,)."""
+        """Return what is added to every local gradient of ``clients`` (k, P); ``like`` is a model (P,)."""
         if not isinstance(self.memory, Corrections):
             raise InputError(f"Its memory must be Corrections, because it says 'corrects'. Got {self.memory!r}.")
         return _vectors("corrections", self.memory.corrections(clients), clients, like)
 
     def starts(self, clients: IntArray, like: Any) -> Any:
-        """(k, P) the models that ``clients`` train from; ``like`` is a model, (P,)."""
+        """Return the models that ``clients`` train from (k, P); ``like`` is a model (P,)."""
         if not isinstance(self.memory, OwnModels):
             raise InputError(f"Its memory must be OwnModels, because it says 'own_models'. Got {self.memory!r}.")
         return _vectors("starts", self.memory.starts(clients), clients, like)
 
     def rate_sums(self, steps: IntArray, clients: IntArray) -> FloatArray:
-        """(k,) sum of the learning rates over the local steps that each of ``clients`` makes in this round."""
+        """Return the sum of learning rates (k,) over the local steps of each client in this round."""
         local, sizes = self.plan.local, self.federation.train_sizes
         if local.lr_decay_epoch == 1.0:
             return np.asarray(steps * local.lr_at(self.round), np.float64)
@@ -453,7 +455,7 @@ class Run:
             self.end("stopped", f"its {self.plan.options.seconds:g} simulated seconds are over")
 
     def info(self, federation_key: str) -> RunInfo:
-        """Return the run's entry of runs.json."""
+        """Return the run's entry for runs.json."""
         plan = self.plan
         return RunInfo(
             id=plan.id,
@@ -470,7 +472,7 @@ class Run:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the scalars a checkpoint keeps."""
+        """Return the values to keep in a checkpoint."""
         watch = None if self.early_stop is None else [_or_none(v) for v in dataclasses.astuple(self.watch)]
         return {
             "round": self.round,
@@ -483,12 +485,12 @@ class Run:
         }
 
     def restore(self, facts: dict[str, Any]) -> None:
-        """Take over :meth:`facts`."""
+        """Restore the values from :meth:`facts`."""
         self.round, self.clock = int(facts["round"]), float(facts["clock"])
         self.state, self.reason = str(facts["state"]), str(facts["reason"])
         self.engines = parse_engines(facts.get("engines"))
         if has_rounds_left(facts, self.rounds):
-            self.state = "running"  # also where more rounds were asked for after it had finished
+            self.state = "running"  # also if it had finished and now has more rounds
         if facts["watch"] is not None:
             training, validation, streak = facts["watch"]
             nan = float("nan")

@@ -1,4 +1,4 @@
-"""From a configuration to results: drive the lock-step groups of an experiment, keep checkpoints."""
+"""Run the lock-step groups of an experiment, and write results and checkpoints."""
 
 from __future__ import annotations
 
@@ -54,18 +54,19 @@ class Simulation:
     out : Path
         A new or empty directory, or one to continue with ``resume``.
     resume : bool
-        The directory may hold fewer runs and rounds than ``experiment``; see :mod:`fedcohort.simulate.config.extend`.
+        Continue the directory. It may have fewer runs and rounds than ``experiment``; see
+        :mod:`fedcohort.simulate.config.extend`.
     device : str, optional
-        Instead of the configuration's.
+        Default: what the configuration says.
     processes : int, optional
-        Instead of the configuration's.
+        Default: what the configuration says.
     address : str, optional
-        Of the Ray cluster, with ``run.engine = "ray"``; None starts a local one.
+        Address of the Ray cluster for ``run.engine = "ray"``; None starts a local one.
     command : str
-        The command line, for the record.
+        The command line, to be recorded.
     allow_other_engine : bool
-        Go on with another kind of engine than made the rounds so far, such as the plain loop where the C compiler is
-        gone or another device, which rounds differently. :attr:`RunInfo.engines` says which rounds it made.
+        Continue with another kind of engine than before, such as another device, or the plain loop if there is no C
+        compiler any more. It rounds numbers differently. :attr:`RunInfo.engines` says which engine ran which rounds.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Simulation:
         self.device = device or experiment.options.device
         self.address = address
         self._resume = resume
-        self._extension: str | None = None  # the configuration to put in place of the directory's
+        self._extension: str | None = None  # replaces the configuration in the directory
         self._command = command
         self._stop = False
         self._asked = (processes or experiment.options.processes) is not None
@@ -109,13 +110,13 @@ class Simulation:
             )
         if allow_other_engine:
             self.prepared = replace(self.prepared, allow_other_engine=True)
-        elif experiment.options.engine == "local":  # on Ray it is the workers' machines that count
+        elif experiment.options.engine == "local":  # on Ray, the workers' machines decide
             self._check_engines(saved)
         self.writer = self._writer(before, saved)
 
     def _check_engines(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Refuse to continue a group, or to add one like those there are, with another kind of engine."""
-        known: dict[str, dict[str, str]] = {}  # by what can share a batch: the engine, and a run that it made last
+        """Refuse to continue groups, or to add similar ones, with another kind of engine."""
+        known: dict[str, dict[str, str]] = {}  # by group key: each engine, with the last run that it trained
         for plan in self.experiment.plans:
             engines = parse_engines(saved.get(plan.id, {}).get("engines"))
             if engines:
@@ -140,7 +141,7 @@ class Simulation:
         address: str | None = None,
         allow_other_engine: bool = False,
     ) -> Simulation:
-        """Continue an experiment from its directory, perhaps on Ray instead of here, or the other way round."""
+        """Continue an experiment from its directory. It may move to Ray or back."""
         check_continuable(out, read_meta(out))
         changes = [] if engine is None else [f"run.engine={engine}"]
         experiment = Experiment.from_dict(override(read_started(out), changes))
@@ -169,17 +170,17 @@ class Simulation:
         command: str = "",
         allow_other_engine: bool = False,
     ) -> Simulation:
-        """Give an experiment more seeds, rounds or selectors; nothing changes on disk before :meth:`run`.
+        """Give an experiment more seeds, rounds or selectors. Nothing changes on disk before :meth:`run`.
 
-        Runs that are there are kept as they are and go on where rounds are added; the others are those that a new
-        experiment of the larger configuration would have.
+        Existing runs are kept, and continue if rounds are added. New runs are the same as in a new experiment with the
+        larger configuration.
 
         Parameters
         ----------
         seeds : sequence of int or int, optional
-            Seeds to add, or how many there are to be in all.
+            Seeds to add, or the new number of seeds.
         rounds : int, optional
-            Rounds of each run in all.
+            The new number of rounds of each run.
         selectors : mapping of str to table, optional
             Entries of [selectors] to add, by label.
         """
@@ -197,18 +198,18 @@ class Simulation:
             )
         except (InputError, SignalError) as error:
             raise type(error)(
-                error.message, hint=f"{out} keeps the federation it has; run a new experiment for this"
+                error.message, hint=f"{out} keeps its federation; run a new experiment for this"
             ) from error
         simulation._extension = to_toml(experiment.table)
         return simulation
 
     @property
     def total(self) -> int:
-        """Rounds of all runs together."""
+        """The number of rounds of all runs together."""
         return sum(plan.options.rounds for plan in self.experiment.plans)
 
     def stop(self) -> None:
-        """Ask to stop after the round that is going on; may be called from a signal handler."""
+        """Stop after the current round; may be called from a signal handler."""
         self._stop = True
 
     # -- the directory -----------------------------------------------------------------------------------------
@@ -229,14 +230,14 @@ class Simulation:
             return ExperimentWriter(self.out)
         writer = ExperimentWriter.create(self.out)
         kept = next((p.data.source for p in self.experiment.plans if isinstance(p.data.source, InMemory)), None)
-        if kept is not None:  # or nobody could continue it
+        if kept is not None:  # otherwise nobody could continue it
             write_atomically(self.out / MEMORY_FILE, to_npz(kept.dataset))
         self._write_facts(writer)
         writer.begin(to_toml(self.experiment.table), self._meta())
         return writer
 
     def _take_over_states(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Set every run to where its checkpoint stands; runs.json may be ahead of it."""
+        """Set every run to the state in its checkpoint; runs.json may be ahead of it."""
         for number, places in self.prepared.groups.items():
             ended = self.has_ended(number)
             for name in (self.experiment.plans[i].id for i in places):
@@ -295,13 +296,13 @@ class Simulation:
     def _report(self, state: str, message: str = "", force: bool = True) -> None:
         """Replace status.json and runs.json, at most once a second unless forced.
 
-        Between checkpoints nobody waits for the disk: both are written anew when the experiment is continued.
+        Between checkpoints it does not wait for the disk, because both are written again when an experiment continues.
         """
         now = time.monotonic()
         if not force and now < self._status_due:
             return
         self._status_due = now + _STATUS_SECONDS
-        # Runs that ended early have rounds that will never be made: they are not among those left.
+        # The remaining rounds of a run that ended early are not left to do.
         done = sum(info.rounds_done for info in self._infos.values())
         left = sum(
             plan.options.rounds - self._infos[plan.id].rounds_done
@@ -328,15 +329,15 @@ class Simulation:
     # -- driving -----------------------------------------------------------------------------------------------
 
     def run(self) -> str:
-        """Make all rounds; return "finished", or "interrupted" after :meth:`stop`."""
+        """Run all rounds; return "finished", or "interrupted" after :meth:`stop`."""
         with lock_folder(self.out), memory_errors():
             return self._run()
 
     def _run(self) -> str:
         self.writer.tidy()
-        for path in live_files(self.out):  # of processes that died
+        for path in live_files(self.out):  # left by processes that died
             remove_live(path)
-        for number in self.prepared.groups:  # one that had ended would keep an older one for good
+        for number in self.prepared.groups:  # or a group that has ended would keep an old checkpoint forever
             checkpoints.prune(self.out / "checkpoint", number)
         self._write_facts(self.writer)
         if self._extension is not None:
@@ -365,7 +366,7 @@ class Simulation:
         return state
 
     def _report_quietly(self, state: str, message: str = "") -> None:
-        """Say how it ended where that is still possible: the disk may be the very thing that failed."""
+        """Report the end if that is still possible: it may be the disk that failed."""
         with contextlib.suppress(FedcohortError, OSError):
             self._report(state, message)
 
@@ -383,7 +384,7 @@ class Simulation:
         return "finished"
 
     def has_ended(self, number: int) -> bool:
-        """Whether all runs of a group have ended and are on disk; runs.json may be ahead of the last checkpoint."""
+        """Whether all runs of a group have ended and are on disk. runs.json may be ahead of the last checkpoint."""
         rounds = {plan.id: plan.options.rounds for plan in self.experiment.plans}
         return checkpoints.has_ended(self.out / "checkpoint", number, rounds)
 
@@ -426,8 +427,8 @@ class Simulation:
         self._started = time.time()
 
     def last_checkpoint(self, number: int) -> bytes | None:
-        """Return the group's last checkpoint, and drop the rows after it; without any, remove what an attempt left."""
-        # Rows may be ahead of the checkpoint, by what was written between it and a crash.
+        """Return the group's last checkpoint and drop the rows after it. Without one, remove all files of its runs."""
+        # Rows may be ahead of the checkpoint if there was a crash after they were written.
         path = checkpoints.newest(self.out / "checkpoint", number)
         if path is not None:
             point = checkpoints.load(path)
@@ -435,19 +436,19 @@ class Simulation:
             return path.read_bytes()
         names = [self.experiment.plans[i].id for i in self.prepared.groups[number]]
         journals = [self.out / "journal" / f"{name}.sqlite" for name in names]
-        if self._resume or any(path.exists() for path in journals):  # or of a process that died
+        if self._resume or any(path.exists() for path in journals):  # or a process has died
             for path in journals:
                 remove(path)
             self.writer.forget(dict.fromkeys(names, 0))
         return None
 
     def journals(self, number: int) -> dict[str, bytes]:
-        """Return the journals of a group's runs by file name, each whole in itself."""
+        """Return complete copies of the journals of a group's runs, by file name."""
         names = [f"{self.experiment.plans[i].id}.sqlite" for i in self.prepared.groups[number]]
         return {name: snapshot(path) for name in names if (path := self.out / "journal" / name).exists()}
 
     def take_over(self, number: int, result: HandOver) -> None:
-        """Write what another process made of a group: rows and journals first, then the checkpoint they belong to."""
+        """Write another process's results of a group: rows and journals first, then their checkpoint."""
         self.writer.append(result.rounds)
         write_journals(self.out / "journal", result.journals)
         self._conclude(number, result.checkpoint, result.round)
@@ -460,12 +461,12 @@ class Simulation:
         self._report("running")
 
     def _checkpoint(self, number: int, group: Group) -> float:
-        """Write rows, commit the journals, write the checkpoint they belong to; return the seconds it took."""
+        """Write rows, commit the journals, then write their checkpoint; return the seconds it took."""
         began = time.monotonic()
-        for info in group.infos():  # those of runs that failed, too
+        for info in group.infos():  # including runs that failed
             self._infos[info.id] = info
-        # The order makes it safe to die anywhere: rows and journals may be ahead of the checkpoint, and a resume takes
-        # them back to it; a checkpoint ahead of them would have lost rounds.
+        # In this order a crash loses nothing: rows and journals may be ahead of the checkpoint, and resuming drops the
+        # excess. If the checkpoint were ahead of them, rounds would be lost.
         point = group.checkpoint()
         self.writer.append(group.drain())
         group.commit()
@@ -474,24 +475,24 @@ class Simulation:
         return time.monotonic() - began
 
     def _conclude(self, number: int, checkpoint: bytes, round_: int) -> None:
-        """Let everything written for a group's rounds count: until the checkpoint is there, a resume takes it back."""
+        """Save the checkpoint. Only then do a group's rounds count; without it, resuming would drop them."""
         folder = self.out / "checkpoint"
         checkpoints.save(folder, number, checkpoint, round_)
         checkpoints.prune(folder, number)
 
     def on_round(self, info: RunInfo, row: Mapping[str, Any]) -> None:
-        """Take note of a run's round and pass it on."""
+        """Note that a run has finished a round, and tell the listeners."""
         self._infos[info.id] = info
         for listener in self.listeners:
             listener.on_round(info, row)
 
 
 def _read_runs(out: Path) -> dict[str, RunInfo]:
-    """Return what runs.json says of an experiment to be continued; it is written anew where it is lost."""
+    """Return the contents of runs.json; nothing if it cannot be read."""
     try:
         return {info.id: info for info in read_runs(out)}
     except ResultsError as error:
-        log.warning("%s It is written anew from the configuration and the checkpoints.", error.message)
+        log.warning("%s It will be rebuilt from the configuration and the checkpoints.", error.message)
         return {}
 
 
@@ -513,10 +514,10 @@ def run_experiment(
     device: str | None = None,
     listeners: Sequence[Listener] = (),
 ) -> str:
-    """Run a configuration given as plain values or as a file; :mod:`fedcohort.simulate.config.experiment` has its keys.
+    """Run a configuration, given as a mapping or a file. :mod:`fedcohort.simulate.config.experiment` lists its keys.
 
-    Of plain values, ``data`` may also be a :class:`~fedcohort.simulate.data.Dataset`, for example of
-    :func:`~fedcohort.simulate.data.from_arrays`; the experiment keeps a copy, so that it can be continued.
+    In a mapping, ``data`` may also be a :class:`~fedcohort.simulate.data.Dataset`, for example from
+    :func:`~fedcohort.simulate.data.from_arrays`. The experiment keeps a copy, so it can be continued.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""Samples the server holds itself, and what it can compute on them: for aggregators that learn at the server.
+"""Samples that the server holds itself, for aggregators that learn at the server.
 
-They are the server's validation set, or a file of unlabelled samples. Gradients are autograd's, for any model; a round
-needs a few dozen of them, so that they are not worth a compiled form.
+They are the server's validation set or a file of unlabelled samples. Gradients come from autograd and work for any
+model. A round needs only a few dozen of them, so compiled code would not pay.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _STREAM = "server"
 class ServerSamples(Server):
     """V samples at the server of one lock-step group.
 
-    Running statistics of a model (batch normalisation) are taken as they are and get no gradient.
+    A model's running statistics (batch normalisation) are not trained.
 
     Parameters
     ----------
     engine : Engine
-        Whose model and device are used.
+        Supplies the model and the device.
     inputs : ``(V, *sample)`` tensor
-        As the model sees them.
+        The samples, standardised.
     labels : (V,) int array, optional
-        Their classes; None where they are unlabelled.
+        Their classes; None if they are unlabelled.
     """
 
     def __init__(self, engine: Engine, inputs: torch.Tensor, labels: AnyArray | None) -> None:
@@ -62,7 +62,7 @@ class ServerSamples(Server):
         self._position = (0, 0)  # seed and round
 
     def in_round(self, seed: int, round: int) -> ServerSamples:
-        """Return the same samples, with the batches of a run's round."""
+        """Return the same samples with the batches of one round of a run."""
         result = copy.copy(self)
         result._position = (seed, round)
         return result
@@ -78,18 +78,18 @@ class ServerSamples(Server):
         return self._labels
 
     def batches(self, size: int, steps: int) -> Iterator[IntArray]:
-        """Yield batches: passes over the samples, each shuffled anew, the last batch of a pass short."""
+        """Yield batches from shuffled passes over the samples; the last batch of a pass may be short."""
         seed, round_ = self._position
         generator = rng.stream(seed, _STREAM, round_)
-        made = 0
-        while made < steps:
+        done = 0
+        while done < steps:
             order = generator.permutation(len(self))
-            for start in range(0, min(len(self), (steps - made) * size), size):
+            for start in range(0, min(len(self), (steps - done) * size), size):
                 yield order[start : start + size]
-                made += 1
+                done += 1
 
     def _outputs(self, model: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        fixed = model.detach()  # for running statistics, which have no gradient
+        fixed = model.detach()  # running statistics have no gradient
         tensors = {
             slot.name: slot.of(model if slot.offset < self._flat.n_trainable else fixed) for slot in self._flat.slots
         }
@@ -112,7 +112,7 @@ class ServerSamples(Server):
 
 
 def server_samples(engine: Engine, dataset: Dataset, positions: IntArray, public: str | None) -> ServerSamples:
-    """Return the samples of ``public``, a .npy file, or those of the training set at ``positions``."""
+    """Return the samples in the .npy file ``public``, or the training samples at ``positions``."""
     if public is None:
         return ServerSamples(engine, engine.inputs(positions), np.asarray(dataset.y_train)[positions])
     return ServerSamples(engine, public_samples(Path(public), dataset.x_train, engine.sample), None)
@@ -132,7 +132,7 @@ def public_samples(path: Path, like: AnyArray, sample: tuple[int, ...]) -> torch
         raise InputError(
             f"The public samples {str(path)!r} must be an array of shape (n, {', '.join(map(str, like.shape[1:]))}) "
             f"with n at least 1, like the training data. Got {got}.",
-            hint="bring them to the size, the channels and the order of axes of the training data",
+            hint="resize or transpose them to match the training data",
         )
     if samples.dtype.kind not in "fiu" or (like.dtype == np.uint8) != (samples.dtype == np.uint8):
         wanted = "bytes (uint8)" if like.dtype == np.uint8 else "floating-point numbers"

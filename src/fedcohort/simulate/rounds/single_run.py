@@ -1,4 +1,4 @@
-"""One run of a configuration's federation by itself, with a selector that looks at it instead of competing."""
+"""One run on a configuration's federation, to learn something about the federation instead of comparing selectors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def play_run(
     on_start: Callable[[int], None] | None,
     on_round: OnRound | None,
 ) -> Iterator[Group]:
-    """Play a run to its end and yield the group it made; it is closed behind.
+    """Play a run to its end and yield its group, which is closed afterwards.
 
     Parameters
     ----------
@@ -36,17 +36,17 @@ def play_run(
     selectors : mapping
         The section of that name, with one entry.
     adjust_plan : function
-        Returns the plan to play, given the one the configuration says and the federation.
+        Given the configured plan and the federation, returns the plan to play.
     on_start : callable or None
-        Called with the number of rounds before the first.
+        Called with the number of rounds, before the first one.
     on_round : callable or None
-        Called after every round, as by :meth:`fedcohort.simulate.rounds.group.Group.step`.
+        Called after every round, as in :meth:`fedcohort.simulate.rounds.group.Group.step`.
     """
     config = copy.deepcopy({key: value for key, value in table.items() if key in _SECTIONS})
     seeds = table.get("seeds", [0])
     config |= {"selectors": dict(selectors), "seeds": seeds[:1] if isinstance(seeds, list) else [0]}
     given = config.get("run", {})
-    if isinstance(given, Mapping):  # what is none is refused with the rest
+    if isinstance(given, Mapping):  # anything else is refused with the other mistakes of the configuration
         config["run"] = {key: value for key, value in given.items() if key not in _OF_COMPARISONS}
         config["run"]["eval_every"] = 10**9
     prepared = prepare(Experiment.from_dict(config), device)

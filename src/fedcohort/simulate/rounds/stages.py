@@ -1,7 +1,7 @@
-"""One run's round, stage by stage: each type holds what is known by then, and nothing that is not.
+"""The stages of one run's round. Each type holds what is known at that stage.
 
-Asked -> QueryAnswered -> Chosen -> Arrived -> Averaged -> Evaluated. k = clients of the cohort, m = those whose model
-arrived in time. Tuples, because every run makes one of each in every round.
+Asked -> QueryAnswered -> Chosen -> Arrived -> Averaged -> Evaluated. The cohort has k clients; the models of m of them
+arrive in time. The types are tuples because every run makes one of each in every round, and tuples are fast.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from fedcohort.training.aggregators.base import polynomial
 
 
 class Asked(NamedTuple):
-    """The round is open, and the selector has asked what it wants to know before it chooses."""
+    """The round is open, and the selector has asked its question, if it has one."""
 
     run: Run
     round: Round
-    available: BoolArray | None  # (N,), None is everybody
+    available: BoolArray | None  # (N,); None means everybody
     query: Query | None
 
     def reachable(self, clients: IntArray | None) -> IntArray:
-        """Return which of ``clients`` (None: all) are available."""
+        """Return which of ``clients`` are available; None means all clients."""
         if self.available is None:
             return np.arange(len(self.run.federation)) if clients is None else clients
         return np.flatnonzero(self.available) if clients is None else clients[self.available[clients]]
 
     def seconds(self, clients: IntArray, work: FloatArray | float) -> FloatArray:
-        """(k,) simulated seconds some work on the current model takes these clients in this round."""
+        """Return how many simulated seconds (k,) these clients need for some work on the current model."""
         return self.run.seconds(clients, work, self.run.costs.model_bytes)
 
 
@@ -47,7 +47,7 @@ class QueryAnswered(NamedTuple):
 
     asked: Asked
     answer: Answer | None
-    holders: IntArray | None  # the clients that got the current model through the query
+    holders: IntArray | None  # clients that received the current model with the query
     cost: RoundCost  # grows until the round ends
 
 
@@ -67,17 +67,17 @@ class Chosen(NamedTuple):
 
     @property
     def clients(self) -> IntArray:
-        """(m,) the clients whose model arrives."""
+        """(m,) the clients whose models arrive in time."""
         return self.cohort.clients[self.arrived]
 
 
 class Arrived(NamedTuple):
-    """The models are trained, and it is known which of them are sound."""
+    """The models are trained, and it is known which of them are finite."""
 
     chosen: Chosen
     clients: IntArray  # (m,)
-    jobs: slice  # where their models stand in the group's batch
-    sound: BoolArray  # (m,) whose model is finite
+    jobs: slice  # rows of their models in the group's batch
+    sound: BoolArray  # (m,) which models are finite
 
     @property
     def run(self) -> Run:
@@ -85,7 +85,7 @@ class Arrived(NamedTuple):
         return self.chosen.run
 
     def column(self, values: AnyArray) -> FloatArray:
-        """(k,) or (k, V) what is known of each arrived model, (m,) or (m, V); NaN for everybody else."""
+        """Spread values of the arrived models, (m,) or (m, V), over the cohort; NaN for its other clients."""
         count = self.chosen.cohort.size
         if len(values) == count:
             return np.asarray(values, np.float64)
@@ -100,18 +100,18 @@ class Arrived(NamedTuple):
         signals: Mapping[Signal, FloatArray],
         late: Sequence[LateUpdate] = (),
     ) -> Members:
-        """Describe the models that are kept to the aggregator.
+        """Describe the models in the average to the aggregator.
 
         Parameters
         ----------
         kept : (m,) bool array
-            Which of those arrived.
+            Which of the arrived models the filter kept.
         steps : (m,) int array
-            Local steps each made.
+            Local steps of each client.
         signals : mapping of Signal to (m,) array
-            What is known of each; the aggregator sees what it requires.
+            What is known of each model; the aggregator gets the signals it requires.
         late : sequence of LateUpdate
-            Models of earlier rounds that count in this one; they come last.
+            Models of earlier rounds that count in this one; they are last in the result.
         """
         cohort, run = self.chosen.cohort, self.run
         weights = None if cohort.weights is None else cohort.weights[self.chosen.arrived[kept]]
@@ -134,7 +134,7 @@ class Arrived(NamedTuple):
 
 
 class Averaged(NamedTuple):
-    """The next global model is made, and everything the report says is known."""
+    """The next global model is ready, and so is everything in the report."""
 
     chosen: Chosen
     kept: BoolArray  # (k,)
@@ -153,7 +153,7 @@ class Averaged(NamedTuple):
         return self.chosen.run
 
     def mean(self, signal: Signal) -> float:
-        """Mean of a signal over the clients that reported it, by size; NaN when nobody did."""
+        """Return the mean of a signal over the clients that reported it, weighted by size; NaN if nobody did."""
         values = self.metrics.get(signal)
         if values is None:
             return float("nan")
@@ -163,18 +163,18 @@ class Averaged(NamedTuple):
 
 
 class Test(NamedTuple):
-    """How the global model does on the test set."""
+    """The result of the global model on the test set."""
 
     loss: float
-    metric: float  # the task's: accuracy for a classifier
+    metric: float  # of the task; accuracy for a classifier
     fairness: Fairness | None  # of a classifier's groups and clients
 
 
 class Evaluated(NamedTuple):
-    """The new global model is tested where that is due: all that is left is to tell."""
+    """The new global model has been tested, if a test was due. Only the report is left."""
 
     averaged: Averaged
-    stop: str | None  # why the run ends by its own will: the selector's or the early-stop rule's
+    stop: str | None  # why the selector or the early-stop rule ends the run
     test: Test | None
 
 
@@ -192,13 +192,13 @@ def members(
     ----------
     clients : (j,) int array
     steps : (j,) int array
-        Local steps each made.
+        Local steps of each client.
     multiplicity : (j,) float array or None
-        How often each counts; None is once.
+        How often each model counts; None means once.
     metrics : mapping of Signal to (j,) array
-        What each reported, of what the aggregator requires.
+        The signals that the aggregator requires.
     staleness : (j,) float array or None
-        How many global models came while each was at work; None is none.
+        How many new global models there were while each client trained; None means none.
     """
     return Members(
         clients=clients,
