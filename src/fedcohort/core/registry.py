@@ -107,8 +107,8 @@ def resolve_reference(reference: str) -> tuple[Any, str]:
     else:
         module, whole = _module_of_name(place, reference), reference
     if not hasattr(module, name):
-        known = [key for key, value in vars(module).items() if isinstance(value, type)]
-        near = nearest(name, known)
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        near = nearest(name, classes)
         hint = f"did you mean '{place}:{near}'?" if near else None
         raise UnknownNameError(f"{place!r} has no class {name!r}.", hint=hint)
     return getattr(module, name), whole
@@ -211,7 +211,13 @@ class Registry(Generic[T]):
         """Import everything that registers here, once; return False if it is too early to know everything."""
         if not self._import_package():
             return False
-        self._load_plugins()
+        if not self._plugins_loaded:
+            self._plugins_loaded = True  # set first, because a plug-in may look something up while it is imported
+            for entry in importlib.metadata.entry_points(group=f"fedcohort.{self.kind}s"):
+                try:
+                    entry.load()
+                except Exception as error:
+                    log.warning("the %s plug-in %r could not be loaded: %s", self.kind, entry.value, error)
         return True
 
     def _too_early(self, subject: str) -> RegistryError:
@@ -219,16 +225,6 @@ class Registry(Generic[T]):
             f"{subject} is not known yet: {self.package}, which registers the {self.kind}s, is still being imported.",
             hint="look it up inside a function, when it is used, and not while modules are being imported",
         )
-
-    def _load_plugins(self) -> None:
-        if self._plugins_loaded:
-            return
-        self._plugins_loaded = True  # set first, because a plug-in may look something up while it is imported
-        for entry in importlib.metadata.entry_points(group=f"fedcohort.{self.kind}s"):
-            try:
-                entry.load()
-            except Exception as error:
-                log.warning("the %s plug-in %r could not be loaded: %s", self.kind, entry.value, error)
 
     def names(self) -> list[str]:
         """Return all names, sorted."""

@@ -86,10 +86,10 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def rebuild_selector(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | None) -> Selector[Any]:
-    """Return the selector a journal was written with: built from the registry, or ``given`` if it is the same."""
+def rebuild_selector(spec: Mapping[str, Any], selector: Selector[Any] | None, path: Path | None) -> Selector[Any]:
+    """Return the selector a journal was written with: built from the registry, or ``selector`` if it is the same."""
     spec = {**spec, "name": current_name(spec)}
-    if given is None:
+    if selector is None:
         untrusted = untrusted_reference(spec)
         if untrusted is not None:
             raise JournalError(
@@ -98,28 +98,28 @@ def rebuild_selector(spec: Mapping[str, Any], given: Selector[Any] | None, path:
                 hint=f"if you trust it, name it yourself: --selector {untrusted} on the command line, "
                 "Session.open(path, selector=...) in Python",
             )
-        known = class_of(spec)
-        assert known is not None
-        _check_version(spec, known, path)
-        name = spec["name"] if spec["name"] in SELECTORS else SELECTORS.reference(known)
-        return SELECTORS.create(name or "", **_as_recorded(known, spec["params"], spec["params"]))
-    now, recorded = describe(given), spec["params"]
+        kind = class_of(spec)
+        assert kind is not None
+        _check_version(spec, kind, path)
+        name = spec["name"] if spec["name"] in SELECTORS else SELECTORS.reference(kind)
+        return SELECTORS.create(name or "", **_as_recorded(kind, spec["params"], spec["params"]))
+    now, recorded = describe(selector), spec["params"]
     if spec["name"] == now["name"]:
-        _check_version(spec, type(given), path)
-        then = _as_recorded(type(given), recorded, now["params"])
-        recorded = _as_recorded(type(given), recorded, recorded)
+        _check_version(spec, type(selector), path)
+        then = _as_recorded(type(selector), recorded, now["params"])
+        recorded = _as_recorded(type(selector), recorded, recorded)
         if then != now["params"]:
-            given = dataclasses.replace(given, **then)  # type: ignore[type-var]
-            now = describe(given)
-    ours = (spec["name"] or spec["class"], _plain(recorded))
-    theirs = (now["name"] or now["class"], _plain(now["params"]))
-    if ours != theirs:
+            selector = dataclasses.replace(selector, **then)  # type: ignore[type-var]
+            now = describe(selector)
+    original = (spec["name"] or spec["class"], _plain(recorded))
+    current = (now["name"] or now["class"], _plain(now["params"]))
+    if original != current:
         raise JournalError(
-            f"The journal {path} was written with selector {ours[0]!r} {ours[1]}; it cannot be continued with "
-            f"{theirs[0]!r} {theirs[1]}.",
+            f"The journal {path} was written with selector {original[0]!r} {original[1]}; it cannot be continued with "
+            f"{current[0]!r} {current[1]}.",
             hint="open it without a selector, or start a new journal",
         )
-    return given
+    return selector
 
 
 def _check_version(spec: Mapping[str, Any], cls: type[Selector[Any]], path: Path | None) -> None:

@@ -325,7 +325,7 @@ Signal.KEPT = Signal(
 Signal.DURATION = Signal("duration", meaning="seconds from sending the model to receiving the update", by=Party.HOST)
 Signal.STALENESS = Signal(
     "staleness",
-    meaning="how many global models came while the client was at work; 0 where cohorts follow each other in rounds",
+    meaning="how many global models came while the client was at work; 0 in a session with rounds",
     by=Party.HOST,
     supplied_by="nothing: the session knows it",
 )
@@ -333,7 +333,7 @@ Signal.SERVER_LOSS = Signal(
     "server-loss",
     meaning="loss of the received global model on the server's own samples, the same for every client of a round",
     by=Party.HOST,
-    supplied_by="give the server samples of its own: scenario.server_validation, or ServerValidation on Flower",
+    supplied_by="give the server its own samples: scenario.server_validation, or ServerValidation on Flower",
 )
 Signal.SHAPLEY_VALUE = Signal(
     "shapley-value",

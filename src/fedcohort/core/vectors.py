@@ -121,7 +121,7 @@ def _norm(rows: Any) -> Any:
 
 
 def _distance(rows: Any, sound: BoolArray, samples: FloatArray | None = None) -> Any:
-    """Return each row's distance to the mean of the sound rows, which ``samples`` weights if it is given."""
+    """Return each row's distance to the mean of the ``sound`` rows, weighted by ``samples`` if there are any."""
     if not sound.any():
         return _norm(rows) * math.nan
     counted = rows if sound.all() else rows[sound]
