@@ -113,7 +113,7 @@ def _rules(session: Session) -> Plain | None:
     return {
         "rules": _json(referee.rules.to_dict()),
         "ledger": [array.tolist() for array in counts],
-        "recent": [(ticket, at, clients.tolist()) for ticket, at, clients in ledger.recent if at > since],
+        "recent": [(at, clients.tolist()) for at, clients in ledger.recent if at > since],
         "attributes": {name: dict(said) for name, said in referee.attributes.items()},
         "unmet": list(referee._unmet),
         "values": {name: list(values) for name, values in referee._values.items()},

@@ -38,7 +38,7 @@ def test_importing_loads_nothing_heavy():
     assert not heavy & loaded_by("import fedcohort as fc; dir(fc)")
 
 
-def test_everything_on_the_surface_is_there_and_listed():
+def test_every_public_name_exists_and_is_listed():
     assert set(fc.__all__) <= set(dir(fc))
     for name in fc.__all__:
         assert getattr(fc, name) is not None
@@ -46,7 +46,7 @@ def test_everything_on_the_surface_is_there_and_listed():
         fc.comparee
 
 
-def test_flower_is_one_name_away():
+def test_flower_is_imported_on_first_use():
     assert fc.flower.CohortStrategy.__name__ == "CohortStrategy"
 
 
@@ -121,10 +121,10 @@ def test_run_takes_a_table_a_file_and_overrides(tmp_path):
     from_table = fc.run(table, overrides={"run.rounds": 2}, quiet=True)
     from_file = fc.run(tmp_path / "small.toml", overrides={"run.rounds": 2}, quiet=True)
     assert from_table.config == from_file.config and from_table.rounds.num_rows == 2
-    assert table["run"]["rounds"] == 3  # the user's own table stays as it was
+    assert table["run"]["rounds"] == 3  # the user's table must not change
 
 
-def test_selectors_come_in_every_form_a_configuration_can_express():
+def test_selectors_in_every_form():
     given = [
         "uniform",
         LastOnes,
@@ -137,7 +137,7 @@ def test_selectors_come_in_every_form_a_configuration_can_express():
     assert found["plain"]["name"].endswith(":Unregistered")
 
 
-def test_data_come_as_arrays_frames_and_datasets():
+def test_data_can_be_arrays_frames_and_datasets():
     pandas = pytest.importorskip("pandas")
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(120, 4)).astype(np.float32), np.arange(120) % 3
@@ -168,7 +168,7 @@ def test_notes_and_progress_go_to_stderr(capsys):
 
 @dataclass(frozen=True)
 class Named:
-    """An argument that is not one, the value it has, and what the message must name."""
+    """A wrong argument with its value, and what the message must name."""
 
     arguments: dict
     words: tuple[str, ...]
@@ -234,12 +234,12 @@ def test_nonsense_is_refused_with_its_name_and_value(case, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("value", [None, 5, ["uniform"]])
-def test_run_refuses_what_is_no_experiment(value):
+def test_run_refuses_other_values(value):
     with pytest.raises(fc.FedcohortError, match="experiment"):
         fc.run(value)
 
 
-def test_extend_and_load_name_a_folder_that_is_none(tmp_path):
+def test_extend_and_load_name_a_missing_folder(tmp_path):
     with pytest.raises(fc.FedcohortError, match="nowhere"):
         fc.load(tmp_path / "nowhere")
     with pytest.raises(fc.FedcohortError, match="nowhere"):

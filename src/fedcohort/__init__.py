@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedcohort.simulate.data import from_arrays, from_pandas
     from fedcohort.testing import check_selector
 
-# What loads torch, Flower or the simulator is imported when it is first used.
+# Names that need torch, Flower or the simulator are imported when they are first used.
 _LAZY = {
     "compare": "fedcohort.api",
     "extend": "fedcohort.api",

@@ -1,4 +1,4 @@
-"""What a user calls first: compare selectors, run an experiment, extend it, read its results.
+"""The main functions: compare selectors, run an experiment, extend it, read its results.
 
 The command line does the same with the same defaults: ``fedcohort compare``, ``run`` and ``extend``.
 """
@@ -51,9 +51,9 @@ def compare(
 ) -> Results:
     """Compare selectors on the same federation with the same seeds.
 
-    Usually ``selectors`` is enough. Everything else has the defaults of ``fedcohort compare``: the handwritten
+    Usually ``selectors`` is enough. The other arguments have the defaults of ``fedcohort compare``: the handwritten
     digits of scikit-learn, divided among 50 clients with two classes each. A paper's scenario includes its cohort size,
-    local training and rounds. The defaults in use are printed; every option changes one.
+    local training and rounds. The defaults in use are printed.
 
     Parameters
     ----------
@@ -65,31 +65,31 @@ def compare(
         :class:`~fedcohort.simulate.data.Dataset`, a pandas frame, or arrays ``(x, y)`` or
         ``(x, y, x_test, y_test)``.
     label, client : str
-        Columns of a table: what is predicted, and which client a row belongs to.
+        Columns of a table: the label to predict, and the client of each row.
     task : str or mapping
         "classification" (default), "regression" or "next-token".
     scenario : str, Scenario or mapping
-        A paper's setting by name ("fedcor-1spc"), or what makes the federation heterogeneous.
+        A paper's setting by name ("fedcor-1spc"), or how the clients differ.
     partition : str or mapping
         How samples are divided among the clients, for example "iid" or ``{"name": "shards", "per_client": 1}``.
     clients : int
-        How many clients there are.
+        Number of clients.
     model : str or mapping
         "mlp", "lenet", "net.py:Net", ...
     rounds, cohort : int
-        Rounds of training, and clients in each.
+        Number of rounds, and of clients in each.
     seeds : int or sequence of int
-        How many seeds, or which.
+        Number of seeds, or the seeds themselves.
     targets : sequence of float
         Accuracies (or values of the task's metric) for "rounds to target".
     sweep : mapping
-        Values of a selector's parameters, each of which becomes a selector: ``{"fedcor": {"warmup": [5, 15]}}``.
+        Values of a selector's parameters; each value becomes a selector: ``{"fedcor": {"warmup": [5, 15]}}``.
     overrides : mapping
         Any other key of the configuration: ``{"local.lr": 0.1, "run.eval_every": 5}``.
     config : str, path or mapping
         A configuration to start from, instead of the defaults.
     out : str or path
-        A new folder for the results. Default: a temporary folder, deleted with the returned object.
+        A new folder for the results. Default: a temporary folder that is deleted with the returned object.
     device : str
         "auto", "cpu", "cuda" or "cuda:N".
     quiet : bool
@@ -98,7 +98,7 @@ def compare(
     Returns
     -------
     Results
-        Shows its leaderboard in a notebook, and when printed.
+        It shows its leaderboard in a notebook and when it is printed.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def compare(
     >>> sorted(row.label for row in results.leaderboards()[0].rows)
     ['fedcbs', 'uniform']
     """
-    simulator()  # before anything else, so that a missing extra is what the user hears of
+    simulator()  # first, so that a missing extra is the first error
     from fedcohort.simulate.comparison import Comparison
 
     experiment, notes = Comparison(
@@ -172,7 +172,7 @@ def run(
             f"'experiment' must be a TOML file, a built-in name, a table or a folder. Got {short_repr(experiment)}."
         )
     if overrides:
-        table = copy.deepcopy(table)  # a table that the user passed stays as it is
+        table = copy.deepcopy(table)  # the caller's table must not change
         for key, value in check_overrides(overrides).items():
             set_key(table, key, value)
     return _run_new(Experiment.from_dict(table), [], out, device, quiet)
@@ -213,13 +213,13 @@ def extend(
         folder, seeds=seeds, rounds=rounds, selectors=added, device=device, command=" ".join(sys.argv)
     )
     results = _finish(extended, quiet)
-    # Both objects read one folder. If it is temporary, it must stay until the later of them is gone.
+    # Both objects read one folder. If it is temporary, it must exist until both objects are gone.
     weakref.finalize(results, lambda earlier: None, experiment)
     return results
 
 
 def simulator() -> Any:
-    """Return the module that runs experiments, or name the extra that it needs."""
+    """Return the module that runs experiments; if it cannot be imported, the error names the missing extra."""
     try:
         from fedcohort.simulate.rounds import runner
     except ImportError as error:
@@ -240,21 +240,18 @@ def _run_new(
 ) -> Results:
     for text in [*notes, *experiment.notes]:
         say(err(quiet), f"note: {text}")
-    if out is not None:
-        return _finish(_simulation(experiment, _folder("out", out), device), quiet)
-    temporary = tempfile.mkdtemp(prefix="fedcohort-")
+    temporary = Path(tempfile.mkdtemp(prefix="fedcohort-")) if out is None else None
+    folder = _folder("out", out) if temporary is None else temporary / "results"
     try:
-        results = _finish(_simulation(experiment, Path(temporary) / "results", device), quiet)
+        simulation = simulator().Simulation(experiment, folder, device=device, command=" ".join(sys.argv))
+        results = _finish(simulation, quiet)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
-    weakref.finalize(results, shutil.rmtree, temporary, ignore_errors=True)
+    if temporary is not None:
+        weakref.finalize(results, shutil.rmtree, temporary, ignore_errors=True)
     return results
-
-
-def _simulation(experiment: Experiment, folder: Path, device: str | None) -> Simulation:
-    simulation: Simulation = simulator().Simulation(experiment, folder, device=device, command=" ".join(sys.argv))
-    return simulation
 
 
 def _finish(simulation: Simulation, quiet: bool) -> Results:

@@ -1,4 +1,4 @@
-"""``fedcohort privacy audit``: on a simulated federation and on somebody's own counts."""
+"""``fedcohort privacy audit``: on a simulated federation and on the user's own counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Journals that are what they say, and every way of changing one that must be found out."""
+"""Honest journals are confirmed, and every manipulation is found."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def tampered(tmp_path: Path, *statements: tuple[str, tuple[Any, ...]]) -> Path:
 
 
 def _resealed(db: sqlite3.Connection) -> None:
-    """Whoever changes a journal on purpose makes its checksums fit; they are no secret."""
+    """Update the checksums, as an attacker would, because they need no secret."""
     tables = {}
     for name, table in TABLES.items():
         rows = db.execute(f"SELECT {table.names} FROM {name}").fetchall()
@@ -148,10 +148,10 @@ def test_changed_reports_candidates_and_answers_break_the_chain(tmp_path: Path) 
         assert not verify(path).confirmed, change
 
 
-def test_a_server_that_chains_what_it_likes_is_found_by_recomputing(
+def test_a_server_that_chains_other_cohorts_is_found_by_recomputing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The chain is whole, but the cohort is not what seed and inputs give: colluders were picked on purpose."""
+    """The chain is intact, but a cohort does not follow from seed and inputs: colluders were picked on purpose."""
     path = tmp_path / "run.sqlite"
     table = ClientTable(names=[f"c{i}" for i in range(14)], labels=LabelCounts(COUNTS))
     honest = FedCBS.select
@@ -172,7 +172,7 @@ def test_a_server_that_chains_what_it_likes_is_found_by_recomputing(
     assert "Round 4 does not follow" in str(found.problem)
 
 
-def test_another_seed_or_another_journal_is_found_by_what_was_kept(tmp_path: Path) -> None:
+def test_another_seed_or_journal_is_found_by_receipts(tmp_path: Path) -> None:
     kept = play(tmp_path / "a.sqlite", seed=3)
     play(tmp_path / "b.sqlite", seed=4)
     assert "3 was agreed on" in str(verify(tmp_path / "b.sqlite", seed=3).problem)
@@ -210,7 +210,7 @@ def test_command(tmp_path: Path) -> None:
         verify(plain)
 
 
-def test_a_chain_costs_nothing_when_nobody_wants_it(tmp_path: Path) -> None:
+def test_without_audit_a_chain_costs_nothing(tmp_path: Path) -> None:
     session = Session(create("uniform"), ClientTable(n=4), journal=tmp_path / "run.sqlite")
     session.ask(RoundRequest(size=2))
     assert session.journal.commitment is None
@@ -238,7 +238,7 @@ def test_an_event_that_fails_leaves_the_chain_as_it_was(tmp_path: Path) -> None:
     assert verify(path).confirmed
 
 
-# -- everything that a reader is shown is in the chain ----------------------------------------------------------------
+# -- everything that readers see is in the chain ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_an_event_that_fails_leaves_the_chain_as_it_was(tmp_path: Path) -> None:
         ("UPDATE facts SET data = '14' WHERE name = 'classes'", "table of clients"),
     ],
 )  # fmt: skip
-def test_whatever_was_rewritten_is_named(tmp_path: Path, statement: str, named: str) -> None:
+def test_a_rewritten_part_is_named(tmp_path: Path, statement: str, named: str) -> None:
     path = tampered(tmp_path, (statement, ()))
     found = verify(path)
     assert not found.confirmed and found.wrong and named in str(found.problem), found.problem
@@ -279,7 +279,7 @@ def test_a_link_that_no_reader_understands_is_found(tmp_path: Path) -> None:
         assert not verify(tampered(folder, ("UPDATE chain SET data = ? WHERE id = 12", (data,)))).confirmed
 
 
-# -- a server that has its way within the chain ------------------------------------------------------------------------
+# -- a server that influences cohorts ----------------------------------------------------------------------------------
 
 
 def asked(session: Session, size: int = 3) -> Cohort:
@@ -316,7 +316,7 @@ def test_failures_that_the_server_makes_up_do_not_explain_more_draws_than_were_k
     assert (found.draws, found.abandoned, found.unexplained) == (9, 6, 0) and not found.confirmed
 
 
-def test_a_few_draws_given_up_are_remarked_on(tmp_path: Path) -> None:
+def test_a_few_abandoned_draws_get_a_remark(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     with Session(create("uniform"), ClientTable(n=12), seed=1, journal=path, audit=True) as session:
         session.abandon(asked(session).ticket, "the server was moved")
@@ -344,7 +344,7 @@ class Friends(Uniform):
 """
 
 
-def test_a_selector_of_the_servers_own_is_not_confirmed_unread(tmp_path: Path) -> None:
+def test_a_custom_selector_must_be_named_and_gets_a_remark(tmp_path: Path) -> None:
     (tmp_path / "friends.py").write_text(OWN)
     code = (
         "from fedcohort import *\n"
@@ -360,7 +360,7 @@ def test_a_selector_of_the_servers_own_is_not_confirmed_unread(tmp_path: Path) -
     assert "not one of fedcohort's" in " ".join(trusted.stdout.split())
 
 
-def test_another_selector_of_the_library_is_remarked_on(tmp_path: Path) -> None:
+def test_a_change_of_selector_gets_a_remark(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     with Session(create("uniform"), ClientTable(n=12, sizes=range(1, 13)), seed=1, journal=path, audit=True) as session:
         for name in ("uniform", "size-weighted"):
@@ -385,7 +385,7 @@ def test_rules_that_leave_nobody_else_are_not_confirmed(tmp_path: Path) -> None:
     assert any("They excluded 9 of 12" in remark and "c7 (6)" in remark for remark in found.remarks)
 
 
-def test_rules_that_pin_whom_the_server_likes_are_not_confirmed(tmp_path: Path) -> None:
+def test_rules_that_pin_all_clients_are_not_confirmed(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     names = [f"c{i}" for i in range(12)]
     rules = Rules(pinned=("c1", "c2", "c3"))
@@ -396,7 +396,7 @@ def test_rules_that_pin_whom_the_server_likes_are_not_confirmed(tmp_path: Path) 
     assert "demanded all that were picked" in str(verify(path).problem)
 
 
-def test_rules_that_are_alike_for_all_need_no_remark(tmp_path: Path) -> None:
+def test_rules_that_treat_all_alike_get_no_remark(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     rules = Rules(min_separation=3, max_participations=9)
     with Session(create("uniform"), ClientTable(n=12), journal=path, audit=True, rules=rules) as session:
@@ -408,7 +408,7 @@ def test_rules_that_are_alike_for_all_need_no_remark(tmp_path: Path) -> None:
 
 
 def test_a_server_that_lets_rounds_pass_until_it_likes_the_next_is_not_confirmed(tmp_path: Path) -> None:
-    """A round's number is part of what is drawn from; one in which nobody is said to be available costs nothing."""
+    """A draw depends on the round's number, and a server can let a round pass by saying that nobody is available."""
     path = tmp_path / "run.sqlite"
     with Session(create("uniform"), ClientTable(n=12), seed=1, journal=path, audit=True) as session:
         for _ in range(3):
@@ -419,7 +419,7 @@ def test_a_server_that_lets_rounds_pass_until_it_likes_the_next_is_not_confirmed
     assert "6 rounds passed without a cohort, and 3 had one" in str(verify(path).problem)
 
 
-def test_who_is_said_to_be_away_and_numbers_that_are_corrected_are_remarked_on(tmp_path: Path) -> None:
+def test_absent_clients_and_corrected_metrics_get_a_remark(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     with Session(create("uniform"), ClientTable(n=12), seed=1, journal=path, audit=True) as session:
         for round_ in range(4):
@@ -429,15 +429,15 @@ def test_who_is_said_to_be_away_and_numbers_that_are_corrected_are_remarked_on(t
         session.record(0, {"accuracy": 0.9})
     found = verify(path)
     assert found.remarks == (
-        "In 4 of 4 draws no more clients were available than were asked for.",
-        "Numbers about the model that were recorded again later: 1.",
+        "In 4 of 4 draws no more clients were available than asked for.",
+        "Metrics of the model that were recorded again later: 1.",
     )
 
 
-# -- what is removed leaves its digest ---------------------------------------------------------------------------------
+# -- removed parts leave their digest ----------------------------------------------------------------------------------
 
 
-def test_pruning_and_forgetting_leave_the_chain_whole(tmp_path: Path) -> None:
+def test_pruning_and_forgetting_leave_the_chain_intact(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     kept = dict.fromkeys(play(path), "kept")
     with closing(Journal.open(path)) as record:
@@ -458,8 +458,8 @@ def test_pruning_and_forgetting_leave_the_chain_whole(tmp_path: Path) -> None:
     assert verify(path, receipts=kept).wrong
 
 
-def test_parts_that_vanish_without_a_word_are_found(tmp_path: Path) -> None:
-    """Stripped links and deleted rows, as after pruning, but no event says so."""
+def test_parts_that_vanish_without_an_event_are_found(tmp_path: Path) -> None:
+    """Links are stripped and rows deleted, as by pruning, but without an event."""
     path = tampered(tmp_path)
     with sqlite3.connect(path) as db:
         for number, data in db.execute("SELECT id, data FROM chain WHERE kind = 'metrics'").fetchall():
@@ -474,7 +474,7 @@ def test_parts_that_vanish_without_a_word_are_found(tmp_path: Path) -> None:
 # -- signatures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_signed_journal_shows_whose_it_is(tmp_path: Path) -> None:
+def test_a_signed_journal_shows_its_signer(tmp_path: Path) -> None:
     runner = CliRunner()
     for name in ("operator.key", "other.key"):
         assert runner.invoke(app, ["journal", "keygen", str(tmp_path / name)]).exit_code == 0
@@ -507,7 +507,7 @@ def test_a_signed_journal_shows_whose_it_is(tmp_path: Path) -> None:
 
 
 def test_a_rewritten_journal_cannot_be_signed_by_somebody_else(tmp_path: Path) -> None:
-    """Who changes a journal can make a chain anew over all of it, but neither the signature nor the receipts."""
+    """An attacker can chain a changed journal again, but cannot forge the signature or the receipts."""
     key, path = tmp_path / "operator.key", tmp_path / "run.sqlite"
     generate(key)
     with Session(create("uniform"), ClientTable(n=6), seed=1, journal=path, audit=True, sign=key) as session:

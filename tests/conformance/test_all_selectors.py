@@ -1,4 +1,4 @@
-"""Every registered selector passes every conformance check, in all the forms that its class names."""
+"""Every registered selector passes every conformance check, with each of its checked parameter sets."""
 
 from dataclasses import dataclass, fields
 from typing import ClassVar
@@ -15,10 +15,10 @@ from fedcohort.testing.conformance import ABOUT_THE_CLASS, play_elsewhere
 
 # name -> {check: written reason}
 EXCEPTIONS: dict[str, dict[str, str]] = {}
-# With other parameters than the defaults these run only with `-m slow`: they are long, and what a parameter breaks,
-# the others see.
+# With other parameters than the defaults, these run only with `-m slow`: they are long, and the other checks find what
+# a parameter breaks.
 LONG = {"relabelling", "resume", "same-seed", "bounded-state"}
-ONE_AT_A_TIME = [check for check in CHECKS if check != "other-process"]  # that one starts a process: all at once below
+ONE_AT_A_TIME = [check for check in CHECKS if check != "other-process"]  # one process for all selectors below
 
 DEFAULTS = [(name, check) for name in SELECTORS.names() for check in ONE_AT_A_TIME]
 FORMS = [
@@ -53,14 +53,14 @@ def test_another_process_picks_the_same_cohorts():
         assert host.play(host.session(selector, seed=5), len(trace)) == trace, (name, form)
 
 
-def test_selectors_with_parameters_name_sets_of_them():
+def test_selectors_with_parameters_have_checked_params():
     ours = [cls for cls in map(SELECTORS.get, SELECTORS.names()) if cls.__module__.startswith("fedcohort.")]
     assert [cls for cls in ours if fields(cls) and not cls.checked_params] == []
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailsWhenStrict(Uniform):
-    """Sound by default, and broken with the set of parameters that it names."""
+    """Correct by default, and broken with its checked parameters."""
 
     checked_params: ClassVar = {"strict": {"strictness": 1}}
 
@@ -72,7 +72,7 @@ class FailsWhenStrict(Uniform):
         return cohort, state
 
 
-def test_check_selector_runs_the_sets_that_a_class_of_ones_own_names():
+def test_check_selector_runs_the_checked_params_of_a_custom_class():
     skip = {check: "is not what this is about" for check in CHECKS if check != "nobody-available"}
     check_selector(Uniform(), skip=skip)
     with pytest.raises(ConformanceError, match=r"with \{'strictness': 1\} fails the check 'nobody-available'"):

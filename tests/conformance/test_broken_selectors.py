@@ -61,7 +61,7 @@ class Outsider(Sound):
 
 class StopsAfterEmpty(Sound):
     def select(self, state, slate, answer, rng):
-        # Believes that rounds are contiguous: dies when one was empty.
+        # Assumes contiguous rounds and fails after an empty one.
         if slate.round == 3:
             return Cohort(np.empty(0, np.int64)), state
         return super().select(state, slate, answer, rng)
@@ -84,7 +84,7 @@ class HashDependent(Sound):
 
 
 class HiddenState(Sound):
-    # Remembers outside the state: a fresh object has forgotten.
+    # Its memory is outside the state, so a new object has forgotten.
     def select(self, state, slate, answer, rng):
         count = getattr(self, "_hidden", 0)
         object.__setattr__(self, "_hidden", count + 1)
@@ -213,7 +213,7 @@ class Undocumented(Sound):
 
 
 class AsksForNothing(Sound):
-    """A query that names clients nobody offered is answered, but choosing then fails."""
+    """A query about clients that are not candidates is answered, but choosing then fails."""
 
     @property
     def requires(self):

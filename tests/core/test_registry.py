@@ -21,7 +21,7 @@ _NUMBER = itertools.count()
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Write a package of tools with a registry of its own below it, as ``words`` is below ``selectors``; its names."""
+    """Write a package of tools that fills a registry in a module below it, as for selectors; return their names."""
     made = f"tools_{next(_NUMBER)}"
 
     def write(**modules):
@@ -57,14 +57,14 @@ HAMMER = "@TOOLS.register('hammer')\nclass Hammer: pass\n"
         lambda tools: type(tools.create("saw")).__name__ == "Saw",
     ],
 )
-def test_the_first_look_imports_what_fills_the_registry(package, look):
+def test_the_first_lookup_imports_the_package(package, look):
     made, tools = package(__init__=INIT, saw=SAW, hammer=HAMMER)
     assert made not in sys.modules
     assert look(tools)
     assert f"{made}.hammer" in sys.modules
 
 
-def test_an_unknown_name_is_answered_with_all_of_them(package):
+def test_an_unknown_name_lists_all_names(package):
     _, tools = package(__init__=INIT, saw=SAW, hammer=HAMMER)
     with pytest.raises(UnknownNameError, match=r"'hamer'.*hammer, saw\.\n  hint: .*'hammer'"):
         tools.create("hamer")
@@ -72,26 +72,26 @@ def test_an_unknown_name_is_answered_with_all_of_them(package):
 
 @pytest.mark.parametrize("ask", ["TOOLS.names()", "list(TOOLS)", "'hammer' in TOOLS", "TOOLS.get('hammer')"])
 @pytest.mark.parametrize("first", ["a look", "an import"])
-def test_a_look_during_that_import_is_refused_rather_than_answered_with_half(package, ask, first):
+def test_a_lookup_during_the_import_is_refused(package, ask, first):
     made, tools = package(__init__=INIT, saw=SAW + f"answer = {ask}\n", hammer=HAMMER)
     with pytest.raises(RegistryError, match=made):
         tools.names() if first == "a look" else importlib.import_module(made)
 
 
-def test_what_is_there_already_may_be_had_during_that_import(package):
+def test_registered_names_can_be_looked_up_during_the_import(package):
     made, tools = package(__init__=INIT, saw=SAW, hammer=HAMMER + "assert 'saw' in TOOLS\nSAW = TOOLS.create('saw')\n")
     assert tools.names() == ["hammer", "saw"]
     assert isinstance(sys.modules[f"{made}.hammer"].SAW, tools.get("saw"))
 
 
-def test_a_refused_look_leaves_the_registry_to_be_filled(package):
+def test_a_refused_lookup_does_not_stop_the_import(package):
     careful = "try:\n    TOOLS.names()\nexcept ImportError:\n    refused = True\n"
     made, tools = package(__init__=INIT, saw=SAW + careful, hammer=HAMMER)
     assert tools.names() == ["hammer", "saw"]
     assert sys.modules[f"{made}.saw"].refused
 
 
-def test_an_error_of_the_package_is_what_is_seen_each_time(package):
+def test_every_lookup_raises_the_packages_own_error(package):
     _, tools = package(__init__=INIT, saw="raise OSError('no teeth')\n", hammer=HAMMER)
     for _ in range(2):
         with pytest.raises(OSError, match="no teeth"):
@@ -108,7 +108,7 @@ def test_another_thread_waits_for_the_import(package):
     first.join()
 
 
-def test_a_name_of_the_package_is_refused_to_who_takes_it(package):
+def test_a_name_of_the_package_cannot_be_registered_again(package):
     _, tools = package(__init__=INIT, saw=SAW, hammer=HAMMER)
     with pytest.raises(ParameterError, match=r"tool name 'saw' is taken by .*\.Saw"):
         tools.register("saw")(type("Mine", (), {}))
@@ -123,7 +123,7 @@ def test_a_registry_without_a_package_is_filled_by_hand():
 
 
 class Entry:
-    """Stands for an entry point of another distribution."""
+    """A fake entry point of another distribution."""
 
     def __init__(self, value, load):
         self.value = value
@@ -135,7 +135,7 @@ def test_plug_ins_come_after_the_package_and_a_bad_one_only_warns(package, monke
     loads = []
 
     def plug_in(name):
-        loads.append(tools.names())  # a plug-in may look up what the library has
+        loads.append(tools.names())  # a plug-in may look up fedcohort's own entries
         tools.register(name)(type("Theirs", (), {}))
 
     entries = {

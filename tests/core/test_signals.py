@@ -1,4 +1,4 @@
-"""A signal is one object: what is said about it and what follows from it."""
+"""A signal is one object: its declaration, and what follows from it."""
 
 from __future__ import annotations
 

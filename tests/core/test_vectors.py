@@ -1,4 +1,4 @@
-"""What is taken from updates and gradients, against the definitions, for arrays and tensors alike."""
+"""Signals from updates and gradients, against their definitions, for arrays and tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOUND = np.array([True, True, False, True, True])
 
 
 @pytest.mark.parametrize("take", ["norm", "distance", "weighted-distance", "output-bias", "output-norm", "sketch"])
-def test_arrays_and_tensors_give_the_same(take: str) -> None:
+def test_arrays_and_tensors_give_the_same_values(take: str) -> None:
     how = VectorOf("update", take)  # type: ignore[arg-type]
     samples, layer = np.array([1.0, 5.0, 100.0, 0.0, 2.0]), OutputLayer(slice(7, 10), slice(4, 10))
     ours = vector_signal(how, ROWS, SOUND, layer, samples)
@@ -37,7 +37,7 @@ def test_by_hand() -> None:
     rows = np.array([[3.0, 4.0], [0.0, 0.0], [9.0, 9.0]])
     sound = np.array([True, True, False])
     np.testing.assert_allclose(vector_signal(VectorOf("update", "norm"), rows, sound, None), [5, 0, np.sqrt(162)])
-    # the mean of the sound ones is (1.5, 2)
+    # the mean of the valid rows is (1.5, 2)
     distances = vector_signal(VectorOf("gradient", "distance"), rows, sound, None)
     np.testing.assert_allclose(distances, [2.5, 2.5, np.hypot(7.5, 7)])
     assert np.isnan(vector_signal(VectorOf("gradient", "distance"), rows, np.zeros(3, bool), None)).all()
@@ -47,7 +47,7 @@ def test_by_hand() -> None:
 def test_the_weighted_mean_by_hand() -> None:
     rows = np.array([[3.0, 4.0], [0.0, 0.0], [9.0, 9.0]])
     sound, how = np.array([True, True, False]), VectorOf("gradient", "weighted-distance")
-    # of the sound ones, the first counts four times: (2.4, 3.2)
+    # the first of the valid rows has four times the weight: (2.4, 3.2)
     distances = vector_signal(how, rows, sound, None, np.array([40.0, 10.0, 500.0]))
     np.testing.assert_allclose(distances, [1, 4, np.hypot(6.6, 5.8)])
     equal, plain = VectorOf("gradient", "weighted-distance"), VectorOf("gradient", "distance")
@@ -67,7 +67,7 @@ def test_a_sketch_keeps_lengths_distances_and_angles() -> None:
     rows = rng.normal(size=(600, 500)) * rng.exponential(size=500)
     sketch = vector_signal(how, rows, np.ones(600, bool), None)
     assert sketch.shape == (600, 64)
-    # The projection is linear and its signs are those of a fixed matrix; this is that matrix.
+    # The projection is linear; this is its matrix of signs.
     signs = vector_signal(how, np.eye(500), np.ones(500, bool), None) * 8
     assert set(np.unique(signs)) == {-1.0, 1.0}
     np.testing.assert_allclose(sketch, rows @ signs / 8, rtol=1e-9, atol=1e-9)
@@ -92,7 +92,7 @@ def test_a_sketch_is_the_same_in_every_process() -> None:
     assert out.strip() == str(here)
 
 
-def test_where_the_output_bias_stands() -> None:
+def test_the_output_bias_is_found() -> None:
     shapes = {"a.weight": (5, 4), "a.bias": (5,), "norm.weight": (5,), "b.weight": (3, 5), "b.bias": (3,), "mean": (5,)}
     assert output_layer(shapes, classes=3).bias == output_layer(shapes).bias == slice(45, 48)
     assert output_layer({"kernel": (4, 3), "bias": (3,)}) == (

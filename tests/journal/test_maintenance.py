@@ -362,7 +362,7 @@ def test_a_forgotten_client_that_is_blocked_does_not_return(tmp_path: Path, audi
         session.forget("benjamin", block=True)
         session.forget("cem")
     with Session.open(path) as session:
-        with pytest.raises(InputError, match="'benjamin' was forgotten, and is blocked"):
+        with pytest.raises(InputError, match="'benjamin' was forgotten and is blocked"):
             session.join(ClientTable(names=["benjamin"]))
         session.set_attributes({"benjamin": {"city": "Ulm on the Danube"}, "anna": {"city": "Bonn"}})
         session.join(ClientTable(names=["cem"]))

@@ -63,9 +63,9 @@ def test_rows_alone_choose_nothing() -> None:
     base = ClientTable(sizes=[1, 2, 3], labels=LabelGram(np.eye(3), 2))
     with pytest.raises(InputError, match=r"must have 4 columns\. Got 3"):
         base.with_clients(joining)
-    with pytest.raises(InputError, match="grows by the rows"):
+    with pytest.raises(InputError, match="new clients need rows"):
         base.with_clients(ClientTable(sizes=[1], labels=LabelGram([[1.0]], 2)))
-    with pytest.raises(InputError, match="as many columns"):
+    with pytest.raises(InputError, match="at least 2 columns"):
         LabelGramRows([[1.0], [2.0]], 2)
     with pytest.raises(InputError, match="finite"):
         LabelGramRows([[np.nan]], 2)

@@ -22,7 +22,7 @@ from fedcohort.testing import ScriptedHost
 
 
 class Watching(Uniform):
-    """Uniform, and keeps what it was shown."""
+    """Uniform selection that stores what it sees."""
 
     one_at_a_time = True
     slates: ClassVar[list] = []
@@ -80,10 +80,10 @@ def test_choices_of_one_model_are_independent():
         session.tell(RoundReport(cohort.ticket, cohort.clients))
         picked.append((cohort.clients[0], ask(session).clients[0]))
     same = sum(a == b for a, b in picked)
-    assert same < 15  # one in fifty by chance; with one stream for a round it would be all
+    assert same < 15  # one in fifty by chance; all, if a round had only one stream
 
 
-def test_where_cohorts_are_rounds_nothing_changes(watching):
+def test_sessions_with_rounds_do_not_change(watching):
     session = Session(watching, 6)
     cohort = session.ask(2)
     session.tell(cohort)
@@ -92,7 +92,7 @@ def test_where_cohorts_are_rounds_nothing_changes(watching):
         session.advance()
 
 
-def test_what_makes_no_sense_is_refused(tmp_path):
+def test_nonsense_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot choose one client at a time"):
         Session("oort", 5, asynchronous=True)
     with pytest.raises(InputError, match="cannot choose one client at a time"):
@@ -116,7 +116,7 @@ def test_what_makes_no_sense_is_refused(tmp_path):
     Session.open_or_create(tmp_path / "a.sqlite", "uniform", 5, asynchronous=True).close()
 
 
-def test_a_client_that_is_given_up_is_free_and_no_model_is_lost(tmp_path):
+def test_an_abandoned_client_is_free_and_no_model_is_lost(tmp_path):
     session = Session("uniform", 3, asynchronous=True, journal=tmp_path / "a.sqlite")
     cohorts = [ask(session) for _ in range(3)]
     assert ask(session).size == 0
@@ -130,8 +130,8 @@ def test_a_client_that_is_given_up_is_free_and_no_model_is_lost(tmp_path):
 
 
 @pytest.mark.parametrize("selector", ["uniform", "balanced", "fedcbs", "power-of-choice", "active-fl"])
-def test_it_goes_on_after_a_kill_between_any_two_events(tmp_path, selector):
-    """The journal is copied after every event, as a kill leaves it; each copy goes on to the same choices."""
+def test_it_continues_after_a_kill_between_any_two_events(tmp_path, selector):
+    """The journal is copied after every event, as a kill would leave it. Each copy continues with the same choices."""
     host, chosen = ScriptedHost(), Session(selector, ScriptedHost().table, signals=ScriptedHost().signals).selector
     options = {"seed": 4, "signals": host.signals, "asynchronous": True, "shadows": {"uniform": "uniform"}}
     whole = Session(chosen, host.table, **options, journal=tmp_path / "whole.sqlite")
@@ -162,7 +162,7 @@ def test_rules_hold(tmp_path):
 
 
 @pytest.mark.parametrize("audit", [False, True])
-def test_the_record_can_be_played_again(tmp_path, audit):
+def test_the_journal_can_be_replayed(tmp_path, audit):
     host, path = ScriptedHost(), tmp_path / "a.sqlite"
     selector = Session("balanced", host.table, signals=host.signals).selector
     session = Session(selector, host.table, seed=3, signals=host.signals, asynchronous=True, journal=path, audit=audit)
@@ -188,7 +188,7 @@ def test_a_choice_is_explained():
 
 
 def test_the_next_client_balances_those_at_work():
-    """Of 40 clients with one class each, how unevenly those at work hold the four classes."""
+    """How unevenly the four classes are spread over the clients at work, of 40 clients with one class each."""
     labels = LabelCounts(np.repeat(np.eye(4, dtype=int) * 20, 10, axis=0))
     uneven = {}
     for name in ("uniform", "fedcbs", "balanced"):
@@ -204,11 +204,11 @@ def test_the_next_client_balances_those_at_work():
     assert max(uneven["balanced"], uneven["fedcbs"]) < 0.2 and uneven["uniform"] > 2, uneven
 
 
-def test_a_selector_of_ones_own_says_that_it_can():
+def test_a_custom_selector_declares_one_at_a_time():
     class Mine(Uniform):
         one_at_a_time = False
 
     assert not Selector.one_at_a_time
-    with pytest.raises(InputError, match="uniform"):  # the hint names those that can
+    with pytest.raises(InputError, match="uniform"):  # the hint names selectors that can
         Session(Mine(), 3, asynchronous=True)
     assert isinstance(ask(Session(Uniform(), 3, asynchronous=True)), Cohort)

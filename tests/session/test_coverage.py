@@ -1,4 +1,4 @@
-"""How many clients carry the training, and who says so when they are too few."""
+"""How many clients carry the training, and the warning when they are too few."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ def play(session, rounds, size, available=None):
 
 @pytest.fixture
 def circle(monkeypatch):
-    """Make uniform selection keep to some clients, whoever is there: call it with them."""
+    """Return a function that restricts uniform selection to some clients."""
 
     def keep_to(few):
         def select(self, state, slate, answer, rng):
@@ -41,14 +41,14 @@ def counted(clients, rounds, size, among, seed=0):
     return tally.coverage()
 
 
-def test_uniform_cohorts_reach_what_is_expected_of_them():
+def test_uniform_cohorts_reach_the_expected_number():
     found = [counted(200, 60, 10, 200, seed) for seed in range(20)]
     assert all(coverage.warning is None for coverage in found)
     assert np.mean([c.recent for c in found]) == pytest.approx(found[0].expected_recent, rel=0.02)
     assert np.mean([c.never for c in found]) == pytest.approx(found[0].expected_never, abs=2)
 
 
-def test_the_last_rounds_are_those_with_two_turns_for_everybody():
+def test_the_last_rounds_give_every_client_two_turns():
     assert counted(200, 100, 10, 200).since == 60
     assert counted(10, 100, 5, 10).since == 100 - FEWEST_ROUNDS
 
@@ -71,20 +71,20 @@ def test_a_wide_beginning_does_not_hide_a_narrow_end():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_clients_that_are_never_there_are_not_held_against_the_selector(seed):
+def test_clients_that_are_never_available_cause_no_warning(seed):
     """30 of 100 clients are ever online: uniform selection cannot reach the others."""
     session = Session(Uniform(), ClientTable(n=100), seed=seed)
     play(session, 60, 10, available=np.arange(30))
     found = session.coverage()
     assert found.warning is None and found.recent == 30
     assert found.expected_recent == pytest.approx(30, abs=0.1) and found.expected_never == pytest.approx(70, abs=0.1)
-    # The same cohorts are a warning where everybody was there.
+    # The same cohorts give a warning if all clients were available.
     tally = Tally(100)
     rng = np.random.default_rng(seed)
     for round_ in range(60):
         tally.add(round_, rng.choice(30, 10, replace=False), 100)
     assert tally.coverage().warning is not None
-    # And a circle of 10 is one where 30 were.
+    # Cohorts from only 10 clients give a warning if 30 were available.
     tally = Tally(100)
     for round_ in range(60):
         tally.add(round_, np.arange(10), 30)
@@ -113,20 +113,20 @@ def test_the_expected_reach_is_a_lower_bound_that_nested_candidates_meet():
     assert reach([rng.permutation(40)[:n] for n in candidates]) > bound
 
 
-def test_nothing_is_said_about_few_rounds_or_a_federation_where_everybody_trains():
+def test_no_warning_about_few_rounds_or_if_everybody_trains():
     assert counted(1000, FEWEST_ROUNDS - 1, 2, 2).warning is None
     assert counted(1000, FEWEST_ROUNDS, 2, 2).warning is not None
     assert counted(5, 50, 5, 5).warning is None
     assert Tally(5).coverage().warning is None
 
 
-def test_a_million_clients_are_judged_before_everybody_had_a_turn():
+def test_a_million_clients_are_judged_before_all_had_a_turn():
     assert counted(1_000_000, 40, 10, 1_000_000).warning is None
     assert counted(1_000_000, 40, 10, 30).recent == 30
     assert counted(1_000_000, 40, 10, 30).warning is not None
 
 
-def test_picks_given_flat_count_as_cohorts_do():
+def test_flat_picks_count_like_cohorts():
     rng = np.random.default_rng(3)
     cohorts = [np.sort(rng.choice(40, size, replace=False)) for size in rng.integers(0, 5, 50)]
     available = rng.integers(12, 41, 50)
@@ -135,7 +135,7 @@ def test_picks_given_flat_count_as_cohorts_do():
     assert Tally.of_picks(40, np.arange(50), *flat, available.astype(float)).coverage() == one
 
 
-def test_a_session_logs_once_when_it_begins(caplog, circle):
+def test_a_session_logs_a_warning_once_when_it_begins(caplog, circle):
     session = Session(Uniform(), ClientTable(n=60), seed=1)
     with caplog.at_level(logging.WARNING, logger="fedcohort"):
         play(session, 40, 3)
@@ -148,7 +148,7 @@ def test_a_session_logs_once_when_it_begins(caplog, circle):
     assert session.coverage().recent == 4
 
 
-def test_members_that_left_do_not_count_and_those_that_join_do(circle):
+def test_only_current_members_count(circle):
     session = Session(Uniform(), ClientTable(n=40), seed=1)
     session.leave(list(range(4, 40)))
     play(session, 30, 2)
@@ -160,7 +160,7 @@ def test_members_that_left_do_not_count_and_those_that_join_do(circle):
     assert session.coverage().warning is not None
 
 
-def test_a_session_opened_again_knows_what_was_before(tmp_path, circle):
+def test_a_resumed_session_knows_its_past(tmp_path, circle):
     circle([5, 6, 7])
     with Session(Uniform(), ClientTable(n=50), journal=tmp_path / "j.sqlite") as session:
         play(session, 35, 2, available=np.arange(40))
@@ -172,7 +172,7 @@ def test_a_session_opened_again_knows_what_was_before(tmp_path, circle):
         assert before.warning is not None
 
 
-def test_the_guard_changes_no_choice(tmp_path):
+def test_the_monitor_changes_no_choice(tmp_path):
     sessions = [Session(Uniform(), ClientTable(n=30), seed=4) for _ in range(2)]
     for _ in range(60):
         first, second = (s.ask(RoundRequest(size=2, available=[0, 1, 2, 3])) for s in sessions)
@@ -182,7 +182,7 @@ def test_the_guard_changes_no_choice(tmp_path):
             session.tell(RoundReport(cohort.ticket, cohort.clients))
 
 
-def test_explain_report_and_dashboard_say_it(tmp_path, circle):
+def test_explain_report_and_dashboard_show_the_warning(tmp_path, circle):
     pytest.importorskip("typer")
     from typer.testing import CliRunner
 

@@ -1,4 +1,4 @@
-"""A process is killed at random instructions while it asks and tells; every restart goes on as if nothing happened."""
+"""A process is killed at random instructions while it asks and tells; every restart continues as if it had not been."""
 
 import os
 import random
@@ -26,7 +26,7 @@ def start(path, commit="always"):
 
 
 def work(path, commit="always"):
-    """What a host does: finish what is pending, then go on."""
+    """Do what a host does: finish pending cohorts, then continue."""
     session = start(path, commit)
     while session.round < ROUNDS or session.pending:
         if session.round % 7 == 0:
@@ -65,7 +65,7 @@ def test_two_hundred_kills(tmp_path, die_after):
                 work(path)
             finally:
                 os._exit(0)
-        rng.random()  # the parent's generator moves on, whatever the child drew from its copy
+        rng.random()  # the child draws from a copy, so the parent's generator must advance too
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             assert os.WTERMSIG(status) == signal.SIGKILL
@@ -75,7 +75,7 @@ def test_two_hundred_kills(tmp_path, die_after):
             done = Session.open(path)
             assert contents(done) == expected
             done.close()
-            path = tmp_path / f"killed-{kills}.sqlite"  # go on with a fresh one until all kills are spent
+            path = tmp_path / f"killed-{kills}.sqlite"  # continue with a new journal until all kills are done
     last = work(path)
     assert contents(last) == expected
     assert last.host_state == {"round": ROUNDS - 1}
@@ -86,7 +86,7 @@ def test_two_hundred_kills(tmp_path, die_after):
 @pytest.mark.parametrize("commit", ["always", "manual"])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork to kill a process many times quickly")
 def test_kills_by_the_clock(tmp_path, commit):
-    """Killed from outside, wherever it is: inside SQLite, while the disk is waited for, while a journal is closed."""
+    """Kills from outside come at any place: inside SQLite, while waiting for the disk, while closing a journal."""
     expected = contents(work(tmp_path / "whole.sqlite"))
     rng = random.Random(3)
     path = tmp_path / "killed.sqlite"

@@ -1,4 +1,4 @@
-"""Clients behind edge servers: the edge is in the name, and rules limit how many of one edge are picked."""
+"""Clients behind edge servers: the edge is part of the name, and rules limit the picks of one edge."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def edges(cohort: Cohort) -> Counter[str]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_cohort_has_too_many_of_an_edge_and_it_is_full_where_it_can_be(seed: int, tmp_path: Path) -> None:
+def test_cohorts_keep_the_limit_per_edge_and_are_full_if_possible(seed: int, tmp_path: Path) -> None:
     draw = np.random.default_rng(seed)
     most, size = int(draw.integers(1, 4)), int(draw.integers(2, 12))
     rules = Rules(at_most={"edge": most}, pinned=tuple(draw.choice(NAMES, 2, replace=False).tolist()), min_separation=2)
@@ -57,7 +57,7 @@ class Best(Uniform):
         return Cohort(slate.candidates[::-1][: slate.size], candidates=slate.candidates, score=score), state
 
 
-def test_the_selectors_best_stay_and_the_next_best_take_the_places() -> None:
+def test_the_best_clients_stay_and_the_next_best_fill_the_places() -> None:
     names = ["a/0", "b/1", "a/2", "c/3", "c/4", "c/5"]
     with Session(Best(), ClientTable(names=names), rules=Rules(at_most={"edge": 1})) as session:
         cohort = session.ask(3)
@@ -65,7 +65,7 @@ def test_the_selectors_best_stay_and_the_next_best_take_the_places() -> None:
         assert cohort.notes["too many of one value"] == "c/4, c/3"
 
 
-def test_limits_go_before_quotas_and_hold_for_any_attribute() -> None:
+def test_limits_come_before_quotas_and_hold_for_any_attribute() -> None:
     names = [f"e/{i}" for i in range(4)] + ["f/4", "f/5"]
     rules = Rules(at_most={"edge": 2, "owner": 2}, quotas={"region": {"north": 3}})
     with Session(Best(), ClientTable(names=names), rules=rules) as session:
@@ -76,13 +76,13 @@ def test_limits_go_before_quotas_and_hold_for_any_attribute() -> None:
     assert "quota not met" in cohort.notes
 
 
-def test_the_edge_is_that_of_the_name_whatever_a_client_says() -> None:
+def test_the_edge_comes_from_the_name_whatever_a_client_reports() -> None:
     with Session("all", ClientTable(names=["a/0", "a/1", "2"]), rules=Rules(eligible="edge == 'a'")) as session:
         session.set_attributes({"a/0": {"edge": "b"}})
         assert set(session.ask(None).names) == {"a/0", "a/1"}
 
 
 def test_edges_that_cannot_fill_a_cohort_are_refused_with_the_arithmetic() -> None:
-    with pytest.raises(ParameterError, match=r"of 13: with at most 2 .* 5 edges and 2 clients behind none have 12"):
+    with pytest.raises(ParameterError, match=r"of 13: with at most 2 .* 5 edges and 2 clients without an edge have 12"):
         Rules(at_most={"edge": 2}).check_feasible(NAMES, 13, 1)
     Rules(at_most={"edge": 2}).check_feasible(NAMES, 12, 1)

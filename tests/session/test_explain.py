@@ -19,7 +19,7 @@ from fedcohort.testing.host import ScriptedHost
 
 @dataclass(frozen=True, kw_only=True)
 class Given(Uniform):
-    """Gives the scores it was made with and picks whom it was told to."""
+    """Returns fixed scores and picks fixed clients."""
 
     scores: tuple = field(default=())
     picks: tuple = field(default=())
@@ -50,19 +50,19 @@ def test_ties_share_their_ranks_and_say_so():
 def test_ranks_against_counting(seed):
     rng = np.random.default_rng(seed)
     scores = rng.integers(0, 6, size=30).astype(float)
-    scores[rng.random(30) < 0.1] = np.nan  # no score: below all that have one
+    scores[rng.random(30) < 0.1] = np.nan  # NaN ranks below all scores
     for row in asked(scores, [0, 1]).explain(0).rows:
         own = -np.inf if np.isnan(row.score) else row.score
         known = np.where(np.isnan(scores), -np.inf, scores)
         assert row.rank == 1 + (known > own).sum() and row.last_rank == (known >= own).sum()
 
 
-def test_the_end_of_a_tie_beyond_the_record_is_left_open():
+def test_a_tie_that_goes_beyond_the_record_has_no_last_rank():
     scores = np.full(3000, 0.25)
     scores[:20] = 1.0
     scores[20:30] = np.linspace(0.9, 0.5, 10)
     scores[2999] = 0.0
-    session = asked(scores, [3, 25, 2500, 2999])  # the last two are not among the 68 best that are recorded
+    session = asked(scores, [3, 25, 2500, 2999])  # the last two are not among the 68 recorded best
     rows = {row.client: row for row in session.explain(0).rows}
     assert len(rows) == 70
     assert rows[3].place() == "1-20, tied"
@@ -98,7 +98,7 @@ def test_terminal_and_json_show_the_shared_rank(tmp_path):
 
 
 def above_the_lowest(session, rounds):
-    """Return explanations of clients that were not picked with a higher score than somebody who was."""
+    """Return explanations of clients that were not picked although their score is higher than that of a picked one."""
     found = []
     for round_ in range(rounds):
         whole = session.explain(round_)
@@ -122,7 +122,7 @@ def test_every_selector_says_how_it_picks_and_what_the_parts_of_its_scores_are(n
         assert found.meanings.keys() <= parts | OPTIONAL.get(name, set())
     odd = above_the_lowest(session, 20)
     assert all("scores alone do not decide" in found.reason for found in odd)
-    if odd and not found.rule.startswith("This choice was made without scores"):  # then the rule says what else does
+    if odd and not found.rule.startswith("This choice was made without scores"):  # the rule says what else decides
         assert any(
             word in odd[0].rule for word in ("chance", "turn", "come first", "client by client", "slower", "Each")
         )
@@ -133,7 +133,7 @@ OPTIONAL = {  # parts that appear with other parameters, or in other rounds
 }  # fmt: skip
 
 
-def test_a_selector_that_picks_the_best_never_needs_the_excuse():
+def test_a_selector_that_picks_the_best_leaves_no_higher_score():
     host = ScriptedHost(n=24)
     session = host.session(SELECTORS.get("fedcm-ucb")(), seed=3)
     host.play(session, 10, size=4)
@@ -143,7 +143,7 @@ def test_a_selector_that_picks_the_best_never_needs_the_excuse():
     )
 
 
-def test_reading_a_journal_asks_no_selector_that_it_names(tmp_path):
+def test_reading_a_journal_imports_no_selector(tmp_path):
     evil = {"name": None, "class": "evil:Evil", "reference": f"{tmp_path}/evil.py:Evil", "params": {}}
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     assert about_selector(evil) == ("", {})
@@ -152,7 +152,7 @@ def test_reading_a_journal_asks_no_selector_that_it_names(tmp_path):
     assert "had their share" in both and "never tried" in both and {"doubted", "staleness"} <= set(meanings)
 
 
-def test_a_selector_of_ones_own_speaks_for_itself(tmp_path):
+def test_a_custom_selector_explains_itself(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom fedcohort.selectors import Uniform\n\n"
         "@dataclass(frozen=True, kw_only=True)\nclass Mine(Uniform):\n    picks_by = 'By the moon.'\n"

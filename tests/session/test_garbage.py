@@ -33,7 +33,7 @@ def caller():
     return sys.modules[name]
 
 
-def test_no_garbage_brings_a_raw_error(tmp_path, monkeypatch):
+def test_garbage_never_raises_a_raw_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some of it can name a file
     garbage = caller()
     found = garbage.recipes()
@@ -72,7 +72,7 @@ def test_clients_are_whole_numbers(clients):
             make(clients)
 
 
-def test_an_empty_cohort_is_one():
+def test_an_empty_cohort_is_valid():
     assert Cohort([]).size == 0 and Cohort([]).clients.dtype == np.int64
 
 
@@ -90,7 +90,7 @@ def test_class_balance_of_huge_counts_is_that_of_small_ones(large):
     assert picked[0] == picked[1]
 
 
-def test_counts_whose_sum_is_no_number_are_refused():
+def test_counts_with_an_infinite_sum_are_refused():
     with pytest.raises(InputError, match="sums of label counts must be finite"):
         fedcohort.ClientTable(labels=LabelCounts([[1e308, 1e308], [1, 1]]))
     assert fedcohort.ClientTable(sizes=[1e308, 1e308]).weights.tolist() == [0.5, 0.5]
@@ -132,7 +132,7 @@ def test_a_wrong_argument_is_named_with_its_value(call, argument, value):
     assert not differences(before, standing(session))
 
 
-def test_an_error_of_a_selector_is_passed_on_as_it_is():
+def test_a_selectors_error_is_passed_on_unchanged():
     class Broken(type(fedcohort.create("uniform"))):
         def select(self, state, slate, answer, rng):
             raise ZeroDivisionError("mine")

@@ -1,4 +1,4 @@
-"""A signal that the library does not know: declared here, required by a selector, reported, recorded, read again."""
+"""A custom signal: declared here, required by a selector, reported, recorded and read again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class Gentle(Selector[DrainState]):
-    """Takes the clients whose batteries suffered least."""
+    """Picks the clients whose batteries lost least."""
 
     name = "gentle"
     starves = "those whose batteries suffer"
@@ -59,7 +59,7 @@ def numbers(cohort: Cohort) -> dict[str, Any]:
     return {"battery_drain": 5.0 + cohort.clients, "mood": np.ones((cohort.size, 2))}
 
 
-def test_a_session_with_a_signal_of_ones_own_goes_on_from_its_journal(tmp_path):
+def test_a_session_with_a_custom_signal_continues_from_its_journal(tmp_path):
     path = tmp_path / "j.sqlite"
     with Session(Gentle(), 6, seed=2, signals=[DRAIN, "mood"], journal=path, audit=True) as session:
         assert session.requires == {DRAIN, MOOD}
@@ -83,7 +83,7 @@ def test_a_session_with_a_signal_of_ones_own_goes_on_from_its_journal(tmp_path):
     assert result.problem is None and result.rounds == 3
 
 
-def test_what_is_missing_or_not_supplied_is_refused_by_name():
+def test_a_missing_signal_is_named():
     with pytest.raises(SignalError, match="'battery-drain' \\(percent of the battery"):
         Session(Gentle(), 6, signals=["loss"])
     session = Session(Gentle(), 6)
@@ -97,7 +97,7 @@ def test_what_is_missing_or_not_supplied_is_refused_by_name():
     assert session.round == 1
 
 
-def test_a_shadow_may_have_a_signal_of_its_own():
+def test_a_shadow_may_have_a_custom_signal():
     session = Session("uniform", 6, shadows={"gentle": Gentle()})
     for _ in range(2):
         cohort = session.ask(2)
@@ -105,12 +105,12 @@ def test_a_shadow_may_have_a_signal_of_its_own():
     assert isinstance(session.explain(1).shadows["gentle"], tuple) and set(session.shadows) == {"gentle"}
 
 
-def test_a_selector_with_a_signal_of_its_own_conforms():
+def test_a_selector_with_a_custom_signal_conforms():
     assert DRAIN in ScriptedHost().signals
     check_selector(Gentle(), skip={"documentation": "it is no paper's"})
 
 
-def test_a_declaration_holds_once():
+def test_a_signal_is_declared_once():
     assert Signal("battery-drain", meaning=DRAIN.meaning) is DRAIN
     with pytest.raises(InputError, match="percent of the battery"):
         Signal("battery-drain", meaning="something else")
@@ -125,7 +125,7 @@ def test_a_declaration_holds_once():
     assert repr(DRAIN) == "Signal('battery-drain')"
 
 
-def test_a_process_that_never_declared_it_can_be_sent_one(tmp_path):
+def test_a_signal_can_be_pickled_to_another_process(tmp_path):
     (tmp_path / "sent").write_bytes(pickle.dumps([DRAIN, Signal.LOSS]))
     code = (
         "import pickle, pathlib; from fedcohort import Signal\n"

@@ -1,4 +1,4 @@
-"""The parts of a session, each alone: members, rules, shadows, selectors with states, pending cohorts, the record."""
+"""The parts of a session one by one: members, rules, shadows, stateful selectors, pending cohorts, the journal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERYBODY = np.arange(4)
 
 
 class Raises(type(create("uniform"))):  # type: ignore[misc]
-    """A selector that fails as soon as it has to do something."""
+    """A selector whose methods all fail."""
 
     def select(self, *_: Any) -> Any:
         raise ZeroDivisionError("select")
@@ -79,7 +79,7 @@ def test_a_referee_excludes_demands_and_counts():
     assert [part.tolist() if hasattr(part, "tolist") else part for part in found.remaining(2)] == [[1, 2], 1]
     cohort = referee.apply(Cohort([1]), found, 2, np.random.default_rng(0))
     assert cohort.clients.tolist() == [3, 1]
-    referee.ledger.count_cohort(0, 0, cohort.clients)
+    referee.ledger.count_cohort(0, cohort.clients)
     assert referee.eligibility(1, 1, EVERYBODY).allowed.tolist() == [2]
 
 
@@ -91,10 +91,10 @@ def test_a_referee_knows_attributes_and_newcomers():
     assert referee.ledger.n == 5 and referee.ledger.joined.tolist() == [0, 0, 0, 0, 3]
 
 
-# -- selectors with their states --------------------------------------------------------------------------------------
+# -- stateful selectors -----------------------------------------------------------------------------------------------
 
 
-def test_a_selector_with_state_learns_into_another_one():
+def test_a_stateful_selector_is_immutable():
     before = running("oort")
     cohort = Cohort([0, 2], round=0, ticket=0)
     after = before.learn(cohort, replies([0, 2], loss_rms=[1.0, 2.0], duration=[1.0, 1.0]))
@@ -109,7 +109,7 @@ def test_a_selector_with_state_learns_into_another_one():
 # -- shadows ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_shadow_that_fails_is_named_and_left_out():
+def test_a_failing_shadow_is_named_and_dropped():
     shadows = Shadows({"good": running("uniform", "good"), "bad": running(Raises(), "bad")})
     picks = shadows.choose(Turn(1), Slate(0, 2, EVERYBODY, TABLE), None)
     assert len(picks["good"].picked) == 2 and not picks["good"].failed
@@ -141,7 +141,7 @@ def test_shadows_dropped_at_opening_leave_the_others_on_record(tmp_path):
         assert set(session.shadows) == {"b", "c"}
 
 
-def test_shadows_that_fail_together_are_all_off_the_record(tmp_path):
+def test_shadows_that_fail_together_are_all_dropped(tmp_path):
     with Session(create("uniform"), TABLE, journal=tmp_path / "j", shadows={"x": Raises(), "y": Raises()}) as session:
         session.ask(RoundRequest(1))
         assert not session.shadows and session.journal.meta()["shadows"] == {}
@@ -170,7 +170,7 @@ def test_pending_cohorts_name_who_is_missing():
     assert pending.find(2) is None and pending.training.tolist() == []
 
 
-# -- the record -------------------------------------------------------------------------------------------------------
+# -- the journal ------------------------------------------------------------------------------------------------------
 
 
 def journal() -> Journal:
@@ -188,7 +188,7 @@ def asked(recorder: EventRecorder, turn: Turn, clients: list[int]) -> Cohort:
     return cohort
 
 
-def test_a_journal_alone_tells_where_to_go_on():
+def test_a_journal_is_enough_to_continue():
     recorder = EventRecorder(journal())
     first = asked(recorder, Turn(0), [0, 2])
     second = asked(recorder, Turn(0).following(), [2])
@@ -208,7 +208,7 @@ def test_a_journal_alone_tells_where_to_go_on():
     assert PendingCohorts.from_journal(recorder.journal, TABLE).tickets == ()
 
 
-def test_an_event_is_recorded_whole_or_not_at_all():
+def test_an_event_is_recorded_completely_or_not_at_all():
     recorder = EventRecorder(journal())
     turn = Turn(0)
     cohort = asked(recorder, turn, [0])
@@ -222,7 +222,7 @@ def test_an_event_is_recorded_whole_or_not_at_all():
     assert repr(before) == repr(after)
 
 
-def test_names_that_were_forgotten_are_known_by_the_record():
+def test_the_journal_recognises_forgotten_names():
     session = Session(create("uniform"), TABLE)
     stand_in = session.forget("ben", block=True)
     recorder = EventRecorder(session.journal)

@@ -1,4 +1,4 @@
-"""Rules that change in the course of a run: every round is judged by those in force in it."""
+"""Rules that change during a run: every round is judged by its own rules."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def printed(path: Path, *options: str) -> tuple[int, str]:
 # -- the proof --------------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_that_was_tightened_is_not_said_to_have_held(tmp_path: Path) -> None:
+def test_a_tightened_limit_is_not_reported_as_kept(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with Session(Uniform(), ClientTable(n=3), journal=path, rules=Rules(max_participations=9)) as session:
         played(session, 3, 7)
     with Session.open(path, rules=Rules(max_participations=2)) as session:
-        played(session, 3, 2)  # nobody is admitted any more
+        played(session, 3, 2)  # nobody is eligible any more
     proof = verify(path)
     assert proof.kept and not proof.holds and proof.most == 7
     assert [(change.round, change.what) for change in proof.changes] == [
@@ -64,11 +64,11 @@ def test_a_limit_that_was_tightened_is_not_said_to_have_held(tmp_path: Path) -> 
     assert finding.sound and "7 participations, all before the limit of 2" in finding.text
 
 
-def test_a_limit_that_was_broken_after_it_took_effect_is_both(tmp_path: Path) -> None:
+def test_a_limit_can_be_exceeded_and_broken(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with Session(Uniform(), ClientTable(n=2), journal=path) as session:
         played(session, 2, 7)
-    with closing(Journal.open(path)) as journal, journal.event():  # as only somebody else would write it
+    with closing(Journal.open(path)) as journal, journal.event():  # a session would never write this
         journal.add_event("rules", {"round": 5, "ticket": 5, "rules": {"max_participations": 2}})
     proof = verify(path)
     assert sorted((b.client, b.round) for b in proof.breaches) == [("0", 5), ("0", 6), ("1", 5), ("1", 6)]
@@ -77,7 +77,7 @@ def test_a_limit_that_was_broken_after_it_took_effect_is_both(tmp_path: Path) ->
     assert code == 1 and text.endswith("The rules did not hold.")
 
 
-def test_separation_and_windows_that_were_tightened(tmp_path: Path) -> None:
+def test_tightened_separation_and_windows(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with Session(Uniform(), ClientTable(n=1), journal=path, rules=Rules(blocked=("x",))) as session:
         played(session, 1, 4)
@@ -90,10 +90,10 @@ def test_separation_and_windows_that_were_tightened(tmp_path: Path) -> None:
     }
 
 
-def test_rules_that_were_loosened_or_left_alone_hold(tmp_path: Path) -> None:
+def test_loosened_or_unchanged_rules_hold(tmp_path: Path) -> None:
     with Session(Uniform(), ClientTable(n=2), journal=tmp_path / "j", rules=Rules(max_participations=2)) as session:
         played(session, 2, 2)
-        session.set_rules(Rules(max_participations=2))  # nothing changes, and nothing is recorded
+        session.set_rules(Rules(max_participations=2))  # no change, so nothing is recorded
         session.set_rules(Rules(max_participations=5))
         played(session, 2, 2)
     proof = verify(tmp_path / "j")
@@ -119,7 +119,7 @@ def test_rules_stay_at_a_restart_unless_they_are_dropped(tmp_path: Path, caplog:
     assert code == 1 and "None have been in force since round 2." in text
 
 
-def test_rules_that_say_nothing_prove_nothing(tmp_path: Path) -> None:
+def test_empty_rules_prove_nothing(tmp_path: Path) -> None:
     with Session(Uniform(), ClientTable(n=2), journal=tmp_path / "j", rules=Rules()) as session:
         played(session, 2)
     code, text = printed(tmp_path / "j")
@@ -168,7 +168,7 @@ def breaks(rules: Rules, client: str, round_: int, past: list[int]) -> bool:
 
 
 def exceeds(rules: Rules, client: str, past: list[int]) -> bool:
-    """Whether all that a client did is beyond the limits, the block apart, which is of the moment."""
+    """Whether a client's participations exceed the limits; a block only counts for its own rounds."""
     if len(past) > limit_by_definition(rules, client):
         return True
     if any(b - a < rules.min_separation for i, a in enumerate(past) for b in past[i + 1 :]):
@@ -182,7 +182,7 @@ def test_every_round_is_judged_by_the_rules_in_force(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 5))
     session = Session(Uniform(), ClientTable(n=n), seed=seed)
-    told: list[tuple[int, int, list[str]]] = []  # (ticket, round, who)
+    told: list[tuple[int, int, list[str]]] = []  # (ticket, round, clients)
     in_force: dict[int, Rules] = {}  # by ticket
     rules: Rules | None = None
     for _ in range(12):
@@ -231,7 +231,7 @@ def test_a_client_that_invents_a_value_has_no_claim_to_a_place() -> None:
         taken += "c19" in cohort.names
         regions = {"north" if int(name[1:]) < 10 else "south" for name in cohort.names if name != "c19"}
         assert regions == {"north", "south"}
-    assert taken < 20  # 8 are its share
+    assert taken < 20  # its fair share is 8
 
 
 def test_values_are_compared_as_they_are_written() -> None:
@@ -241,13 +241,13 @@ def test_values_are_compared_as_they_are_written() -> None:
     assert {"4", "5"} <= set(session.ask(RoundRequest(2)).names)
 
 
-def test_a_quota_that_nobody_fills_is_on_record() -> None:
+def test_an_unfilled_quota_is_recorded() -> None:
     session = Session(Uniform(), ClientTable(n=3), rules=Rules(quotas={"region": {"north": 2}}))
     session.set_attributes({"1": {"region": "north"}})
     assert session.ask(RoundRequest(2)).notes["quota not met"] == "region north: 1 of 2"
 
 
-def test_a_client_does_not_say_its_size_past_the_table() -> None:
+def test_a_client_cannot_override_its_size_in_the_table() -> None:
     session = Session(Uniform(), ClientTable(sizes=[5, 500]), rules=Rules(eligible="size >= 100"))
     session.set_attributes({"0": {"size": 1_000_000}})
     assert session.ask(RoundRequest(2)).names == ("1",)
@@ -259,8 +259,8 @@ def test_quotas_must_name_their_values() -> None:
             Rules(quotas=quotas)  # type: ignore[arg-type]
 
 
-def test_a_journal_whose_quotas_name_no_values_is_proved_and_played_again_but_not_gone_on_with(tmp_path: Path) -> None:
-    """As version 0.2 wrote it: every value that a client says has a claim."""
+def test_a_journal_with_quotas_without_values_is_replayed_but_not_continued(tmp_path: Path) -> None:
+    """In journals of version 0.2, quotas hold for every value that a client reports."""
     old = Rules.from_journal({"quotas": {"region": 1}, "max_participations": 9})
     path = tmp_path / "j"
     with Session(Uniform(), ClientTable(n=6), journal=path, rules=old, audit=True) as session:
@@ -275,7 +275,7 @@ def test_a_journal_whose_quotas_name_no_values_is_proved_and_played_again_but_no
     assert verify(path).holds
 
 
-# -- rules that cannot be kept ----------------------------------------------------------------------------------------
+# -- infeasible rules -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -291,23 +291,23 @@ def test_a_journal_whose_quotas_name_no_values_is_proved_and_played_again_but_no
         (Rules(quotas={"region": {"n": 2, "s": 2}}), "quotas of 'region' claim 4 places.* 3"),
     ],
 )
-def test_rules_that_cannot_be_kept_are_refused_with_the_arithmetic(rules: Rules, message: str) -> None:
+def test_infeasible_rules_are_refused_with_the_arithmetic(rules: Rules, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         rules.check_feasible([str(c) for c in range(8)], 3, 100)
 
 
-def test_rules_that_can_just_be_kept_are_admitted() -> None:
+def test_barely_feasible_rules_are_accepted() -> None:
     names = [str(c) for c in range(9)]
     Rules(min_separation=3, pinned=("0", "1", "2"), quotas={"region": {"n": 1, "s": 2}}).check_feasible(names, 3, 100)
     Rules(window=3, max_in_window=1).check_feasible(names, 3, 100)
-    Rules(min_separation=50).check_feasible(names, 3, 3)  # the run ends before anybody is asked twice
+    Rules(min_separation=50).check_feasible(names, 3, 3)  # the run ends before any client is asked twice
     with pytest.raises(ParameterError, match=r"2 participations in 4 rounds.* 1 "):
         Rules(window=4, min_in_window=2, min_separation=4)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_feasible_means_that_every_cohort_is_filled(seed: int) -> None:
-    """With everybody there at all times, separation alone fills cohorts exactly when the arithmetic says so."""
+    """If all clients are always available, cohorts with a separation are full exactly when the arithmetic says so."""
     rng = np.random.default_rng(seed)
     n, size, apart = int(rng.integers(2, 12)), int(rng.integers(1, 4)), int(rng.integers(1, 6))
     size = min(size, n)
@@ -338,12 +338,12 @@ def test_shortages_are_counted_with_what_was_spent() -> None:
         3,
         6,
     ]  # rounds of 2 need 8, 3 clients have 6
-    assert not Rules(budgets={"a": {"rounds": 1}}).shortages(spent, 2, 400)  # the others have no bound
+    assert not Rules(budgets={"a": {"rounds": 1}}).shortages(spent, 2, 400)  # the others have no limit
     (short,) = Rules(window=2, min_in_window=1).shortages(spent, 1, 9)
     assert "3 places" in short and "1 x 2 = 2" in short
 
 
-def test_the_simulator_refuses_rules_that_cannot_be_kept(tmp_path: Path) -> None:
+def test_the_simulator_refuses_infeasible_rules(tmp_path: Path) -> None:
     from fedcohort.simulate.rounds.runner import run_experiment
 
     table = {

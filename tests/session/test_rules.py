@@ -36,7 +36,7 @@ def played(session: Session, size: int | None, available: Any = None, status: An
 
 @dataclasses.dataclass
 class Played:
-    """One round as the checker sees it: who was there, who was picked, what became of them."""
+    """One round as the checker sees it: available and picked clients, and what became of them."""
 
     round: int
     available: set[int]
@@ -44,13 +44,13 @@ class Played:
     failed: set[int]
     size: int
     abandoned: bool
-    answered: set[int] = dataclasses.field(default_factory=set)  # before it was abandoned
+    answered: set[int] = dataclasses.field(default_factory=set)  # before the cohort was abandoned
 
 
 def excluded_by_definition(
     rules: Rules, history: list[Played], round_: int, client: int, facts: dict[str, Any]
 ) -> bool:
-    """Whether the definitions of the rules keep a client out, by looking through everything that happened."""
+    """Whether the definitions of the rules exclude a client, computed from the whole history."""
     counted = [p for p in history if not p.abandoned]
     past = [p.round for p in counted if client in p.picked]
     if str(client) in rules.blocked:
@@ -139,7 +139,7 @@ def federation(seed: int, folder: Path | None = None) -> None:
         if cohort.size:
             bad = rng.random(cohort.size) < 0.3
             if rng.random() < 0.2:
-                told = rng.random(cohort.size) < 0.5  # some had answered when it was given up
+                told = rng.random(cohort.size) < 0.5  # some had replied when the cohort was abandoned
                 if told.any():
                     status = np.where(bad, Status.FAILED, Status.OK)[told]
                     session.tell(RoundReport(cohort.ticket, cohort.clients[told], status, complete=False))
@@ -175,7 +175,7 @@ def test_numbers_that_cannot_be_counted_are_refused(rule: str) -> None:
         session.ask(RoundRequest(2))
 
 
-def test_a_budget_that_never_ends() -> None:
+def test_an_enormous_budget() -> None:
     rules = Rules(budget={"epsilon": 1e300}, budgets={"1": {"epsilon": 1.0}}, cost={"epsilon": 1e-300})
     with Session(Uniform(), ClientTable(n=4), seed=1, rules=rules) as session:
         assert played(session, 2).size == 2
@@ -208,8 +208,8 @@ def test_an_exclusion_is_explained_with_its_reason(tmp_path: Path) -> None:
     assert again.endswith("fewer than 3 rounds since it last took part.")
 
 
-def test_a_selector_never_sees_whom_the_rules_exclude() -> None:
-    """Not in what it asks, not in what it chooses from, and no shadow either."""
+def test_a_selector_never_sees_excluded_clients() -> None:
+    """Excluded clients are neither in its query nor among its candidates, nor those of a shadow."""
     seen: list[tuple[str, int, set[int]]] = []
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,7 +245,7 @@ def test_a_selector_never_sees_whom_the_rules_exclude() -> None:
     assert {0, 1} < kept_out[3] and len(kept_out[4]) > 4
 
 
-def test_rules_go_on_after_a_restart_and_changes_are_recorded(tmp_path: Path) -> None:
+def test_rules_continue_after_a_restart_and_changes_are_recorded(tmp_path: Path) -> None:
     table = ClientTable(n=4)
     with Session(Uniform(), table, seed=1, journal=tmp_path / "j", rules=Rules(min_separation=3)) as session:
         first = played(session, 2)
@@ -261,7 +261,7 @@ def test_rules_go_on_after_a_restart_and_changes_are_recorded(tmp_path: Path) ->
     assert [b["round"] for b in read_journal(tmp_path / "j").events("rules")] == [0, 3]
 
 
-def test_a_round_that_is_made_again_is_held_against_the_rules_of_then() -> None:
+def test_a_repeated_round_is_checked_against_its_current_rules() -> None:
     session = Session(Uniform(), ClientTable(n=3), rules=Rules(blocked=("2",)))
     first = session.ask(RoundRequest(2))
     session.set_rules(Rules(blocked=("0",)))
@@ -282,7 +282,7 @@ def test_a_round_that_is_made_again_is_held_against_the_rules_of_then() -> None:
         ({"0": {"battery": None}}, "'battery' of client '0'"),
     ],
 )
-def test_attributes_a_journal_could_not_give_back_are_refused(said: Any, message: str) -> None:
+def test_attributes_that_a_journal_cannot_store_are_refused(said: Any, message: str) -> None:
     session = Session(Uniform(), ClientTable(n=3), rules=Rules(eligible="battery > 3"))
     with pytest.raises(InputError, match=message):
         session.set_attributes(said)
@@ -297,7 +297,7 @@ def test_attributes_of_numpy_are_numbers() -> None:
 
 
 def test_a_breach_is_found_in_the_journal(tmp_path: Path) -> None:
-    """A record that was tampered with, or written by something else, proves nothing."""
+    """A journal that was tampered with, or written by another program, proves nothing."""
     with Session(Uniform(), ClientTable(n=3), seed=1, journal=tmp_path / "j") as session:
         for _ in range(4):
             played(session, 2)
@@ -365,7 +365,7 @@ def test_rules_that_contradict_themselves_are_refused() -> None:
 
 
 def test_budgets_differ_from_client_to_client(tmp_path: Path) -> None:
-    """A budget of one's own replaces the kinds it names; the others stay."""
+    """A client's own budget replaces the kinds that it names; other kinds stay."""
     rules = Rules(
         budget={"epsilon": 4.0, "bytes": 1e6},
         cost={"epsilon": 1.0, "bytes": 1e5},
@@ -389,7 +389,7 @@ def test_rules_without_effect_change_no_cohort() -> None:
         assert played(plain, 4).clients.tolist() == played(ruled, 4).clients.tolist()
 
 
-def test_an_audit_plays_the_rules_again(tmp_path: Path) -> None:
+def test_an_audit_replays_the_rules(tmp_path: Path) -> None:
     from fedcohort.audit import choices
 
     rules = Rules(
@@ -428,7 +428,7 @@ def test_rules_hold_in_the_simulator(tmp_path: Path) -> None:
         assert proof.holds and proof.most <= 2 and (proof.least_separation or 3) >= 3
 
 
-def test_attributes_of_a_scenario_are_what_rules_go_by(tmp_path: Path) -> None:
+def test_rules_use_the_attributes_of_a_scenario(tmp_path: Path) -> None:
     """Regions from a file, batteries that change: eligibility and quotas hold in every simulated round."""
     from fedcohort.simulate.config.experiment import Experiment
     from fedcohort.simulate.rounds.runner import run_experiment
@@ -451,7 +451,7 @@ def test_attributes_of_a_scenario_are_what_rules_go_by(tmp_path: Path) -> None:
         "selectors": {"uniform": {}, "power-of-choice": {}},
     }
     experiment = Experiment.from_dict(table)
-    (tmp_path / "clients.csv").unlink()  # its values are in the configuration by now
+    (tmp_path / "clients.csv").unlink()  # the configuration has its values now
     assert Experiment.from_dict(experiment.table).plans[0].scenario == experiment.plans[0].scenario
     assert run_experiment(experiment.table, tmp_path / "x") == "finished"
     scenario = experiment.plans[0].scenario
@@ -491,8 +491,8 @@ def test_attributes_that_do_not_fit_the_federation_are_refused() -> None:
         Scenario.from_dict({"attributes": {"file": "nowhere.csv"}})
 
 
-def test_a_round_that_is_tried_again_and_again_lets_nobody_cool_off_for_ever() -> None:
-    """Cohorts are counted, not rounds: the round's number stands still as long as it brings nothing."""
+def test_repeating_a_round_does_not_extend_cooling_off() -> None:
+    """Cohorts are counted, not rounds, because a repeated round keeps its number."""
     session = Session(Uniform(), ClientTable(n=4), rules=Rules(failures=1, cool_off=2))
     picked = []
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Sessions: rounds, tickets, membership, shadows, explanations, and every bad input the interface names."""
+"""Sessions: rounds, tickets, membership, shadows, explanations, and every kind of bad input."""
 
 import dataclasses
 import subprocess
@@ -32,7 +32,7 @@ def named(selector="uniform", **kwargs):
 
 
 def snapshot(session):
-    """Everything that could change."""
+    """Return everything that could change."""
     return standing(session), journal_content(session)
 
 
@@ -46,7 +46,7 @@ def test_names_go_in_and_out():
     assert not session.pending
 
 
-def test_cohorts_in_flight_are_no_candidates():
+def test_clients_in_training_are_not_candidates():
     session = named()
     first = session.ask(RoundRequest(size=3))
     second = session.ask(RoundRequest(size=3))
@@ -64,7 +64,7 @@ def test_fewer_candidates_than_asked_for_is_noted():
     assert cohort.notes["reason"] == "5 asked for, 2 available"
 
 
-def test_partial_reports_are_collected_and_told_once():
+def test_partial_reports_are_collected():
     session = Session(create("active-fl"), ClientTable(sizes=[4, 4, 4]), seed=1)
     cohort = session.ask(RoundRequest(size=3))
     a, b, c = cohort.clients.tolist()
@@ -95,7 +95,7 @@ def test_late_reports_are_recorded_and_change_nothing():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_client_with_nan_loss_failed_and_the_round_goes_on(bad):
+def test_a_client_with_nan_loss_does_not_stop_the_round(bad):
     session = Session(create("active-fl"), ClientTable(sizes=[1, 1]), seed=1)
     cohort = session.ask(RoundRequest(size=2))
     session.tell(RoundReport(cohort.ticket, [0, 1], metrics={Signal.LOSS: [bad, 2.0]}))
@@ -104,7 +104,7 @@ def test_a_client_with_nan_loss_failed_and_the_round_goes_on(bad):
 
 
 class Listening(type(create("uniform"))):
-    """Uniform, but told how the output layer's bias moved."""
+    """Uniform selection that requires the update of the output layer's bias."""
 
     requires = frozenset({Signal.OUTPUT_BIAS_UPDATE})
 
@@ -117,7 +117,7 @@ HEARD = []
 
 
 @pytest.mark.parametrize("bad", [[1.0, float("nan"), 2.0], [1.0, float("inf"), 2.0], [1.0, 2.0], [], 5.0])
-def test_a_client_with_a_bad_vector_failed_and_the_round_goes_on(bad):
+def test_a_client_with_a_bad_vector_does_not_stop_the_round(bad):
     HEARD.clear()
     session = Session(Listening(), ClientTable(n=4), seed=1, shadows={"the same": Listening()})
     cohort = session.ask(RoundRequest(size=3))
@@ -131,7 +131,7 @@ def test_a_client_with_a_bad_vector_failed_and_the_round_goes_on(bad):
     assert len(HEARD) == 2
 
 
-def test_vectors_of_partial_reports_stand_in_the_cohorts_order():
+def test_vectors_of_partial_reports_are_in_the_cohorts_order():
     HEARD.clear()
     session = Session(Listening(), ClientTable(n=4), seed=1)
     cohort = session.ask(RoundRequest(size=4))
@@ -142,7 +142,7 @@ def test_vectors_of_partial_reports_stand_in_the_cohorts_order():
         session.tell(RoundReport(cohort.ticket, clients, metrics=metrics, complete=complete))
 
     part([third], np.array([[3.0, 3.5]]))
-    part([second, fourth], [[2.0, 2.5], [1.0, 1.0, 1.0]])  # as long as before, or not sound
+    part([second, fourth], [[2.0, 2.5], [1.0, 1.0, 1.0]])  # rows of another length than before are invalid
     part([first], [[1.0, 1.5]], complete=True)
     np.testing.assert_array_equal(HEARD, [[[1, 1.5], [2, 2.5], [3, 3.5], [np.nan, np.nan]]])
 
@@ -420,8 +420,8 @@ def test_the_core_is_light():
     assert done.stdout.strip() == "[]"
 
 
-def test_another_selector_goes_on_from_the_journals_history(tmp_path):
-    """It stands where it would stand had it watched from the start."""
+def test_a_new_selector_learns_from_the_journal(tmp_path):
+    """Its state is the one it would have had from the start."""
     host = ScriptedHost()
     with Session(create("uniform"), host.table, seed=2, signals=host.signals, journal=tmp_path / "j") as session:
         host.play(session, 6)
@@ -441,7 +441,7 @@ def test_another_selector_goes_on_from_the_journals_history(tmp_path):
         Session(create("uniform"), ClientTable(n=3)).change_selector(create("fedcbs"))
 
 
-def test_more_kinds_of_facts_may_become_known_and_none_goes(tmp_path):
+def test_facts_may_be_added_but_not_removed(tmp_path):
     names = ["a", "b", "c"]
     with Session(create("uniform"), ClientTable(names=names), journal=tmp_path / "j") as session:
         with pytest.raises(SignalError, match="sizes"):
@@ -456,7 +456,7 @@ def test_more_kinds_of_facts_may_become_known_and_none_goes(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["abandoned", "rules", "selector", "shadow", "join", "excluded"])
-def test_notes_cannot_pass_for_events_of_the_session(kind):
+def test_notes_cannot_imitate_events_of_the_session(kind):
     session = named()
     with pytest.raises(InputError, match="session's own"):
         session.note(kind, {"round": 0})
@@ -482,7 +482,7 @@ def test_on_a_full_disk_nothing_changes(change, tmp_path):
     rules = Rules(eligible="region != 'x'")
     session = named("active-fl", journal=path, shadows={"watcher": create("uniform")}, rules=rules)
     with full_disk(session):
-        for i in range(1000):  # until the pages that are there are full
+        for i in range(1000):  # until the existing pages are full
             try:
                 session.note("filling", {"with": "x" * 300, "number": i})
             except JournalError:
@@ -490,7 +490,7 @@ def test_on_a_full_disk_nothing_changes(change, tmp_path):
         before, record = standing(session), journal_content(session)
         try:
             change(session)
-            worked = True  # it fitted into what was left of a page
+            worked = True  # it fitted into the rest of a page
         except JournalError:
             worked = False
         changed = differences(before, standing(session)) + differences(record, journal_content(session))
@@ -501,7 +501,7 @@ def test_on_a_full_disk_nothing_changes(change, tmp_path):
         assert not differences(now, standing(again))
 
 
-def test_a_selector_that_starts_from_the_journal_learns_nothing_from_clients_that_were_forgotten():
+def test_a_new_selector_learns_nothing_from_forgotten_clients():
     session = Session(create("uniform"), ClientTable(names=list("abcd")), signals=REPORT_SIGNALS)
     cohort = session.ask(RoundRequest(4))
     metrics = {s: np.full(4, 2.0) for s in METRIC_SIGNALS if s.width is None}

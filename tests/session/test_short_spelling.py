@@ -1,4 +1,4 @@
-"""A session in a few words: names and numbers in place of the protocol's objects."""
+"""The short form of a session: names and numbers instead of the protocol's objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_three_lines_choose_and_learn():
     assert session.round == 1 and len(cohort) == 10 and session.table.n == 100
 
 
-def test_names_and_numbers_are_the_objects_they_stand_for():
+def test_names_and_numbers_stand_for_objects():
     table = ClientTable(names=["a", "b", "c", "d"], sizes=[1, 1, 1, 1])
     long = Session(create("oort"), table, seed=3, signals=[Signal.LOSS_RMS, Signal.DURATION])
     short = Session("oort", ["a", "b", "c", "d"], seed=3, signals=["loss-rms", "duration"])
@@ -32,7 +32,7 @@ def test_names_and_numbers_are_the_objects_they_stand_for():
     assert not differences(standing(long), standing(short))
 
 
-def test_everybody_is_asked_for_with_none():
+def test_none_asks_for_all_clients():
     assert sorted(Session("uniform", 5).ask(None).names) == list("01234")
 
 
@@ -60,7 +60,7 @@ def test_a_client_that_no_mapping_names_is_missing():
     assert found == {first: Status.OK, second: Status.MISSING, third: Status.LATE}
 
 
-def test_a_status_may_name_those_that_failed_only():
+def test_a_status_may_name_only_failed_clients():
     session = Session("uniform", 20)
     cohort = session.ask(3)
     session.tell(cohort, status={cohort.names[1]: Status.FAILED})
@@ -99,7 +99,7 @@ def test_a_report_takes_no_keywords():
         session.tell(RoundReport(cohort.ticket, cohort.clients), loss=[1, 2])
 
 
-def test_a_selector_that_asks_first_is_answered_in_short():
+def test_keywords_answer_a_query():
     losses = np.random.default_rng(0).random(50)
     ways = {
         "function": lambda names: [losses[int(name)] for name in names],
@@ -111,7 +111,7 @@ def test_a_selector_that_asks_first_is_answered_in_short():
     expected = long.ask(RoundRequest(5), Answer(query, {Signal.LOSS: losses[query.clients]}))
     for way in ways.values():
         assert Session("power-of-choice", 50, seed=1).ask(5, loss=way).names == expected.names
-        assert len(Session("uniform", 50).ask(5, loss=way)) == 5  # which asks nothing
+        assert len(Session("uniform", 50).ask(5, loss=way)) == 5  # uniform asks nothing
 
 
 def test_a_question_without_an_answer_says_how_to_answer():
@@ -128,12 +128,12 @@ def test_a_question_without_an_answer_says_how_to_answer():
     assert session.round == 0
 
 
-def test_an_unknown_selector_is_named_with_the_nearest():
+def test_an_unknown_selector_gets_a_suggestion():
     with pytest.raises(UnknownNameError, match="did you mean 'power-of-choice'"):
         Session("power-of-choise", 10)
 
 
-def test_shadows_and_a_new_selector_go_by_name():
+def test_shadows_and_a_new_selector_can_be_names():
     session = Session("uniform", 10, shadows={"other": "uniform"})
     session.add_shadow("third", "uniform")
     session.change_selector("all")

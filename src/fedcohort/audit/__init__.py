@@ -1,1 +1,1 @@
-"""What a journal proves: why a client was picked, that the rules held, that every cohort was the selector's choice."""
+"""What a journal proves: that it is intact, that the rules held, and that every cohort was the selector's choice."""

@@ -1,19 +1,19 @@
-"""Was every cohort really the selector's choice? Recompute a journal's rounds from its seed and inputs.
+"""Check that every cohort was the selector's choice, by recomputing a journal's rounds from its seed and inputs.
 
-A server that picks colluders on purpose breaks what secure aggregation and differential privacy promise (Lotto, USENIX
-Security 2024). A journal written with ``audit=True`` is a chain of digests that begins with a commitment to the seed.
-:func:`verify` checks the chain, then plays the session again: same seed, same clients, same candidates, same answers
-and reports; every cohort must come out as it is on record.
+A server that picks colluders on purpose breaks the promises of secure aggregation and differential privacy (Lotto,
+USENIX Security 2024). A journal written with ``audit=True`` is a chain of digests that begins with a commitment to the
+seed. :func:`verify` checks the chain and replays the session with the same seed, clients, candidates, answers and
+reports. Every cohort must come out as recorded.
 
-That leaves a server other ways to have the cohorts it likes: to abandon draws until one suits it, to change the
-selector, to have rules exclude everybody else. All of them are on record, so they are counted, shown and judged.
+A server has other ways to get the cohorts it likes: abandon draws until one suits it, change the selector, or exclude
+all other clients by rules. All of these are recorded, so an audit counts, shows and judges them.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,41 +30,52 @@ from fedcohort.core.validate import instance, mapping, text, whole_number
 from fedcohort.journal import CohortRow, Journal, ReplyBlock, read_journal
 from fedcohort.journal.chain import PARTS, START, VERSION, Link, next_link, start_payload, with_news
 from fedcohort.journal.codec import unpack_many
-from fedcohort.journal.events import ABANDONED, CHANGED, FAILURES, FORGOTTEN, NEW_MODEL, PRUNED, RECOVERED, SELECTOR
+from fedcohort.journal.events import (
+    ABANDONED,
+    ATTRIBUTES,
+    CHANGED,
+    FAILURES,
+    FORGOTTEN,
+    NEW_MODEL,
+    PRUNED,
+    RECOVERED,
+    SELECTOR,
+)
 from fedcohort.journal.signing import is_signed
 from fedcohort.journal.tables import table_of
 from fedcohort.session.rules import Rules
 
-_SHARE = 0.1  # of all draws, may be abandoned without a failure on record
-_NAMED = 12  # clients named in a remark
+_SHARE = 0.1  # the share of draws that may be abandoned without a recorded failure
+_NAMED = 12  # at most this many clients are named in a remark
+_SIGNED = "signed "  # comes before the signature in a receipt
+_SIGNATURE = 128  # hexadecimal digits
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes
     ----------
     problem : str or None
-        What speaks against the journal, in words.
+        Why the journal is not confirmed, in words.
     rounds : int
         How many draws follow from seed and inputs, up to the first that does not.
     commitment : str
         The newest link of the chain, in hexadecimal.
     draws, abandoned, unexplained : int
-        Cohorts asked for; how many of them were abandoned, so that the round was drawn anew; and how many of these
-        without a failure on record.
+        The number of draws, how many of them were abandoned, and how many of those without a recorded failure.
     remarks : tuple of str
-        What to look at: where a server could have had its way, though everything follows.
+        How the server could have influenced the cohorts, although everything follows.
     excluded : mapping of str to int
         By client, from how many draws rules excluded it.
     candidate, picked : mapping of str to int
-        In how many draws each client could have been picked, and was.
+        By client, in how many draws it was a candidate, and in how many it was picked.
     signer : str or None
-        The public key that the newest link is signed with, in hexadecimal.
+        The public key of the newest link's signature, in hexadecimal.
     wrong : bool
-        Whether something on record was changed or does not follow; False where the server only took too much freedom,
-        or too little is on record to say.
+        Whether the record was changed or does not follow. False if the server only took too much freedom, or if the
+        record is not complete enough to tell.
     """
 
     problem: str | None
@@ -82,7 +93,7 @@ class AuditResult:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the audit found nothing wrong; there may be remarks."""
+        """Whether the audit found no problem; there may be remarks."""
         return self.problem is None
 
     @property
@@ -113,11 +124,11 @@ def verify(
     path : path
         The journal; it must have been written with ``audit=True``.
     selector : Selector, optional
-        Only for one that is not registered.
+        Only needed for a selector that is not registered.
     seed : int, optional
-        The seed that was agreed on, if it was: for example from a public beacon.
-    receipts : mapping of commitment to where it is from, optional
-        Commitments that somebody kept while the session ran, alone or as the server sent them; each must be a link of
+        The seed that was agreed on, for example from a public beacon.
+    receipts : mapping of commitment to its source, optional
+        Commitments that clients kept while the session ran, alone or as the server sent them. Each must be a link of
         the chain.
     public : str, optional
         The public key that must have signed the journal, in hexadecimal.
@@ -142,7 +153,7 @@ def confirm(
     receipts: Mapping[str, str] | None = None,
     public: str | None = None,
 ) -> AuditResult:
-    """Check a journal that is open; see :func:`verify`."""
+    """Check an open journal; see :func:`verify`."""
     meta = journal.meta()
     if meta.get("audit") is None:
         raise JournalError(
@@ -160,11 +171,11 @@ def confirm(
 
 
 class CannotBeConfirmed(DoesNotFollow):
-    """What is on record follows, or too little is on record to say; but it shows nothing about the server."""
+    """The record follows, or is not complete enough to tell, but it does not show that the server was honest."""
 
 
 class _Audit(Replay):
-    """The session of a chained journal, each step taken where the chain has its link."""
+    """A replay of a chained journal, in the order of the chain's links."""
 
     def __init__(self, journal: Journal, meta: Mapping[str, Any], selector: Selector[Any]) -> None:
         super().__init__(journal, meta, selector)
@@ -176,28 +187,28 @@ class _Audit(Replay):
         self.picked = np.zeros(self.final.n, np.int64)
         self.excluded: Counter[str] = Counter()
         self.failed = {int(b["ticket"]) for b in journal.events(FAILURES) if "ticket" in b}
-        self.forced: list[int] = []  # tickets where rules left no choice
-        self.narrow: list[int] = []  # tickets where no more were available than were asked for
-        self.singled_out = False  # whether rules are about some clients and not about all
-        self.again = 0  # numbers that were recorded again
+        self.forced = 0  # draws in which rules left no choice
+        self.narrow = 0  # draws in which no more clients were available than asked for
+        self.singled_out = False  # whether rules treat some clients differently
+        self.again = 0  # metrics of the model that were recorded again
         self.remarks: list[str] = []
         self.replaying = True
         self.tip = START  # the newest link so far
 
     def run(self, seed: int | None, receipts: Mapping[str, str], public: str | None) -> AuditResult:
-        """Check everything, in the order in which one check relies on those before it."""
+        """Check everything; later checks rely on earlier ones."""
         problem, wrong = None, False
         try:
             if seed is not None and seed != self.meta["seed"]:
                 raise DoesNotFollow(f"The recorded seed is {self.meta['seed']}, but {seed} was agreed on.")
             chain = self._chain()
             removed = sum(link.removed for link in chain)
-            # A session cannot be played past a gap; the chain can still be followed.
+            # A session cannot be replayed past a gap, but the chain can still be checked.
             self.replaying = not removed
             self._follow(chain)
             self._check_rest(chain)
             self._check_signature(self.tip.hex(), public)
-            # What clients kept is checked against a chain that is known to hold: only then does it say anything.
+            # Receipts prove something only against a chain that holds.
             self._check_receipts(receipts, {link.link.hex() for link in chain}, public)
             self._count()
             if removed:
@@ -212,7 +223,7 @@ class _Audit(Replay):
         return self._result(problem, wrong)
 
     def _follow(self, chain: list[Link]) -> None:
-        """Go along the chain: each link must follow from the one before, and the session from what they are over."""
+        """Check that each link follows from the one before, and replay what it covers."""
         newest = {(link.kind, link.key): link.number for link in chain if not link.removed}
         for link in chain:
             if next_link(self.tip, link.kind, link.digest) != link.link:
@@ -227,13 +238,13 @@ class _Audit(Replay):
 
     def _result(self, problem: str | None, wrong: bool) -> AuditResult:
         names = self.final.names
-        drawn, given_up, unexplained = self._draws()
+        drawn, abandoned, unexplained = self._draws()
         return AuditResult(
             problem,
             self.rounds,
             self.tip.hex(),
             draws=len(drawn),
-            abandoned=len(given_up),
+            abandoned=len(abandoned),
             unexplained=len(unexplained),
             remarks=tuple(self.remarks),
             excluded=dict(self.excluded.most_common()),
@@ -244,26 +255,26 @@ class _Audit(Replay):
         )
 
     def _draws(self) -> tuple[list[int], list[int], list[int]]:
-        """Return the tickets of all draws, of those that were abandoned, and of these without a failure on record."""
+        """Return the tickets of all draws, of the abandoned ones, and of those abandoned without a recorded failure."""
         drawn = [row.ticket for row in self.cohorts.values() if len(row.clients)]
-        given_up = [ticket for ticket in drawn if ticket in self.abandoned]
-        return drawn, given_up, [ticket for ticket in given_up if not self._has_failure(ticket)]
+        abandoned = [ticket for ticket in drawn if ticket in self.abandoned]
+        return drawn, abandoned, [ticket for ticket in abandoned if not self._has_failure(ticket)]
 
-    # -- is the record whole? ------------------------------------------------------------------------------------------
+    # -- is the record complete? ---------------------------------------------------------------------------------------
 
     def _chain(self) -> list[Link]:
         try:
-            found = self.journal.links()
+            chain = self.journal.links()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DoesNotFollow(f"The chain cannot be read: {type(error).__name__}: {error}.") from error
-        if not found or found[0].kind != "start" or found[0].kept != start_payload(self.meta):
+        if not chain or chain[0].kind != "start" or chain[0].kept != start_payload(self.meta):
             raise DoesNotFollow("The commitment to seed, selector and signals was changed after it was recorded.")
-        return found
+        return chain
 
     def _check(self, link: Link, newest: int) -> None:
-        """Refuse a link that is over something else than is on record."""
+        """Raise an error if a link does not match what is on record."""
         if link.number != newest:
-            # Only the newest link is over what is on record now; most things are recorded once.
+            # If something was recorded several times, only its newest link matches. Most things are recorded once.
             if link.kind in PARTS and not PARTS[link.kind].again:
                 raise DoesNotFollow(f"{self._link_name(link)} is in the chain twice.")
             if link.kind in PARTS:
@@ -280,7 +291,7 @@ class _Audit(Replay):
             raise DoesNotFollow(f"{self._link_name(link)} cannot be read: {type(error).__name__}: {error}.") from error
 
     def _check_rest(self, chain: list[Link]) -> None:
-        """Refuse what is on record and not in the chain."""
+        """Raise an error if something is on record but not in the chain."""
         for kind, key in self.journal.strays(chain):
             raise DoesNotFollow(f"{self._record_name(kind, key)} is on record but not in the chain.")
         stored = {name: data for name, data in self.journal.facts().items() if name != "attributes"}
@@ -288,39 +299,37 @@ class _Audit(Replay):
             raise DoesNotFollow("The table of clients was changed after it was recorded.")
 
     def _check_receipts(self, receipts: Mapping[str, str], seen: set[str], public: str | None) -> None:
-        for line, where in receipts.items():
-            kept, _, source_text = line.partition(" ")  # as the server sent it, or the commitment alone
-            source = f"{source_text}; {where}" if source_text else where
-            if kept.lower() not in seen:
+        for line, origin in receipts.items():
+            commitment, _, details = line.partition(" ")  # there are no details if only the commitment was kept
+            source = f"{details}; {origin}" if details else origin
+            if commitment.lower() not in seen:
                 raise DoesNotFollow(
-                    f"The commitment {kept} ({source}) is not in this journal: it is not the one that was shown."
+                    f"The commitment {commitment} ({source}) is not in this journal, so this is not the journal that "
+                    "was shown."
                 )
             _, signed, signature = source.partition(_SIGNED)
-            if public is not None and signed and not is_signed(kept, signature[:_SIGNATURE], public):
-                raise DoesNotFollow(f"The commitment {kept} ({source}) was not signed with the key {public}.")
+            if public is not None and signed and not is_signed(commitment, signature[:_SIGNATURE], public):
+                raise DoesNotFollow(f"The commitment {commitment} ({source}) was not signed with the key {public}.")
 
     def _check_signature(self, tip: str, public: str | None) -> None:
         signer = self.meta.get("signer")
         if public is not None and signer != public:
-            found = "with nobody's key" if signer is None else f"with the key {signer}"
-            raise DoesNotFollow(f"The journal is signed {found}, not with {public}.")
+            state = "is not signed, and so not" if signer is None else f"is signed with the key {signer}, not"
+            raise DoesNotFollow(f"The journal {state} with {public}.")
         if signer is not None:
             head, signature = self.meta.get("signature") or ("", "")
             if head != tip or not is_signed(tip, signature, signer):
                 raise DoesNotFollow(f"The newest link is not signed with the key {signer}; every link must be.")
 
     def _removed_error(self, removed: int) -> DoesNotFollow:
-        why = [
-            what
-            for kind, what in ((FORGOTTEN, "clients were forgotten"), (PRUNED, "details of old rounds were pruned"))
-            if self.journal.events(kind)
-        ]
-        if not why:
+        causes = {FORGOTTEN: "clients were forgotten", PRUNED: "details of old rounds were pruned"}
+        reasons = [text for kind, text in causes.items() if self.journal.events(kind)]
+        if not reasons:
             return DoesNotFollow(
                 f"{removed} parts of the record are gone, and no event says that they were pruned or forgotten."
             )
         return CannotBeConfirmed(
-            f"No round can be recomputed: {' and '.join(why)}. The chain itself holds; audit an earlier copy, or "
+            f"No round can be recomputed: {' and '.join(reasons)}. The chain itself holds; audit an earlier copy, or "
             "rely on an earlier audit."
         )
 
@@ -367,15 +376,14 @@ class _Audit(Replay):
 
     def _apply_event(self, _: float, kind: str, body: Mapping[str, Any]) -> None:
         try:
-            match kind:
-                case _ if kind == CHANGED:
-                    self.change_rules(body)
-                case _ if kind == SELECTOR:
-                    self.change_selector(body)
-                case _ if kind == NEW_MODEL:
-                    self.advance(body)
-                case "attributes":
-                    self.playing.set_attributes(body["clients"])
+            if kind == CHANGED:
+                self.change_rules(body)
+            elif kind == SELECTOR:
+                self.change_selector(body)
+            elif kind == NEW_MODEL:
+                self.advance(body)
+            elif kind == ATTRIBUTES:
+                self.playing.set_attributes(body["clients"])
         except JournalError as error:
             raise DoesNotFollow(
                 f"From round {body.get('round')} on: {error.message} {error.hint or ''}".strip()
@@ -396,7 +404,7 @@ class _Audit(Replay):
         if back.any():
             session.rejoin(np.flatnonzero(back))
 
-    # -- could the server have had its way? --------------------------------------------------------------------------
+    # -- could the server have influenced the cohorts? ---------------------------------------------------------------
 
     def _count(self) -> None:
         """Count how often each client was a candidate, picked and excluded, and the draws without a real choice."""
@@ -415,36 +423,36 @@ class _Audit(Replay):
             if len(row.clients) and row.wanted is not None:
                 self._count_choice(row, rules, row.wanted, bool(excluded))
 
-    def _count_choice(self, row: CohortRow, rules: Rules, wanted: int, excluded: bool) -> None:
-        """Take note of a draw in which nothing, or nearly nothing, was left to choose."""
-        narrow = row.n_candidates <= wanted and row.n_candidates < self.final.n
+    def _count_choice(self, row: CohortRow, rules: Rules, size: int, excluded: bool) -> None:
+        """Count a draw in which there was nothing, or nearly nothing, to choose."""
+        narrow = row.n_candidates <= size and row.n_candidates < self.final.n
         if (narrow and excluded) or set(self.final.names_of(row.clients)) <= set(rules.pinned):
-            self.forced.append(row.ticket)
+            self.forced += 1
         elif narrow:
-            self.narrow.append(row.ticket)
+            self.narrow += 1
 
     def _has_failure(self, ticket: int) -> bool:
-        """Whether a client failed on record in an abandoned draw; one that had not answered yet has not failed."""
+        """Whether a client's failure is on record for an abandoned draw. A client without a reply has not failed."""
         if ticket in self.failed:
             return True
-        fine = (Status.OK, Status.MISSING)  # a server that abandons a draw at once finds everybody missing
+        fine = (Status.OK, Status.MISSING)  # if a server abandons a draw at once, all its clients are missing
         return any((~np.isin(block.status, fine)).any() for block in self.journal.reply_blocks(ticket))
 
     def _judge(self) -> None:
-        """Remark on every freedom a server took; refuse what leaves nothing of the choice."""
-        drawn, given_up, unexplained = self._draws()
+        """Remark on every freedom that the server took, and raise an error if it took too much."""
+        drawn, abandoned, unexplained = self._draws()
         self._remark_on_events()
-        self._remark_on_draws(len(drawn), len(given_up), len(unexplained))
-        self._refuse_freedom(len(drawn), given_up, unexplained)
+        self._remark_on_draws(len(drawn), len(abandoned), len(unexplained))
+        self._refuse_freedom(len(drawn), abandoned, unexplained)
 
     def _remark_on_events(self) -> None:
-        """Remark on what was changed while the session ran: the selector, the rules, the record itself."""
+        """Remark on changes of the selector, of the rules, and of the record itself."""
         self.remarks += [
             f"From round {body['round']} on {_selector_name(body['to'])!r} chose, in place of "
             f"{_selector_name(body['from'])!r}."
             for body in self.journal.events(SELECTOR)
         ]
-        # A selector of the server's own may follow from its seed and still prefer its friends.
+        # The server's own selector may follow from the seed and still prefer some clients.
         if not type(self.playing.selector).__module__.startswith("fedcohort."):
             self.remarks.append(
                 f"The selector {selector_name(self.playing.selector)} is not one of fedcohort's. To know what it "
@@ -467,31 +475,29 @@ class _Audit(Replay):
             f"{len(self.excluded)} of {self.final.n} clients (number of draws): {most or 'nobody'}{more}."
         )
 
-    def _remark_on_draws(self, drawn: int, given_up: int, unexplained: int) -> None:
-        """Remark on draws that were made again, were empty, or left little to choose."""
+    def _remark_on_draws(self, drawn: int, abandoned: int, unexplained: int) -> None:
+        """Remark on draws that were repeated, were empty, or had little choice."""
         few, empty = _SHARE * drawn, len(self.cohorts) - drawn
-        if unexplained or given_up > few:
+        if unexplained or abandoned > few:
             self.remarks.append(
-                f"{given_up} of {drawn} draws were abandoned and drawn again, {unexplained} of them without a failure "
+                f"{abandoned} of {drawn} draws were abandoned and drawn again, {unexplained} of them without a failure "
                 "on record."
             )
         if empty > few:
             self.remarks.append(f"{empty} rounds passed without a cohort, because nobody was available or admitted.")
-        if len(self.narrow) > few:
-            self.remarks.append(
-                f"In {len(self.narrow)} of {drawn} draws no more clients were available than were asked for."
-            )
+        if self.narrow > few:
+            self.remarks.append(f"In {self.narrow} of {drawn} draws no more clients were available than asked for.")
         if self.again:
-            self.remarks.append(f"Numbers about the model that were recorded again later: {self.again}.")
+            self.remarks.append(f"Metrics of the model that were recorded again later: {self.again}.")
 
-    def _refuse_freedom(self, drawn: int, given_up: list[int], unexplained: list[int]) -> None:
-        """Refuse a journal whose server could have had any cohort: by drawing again, by waiting, or by its rules."""
+    def _refuse_freedom(self, drawn: int, abandoned: list[int], unexplained: list[int]) -> None:
+        """Raise an error if the server could have had any cohort by drawing again, by waiting, or by its rules."""
         empty = len(self.cohorts) - drawn
-        # With failures on record, half of all draws may go; they happen, and a client may be made to fail.
-        if len(given_up) > drawn - len(given_up):
+        # Even with recorded failures, at most half of all draws may be abandoned, because a client may be made to fail.
+        if len(abandoned) > drawn - len(abandoned):
             raise CannotBeConfirmed(
-                f"Of {drawn} draws {len(given_up)} were abandoned: whoever can abandon draws can get any cohort. "
-                f"They are: {_list_of(given_up, self.abandoned)}."
+                f"Of {drawn} draws {len(abandoned)} were abandoned: whoever can abandon draws can get any cohort. "
+                f"They are: {_list_of(abandoned, self.abandoned)}."
             )
         if len(unexplained) > max(1.0, _SHARE * drawn):
             raise CannotBeConfirmed(
@@ -501,12 +507,12 @@ class _Audit(Replay):
         if empty > drawn > 0:
             raise CannotBeConfirmed(
                 f"{empty} rounds passed without a cohort, and {drawn} had one: whoever can let rounds pass can get any "
-                "cohorts it likes."
+                "cohort."
             )
-        if len(self.forced) > drawn / 2:
+        if self.forced > drawn / 2:
             raise CannotBeConfirmed(
-                f"In {len(self.forced)} of {drawn} draws the rules left no more clients than were asked for, or "
-                "demanded all that were picked, so that nothing was chosen."
+                f"In {self.forced} of {drawn} draws the rules left no more clients than asked for, or demanded all "
+                "that were picked, so nothing was chosen."
             )
 
 
@@ -514,18 +520,13 @@ def _selector_name(spec: Mapping[str, Any]) -> str:
     return str(spec["name"] or spec["class"])
 
 
-_SIGNED = "signed "
-_SIGNATURE = 128  # hexadecimal digits
-
-
-def _list_of(tickets: Iterable[int], why: Mapping[int, str]) -> str:
-    tickets = list(tickets)
+def _list_of(tickets: Sequence[int], reasons: Mapping[int, str]) -> str:
     more = f" and {len(tickets) - 3} more" if len(tickets) > 3 else ""
-    return "; ".join(f"ticket {t} ({why[t]})" for t in tickets[:3]) + more
+    return "; ".join(f"ticket {t} ({reasons[t]})" for t in tickets[:3]) + more
 
 
 def receipt(journal: Journal, ticket: int, round_: int) -> str | None:
-    """Return what a client is given to keep with every task: the newest link, which draw it is, and the signature."""
+    """Return the receipt that a client gets with every task: the newest link, the draw, and the signature."""
     if journal.commitment is None:
         return None
     signature = journal.signature
@@ -534,15 +535,15 @@ def receipt(journal: Journal, ticket: int, round_: int) -> str | None:
 
 
 def read_receipts(path: Path) -> dict[str, str]:
-    """Return the commitments in a file: one per line, the first word; the rest of the line says where it is from."""
+    """Return the commitments in a file by their source; a line is a commitment, then optionally its source."""
     try:
         text = read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(f"The commitments in {path} cannot be read: {why}.") from error
-    found = {}
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(f"The commitments in {path} cannot be read: {reason}.") from error
+    receipts = {}
     for line in text.splitlines():
         if line.strip():
-            commitment, _, rest = line.strip().partition(" ")
-            found[commitment] = rest.strip() or path.name
-    return found
+            commitment, _, source = line.strip().partition(" ")
+            receipts[commitment] = source.strip() or path.name
+    return receipts

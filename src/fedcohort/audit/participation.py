@@ -1,4 +1,4 @@
-"""Prove from a journal alone that the participation rules held: how often each client took part, how far apart."""
+"""Prove from a journal that the participation rules held: how often each client took part, and how far apart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedcohort.session.rules import Rules, difference
 
 @dataclass(frozen=True)
 class Breach:
-    """A participation that the rules of its round did not admit."""
+    """A participation that the rules of its round did not allow."""
 
     client: str
     round: int
@@ -32,9 +32,9 @@ class Change:
     Attributes
     ----------
     round, ticket : int
-        The first round and cohort they hold for.
+        The first round and cohort they apply to.
     what : str
-        How they differ from those before, in words.
+        How they differ from the previous rules, in words.
     """
 
     round: int
@@ -45,7 +45,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Exceeded:
-    """A limit in force at the end that is exceeded by what a client did before the limit took effect.
+    """A final limit that a client had already exceeded when the limit took effect.
 
     Attributes
     ----------
@@ -67,20 +67,20 @@ class Proof:
     rounds : int
         Rounds with a cohort that were not abandoned.
     rules : Rules or None
-        Those in force at the end.
+        The rules at the end.
     most : int
-        Participations of the client with the most.
+        The largest number of participations of a client.
     least_separation : int or None
-        The fewest rounds from one participation of a client to its next; None when nobody took part twice.
+        The fewest rounds from one participation of a client to its next; None if nobody took part twice.
     breaches : tuple of Breach
-        Participations that broke the rules in force in their round.
+        Participations that broke the rules of their round.
     changes : tuple of Change
-        All rules there were, oldest first.
+        All rules, oldest first.
     exceeded : tuple of Exceeded
-        Limits in force at the end that do not hold for the whole run, because they were set in its course.
+        Final limits that do not hold for the whole run, because they were set later.
     registered, unregistered : int or None
-        Participations under names that the host knew to be bound to a key, and under others, which prove nothing about
-        who took part. None where the journal does not say.
+        Participations under names that were bound to a key, and under other names, which do not prove who took part.
+        None if the journal does not say.
     """
 
     rounds: int
@@ -96,15 +96,12 @@ class Proof:
 
     @property
     def kept(self) -> bool:
-        """Whether every round kept the rules that were in force in it."""
+        """Whether every round kept its rules."""
         return not self.breaches
 
     @property
     def holds(self) -> bool:
-        """Whether there are rules at the end, every round kept its own, and the whole run is within those of the end.
-
-        Rules that say nothing are none.
-        """
+        """Whether every round kept its rules, and the whole run keeps the final ones, of which there are some."""
         return self.rules is not None and self.rules != Rules() and self.kept and not self.exceeded
 
     @property
@@ -116,16 +113,14 @@ class Proof:
             return "The rules did not hold."
         if self.holds and len(self.changes) == 1:
             return "The rules held in every round."
-        text = f"Every round kept the rules in force in it; {_times(len(self.changes) - 1)}."
+        changes = len(self.changes) - 1
+        times = "once" if changes == 1 else f"{changes} times"
+        text = f"Every round kept the rules in force in it; they changed {times}."
         if self.rules == Rules():
             return f"{text} None have been in force since round {self.changes[-1].round}."
         if self.exceeded:
             return f"{text} The run as a whole exceeds the limits in force now."
         return f"{text} The run as a whole is within those in force now."
-
-
-def _times(changes: int) -> str:
-    return f"they changed {changes} times" if changes != 1 else "they changed once"
 
 
 @dataclass
@@ -136,16 +131,16 @@ class _Past:
     tickets: list[int] = field(default_factory=list)
 
     def before(self, change: Change) -> list[int]:
-        """Return the rounds that came before a change of rules."""
+        """Return the rounds before a change of rules."""
         return self.rounds[: bisect_left(self.tickets, change.ticket)]
 
 
 def verify(journal: str | Path | Journal) -> Proof:
-    """Check every participation a journal holds against the rules that were in force in its round.
+    """Check every participation in a journal against the rules of its round.
 
-    Checked are the rules that follow from cohorts alone: separation, number in all, number in a window, blocked
-    clients. A client takes part in a round when it is in the cohort, whatever came of it: this counts at least what
-    entered a model. Rounds that were abandoned released nothing and do not count.
+    Only rules about cohorts are checked: separation, total number, number in a window, blocked and paused clients. A
+    client takes part in a round if it is in the cohort, whatever becomes of it, so every update in a model is counted.
+    Abandoned rounds released nothing and do not count.
     """
     if not isinstance(journal, Journal):
         with closing(read_journal(journal)) as opened:
@@ -153,11 +148,11 @@ def verify(journal: str | Path | Journal) -> Proof:
     table, _ = journal.table()
     rows = journal.cohorts()
     changes = _changes(journal, rows)
-    given_up = {body["ticket"] for body in journal.events(ABANDONED)}
-    counted = [row for row in rows if row.ticket not in given_up and len(row.clients)]
+    abandoned = {body["ticket"] for body in journal.events(ABANDONED)}
+    counted = [row for row in rows if row.ticket not in abandoned and len(row.clients)]
     past, breaches = _participations(counted, changes, table)
     distances = [later - sooner for own in past.values() for sooner, later in pairwise(own.rounds)]
-    bound = _bound_to_keys(journal, table, past)
+    registered = _registered(journal, table, past)
     counts = [len(own.rounds) for own in past.values()]
     return Proof(
         rounds=len(counted),
@@ -168,15 +163,15 @@ def verify(journal: str | Path | Journal) -> Proof:
         breaches=tuple(breaches),
         changes=tuple(changes),
         exceeded=tuple(e for c, own in past.items() for e in _limits_exceeded(changes, table.name(c), own)),
-        registered=bound,
-        unregistered=None if bound is None else sum(counts) - bound,
+        registered=registered,
+        unregistered=None if registered is None else sum(counts) - registered,
     )
 
 
 def _participations(
     rows: Sequence[CohortRow], changes: Sequence[Change], table: ClientTable
 ) -> tuple[dict[int, _Past], list[Breach]]:
-    """Return the participations of every client, and which of them broke the rules in force."""
+    """Return the participations of every client, and those that broke the rules of their round."""
     past: dict[int, _Past] = {}
     breaches: list[Breach] = []
     for row in rows:
@@ -191,40 +186,40 @@ def _participations(
 
 
 def _changes(journal: Journal, rows: Sequence[CohortRow]) -> list[Change]:
-    """Return the rules there were; a round that was abandoned may be made again under others, so tickets count."""
-    found: list[Change] = []
+    """Return all rules of a journal. Tickets say when they took effect, since an abandoned round may be repeated."""
+    changes: list[Change] = []
     for body in journal.events(CHANGED):
         rules, round_ = Rules.from_journal(body["rules"]), int(body["round"])
         if "ticket" in body:
             ticket = int(body["ticket"])
-        else:  # of a journal of an earlier version
+        else:  # a journal of an earlier version
             ticket = next((row.ticket for row in rows if row.round >= round_), len(rows))
-        found.append(Change(round_, ticket, rules, difference(found[-1].rules if found else None, rules)))
-    return found
+        changes.append(Change(round_, ticket, rules, difference(changes[-1].rules if changes else None, rules)))
+    return changes
 
 
 def _violations(rules: Rules, name: str, round_: int, earlier: list[int]) -> list[str]:
-    """Return what a participation in ``round_`` breaks, after those of ``earlier`` rounds."""
-    found = []
+    """Return in words which rules a participation in ``round_`` breaks, after those in ``earlier`` rounds."""
+    violations = []
     paused = (rules.paused or {}).get(name, 0)
     if name in rules.blocked:
-        found.append("it is blocked")
+        violations.append("it is blocked")
     if round_ < paused:
-        found.append(f"it is paused until round {paused}")
+        violations.append(f"it is paused until round {paused}")
     if earlier and round_ - earlier[-1] < rules.min_separation:
-        found.append(f"{round_ - earlier[-1]} rounds after the last, at least {rules.min_separation} are asked for")
+        violations.append(f"{round_ - earlier[-1]} rounds after the last, at least {rules.min_separation} are required")
     most = rules.most_of(name)
     if most is not None and len(earlier) >= most:
-        found.append(f"participation {len(earlier) + 1} of at most {most}")
+        violations.append(f"participation {len(earlier) + 1} of at most {most}")
     if rules.max_in_window is not None and rules.window is not None:
         inside = len(earlier) + 1 - bisect_right(earlier, round_ - rules.window)
         if inside > rules.max_in_window:
-            found.append(f"{inside} times in {rules.window} rounds, at most {rules.max_in_window} are allowed")
-    return found
+            violations.append(f"{inside} times in {rules.window} rounds, at most {rules.max_in_window} are allowed")
+    return violations
 
 
 def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Iterator[Exceeded]:
-    """Yield the limits in force at the end that a client had exceeded before they took effect."""
+    """Yield the final limits that a client had exceeded before they took effect."""
     if not changes:
         return
     rules = changes[-1].rules
@@ -253,31 +248,31 @@ def _exceeded(name: str, since: Change, text: str) -> Exceeded:
 
 
 def _most_in_window(rounds: Sequence[int], window: int) -> int:
-    """Return the most of ascending rounds that lie in any window of so many rounds."""
+    """Return the largest number of ascending ``rounds`` in any window."""
     return max((i + 1 - bisect_right(rounds, last - window) for i, last in enumerate(rounds)), default=0)
 
 
 def _since(changes: Sequence[Change], limit: Callable[[Rules], object]) -> Change:
-    """Return the change from which on a limit has been what it is at the end."""
+    """Return the change that set a limit to its final value."""
     last = limit(changes[-1].rules)
     return list(takewhile(lambda change: limit(change.rules) == last, reversed(changes)))[-1]
 
 
-def _bound_to_keys(journal: Journal, table: ClientTable, past: Mapping[int, _Past]) -> int | None:
-    """Return how many participations were under a name that was bound to a key by then; None: not on record."""
+def _registered(journal: Journal, table: ClientTable, past: Mapping[int, _Past]) -> int | None:
+    """Return how many participations were under a name that was bound to a key by then; None if not recorded."""
     events = journal.timed_events(REGISTERED)
     if not events:
         return None
-    asked = {row.ticket: row.asked_at for row in journal.cohorts()}
+    asked_at = {row.ticket: row.asked_at for row in journal.cohorts()}
     since: dict[str, int] = {}
     for at, body in events:
-        # A name counts from the cohort after the key was seen; before, anybody could have used it.
+        # A name counts from the first cohort after its key was seen. Before, anybody could have used it.
         ticket = body.get("ticket")
-        if ticket is None:  # of a journal of an earlier version
-            ticket = next((t for t, when in asked.items() if when >= at), len(asked))
+        if ticket is None:  # a journal of an earlier version
+            ticket = next((t for t, time in asked_at.items() if time >= at), len(asked_at))
         since.update({name: int(ticket) for name in body["names"] if name not in since})
-    found = 0
+    count = 0
     for client, own in past.items():
         first = since.get(table.name(client))
-        found += 0 if first is None else len(own.tickets) - bisect_left(own.tickets, first)
-    return found
+        count += 0 if first is None else len(own.tickets) - bisect_left(own.tickets, first)
+    return count

@@ -1,9 +1,8 @@
-"""Play a session again from its record: same seed, clients, candidates, answers and reports, same cohorts.
+"""Replay a session from its journal: the same seed, clients, candidates, answers and reports give the same cohorts.
 
-What is on record decides how far that is possible. A chained journal (``audit=True``) keeps everything, also in which
-order it happened; see :mod:`fedcohort.audit.choices`. Any other keeps cohorts, reports and events with their times,
-which is enough where the selector asks nothing before it chooses and nobody's facts changed; :func:`check` says
-what stands in the way otherwise.
+A chained journal (``audit=True``) records everything that this needs, in order; see :mod:`fedcohort.audit.choices`. Any
+other journal has cohorts, reports and events with their times. That is enough if the selector asks no questions and the
+clients' facts did not change; otherwise :func:`check` says why a replay is not possible.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.core.protocol import Answer, RoundReport, RoundRequest, Selector
 from fedcohort.core.selector_spec import rebuild_selector
 from fedcohort.core.signals import Signal
-from fedcohort.journal import CohortRow, Journal, ReplyBlock
+from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.journal.codec import state_fields
 from fedcohort.journal.events import ABANDONED, CHANGED, FACTS, FORGOTTEN, JOINED, NEW_MODEL, SELECTOR
 from fedcohort.session.rules import Rules
@@ -29,11 +28,11 @@ from fedcohort.session.session import Session
 
 
 class DoesNotFollow(Exception):
-    """Something on record does not follow from what is on record before it."""
+    """Something on record does not follow from what was recorded before."""
 
 
 class Replay:
-    """A session played again, step by step.
+    """A session that is replayed step by step.
 
     Parameters
     ----------
@@ -50,15 +49,15 @@ class Replay:
 
     @property
     def playing(self) -> Session:
-        """The session, once there are clients."""
+        """The session, after it has started with its first clients."""
         if self.session is None:
             raise DoesNotFollow("A round is on record before any client.")
         return self.session
 
     def start(self, table: ClientTable) -> None:
-        """Begin with these clients."""
+        """Start the session with its first clients."""
         signals = self.meta["signals"]
-        # In memory, without rules: those there were come with their events.
+        # Without rules, because they are recorded as events.
         self.session = Session(
             self.selector,
             table,
@@ -68,20 +67,20 @@ class Replay:
         )
 
     def grow(self, table: ClientTable) -> None:
-        """Let the clients of ``table`` join that are new in it."""
+        """Let the clients join that are new in ``table``."""
         self.playing.join(newcomers(table, self.playing.table.n))
 
     def choose(self, ticket: int, values: Mapping[str, AnyArray] | None) -> None:
-        """Ask for a cohort that is on record, and compare.
+        """Ask for a recorded cohort again and compare.
 
         Parameters
         ----------
-        values : the answer to the selector's question, if one is on record
+        values : the recorded answer to the selector's question, if there is one
         """
         row, session = self.cohorts[ticket], self.playing
         candidates = self.journal.candidates(ticket, session.table.n)
         if candidates is None:
-            raise DoesNotFollow(f"Round {row.round}: its candidates are no longer on record; they were pruned.")
+            raise DoesNotFollow(f"Round {row.round}: its candidates were pruned and are no longer on record.")
         request = RoundRequest(size=row.wanted, available=candidates)
         try:
             query = session.query(request)
@@ -98,42 +97,42 @@ class Replay:
             and _is_same(cohort.weights, row.weights)
             and _is_same(cohort.work, row.work)
         ):
-            ours, theirs = (", ".join(self.final.names_of(c)[:12]) for c in (cohort.clients, row.clients))
+            chosen, recorded = (", ".join(self.final.names_of(c)[:12]) for c in (cohort.clients, row.clients))
             raise DoesNotFollow(
-                f"Round {row.round} does not follow from its seed and inputs: recorded: {theirs or 'nobody'}; the "
-                f"selector chooses {ours or 'nobody'}."
+                f"Round {row.round} does not follow from its seed and inputs: recorded: {recorded or 'nobody'}; the "
+                f"selector chooses {chosen or 'nobody'}."
             )
         self.rounds += 1
 
-    def tell(self, ticket: int, blocks: list[ReplyBlock], given_up: str | None) -> None:
-        """Close a cohort with what was reported, or give it up."""
+    def tell(self, ticket: int, blocks: list[ReplyBlock], abandoned: str | None) -> None:
+        """Report the recorded replies of a cohort; ``abandoned`` is the reason if it was abandoned."""
         whole = ReplyBlock.join(ticket, blocks)
         metrics = {Signal.by_name(name): column for name, column in whole.metrics.items()}
-        # A complete report would close the cohort as a round that counts, and a cohort that was given up does not.
+        # A complete report would close the cohort, which could then not be abandoned.
         report = RoundReport(
-            ticket, whole.clients, whole.status, metrics=metrics, kept=whole.kept, complete=given_up is None
+            ticket, whole.clients, whole.status, metrics=metrics, kept=whole.kept, complete=abandoned is None
         )
         try:
             self.playing.tell(report)
-            if given_up is not None:
-                self.playing.abandon(ticket, given_up)
+            if abandoned is not None:
+                self.playing.abandon(ticket, abandoned)
         except FedcohortError as error:
             round_ = self.cohorts[ticket].round
-            raise DoesNotFollow(f"Round {round_}: the reports on record are refused: {error.message}") from error
+            raise DoesNotFollow(f"Round {round_}: the recorded reports are refused: {error.message}") from error
 
     def advance(self, body: Mapping[str, Any]) -> None:
-        """Let there be a new model."""
+        """Report the new model of an event."""
         try:
             self.playing.advance(body["tickets"])
         except FedcohortError as error:
             raise DoesNotFollow(f"Model {body['round'] + 1}: {error.message}") from error
 
     def change_rules(self, body: Mapping[str, Any]) -> None:
-        """Let the rules of an event hold from here on."""
+        """Set the rules of an event."""
         self.playing.set_rules(Rules.from_journal(body["rules"]))
 
     def change_selector(self, body: Mapping[str, Any]) -> None:
-        """Let the selector of an event go on."""
+        """Change to the selector of an event."""
         self.playing.change_selector(rebuild_selector(body["to"], None, self.journal.path))
 
 
@@ -144,7 +143,7 @@ def _is_same(ours: AnyArray | None, theirs: AnyArray | None) -> bool:
 
 
 def newcomers(table: ClientTable, before: int) -> ClientTable:
-    """Return the clients after the first ``before`` as a table that can join."""
+    """Return all but the first ``before`` clients as a table that can join."""
     return _part(table, slice(before, None), joining=True)
 
 
@@ -172,16 +171,16 @@ def _part(table: ClientTable, rows: slice, *, joining: bool = False) -> ClientTa
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """The result of playing a journal again.
+    """The result of a replay.
 
     Attributes
     ----------
     possible : bool
-        Whether the record is enough for it.
+        Whether the journal records enough for a replay.
     rounds : int
-        How many cohorts came out as they are on record.
+        How many cohorts came out as recorded.
     problem : str or None
-        Why it is not possible, or what does not follow, in words.
+        Why a replay is not possible, or what does not follow, in words.
     """
 
     possible: bool
@@ -190,10 +189,10 @@ class ReplayResult:
 
 
 def check(journal: Journal) -> ReplayResult:
-    """Play a journal without a chain again, and compare every cohort and, at the end, the selector's state."""
-    why = _obstacle(journal)
-    if why is not None:
-        return ReplayResult(False, 0, why)
+    """Replay a journal without a chain, and compare every cohort and the selector's final state."""
+    obstacle = _obstacle(journal)
+    if obstacle is not None:
+        return ReplayResult(False, 0, obstacle)
     meta = journal.meta()
     try:
         replay = Replay(journal, meta, rebuild_selector(meta["selector"], None, journal.path))
@@ -201,7 +200,7 @@ def check(journal: Journal) -> ReplayResult:
     except JournalError as error:
         return ReplayResult(False, 0, error.message)
     try:
-        # A stable sort: steps of one time stay in the order in which they were found.
+        # The sort is stable, so simultaneous steps keep their order.
         for _, step in sorted(steps, key=lambda pair: pair[0]):
             step()
         compare_states(journal, replay.playing)
@@ -211,25 +210,25 @@ def check(journal: Journal) -> ReplayResult:
 
 
 def _obstacle(journal: Journal) -> str | None:
-    """Return what the record lacks for playing it again, in words."""
+    """Return in words why a journal cannot be replayed, or None."""
     if journal.events(FORGOTTEN):
         return "a client was forgotten"
     if journal.events(FACTS):
         return "facts about clients were replaced, and the earlier ones are not on record (audit=True keeps them)"
     if journal.attributes():
-        return "rules use attributes that clients report, and it is not recorded when they did (audit=True does that)"
+        return "rules use attributes that clients report, and the times are not recorded (audit=True records them)"
     rows = journal.cohorts()
     if any(journal.candidates(row.ticket, 0) is None for row in rows):
         return "the candidates of old rounds were pruned"
-    # The order of steps is that of their times. NTP may set a clock back by minutes; nobody can tell afterwards.
-    asked = [row.asked_at for row in rows]
-    if asked != sorted(asked) or any(row.told_at is not None and row.told_at < row.asked_at for row in rows):
+    # Steps are ordered by their times, which are wrong if the clock was set back, for example by NTP.
+    times = [row.asked_at for row in rows]
+    if times != sorted(times) or any(row.told_at is not None and row.told_at < row.asked_at for row in rows):
         return "the machine's clock was set back, so the order of events is not known"
     return None
 
 
 def _steps(journal: Journal, replay: Replay) -> Iterator[tuple[tuple[float, int], Callable[[], None]]]:
-    """Yield what happened, each with when; of what has one time, events come before cohorts."""
+    """Yield the recorded steps with a sort key: the time, then 0 for events and reports, 1 for cohorts."""
     table = replay.final
     joins = journal.timed_events(JOINED)
     sizes = [int(body["first"]) for _, body in joins] + [table.n]
@@ -244,15 +243,15 @@ def _steps(journal: Journal, replay: Replay) -> Iterator[tuple[tuple[float, int]
     ):
         for at, body in journal.timed_events(kind):
             yield (at, 0), partial(step, body)
-    given_up = {int(body["ticket"]): str(body["reason"]) for body in journal.events(ABANDONED)}
+    abandoned = {int(body["ticket"]): str(body["reason"]) for body in journal.events(ABANDONED)}
     for row in replay.cohorts.values():
         yield (row.asked_at, 1), partial(replay.choose, row.ticket, None)
         if row.told_at is not None and len(row.clients):
-            yield (row.told_at, 0), partial(_tell, journal, replay, row, given_up)
+            yield (row.told_at, 0), partial(_tell, journal, replay, row.ticket, abandoned.get(row.ticket))
 
 
 def _check_no_questions(journal: Journal, first: Selector[Any]) -> None:
-    """Refuse a session in which a selector asked clients: without a chain, their answers are not on record."""
+    """Raise an error if a selector asks clients, because answers are only recorded in a chained journal."""
     later = [rebuild_selector(body["to"], None, journal.path) for body in journal.events(SELECTOR)]
     for selector in (first, *later):
         if type(selector).query is not Selector.query:
@@ -262,16 +261,15 @@ def _check_no_questions(journal: Journal, first: Selector[Any]) -> None:
             )
 
 
-def _tell(journal: Journal, replay: Replay, row: CohortRow, given_up: Mapping[int, str]) -> None:
-    blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
-    replay.tell(row.ticket, blocks, given_up.get(row.ticket))
+def _tell(journal: Journal, replay: Replay, ticket: int, abandoned: str | None) -> None:
+    replay.tell(ticket, [block for block in journal.reply_blocks(ticket) if not block.late], abandoned)
 
 
 def compare_states(journal: Journal, session: Session) -> None:
-    """Refuse a state on record that is not, bit by bit, the one the rounds lead to."""
+    """Raise an error if the recorded state is not, bit for bit, the state of the replayed session."""
     recorded = journal.state("")
     for name, value in state_fields(session.state):
         ours, theirs = np.asarray(value), np.asarray(recorded.get(name))
         # Bit by bit, so that NaN equals NaN.
         if ours.dtype != theirs.dtype or ours.shape != theirs.shape or ours.tobytes() != theirs.tobytes():
-            raise DoesNotFollow(f"The cohorts follow, but the selector's state on record does not: {name!r} differs.")
+            raise DoesNotFollow(f"The cohorts follow, but the selector's recorded state does not: {name!r} differs.")

@@ -1,6 +1,6 @@
-"""What can be found out about a journal: whether it is whole, and whether it follows from its seed.
+"""Check a journal in every way: whether it is intact, and whether it follows from its seed.
 
-Behind ``fedcohort journal verify``. Nothing is changed, also where nothing could be.
+This is ``fedcohort journal verify``. It changes nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcohort.audit import participation, replay
+from fedcohort.audit.choices import confirm
 from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.core.version import __version__
 from fedcohort.journal import Journal
@@ -21,17 +22,17 @@ from fedcohort.journal.opening import open_unchecked
 from fedcohort.journal.schema import SCHEMA_VERSION
 from fedcohort.session.resume import next_round
 
-_SHOWN = 5  # problems of one kind that are named, of however many
+_SHOWN = 5  # at most this many problems of one kind are named
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check came to.
+    """The result of one check.
 
     Attributes
     ----------
     sound : bool or None
-        None where it could not be made.
+        None if the check was not possible.
     """
 
     check: str
@@ -41,14 +42,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Examination:
-    """What all checks of a journal came to.
+    """The results of all checks of a journal.
 
     Attributes
     ----------
     version : int
-        Of its schema.
+        The version of its schema.
     seal : Seal or None
-        How often it was opened and committed, and whether it is in use; version 2 does not say.
+        How often it was opened and committed, and whether it is in use; None for version 2.
     """
 
     path: Path
@@ -63,31 +64,31 @@ class Examination:
 
 
 def examine(path: str | Path, *, again: bool = True) -> Examination:
-    """Check a journal in every way there is.
+    """Check a journal in every possible way.
 
     Parameters
     ----------
     again : bool
-        Whether to play the session again as well, which takes as long as its selector did.
+        Whether to replay the session as well, which takes as long as its selector did.
     """
     path = Path(path)
     database, mark, companion = open_unchecked(path)
     with closing(Journal(database, path)) as journal, database.errors():
-        database.connection.execute("BEGIN")  # one moment of a journal that may be in use
+        database.connection.execute("BEGIN")  # the journal may be in use; a transaction reads one state of it
         version = version_of(database.connection, path)
         findings = [*_file(database, version), *_rows(database, version)]
         seal = None
         if version >= SCHEMA_VERSION and findings[-1].sound:
             seal = Seal.read(database.connection)
             findings.append(_commits(path, seal, mark, companion))
-        # Rows that are damaged may say anything, and a replay of them would blame the selector.
+        # A replay of damaged rows would blame the selector.
         if all(finding.sound is not False for finding in findings[:2]):
             findings += _meaning(journal, again)
         return Examination(path, version, seal, tuple(findings))
 
 
 def _meaning(journal: Journal, again: bool) -> Iterator[Finding]:
-    """Check what sound rows say; those of version 2 may be anything."""
+    """Check the contents of rows that passed their checks; rows of version 2 have no checksums."""
     try:
         yield _order(journal)
         yield from _rules(journal)
@@ -100,9 +101,9 @@ def _meaning(journal: Journal, again: bool) -> Iterator[Finding]:
 
 
 def _join_problems(problems: Iterable[str]) -> str:
-    found = list(problems)
-    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return "; ".join(found[:_SHOWN]) + more
+    texts = list(problems)
+    more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return "; ".join(texts[:_SHOWN]) + more
 
 
 def _file(database: Database, version: int) -> Iterator[Finding]:
@@ -130,13 +131,13 @@ def _commits(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> Find
     if lost is not None:
         return Finding("commits", False, lost)
     state = "in use, or left without being closed" if seal.in_use else "closed"
-    known = "" if mark is not None and mark.id == seal.id else "; no .lock file beside it says how many there were"
+    known = "" if mark is not None and mark.id == seal.id else "; no .lock file next to it says how many there were"
     text = f"all {seal.commits:,} are there, of {seal.generation:,} openings; {state}{known}"
     return Finding("commits", True, text)
 
 
 def _order(journal: Journal) -> Finding:
-    """Check that what refers to each other is there."""
+    """Check that tickets, reports and clients refer to each other correctly."""
     rows = journal.cohorts()
     tickets = [row.ticket for row in rows]
     wrong = []
@@ -144,10 +145,10 @@ def _order(journal: Journal) -> Finding:
         wrong.append("tickets are missing")
     strays = sorted({block.ticket for block in journal.reply_blocks()} - set(tickets))
     if strays:
-        wrong.append(f"there are reports for ticket {strays[0]}, which was never given out")
+        wrong.append(f"there are reports for ticket {strays[0]}, which was never issued")
     picked = {int(client) for row in rows for client in row.clients}
     table, _ = journal.table()
-    journal.attributes()  # which must be readable, too
+    journal.attributes()  # raises an error if they cannot be read
     if picked and max(picked) >= table.n:
         wrong.append(f"client {max(picked)} was picked, but there are only {table.n} clients")
     rounds = f"{len(rows):,} cohorts of {next_round(journal)[0]:,} rounds, {table.n:,} clients"
@@ -159,7 +160,7 @@ def _rules(journal: Journal) -> Iterator[Finding]:
     if proof.rules is not None:
         broken = [f"{b.client} in round {b.round}: {b.what}" for b in proof.breaches]
         broken += [f"{e.client}: {e.what}" for e in proof.exceeded]
-        # A record may be sound although its rules were tightened; the finding then says what it proves.
+        # A journal whose rules were tightened later is still sound; the finding says what it proves.
         yield Finding(
             "rules", proof.kept, _join_problems(broken) or proof.verdict.removeprefix("The rules ").rstrip(".")
         )
@@ -167,7 +168,7 @@ def _rules(journal: Journal) -> Iterator[Finding]:
 
 def _again(journal: Journal) -> Finding:
     if journal.meta().get("audit") is not None:
-        return _replay_finding(journal)
+        return _audit_finding(journal)
     try:
         outcome = replay.check(journal)
     except FedcohortError as error:
@@ -176,22 +177,17 @@ def _again(journal: Journal) -> Finding:
         return Finding("replay", None, f"not possible: {outcome.problem}")
     if outcome.problem is not None:
         writer = journal.meta().get("fedcohort")
-        # Between releases a selector may choose otherwise: then a difference says nothing about the journal.
+        # A selector of another release may choose differently, so a difference says nothing about the journal.
         if _release(writer) != _release(__version__):
-            return Finding(
-                "replay",
-                None,
-                f"cannot be checked: made by version {writer}, whose selectors had other rules",
-            )
+            reason = f"cannot be checked: made by version {writer}, whose selectors had other rules"
+            return Finding("replay", None, reason)
         return Finding("replay", False, f"{outcome.problem} (written by fedcohort {writer})")
     return Finding(
         "replay", True, f"all {outcome.rounds:,} cohorts and the selector's state follow from seed and reports"
     )
 
 
-def _replay_finding(journal: Journal) -> Finding:
-    from fedcohort.audit.choices import confirm
-
+def _audit_finding(journal: Journal) -> Finding:
     try:
         verdict = confirm(journal)
     except JournalError as error:
@@ -203,5 +199,5 @@ def _replay_finding(journal: Journal) -> Finding:
 
 
 def _release(version: object) -> tuple[str, ...]:
-    """Return what two versions share whose selectors choose alike."""
+    """Return the release of a version; selectors of one release choose alike."""
     return tuple(str(version).split(".")[:2])

@@ -1,1 +1,1 @@
-"""What everything else is made of: errors, arrays, parameters, registries, signals, clients, the selector protocol."""
+"""The foundation: errors, arrays, parameters, registries, signals, clients, the selector protocol."""

@@ -31,7 +31,7 @@ class ArchiveError(ValueError):
 
 
 def array_shapes(path: Path, most: int = MAX_BYTES) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every array of an archive, from the headers alone.
+    """Return the shape of every array in an archive; only headers are read.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def _shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[int, ...]:
         if read is None:
             raise ArchiveError(f"{entry.filename!r} has an unknown version of the format")
         shape, _, dtype = read(file)
-        # Python's integers: a product of NumPy's would wrap around for a shape made to do so.
+        # A product of NumPy integers could overflow if an attacker chose the shape.
         claimed = math.prod(int(length) for length in shape) * dtype.itemsize
         if dtype.hasobject or min(shape, default=0) < 0:
             raise ArchiveError(f"{entry.filename!r} is not a plain array")
@@ -74,7 +74,7 @@ def _shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[int, ...]:
 
 
 def read_arrays(path: Path, most: int = MAX_BYTES) -> dict[str, AnyArray]:
-    """Return every array of an archive that :func:`array_shapes` accepts."""
+    """Return the arrays of an archive, after the checks of :func:`array_shapes`."""
     names = array_shapes(path, most)
     try:
         with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:

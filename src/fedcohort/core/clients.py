@@ -17,19 +17,19 @@ from numpy.typing import ArrayLike
 
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray, read_only
 from fedcohort.core.errors import InputError, SignalError, UnknownNameError
-from fedcohort.core.registry import nearest
+from fedcohort.core.registry import suggest
 from fedcohort.core.signals import Signal
 from fedcohort.core.validate import array, instance, listing, numbers, refuse, whole_number
 
-_MOST = 2**31 - 1  # clients or classes: indices of more would not fit what compiled code and journals keep them in
+_MOST = 2**31 - 1  # clients or classes; compiled code and journals store indices as 32-bit integers
 
 
 def _finite_non_negative(name: str, array: FloatArray) -> None:
     bad = ~np.isfinite(array) | (array < 0)
     if bad.any():
-        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        first = tuple(int(i) for i in np.argwhere(bad)[0])
         raise InputError(
-            f"{name} must be finite and not negative. Got {array[where]!r} for client {where[0]}"
+            f"{name} must be finite and not negative. Got {array[first]!r} for client {first[0]}"
             f"{f' (and {int(bad.sum()) - 1} more)' if bad.sum() > 1 else ''}."
         )
 
@@ -39,6 +39,13 @@ def _matrix(name: str, values: ArrayLike) -> FloatArray:
     if matrix.ndim != 2:
         raise InputError(f"{name} must be a matrix with one row per client. Got an array of shape {matrix.shape}.")
     return read_only(matrix)
+
+
+def _finite_matrix(name: str, values: ArrayLike) -> FloatArray:
+    matrix = _matrix(name, values)
+    if not np.isfinite(matrix).all():
+        raise InputError(f"{name} must be finite. Got NaN or infinite entries.")
+    return matrix
 
 
 @dataclass(frozen=True)
@@ -86,10 +93,7 @@ class LabelFactor:
     classes: int
 
     def __init__(self, factor: ArrayLike, classes: int) -> None:
-        array = _matrix("label factor", factor)
-        if not np.isfinite(array).all():
-            raise InputError("label factor must be finite. Got NaN or infinite entries.")
-        object.__setattr__(self, "factor", array)
+        object.__setattr__(self, "factor", _finite_matrix("label factor", factor))
         object.__setattr__(self, "classes", whole_number(classes, "The number of classes", 1, _MOST))
 
 
@@ -101,11 +105,9 @@ class LabelGram:
     classes: int
 
     def __init__(self, gram: ArrayLike, classes: int) -> None:
-        array = _matrix("label inner products", gram)
+        array = _finite_matrix("label inner products", gram)
         if array.shape[0] != array.shape[1]:
             raise InputError(f"label inner products must be a square matrix. Got shape {array.shape}.")
-        if not np.isfinite(array).all():
-            raise InputError("label inner products must be finite. Got NaN or infinite entries.")
         object.__setattr__(self, "gram", array)
         object.__setattr__(self, "classes", whole_number(classes, "The number of classes", 1, _MOST))
 
@@ -114,18 +116,17 @@ class LabelGram:
 class LabelGramRows:
     """Rows of S for clients that join a federation described by a :class:`LabelGram`, (m, N + m).
 
-    The first N columns are the products with the clients there before, in their order, the last m those among the new.
+    The first N columns are the products with the earlier clients, the last m those among the new clients.
     """
 
     rows: FloatArray
     classes: int
 
     def __init__(self, rows: ArrayLike, classes: int) -> None:
-        array = _matrix("label inner products", rows)
-        if array.shape[1] < array.shape[0]:
-            raise InputError(f"The rows of {array.shape[0]} new clients must have as many columns. Got {array.shape}.")
-        if not np.isfinite(array).all():
-            raise InputError("label inner products must be finite. Got NaN or infinite entries.")
+        array = _finite_matrix("label inner products", rows)
+        new = array.shape[0]
+        if array.shape[1] < new:
+            raise InputError(f"The rows of {new} new clients must have at least {new} columns. Got {array.shape}.")
         object.__setattr__(self, "rows", array)
         object.__setattr__(self, "classes", whole_number(classes, "The number of classes", 1, _MOST))
 
@@ -134,7 +135,7 @@ LabelInfo = LabelCounts | LabelFactor | LabelGram
 
 
 def label_rows(labels: LabelInfo | LabelGramRows) -> FloatArray:
-    """Return the matrix a label form is made of, one row per client."""
+    """Return the matrix of any form of labels, one row per client."""
     match labels:
         case LabelCounts():
             return labels.counts
@@ -148,18 +149,18 @@ def label_rows(labels: LabelInfo | LabelGramRows) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class ClientTable:
-    """Struct of arrays over the N clients of a federation; read-only.
+    """What is known about the N clients of a federation, as read-only arrays.
 
     Parameters
     ----------
     names : sequence of str, optional
         The host's names, unique. Default: "0" to "N-1".
     sizes : (N,) array, optional
-        Training samples per client. Default: the sums of label counts, where they are given.
+        Training samples per client. Default: the sums of the label counts, if there are any.
     labels : LabelCounts, LabelFactor or LabelGram, optional
-        What is known about the clients' labels; LabelGramRows for a table that joins one with a LabelGram.
+        What is known about the clients' labels. Clients that join a table with a LabelGram have LabelGramRows.
     n : int, optional
-        Number of clients, where nothing else tells it.
+        Number of clients, if no other argument determines it.
 
     Examples
     --------
@@ -188,24 +189,24 @@ class ClientTable:
         labels: LabelInfo | LabelGramRows | None = None,
         n: int | None = None,
     ) -> None:
-        given: dict[str, int] = {}
+        counts: dict[str, int] = {}  # the number of clients by each argument
         if n is not None:
-            given["n"] = whole_number(n, "The number of clients", 0, _MOST)
+            counts["n"] = whole_number(n, "The number of clients", 0, _MOST)
         name_tuple = None if names is None else _names(names)
         if name_tuple is not None:
-            given["names"] = len(name_tuple)
+            counts["names"] = len(name_tuple)
         size_array = None if sizes is None else _sizes(sizes)
         if size_array is not None:
-            given["sizes"] = len(size_array)
+            counts["sizes"] = len(size_array)
         if labels is not None:
             if not isinstance(labels, LabelCounts | LabelFactor | LabelGram | LabelGramRows):
                 raise refuse("labels", "LabelCounts, LabelFactor, LabelGram or LabelGramRows", labels)
-            given["labels"] = len(label_rows(labels))
+            counts["labels"] = len(label_rows(labels))
         if size_array is None and isinstance(labels, LabelCounts):
             with np.errstate(over="ignore"):
-                size_array = read_only(labels.counts.sum(axis=1))
+                size_array = labels.sizes
             _finite_non_negative("sums of label counts", size_array)
-        object.__setattr__(self, "n", _agreed_count(given))
+        object.__setattr__(self, "n", _agreed_count(counts))
         object.__setattr__(self, "_names", name_tuple)
         object.__setattr__(self, "_sizes", size_array)
         object.__setattr__(self, "_labels", labels)
@@ -213,24 +214,21 @@ class ClientTable:
 
     def _read(self, signal: Signal, supplied: bool) -> None:
         if self._granted is not None and signal not in self._granted:
-            raise SignalError(
-                f"The selector read the signal '{signal}' ({signal.meaning}) without declaring it.",
-                hint=f"add {signal!r} to the selector's 'requires'",
-            )
+            raise undeclared(signal)
         if not supplied:
             raise SignalError(f"The client table has no '{signal}' ({signal.meaning}).", hint=signal.supplied_by)
 
     @property
     def signals(self) -> frozenset[Signal]:
         """The signals this table supplies."""
-        found = set()
+        signals = set()
         if self._sizes is not None:
-            found.add(Signal.SIZES)
+            signals.add(Signal.SIZES)
         if self._labels is not None:
-            found.add(Signal.LABEL_PRODUCTS)
+            signals.add(Signal.LABEL_PRODUCTS)
             if isinstance(self._labels, LabelCounts):
-                found.add(Signal.LABEL_COUNTS)
-        return frozenset(found)
+                signals.add(Signal.LABEL_COUNTS)
+        return frozenset(signals)
 
     @property
     def sizes(self) -> FloatArray:
@@ -241,7 +239,7 @@ class ClientTable:
 
     @property
     def weights(self) -> FloatArray:
-        """(N,) p_k, each client's share of all training samples; equal shares when every size is 0."""
+        """(N,) p_k, each client's share of all training samples; equal shares if all sizes are 0."""
         sizes = self.sizes
         with np.errstate(over="ignore"):
             total = float(sizes.sum())
@@ -252,12 +250,12 @@ class ClientTable:
 
     @property
     def labels(self) -> LabelInfo:
-        """Label counts, a factor or the Gram matrix: whatever form was given."""
+        """The labels as they were passed: counts, a factor or the Gram matrix."""
         self._read(Signal.LABEL_PRODUCTS, self._labels is not None)
         assert self._labels is not None
         if isinstance(self._labels, LabelGramRows):
             raise InputError(
-                "Rows of label inner products describe clients that join; nothing can be chosen from them alone.",
+                "Rows of label inner products only describe clients that join; a session cannot start with them.",
                 hint="pass the table to session.join, or start a session with a LabelGram",
             )
         return self._labels
@@ -270,9 +268,9 @@ class ClientTable:
         return self._labels.counts
 
     def granting(self, signals: frozenset[Signal]) -> ClientTable:
-        """Return the same table through which only ``signals`` can be read."""
+        """Return a view of this table in which only ``signals`` can be read."""
         instance(signals, frozenset, "'signals'", "a frozenset of signals")
-        # Past the constructor: nothing is checked again, and no array copied, for every selector in every round.
+        # The constructor would check everything again.
         view = object.__new__(ClientTable)
         for field in dataclasses.fields(self):
             object.__setattr__(view, field.name, getattr(self, field.name))
@@ -286,18 +284,18 @@ class ClientTable:
 
     @property
     def has_names(self) -> bool:
-        """Whether the host gave names of its own."""
+        """Whether the host named its clients."""
         return self._names is not None
 
     def name(self, client: int) -> str:
-        """Return the host's name of a dense index."""
+        """Return the name of the client with a dense index."""
         client = whole_number(client, "A client's index")
         if not 0 <= client < self.n:
             raise UnknownNameError(f"There is no client {client}; the federation has clients 0 to {self.n - 1}.")
         return self._names[client] if self._names is not None else str(client)
 
     def names_of(self, clients: IntArray) -> tuple[str, ...]:
-        """Return the host's names of dense indices that are known to be in range."""
+        """Return the names of clients whose dense indices are known to be in range."""
         names = self._names
         if not isinstance(clients, np.ndarray) or clients.ndim != 1 or clients.dtype.kind not in "iu":
             raise refuse("'clients'", "an array of indices", clients)
@@ -311,41 +309,40 @@ class ClientTable:
         """Return the dense index of a name."""
         instance(name, str, "A client's name", "a string")
         if name not in self:
-            near = nearest(name, list(self.names)) if self.n <= 10_000 else None  # of a million it takes seconds
             raise UnknownNameError(
                 f"There is no client {name!r} among the {self.n} of this federation.",
-                hint=f"did you mean {near!r}?" if near else None,
+                hint=suggest(name, self.names) if self.n <= 10_000 else None,  # a million names take seconds
             )
         return int(name) if self._names is None else self._index[name]
 
     def __contains__(self, name: object) -> bool:
-        """Whether a name is that of a client."""
+        """Whether a client has this name."""
         if self._names is not None:
             return name in self._index
-        # Python refuses to convert texts of many thousand digits.
+        # Python refuses to convert strings of many thousand digits.
         if not isinstance(name, str) or not name.isdecimal() or len(name) > len(str(self.n)):
             return False
         return str(int(name)) == name and int(name) < self.n
 
     def indices(self, clients: Sequence[str] | Sequence[int] | AnyArray) -> IntArray:
-        """Return dense indices for names or indices, checked."""
+        """Check names or indices of clients and return their dense indices."""
         allowed = "names or whole-number indices"
         if not isinstance(clients, np.ndarray):
             clients = listing(clients, "Clients", allowed)
             if any(isinstance(item, str) for item in clients):
                 return self._indices_of_names(clients)
-        given = array(clients, "Clients", f"a list of {allowed}")
-        if given.size and given.dtype.kind not in "iu":
+        values = array(clients, "Clients", f"a list of {allowed}")
+        if values.size and values.dtype.kind not in "iu":
             raise refuse("Clients", f"a list of {allowed}", clients)
-        found = given.astype(np.int64).reshape(-1)
-        if found.size and (found.min() < 0 or found.max() >= self.n):
-            wrong = int(found[(found < 0) | (found >= self.n)][0])
+        indices = values.astype(np.int64).reshape(-1)
+        if indices.size and (indices.min() < 0 or indices.max() >= self.n):
+            wrong = int(indices[(indices < 0) | (indices >= self.n)][0])
             raise UnknownNameError(f"There is no client {wrong}; the federation has clients 0 to {self.n - 1}.")
-        return read_only(found)
+        return read_only(indices)
 
     def _indices_of_names(self, names: Sequence[Any]) -> IntArray:
         if self._names is not None:
-            with contextlib.suppress(KeyError, TypeError):  # an unknown name is looked up below, for its error
+            with contextlib.suppress(KeyError, TypeError):  # the slower way below names the unknown client
                 return read_only([self._index[name] for name in names], np.int64)
         return read_only([self.index(name) for name in names], np.int64)
 
@@ -361,11 +358,11 @@ class ClientTable:
         return np.flatnonzero(differ)
 
     def with_clients(self, other: ClientTable) -> ClientTable:
-        """Return this table followed by the clients of ``other``, which must carry the same facts."""
+        """Return this table followed by the clients of ``other``, which must have the same kinds of facts."""
         instance(other, ClientTable, "'other'")
         if self.signals != other.signals:
             raise InputError(
-                f"New clients must carry the same facts as the others ({', '.join(sorted(self.signals)) or 'none'}). "
+                f"New clients must have the same facts as the others ({', '.join(sorted(self.signals)) or 'none'}). "
                 f"Got {', '.join(sorted(other.signals)) or 'none'}."
             )
         if self._names is not None and other._names is None:
@@ -379,16 +376,24 @@ class ClientTable:
         return f"ClientTable(n={self.n}, signals={{{', '.join(sorted(self.signals))}}})"
 
 
+def undeclared(signal: Signal) -> SignalError:
+    """Return the error for a selector that reads a signal it did not declare."""
+    return SignalError(
+        f"The selector read the signal '{signal}' ({signal.meaning}) without declaring it.",
+        hint=f"add {signal!r} to the selector's 'requires'",
+    )
+
+
 def _names(values: Sequence[str]) -> tuple[str, ...]:
-    """Return the clients' names, each once; numbers are names, too."""
-    found = listing(values, "names", "names")
-    for name in found:
+    """Return unique client names as strings; numbers are allowed."""
+    items = listing(values, "names", "names")
+    for name in items:
         if not isinstance(name, str | int | np.integer) or isinstance(name, bool):
-            raise refuse("names", "a list of names, which are texts", values)
-    names = tuple(map(str, found))
+            raise refuse("names", "a list of names, which are strings", values)
+    names = tuple(map(str, items))
     if len(set(names)) != len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise InputError(f"Client names must be unique. Got {twice!r} more than once.")
+        repeated = next(name for i, name in enumerate(names) if name in names[:i])
+        raise InputError(f"Client names must be unique. Got {repeated!r} more than once.")
     return names
 
 
@@ -400,21 +405,18 @@ def _sizes(values: ArrayLike) -> FloatArray:
     return sizes
 
 
-def _agreed_count(given: Mapping[str, int]) -> int:
+def _agreed_count(counts: Mapping[str, int]) -> int:
     """Return the number of clients, on which all parts of a table must agree."""
-    if not given:
+    if not counts:
         raise InputError("A client table needs names, sizes, labels or n to know how many clients there are.")
-    if len(set(given.values())) > 1:
-        raise InputError(
-            "The parts of a client table must agree on the number of clients. Got "
-            + ", ".join(f"{count} from {part}" for part, count in given.items())
-            + "."
-        )
-    return next(iter(given.values()))
+    if len(set(counts.values())) > 1:
+        got = ", ".join(f"{count} from {part}" for part, count in counts.items())
+        raise InputError(f"The parts of a client table must agree on the number of clients. Got {got}.")
+    return next(iter(counts.values()))
 
 
 def _grown_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGramRows | None) -> LabelInfo:
-    """Return what is known about the labels of two groups of clients, the second after the first."""
+    """Return the labels of a federation and of the clients that join it."""
     match ours, theirs:
         case LabelCounts(), LabelCounts():
             return LabelCounts(_stack_rows("label counts", ours.counts, theirs.counts))
@@ -424,7 +426,7 @@ def _grown_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGram
             return LabelGram(_grown(ours.gram, theirs.rows), ours.classes)
         case _:
             raise InputError(
-                "A federation described by a matrix of label inner products grows by the rows of the new clients.",
+                "In a federation with a matrix of label inner products, new clients need rows of that matrix.",
                 hint="give the new clients labels=LabelGramRows(...)",
             )
 

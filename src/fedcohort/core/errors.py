@@ -1,4 +1,4 @@
-"""Define every error fedcohort raises: one base class, and each error also derives from the built-in it resembles.
+"""Define the errors that fedcohort raises. Each derives from one base class and from the built-in it resembles.
 
 A message names the thing, its value, what is allowed and what to do about it.
 """
@@ -101,7 +101,7 @@ class MissingExtraError(FedcohortError, ImportError):
 
 @contextlib.contextmanager
 def needs_extra(what: str, extra: str) -> Iterator[None]:
-    """Import something that an extra brings: without it, the error says ``what`` needs it and how to install it.
+    """Turn a failed import into an error that says ``what`` needs the extra and how to install it.
 
     >>> with needs_extra("Data frames need pandas.", "notebook"):
     ...     import no_such_package

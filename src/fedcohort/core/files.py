@@ -71,7 +71,7 @@ def write_file(path: Path, data: bytes, *, durable: bool = True, mode: int | Non
     durable : bool
         Wait until the data are on disk. A file that may be lost in a power failure does not need this.
     mode : int, optional
-        Who may read and write it, from the first byte on. Default: as the existing file, or as usual for a new one.
+        The file's permissions, from the first byte on. Default: those of the existing file, or of any new file.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def write_file(path: Path, data: bytes, *, durable: bool = True, mode: int | Non
         if before is not None and not stat.S_ISLNK(before):
             _check_is_file(before, path)
             mode = stat.S_IMODE(before) if mode is None else mode
-        # Cut the name: it may already be as long as the system allows.
+        # The name may already be as long as the system allows.
         temporary = path.with_name(f".{path.name[:60]}.tmp")
         temporary.unlink(missing_ok=True)  # left by a process that was killed, or a link planted there
         try:
@@ -110,11 +110,11 @@ def _write_new(path: Path, data: bytes, durable: bool, mode: int | None) -> None
         if durable:
             os.fsync(handle)
     if mode is not None:
-        path.chmod(mode)  # the umask may have taken some of it away
+        path.chmod(mode)  # the umask may have removed some bits
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Make new names in a folder durable, where the system can."""
+    """Make new names in a folder durable, if the system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

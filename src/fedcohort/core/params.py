@@ -1,4 +1,4 @@
-"""Declare parameters once, with default, constraint and meaning in one place.
+"""Declare the default, constraint and meaning of a parameter in one place.
 
 Everything configurable (selectors, filters, aggregators, scenarios, ...) is a frozen dataclass that derives from
 :class:`Parameterized` and declares its fields with :func:`param`. Values are checked at construction, the conformance
@@ -52,7 +52,7 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Interval(Constraint):
-    """A finite number of ``kind`` (int or float) between ``low`` and ``high``; None is no bound."""
+    """A finite number of ``kind`` (int or float) between ``low`` and ``high``; None means no bound."""
 
     kind: type
     low: float | None
@@ -60,7 +60,7 @@ class Interval(Constraint):
     closed: Closed = "both"
 
     def admits(self, value: object) -> bool:
-        """Whether ``value`` is a number of the kind inside the interval."""
+        """Whether ``value`` is a number of this kind in the interval."""
         kind = numbers.Integral if self.kind is int else numbers.Real
         if isinstance(value, bool) or not isinstance(value, kind):
             return False
@@ -146,7 +146,7 @@ class Text(Constraint):
     """A non-empty string."""
 
     def admits(self, value: object) -> bool:
-        """Whether ``value`` is a text."""
+        """Whether ``value`` is a string with more than spaces."""
         return isinstance(value, str) and bool(value.strip())
 
     def describe(self) -> str:
@@ -160,7 +160,7 @@ class Text(Constraint):
 
 @dataclass(frozen=True)
 class Optional(Constraint):
-    """None, or what ``inner`` admits."""
+    """None, or a value that ``inner`` admits."""
 
     inner: Constraint
 
@@ -173,13 +173,13 @@ class Optional(Constraint):
         return f"None or {self.inner.describe()}"
 
     def bad_values(self) -> list[object]:
-        """Return the inner constraint's bad values, less None."""
+        """Return the inner constraint's bad values except None."""
         return [v for v in self.inner.bad_values() if v is not None]
 
 
 @dataclass(frozen=True)
 class Either(Constraint):
-    """What one of two constraints admits: a few names, or a number."""
+    """A value that one of two constraints admits, such as a few names or a number."""
 
     first: Constraint
     second: Constraint
@@ -189,11 +189,11 @@ class Either(Constraint):
         return self.first.admits(value) or self.second.admits(value)
 
     def describe(self) -> str:
-        """Name both."""
+        """Name the values of both."""
         return f"{self.first.describe()}, or {self.second.describe()}"
 
     def bad_values(self) -> list[object]:
-        """Return the bad values of both that the other does not admit."""
+        """Return the values that both refuse."""
         return [v for v in (*self.first.bad_values(), *self.second.bad_values()) if not self.admits(v)]
 
 
@@ -210,8 +210,8 @@ class Sequence(Constraint):
 
     def describe(self) -> str:
         """Name the items."""
-        some = f" of at least {self.least}" if self.least else ""
-        return f"a list{some}, each {self.inner.describe()}"
+        length = f" of at least {self.least}" if self.least else ""
+        return f"a list{length}, each {self.inner.describe()}"
 
     def bad_values(self) -> list[object]:
         """Return a scalar and a list with one bad item."""
@@ -234,9 +234,9 @@ def param(default: Any, constraint: Constraint, meaning: str) -> Any:
     Parameters
     ----------
     default : object
-        Its default; ``dataclasses.MISSING`` makes it required.
+        The default value; ``dataclasses.MISSING`` makes the parameter required.
     constraint : Constraint
-        What values are allowed.
+        The allowed values.
     meaning : str
         One line, with the paper's symbol.
     """
@@ -249,12 +249,12 @@ def param(default: Any, constraint: Constraint, meaning: str) -> Any:
 def _is_admitted(constraint: Constraint, value: object) -> bool:
     try:
         return constraint.admits(value)
-    except Exception:  # a foreign object whose own comparison or length raises
+    except Exception:  # a comparison or length of a foreign object may raise
         return False
 
 
 def check_values(owner: object, constraints: Mapping[str, Constraint]) -> None:
-    """Refuse an object whose attributes their constraints do not admit."""
+    """Raise a ParameterError if a constraint does not admit the attribute of its name."""
     for name, constraint in constraints.items():
         value = getattr(owner, name)
         if not _is_admitted(constraint, value):
@@ -272,7 +272,7 @@ class Parameterized:
         check_values(self, {info.name: info.constraint for info in infos})
         for info in infos:
             value = getattr(self, info.name)
-            if isinstance(value, list):  # as TOML and JSON give it; a frozen object must not hold what can change
+            if isinstance(value, list):  # from TOML or JSON; a frozen object must not hold a mutable list
                 object.__setattr__(self, info.name, tuple(value))
 
 

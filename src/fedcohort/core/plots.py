@@ -1,4 +1,4 @@
-"""Describe, as data, the plots a selector offers of what it has learned; the report draws them.
+"""Describe the pictures of what a selector has learned, as data that the report draws.
 
 A selector class lists its :class:`Picture` objects in ``pictures``. Each has a function that reads a
 :class:`SelectorRun` and returns a view: intervals per client, a map of clients, or lines over the rounds, with a
@@ -36,17 +36,17 @@ class SelectorRun:
     label : str
         The selector's label in the experiment.
     rounds : int
-        Rounds on record.
+        Number of recorded rounds.
     state : mapping
         Fields of the selector's state after the last round.
     notes : sequence of (round, notes)
         The notes of every cohort, in order.
     label_counts : (N, B) float array or None
-        Samples per class of each client, where they are known.
+        Samples per class of each client, if they are known.
     noise : (N,) float array or None
-        Share of wrong labels of each client, where some are wrong.
+        Share of wrong labels of each client, if there are any.
     running : bool
-        Whether more rounds are to come.
+        Whether the run has not finished yet.
     """
 
     label: str
@@ -91,7 +91,7 @@ class Intervals:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """One point per client, drawn as a two-dimensional map that keeps neighbours close.
+    """One point per client, drawn as a two-dimensional map in which neighbours stay close.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class Picture:
     Attributes
     ----------
     name : str
-        Letters, digits and '-'. Selectors that share a picture (two versions of one method) are drawn into one.
+        Letters, digits and '-'. Selectors with the same picture (two versions of one method) share one drawing.
     quantity : str
         What the vertical axis shows; empty for a map.
     view : callable
@@ -154,7 +154,7 @@ class Picture:
 # -- sentences ------------------------------------------------------------------------------------------------------
 
 
-WEAK = 0.2  # a rank correlation closer to 0 than this says nothing
+WEAK = 0.2  # rank correlations closer to 0 than this mean nothing
 
 
 def number_text(value: float) -> str:
@@ -177,7 +177,7 @@ def count_text(what: str, part: float, whole: float) -> str:
 
 
 def agreement_text(correlation: float, *, perfect: int, good: str, bad: str, none: str) -> str:
-    """Return in words whether a rank correlation is as it should be, with its value and the perfect value.
+    """Return one of three phrases for a rank correlation, with its value and the perfect value.
 
     >>> agreement_text(-0.9, perfect=-1, good="as it should be", bad="the wrong way round", none="says little")
     'as it should be (rank correlation −0.90, −1 would be perfect)'
@@ -190,7 +190,7 @@ def agreement_text(correlation: float, *, perfect: int, good: str, bad: str, non
 
 
 def rank_correlation(ours: FloatArray, theirs: FloatArray) -> float:
-    """Return Spearman's rank correlation, ties with their mean rank; NaN when one of them does not vary.
+    """Return Spearman's rank correlation; tied values share their mean rank. NaN if one of the two does not vary.
 
     >>> rank_correlation(np.array([1.0, 2.0, 3.0, 3.0]), np.array([10.0, 20.0, 30.0, 30.0]))
     1.0
@@ -199,7 +199,7 @@ def rank_correlation(ours: FloatArray, theirs: FloatArray) -> float:
         return math.nan
     from scipy.stats import spearmanr  # takes half a second to import
 
-    return round(float(spearmanr(ours, theirs).statistic), 12)  # 0.9999999999999999 would not read as 1
+    return round(float(spearmanr(ours, theirs).statistic), 12)  # 1.0, not 0.9999999999999999
 
 
 def beta_interval(alpha: FloatArray, beta: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -1,4 +1,4 @@
-"""The words a selector and its host exchange: request, query, answer, cohort, report.
+"""What a selector and its host exchange: request, query, answer, cohort, report.
 
 Everything here is frozen and holds read-only arrays. Hosts build :class:`RoundRequest`, :class:`Answer` and
 :class:`RoundReport`; selectors see a :class:`Slate` and return a :class:`Cohort`. Nothing depends on torch or flwr.
@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, read_only
-from fedcohort.core.clients import ClientTable
-from fedcohort.core.errors import InputError, SignalError
+from fedcohort.core.clients import ClientTable, undeclared
+from fedcohort.core.errors import InputError
 from fedcohort.core.params import Parameterized, ParamSets
 from fedcohort.core.plots import Picture
 from fedcohort.core.registry import Registry
@@ -30,33 +30,33 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 def _indices(clients: Any, what: str) -> IntArray:
-    """Return clients as a read-only array of dense indices; 0.5 is none of them."""
-    found = array(clients, what, "a list of whole numbers")
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+    """Return clients as a read-only array of dense indices, which must be whole numbers."""
+    indices = array(clients, what, "a list of whole numbers")
+    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
         raise refuse(what, "a list of whole numbers", clients)
-    return read_only(found, np.int64)
+    return read_only(indices, np.int64)
 
 
 class Status(IntEnum):
     """What became of a client that was asked to train."""
 
     OK = 0
-    FAILED = 1  # it answered with an error, or was lost while training
-    INVALID = 2  # it answered with NaN, infinite numbers or arrays of another shape
-    LATE = 3  # it answered after the deadline; its model is not in the average
-    MISSING = 4  # it never answered
+    FAILED = 1  # it returned an error or was lost while training
+    INVALID = 2  # it returned NaN, infinite numbers or arrays of another shape
+    LATE = 3  # it replied after the deadline; its model is not in the average
+    MISSING = 4  # it never replied
 
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """What a host asks of a session: so many clients, out of those available now.
+    """A host's request for a cohort: a number of clients, out of those available now.
 
     Parameters
     ----------
     size : int or None
-        How many clients; None asks for everybody available.
+        How many clients; None asks for all that are available.
     available : mask (N,) of bool, indices, or names; optional
-        Who can take part now. Default: everybody in the federation.
+        The clients that can take part now. Default: all clients of the federation.
     """
 
     size: int | None
@@ -71,15 +71,15 @@ class Slate:
     ----------
     round : int
         Counted from 0. It is the selector's clock: the number of global models before this choice. In an asynchronous
-        session many choices have the same.
+        session, many choices share one round.
     size : int
         How many clients to pick: at least 1, at most ``len(candidates)``.
     candidates : (c,) int array
-        Who may be picked, ascending dense indices.
+        The clients that may be picked, as ascending dense indices.
     clients : ClientTable
         The federation; only declared signals can be read.
     busy : (b,) int array or None
-        In an asynchronous session, who is at work while one more is chosen; None where cohorts come in rounds.
+        In an asynchronous session, the clients at work while one more is chosen. None in a session with rounds.
     """
 
     round: int
@@ -95,11 +95,11 @@ class Slate:
 
     @property
     def everyone(self) -> bool:
-        """Whether every client of the federation is a candidate, so that no indexing is needed."""
+        """Whether every client of the federation is a candidate."""
         return len(self.candidates) == self.clients.n
 
     def of_candidates(self, values: AnyArray) -> AnyArray:
-        """Return the rows of ``values`` (N, ...) that belong to the candidates, without a copy when all do."""
+        """Return the candidates' rows of ``values`` (N, ...), without a copy if every client is a candidate."""
         return values if self.everyone else values.take(self.candidates, axis=0)
 
 
@@ -110,14 +110,14 @@ class Losses:
     Parameters
     ----------
     clients : (q,) int array
-        Whom to ask.
+        The clients to ask.
     signals : frozenset of Signal
         Which losses: any of :data:`~fedcohort.core.signals.LOSS_SIGNALS`.
     """
 
     clients: IntArray
     signals: frozenset[Signal] = frozenset({Signal.LOSS})
-    needs: ClassVar[Signal] = Signal.LOSS_QUERY  # what a host that answers such questions supplies
+    needs: ClassVar[Signal] = Signal.LOSS_QUERY  # the signal of a host that can answer such a query
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", _indices(self.clients, "A Losses query's clients"))
@@ -127,7 +127,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Trial:
-    """Ask what every client's loss change would be if each of ``cohorts`` were trained and averaged, then dropped."""
+    """Ask how every client's loss would change if each of ``cohorts`` were trained and averaged, then dropped."""
 
     cohorts: tuple[IntArray, ...]
     needs: ClassVar[Signal] = Signal.TRIAL_QUERY
@@ -151,7 +151,7 @@ class Answer:
     query : Losses or Trial
         The question.
     values : mapping of Signal to array
-        For :class:`Losses` one (q,) array per asked signal, in the order of ``query.clients``; for :class:`Trial`
+        For :class:`Losses` one (q,) array per requested signal, in the order of ``query.clients``; for :class:`Trial`
         ``{Signal.LOSS_CHANGE: (S, N)}``. NaN stands for a client that did not answer.
     """
 
@@ -171,13 +171,13 @@ class Answer:
         clean: dict[Signal, FloatArray] = {}
         for signal, shape in expected.items():
             if signal not in self.values:
-                given = ", ".join(map(str, self.values)) or "nothing"
-                raise InputError(f"The answer lacks '{signal}', which was asked for. Got {given}.")
-            answers = numbers(self.values[signal], f"The answer's '{signal}'")
-            if answers.shape[: len(shape)] != shape:
-                raise InputError(f"The answer's '{signal}' must have shape {shape}. Got {answers.shape}.")
-            answers[~np.isfinite(answers)] = np.nan  # selectors are tested with NaN for "no answer", not with infinity
-            clean[signal] = read_only(answers)
+                got = ", ".join(map(str, self.values)) or "nothing"
+                raise InputError(f"The answer lacks '{signal}', which was asked for. Got {got}.")
+            column = numbers(self.values[signal], f"The answer's '{signal}'")
+            if column.shape[: len(shape)] != shape:
+                raise InputError(f"The answer's '{signal}' must have shape {shape}. Got {column.shape}.")
+            column[~np.isfinite(column)] = np.nan  # selectors expect NaN for "no answer", never infinity
+            clean[signal] = read_only(column)
         object.__setattr__(self, "values", MappingProxyType(clean))
 
     def __getitem__(self, signal: Signal) -> FloatArray:
@@ -193,20 +193,20 @@ class Cohort:
     clients : (k,) int array
         In the order they were picked.
     candidates : (c,) int array, optional
-        Whom ``score`` is about, usually the slate's candidates.
+        The clients that ``score`` is about, usually the slate's candidates.
     score : (c,) float array, optional
-        The number the choice was made by, higher is better.
+        The number that decided the choice; higher is better.
     parts : mapping of str to (c,) float array
-        What the score was made of, by name (loss, balance, latency, exploration, ...).
+        The parts of the score, by name (loss, balance, latency, exploration, ...).
     weights : (k,) float array, optional
-        Multiplicity of each client in the average, beside its share of the data; default 1 each. Which
-        aggregator makes an unbiased average of them, the selector says: :attr:`Selector.aggregator`.
+        A factor for each client in the average, on top of its share of the data; default 1. The aggregator that makes
+        an unbiased average of them is the selector's :attr:`Selector.aggregator`.
     work : (k,) float array, optional
         Local work of each client as a multiple of the default number of local steps.
     notes : mapping of str to str or number
         Anything worth recording about this choice.
     stop : str, optional
-        Set when the selector declares the run finished; says why.
+        Why the selector declares the run finished; None to continue.
     round, ticket, names
         Filled in by the session.
     """
@@ -224,7 +224,7 @@ class Cohort:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clients", _indices(self.clients, "A cohort's clients"))  # frozen, so past the setter
+        object.__setattr__(self, "clients", _indices(self.clients, "A cohort's clients"))
         for name in ("weights", "work"):
             value = getattr(self, name)
             if value is not None:
@@ -233,7 +233,7 @@ class Cohort:
             value = getattr(self, name)
             if value is _EMPTY:
                 continue
-            # Asking a Mapping is slow, and a session makes two cohorts in every round.
+            # isinstance with Mapping is slow, and a session makes two cohorts in every round.
             if type(value) not in (dict, MappingProxyType) and not isinstance(value, Mapping):
                 raise refuse(f"A cohort's {name}", "a mapping", value)
             object.__setattr__(self, name, MappingProxyType(dict(value)))
@@ -256,7 +256,7 @@ class RoundReport:
     ticket : int
         The cohort's ticket.
     clients : indices or names
-        Whom this report is about; with ``complete`` all others of the cohort are recorded as missing.
+        The clients in this report; if it is ``complete``, all others of the cohort are recorded as missing.
     status : sequence of Status, optional
         One per client; default all OK.
     metrics : mapping of Signal to (r,) or (r, V) array
@@ -265,7 +265,7 @@ class RoundReport:
     kept : (r,) bool array, optional
         Whether the filter kept the client's model in the average; default: every OK client.
     complete : bool
-        Whether this closes the round. Partial reports are collected until a complete one comes.
+        Whether this closes the round. Partial reports are collected until a complete one arrives.
     """
 
     ticket: int
@@ -300,7 +300,7 @@ class Outcome:
 
     @property
     def ok(self) -> BoolArray:
-        """(k,) whether the client's model arrived in time and is sound."""
+        """(k,) whether a valid model of the client arrived in time."""
         return np.asarray(self.status == Status.OK)
 
     @property
@@ -310,20 +310,17 @@ class Outcome:
         return self._kept
 
     def __getitem__(self, signal: Signal) -> FloatArray:
-        """(k,) numbers of a declared signal, or (k, V) rows where it is a vector; NaN for clients that are not OK."""
+        """(k,) numbers of a declared signal, or (k, V) rows if it is a vector; NaN for clients that are not OK."""
         self._check(signal)
         return self._metrics[signal]
 
     def _check(self, signal: Signal) -> None:
         if signal not in self._granted:
-            raise SignalError(
-                f"The selector read the signal '{signal}' ({signal.meaning}) without declaring it.",
-                hint=f"add {signal!r} to the selector's 'requires'",
-            )
+            raise undeclared(signal)
 
 
 def per_client() -> Any:
-    """Mark a state field whose first axis is the clients, so that it can grow, be saved by rows and be relabelled."""
+    """Mark a state field with one row per client, so that it can grow and be saved by rows."""
     return field(metadata={"per_client": True})
 
 
@@ -335,27 +332,27 @@ def is_per_client(state_field: dataclasses.Field[Any]) -> bool:
 class Selector(Parameterized, ABC, Generic[State]):
     """One strategy: frozen hyper-parameters and pure functions over an explicit state.
 
-    Derive a frozen dataclass, declare hyper-parameters with :func:`fedcohort.core.params.param`, and fill in ``init``,
+    Derive a frozen dataclass, declare hyper-parameters with :func:`fedcohort.core.params.param`, and define ``init``,
     ``select`` and ``update``. The state is a frozen dataclass of arrays and scalars; fields with one row per client
-    are marked with :func:`per_client`. Functions never modify what they are given.
+    are marked with :func:`per_client`. Methods never modify their arguments.
     """
 
     name: ClassVar[str]
-    starves: ClassVar[str | None] = None  # why some clients may never be picked, for selectors that mean it
+    starves: ClassVar[str | None] = None  # why some clients may never be picked, if that is intended
     picks_by: ClassVar[str] = ""  # how scores lead to picks, in a sentence or two for explanations
     part_meanings: ClassVar[Mapping[str, str]] = _EMPTY  # by name, what a part of its score is
-    is_wrapper: ClassVar[bool] = False  # True for one that only changes what another is shown
-    selects: ClassVar[bool] = True  # False for one that always takes everybody
-    # Whether it can choose one client while others are at work, and learn from one client's report: for asynchronous
-    # sessions. Its clock is then the number of models, slate.round; who is at work is slate.busy.
+    is_wrapper: ClassVar[bool] = False  # True if it only changes what another selector sees
+    selects: ClassVar[bool] = True  # False if it always takes every candidate
+    # Whether it works in asynchronous sessions: it can choose one client while others (slate.busy) are at work, and
+    # learn from one client's report. Its clock, slate.round, is then the number of global models.
     one_at_a_time: ClassVar[bool] = False
-    pictures: ClassVar[tuple[Picture, ...]] = ()  # what a report draws of what it learned
-    # Parameters that older versions did not have, with the values under which it chooses as it did then.
+    pictures: ClassVar[tuple[Picture, ...]] = ()  # for reports: what it has learned
+    # Parameters that older versions did not have, with the values that reproduce the choices of those versions.
     added: ClassVar[Mapping[str, object]] = _EMPTY
-    # Parameters that the conformance suite checks besides the defaults: other forms of a paper, extremes.
+    # Parameter sets that the conformance suite checks besides the defaults: other forms of a paper, extremes.
     checked_params: ClassVar[ParamSets] = _EMPTY
-    formerly: ClassVar[tuple[str, ...]] = ()  # names that older journals have for it, now those of other selectors
-    default_filter: ClassVar[str] = "fedca"  # where no filter is configured and it learns from Signal.KEPT
+    formerly: ClassVar[tuple[str, ...]] = ()  # its names in older journals, which now belong to other selectors
+    default_filter: ClassVar[str] = "fedca"  # used if no filter is configured and it learns from Signal.KEPT
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -364,13 +361,13 @@ class Selector(Parameterized, ABC, Generic[State]):
 
     @property
     def aggregator(self) -> str | None:
-        """The aggregator under which its weights are unbiased, taken where none is configured; None: any will do."""
+        """The aggregator to use unless one is configured: it makes an unbiased average of the weights. None: any."""
         return None
 
     def adapt(self, supplied: frozenset[Signal]) -> Selector[State]:
-        """Return this selector as it works with the signals that table and host supply; nearly always itself.
+        """Return the selector to use with the signals that table and host supply; nearly always ``self``.
 
-        A selector that can use a fact but does not need it turns that use on here; its ``requires`` says so then.
+        A selector that can use a fact but does not need it turns that use on here, and then lists it in ``requires``.
         """
         return self
 
@@ -379,7 +376,7 @@ class Selector(Parameterized, ABC, Generic[State]):
         """Return the state before the first round."""
 
     def size(self, state: State, asked: int, candidates: int) -> int:
-        """Return how many clients to pick when ``asked`` are wanted; nearly always ``asked``."""
+        """Return how many clients to pick when the host asks for ``asked``; nearly always ``asked``."""
         return asked
 
     def query(self, state: State, slate: Slate, rng: np.random.Generator) -> Query | None:
@@ -392,7 +389,7 @@ class Selector(Parameterized, ABC, Generic[State]):
     ) -> tuple[Cohort, State]:
         """Choose at most ``slate.size`` of ``slate.candidates``.
 
-        ``answer`` is None when ``query`` returned None. The generator is not the one ``query`` was given.
+        ``answer`` is None when ``query`` returned None. The generator is not the one that ``query`` received.
         """
 
     @abstractmethod
@@ -400,15 +397,14 @@ class Selector(Parameterized, ABC, Generic[State]):
         """Return the state after a round's outcome."""
 
     def grow(self, state: State, clients: ClientTable, rng: np.random.Generator) -> State:
-        """Return the state after clients joined: old rows kept, new rows as ``init`` makes them."""
+        """Return the state after clients joined: the old rows, then new rows from ``init``."""
         fresh: Any = self.init(clients, rng)
-        old: Any = state
         changes = {}
         for f in dataclasses.fields(fresh):
-            ours = getattr(old, f.name)
+            value: Any = getattr(state, f.name)
             if is_per_client(f):
-                ours = np.concatenate([ours, getattr(fresh, f.name)[len(ours) :]])
-            changes[f.name] = ours
+                value = np.concatenate([value, getattr(fresh, f.name)[len(value) :]])
+            changes[f.name] = value
         return dataclasses.replace(fresh, **changes)  # type: ignore[no-any-return]
 
 

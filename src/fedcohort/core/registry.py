@@ -55,7 +55,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def suggest(name: str, known: Iterable[str]) -> str | None:
-    """Return a hint that names what was probably meant, for an error about an unknown name; None if nothing is near.
+    """Return a hint with the known name closest to an unknown one; None if none is close.
 
     >>> suggest("unifrom", ["uniform", "all"])
     "did you mean 'uniform'?"
@@ -107,11 +107,10 @@ def resolve_reference(reference: str) -> tuple[Any, str]:
     else:
         module, whole = _module_of_name(place, reference), reference
     if not hasattr(module, name):
-        known = [key for key, value in vars(module).items() if isinstance(value, type)]
-        near = nearest(name, known)
-        raise UnknownNameError(
-            f"{place!r} has no class {name!r}.", hint=f"did you mean '{place}:{near}'?" if near else None
-        )
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        near = nearest(name, classes)
+        hint = f"did you mean '{place}:{near}'?" if near else None
+        raise UnknownNameError(f"{place!r} has no class {name!r}.", hint=hint)
     return getattr(module, name), whole
 
 
@@ -185,7 +184,7 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[Callable[..., T]], Any]:
         """Return a decorator that registers a class under ``name`` and sets its ``name`` attribute.
 
-        The library's own entries are registered first, so that a clash is reported to the other package, not to us.
+        fedcohort's own entries are registered first, so a name clash is an error in the other package.
         """
 
         def decorate(item: Callable[..., T]) -> Callable[..., T]:
@@ -194,7 +193,7 @@ class Registry(Generic[T]):
                 raise ParameterError(f"The {self.kind} name {name!r} is taken by {self._items[name]!r}.")
             self._items[name] = item
             if isinstance(item, type):
-                item.name = name  # type: ignore[attr-defined]  # so that a class does not repeat its name
+                item.name = name  # type: ignore[attr-defined]
             return item
 
         return decorate
@@ -212,33 +211,29 @@ class Registry(Generic[T]):
         """Import everything that registers here, once; return False if it is too early to know everything."""
         if not self._import_package():
             return False
-        self._load_plugins()
+        if not self._plugins_loaded:
+            self._plugins_loaded = True  # set first, because a plug-in may look something up while it is imported
+            for entry in importlib.metadata.entry_points(group=f"fedcohort.{self.kind}s"):
+                try:
+                    entry.load()
+                except Exception as error:
+                    log.warning("the %s plug-in %r could not be loaded: %s", self.kind, entry.value, error)
         return True
 
-    def _too_early(self, wanted: str) -> RegistryError:
+    def _too_early(self, subject: str) -> RegistryError:
         return RegistryError(
-            f"{wanted} is not known yet: {self.package}, which registers the {self.kind}s, is still being imported.",
+            f"{subject} is not known yet: {self.package}, which registers the {self.kind}s, is still being imported.",
             hint="look it up inside a function, when it is used, and not while modules are being imported",
         )
-
-    def _load_plugins(self) -> None:
-        if self._plugins_loaded:
-            return
-        self._plugins_loaded = True  # before, not after: a plug-in may look something up while it is imported
-        for entry in importlib.metadata.entry_points(group=f"fedcohort.{self.kind}s"):
-            try:
-                entry.load()
-            except Exception as error:
-                log.warning("the %s plug-in %r could not be loaded: %s", self.kind, entry.value, error)
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
         if not self._fill():
-            raise self._too_early(f"The names of all {self.kind}s")
+            raise self._too_early(f"The list of {self.kind}s")
         return sorted(self._items)
 
     def get(self, name: str) -> Callable[..., T]:
-        """Return what is registered under ``name``, or the class it refers to; the error names the nearest one."""
+        """Return the entry named ``name``, or the class it refers to; the error suggests the nearest name."""
         if not isinstance(name, str):
             raise UnknownNameError(f"The name of a {self.kind} must be a string. Got {short_repr(name)}.")
         if self.base is not None and is_reference(name):
@@ -258,15 +253,15 @@ class Registry(Generic[T]):
         assert self.base is not None
         item, whole = resolve_reference(reference)
         if not isinstance(item, type) or not issubclass(item, self.base):
-            what = "the class" if isinstance(item, type) else f"a {type(item).__name__}:"
+            kind = "the class" if isinstance(item, type) else f"a {type(item).__name__}:"
             raise InputError(
-                f"{reference!r} is {what} {getattr(item, '__name__', item)!s}, not a {self.base.__name__}.",
+                f"{reference!r} is {kind} {getattr(item, '__name__', item)!s}, not a {self.base.__name__}.",
                 hint=f"name a class that derives from {self.base.__name__}",
             )
         if inspect.isabstract(item):
             missing = ", ".join(sorted(getattr(item, "__abstractmethods__", ())))
             raise InputError(f"{reference!r} is abstract: it does not define {missing}.")
-        if "name" not in vars(item):  # it was not registered under a name
+        if "name" not in vars(item):  # it is not registered
             item.name = item.__name__  # type: ignore[attr-defined]
         self._references.setdefault(item, whole)
         return item
@@ -274,7 +269,7 @@ class Registry(Generic[T]):
     def find_imported(self, reference: str) -> Callable[..., T] | None:
         """Return a class that was already looked up by reference in this process; import nothing.
 
-        A file matches by its name and class alone where none has the whole path, because its folder may differ on
+        If no file has the whole path, one with the same name and class matches, because its folder may differ on
         another machine.
         """
         same_file: Callable[..., T] | None = None
@@ -286,11 +281,11 @@ class Registry(Generic[T]):
         return same_file
 
     def reference(self, item: Callable[..., T]) -> str | None:
-        """Return the reference a class was looked up by, valid from any folder; None if it has a registered name."""
+        """Return the reference by which a class was looked up, valid from any folder; None for a registered class."""
         return self._references.get(item)
 
     def create(self, name: str, /, **params: Any) -> T:
-        """Build ``name`` with ``params``; an unknown parameter is an error that names the nearest one."""
+        """Build ``name`` with ``params``; the error about an unknown parameter suggests the nearest one."""
         item = self.get(name)
         if isinstance(item, type):
             known = [info.name for info in parameters(item)]

@@ -1,7 +1,7 @@
 """Derive random streams from (seed, stream, position), so that a resumed run needs no saved generator state.
 
-Selection, availability, latency, data and training draw from separate streams. Two selectors compared under one seed
-therefore see the same federation, however many numbers either of them draws.
+Selection, availability, latency, data and training draw from separate streams. Two selectors under the same seed
+therefore see the same federation, however many numbers each of them draws.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import zlib
 
 import numpy as np
 
-# Never renamed: every number of a run follows from these names, and journals are played again to check them.
+# Never rename these: every random number of a run follows from them, and journals are replayed to check it.
 SELECTION = "selection"
 QUERY = "query"
 INITIALISATION = "initialisation"
@@ -46,6 +46,6 @@ def stream(seed: int, name: str, *position: int) -> np.random.Generator:
     >>> float(stream(1, "latency", 7).random()) == float(stream(1, "latency", 8).random())
     False
     """
-    # Not hash(), which differs from process to process.
+    # hash() would differ between processes.
     key = (zlib.crc32(name.encode()), *position)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))

@@ -19,7 +19,7 @@ def selector_name(selector: Selector[Any]) -> str:
 
 
 def describe(selector: Selector[Any]) -> dict[str, Any]:
-    """Return everything needed to rebuild a selector: registered name, class, reference, parameters."""
+    """Return all that is needed to rebuild a selector: registered name, class, reference, parameters."""
     cls = type(selector)
     return {
         "name": vars(cls).get("name"),
@@ -30,17 +30,19 @@ def describe(selector: Selector[Any]) -> dict[str, Any]:
 
 
 def current_name(spec: Mapping[str, Any]) -> str | None:
-    """Return the registered name under which the selector of a description is found now.
+    """Return the name under which the selector of a description is registered now.
 
-    A variant that gave its name to the form of the paper says so in ``formerly``. Its journals are recognised by
-    parameters that the paper's form does not have, or does not allow.
+    Some selectors were renamed because a paper's own form took their name. They list the old name in ``formerly``, and
+    their journals are recognised by parameters that the paper's form lacks or does not allow.
     """
     name: str | None = spec["name"]
     if name is None or name not in SELECTORS or _allows(SELECTORS.get(name), spec["params"]):
         return name
-    kinds = {other: SELECTORS.get(other) for other in SELECTORS}
-    later = (o for o, kind in kinds.items() if name in getattr(kind, "formerly", ()) and _allows(kind, spec["params"]))
-    return next(later, name)
+    for other in SELECTORS:
+        kind = SELECTORS.get(other)
+        if name in getattr(kind, "formerly", ()) and _allows(kind, spec["params"]):
+            return other
+    return name
 
 
 def _allows(kind: Any, params: Mapping[str, Any]) -> bool:
@@ -51,17 +53,17 @@ def _allows(kind: Any, params: Mapping[str, Any]) -> bool:
 def class_of(spec: Mapping[str, Any]) -> type[Selector[Any]] | None:
     """Return the class that a description names, or None if it is neither registered nor imported.
 
-    A journal is untrusted data, so a file or module it names is never imported because of it. A user who trusts the
-    selector imports it first: with ``SELECTORS.get(reference)``, by importing its module, or with ``--selector`` on the
-    command line.
+    A journal is untrusted data, so nothing is imported just because a journal names it. A user who trusts the selector
+    imports it first: with ``SELECTORS.get(reference)``, by importing its module, or with ``--selector`` on the command
+    line.
     """
     name, reference = current_name(spec), spec.get("reference")
-    found: Any = None
+    kind: Any = None
     if name is not None and name in SELECTORS:
-        found = SELECTORS.get(name)
+        kind = SELECTORS.get(name)
     elif reference is not None:
-        found = SELECTORS.find_imported(reference)
-    return found if isinstance(found, type) else None
+        kind = SELECTORS.find_imported(reference)
+    return kind if isinstance(kind, type) else None
 
 
 def untrusted_reference(spec: Mapping[str, Any]) -> str | None:
@@ -84,62 +86,57 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def rebuild_selector(spec: Mapping[str, Any], given: Selector[Any] | None, path: Path | None) -> Selector[Any]:
-    """Return the selector a journal was written with: built from the registry, or ``given`` if it is the same."""
+def rebuild_selector(spec: Mapping[str, Any], selector: Selector[Any] | None, path: Path | None) -> Selector[Any]:
+    """Return the selector a journal was written with: built from the registry, or ``selector`` if it is the same."""
     spec = {**spec, "name": current_name(spec)}
-    if given is None:
-        lacking = untrusted_reference(spec)
-        if lacking is not None:
+    if selector is None:
+        untrusted = untrusted_reference(spec)
+        if untrusted is not None:
             raise JournalError(
-                f"The journal {path} was written with the selector {lacking}, which is not one of fedcohort's; code is "
-                "not imported because a journal names it.",
-                hint=f"if you trust it, name it yourself: --selector {lacking} on the command line, "
+                f"The journal {path} was written with the selector {untrusted}, which is not one of fedcohort's; code "
+                "is not imported just because a journal names it.",
+                hint=f"if you trust it, name it yourself: --selector {untrusted} on the command line, "
                 "Session.open(path, selector=...) in Python",
             )
-        known = class_of(spec)
-        assert known is not None
-        _check_version(spec, known, path)
-        return SELECTORS.create(spec["name"] if spec["name"] in SELECTORS else SELECTORS.reference(known) or "",
-                                **_as_recorded(known, spec["params"], spec["params"]))  # fmt: skip
-    now, recorded = describe(given), spec["params"]
+        kind = class_of(spec)
+        assert kind is not None
+        _check_version(spec, kind, path)
+        name = spec["name"] if spec["name"] in SELECTORS else SELECTORS.reference(kind)
+        return SELECTORS.create(name or "", **_as_recorded(kind, spec["params"], spec["params"]))
+    now, recorded = describe(selector), spec["params"]
     if spec["name"] == now["name"]:
-        _check_version(spec, type(given), path)
-        then = _as_recorded(type(given), recorded, now["params"])
-        recorded = _as_recorded(type(given), recorded, recorded)
+        _check_version(spec, type(selector), path)
+        then = _as_recorded(type(selector), recorded, now["params"])
+        recorded = _as_recorded(type(selector), recorded, recorded)
         if then != now["params"]:
-            given = dataclasses.replace(given, **then)  # type: ignore[type-var]
-            now = describe(given)
-    ours = (spec["name"] or spec["class"], _plain(recorded))
-    theirs = (now["name"] or now["class"], _plain(now["params"]))
-    if ours != theirs:
+            selector = dataclasses.replace(selector, **then)  # type: ignore[type-var]
+            now = describe(selector)
+    original = (spec["name"] or spec["class"], _plain(recorded))
+    current = (now["name"] or now["class"], _plain(now["params"]))
+    if original != current:
         raise JournalError(
-            f"The journal {path} was written with selector {ours[0]!r} {ours[1]}; it cannot be continued with "
-            f"{theirs[0]!r} {theirs[1]}.",
+            f"The journal {path} was written with selector {original[0]!r} {original[1]}; it cannot be continued with "
+            f"{current[0]!r} {current[1]}.",
             hint="open it without a selector, or start a new journal",
         )
-    return given
+    return selector
 
 
 def _check_version(spec: Mapping[str, Any], cls: type[Selector[Any]], path: Path | None) -> None:
-    """Refuse a description with parameters, or values of them, that the selector of this version no longer has."""
-    constraints = {info.name: info.constraint for info in parameters(cls)}
-    gone = [
-        f"{name}={value!r}"
-        for name, value in sorted(spec["params"].items())
-        if name not in constraints or not constraints[name].admits(value)
-    ]
-    if gone:
-        raise JournalError(
-            f"The journal {path} was written with {spec['name'] or spec['class']!r} of another version of fedcohort, "
-            f"which had the parameter {gone[0]}; this version cannot continue it.",
-            hint="finish it with the version that wrote it, or start a new journal",
-        )
+    """Raise an error for parameters, or values of them, that the selector of this version no longer accepts."""
+    for name, value in sorted(spec["params"].items()):
+        if not _allows(cls, {name: value}):
+            raise JournalError(
+                f"The journal {path} was written with {spec['name'] or spec['class']!r} of another version of "
+                f"fedcohort, which had the parameter {name}={value!r}; this version cannot continue it.",
+                hint="finish it with the version that wrote it, or start a new journal",
+            )
 
 
 def _as_recorded(cls: type[Selector[Any]], recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters as they were in the version that wrote ``recorded``, before later ones got new defaults."""
+    """Return parameters with the values of the version that wrote ``recorded``, before later ones got new defaults."""
     defaults = {info.name: info.default for info in parameters(cls)}
-    # Only where the caller left the default: a value that was given is meant.
+    # Only defaults are replaced; a value that the caller chose stays.
     later = [n for n in cls.added if n not in recorded and now.get(n, defaults[n]) == defaults[n]]
     return {**now, **{n: cls.added[n] for n in later}}
 

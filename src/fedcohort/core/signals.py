@@ -1,11 +1,11 @@
 """Signals: the kinds of facts a selector may need, each declared before it is read.
 
-A selector lists what it needs in ``requires``. A host lists what it can supply. A session refuses to start when the
-two do not fit, so nobody finds out in round 300; and a selector that reads what it did not declare gets an error.
+A selector lists what it needs in ``requires``. A host lists what it can supply. If the host lacks something, the
+session refuses to start instead of failing in round 300. A selector that reads an undeclared signal gets an error.
 
-A signal is one object that says everything about itself. Simulator, cost accounting, Flower client and wire ask it
-(``signal.how``, ``signal.passes``, ...) and keep no lists of their own. A selector and a host outside the library can
-declare one more between them: ``DRAIN = Signal("battery-drain", meaning="...")``.
+A signal is one object that says everything about itself. The simulator, the cost accounting, the Flower client and the
+wire format ask it (``signal.how``, ``signal.passes``, ...) and keep no lists of signals. A selector and a host outside
+the library can declare another one: ``DRAIN = Signal("battery-drain", meaning="...")``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fedcohort.core.text import short_repr
 from fedcohort.core.validate import refuse, whole_number
 
 FORWARD, BACKWARD = 1.0, 2.0  # sample passes
-SKETCH_WIDTH = 64  # squared distances are kept to about 18%, sqrt(2 / 64): enough to tell clusters of clients apart
+SKETCH_WIDTH = 64  # keeps squared distances to about 18%, sqrt(2 / 64), which tells clusters of clients apart
 
-Model = Literal["received", "own"]  # the global model as a client receives it; its own after local training
+Model = Literal["received", "own"]  # the global model as the client receives it, or its own after local training
 Part = Literal["train", "validation"]
 
 
@@ -39,24 +39,24 @@ class Known(Enum):
 
 
 class Party(Enum):
-    """Who finds a signal out."""
+    """Who measures a signal."""
 
     CLIENT = "the client, on its own data"
-    SERVER = "the server, from what clients send it anyway or send it for this"
+    SERVER = "the server, from what clients send"
     HOST = "the host"
 
 
 @dataclass(frozen=True)
 class LossMeasure:
-    """One number of a model on a client's samples: a mean of a loss, without any training.
+    """The mean loss of a model on a client's samples, without any training.
 
     Parameters
     ----------
     part : "train" or "validation"
         Which of the client's samples.
     loss : "label", "pseudo" or "robust"
-        Cross-entropy with the client's labels, with pseudo-labels (the classes a reference model predicts), or FLASH's
-        noise-robust loss, which is made of both.
+        Cross-entropy with the client's labels, with pseudo-labels (the classes that a reference model predicts), or
+        FLASH's noise-robust loss, which combines both.
     mean : "mean" or "root-mean-square"
         How the samples' losses become one number.
     """
@@ -68,7 +68,7 @@ class LossMeasure:
 
 @dataclass(frozen=True)
 class LossOf:
-    """How a loss is computed: what is measured, and of which model. Pseudo-labels come from the received one."""
+    """A loss of the received model or of the client's own. Pseudo-labels come from the received model."""
 
     measure: LossMeasure = LossMeasure()
     model: Model = "received"
@@ -76,16 +76,15 @@ class LossOf:
 
 @dataclass(frozen=True)
 class VectorOf:
-    """How a fact is taken from a vector of the model's size; :mod:`fedcohort.core.vectors` computes it.
+    """A quantity derived from a vector of the model's size; :mod:`fedcohort.core.vectors` computes it.
 
     Parameters
     ----------
     vector : "update" or "gradient"
-        The client's model less the received one; or the full-batch gradient of its mean loss at the received model.
+        The client's model minus the received one, or the full-batch gradient of its mean loss at the received model.
     take : "norm", "distance", "weighted-distance", "output-bias", "output-norm" or "sketch"
-        L2 norm; L2 distance to the mean vector of the cohort, in which every client counts once or as often as it has
-        samples; the entries that belong to the output layer's bias; the L2 norm of the output layer's entries; a random
-        projection.
+        L2 norm; L2 distance to the cohort's mean vector, unweighted or weighted by the clients' samples; the entries of
+        the output layer's bias; the L2 norm of the output layer's entries; a random projection.
     """
 
     vector: Literal["update", "gradient"]
@@ -106,44 +105,46 @@ class Pass:
         return FORWARD + BACKWARD if self.backward else FORWARD
 
 
-GRADIENT_PASS = Pass("received", "train", backward=True)  # what a full-batch gradient takes
+GRADIENT_PASS = Pass("received", "train", backward=True)  # for a full-batch gradient
 
 _IN_REPORT = "add it to RoundReport.metrics for the clients of the cohort"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_DECLARED: dict[str, Signal] = {}  # by name; a name means the same in journals, on the wire and in every process
+_DECLARED: dict[str, Signal] = {}  # by name
 
 
 class Signal(str):
-    """A kind of fact about clients. As a string it is its name, by which it travels, is written and is sorted.
+    """A kind of fact about clients. It is also a string: its name in journals and on the wire.
 
-    To make one is to declare it: selectors name it in ``requires``, hosts put it into reports. The library's own are
-    attributes (``Signal.LOSS``); anybody can declare another, once, at the top of a module.
+    Creating a signal declares it. Selectors then name it in ``requires``, and hosts put it into reports. fedcohort's
+    own signals are attributes (``Signal.LOSS``). To add another, declare it once, at the top of a module.
 
     Parameters
     ----------
     name : str
-        Small letters, digits and hyphens.
+        Lower-case letters, digits and hyphens.
     meaning : str
-        One sentence: what it is.
+        What it is, in one sentence.
     known : Known
-        When it is known. One that is declared outside the library is known after a round, in its report.
+        When it is known. Signals declared outside the library are known after a round, in its report.
+    by : Party
+        Who measures it.
     how : LossOf, VectorOf or None
-        How it is computed from a model and a client's data; None for what somebody simply knows.
+        How it is computed from a model and a client's data; None if it is not computed from them.
     width : int, "classes" or None
-        None: one number per client. Else a vector of so many numbers, or of one for each class.
+        The length of the vector for each client; "classes" means one number per class, None a single number.
     supplied_by : str
-        What a host does to supply it.
+        What a host must do to supply it.
 
     Attributes
     ----------
     reported : bool
-        Whether it comes with a round's report.
+        Whether it is part of a round's report.
     is_metric : bool
-        Whether it stands in a report's metrics; whether a model was kept has a field of its own.
+        Whether it is one of the report's metrics. ``Signal.KEPT`` is not, because it has its own field.
     passes : frozenset of Pass
         What a client computes for it beyond training.
     models_sent : int
-        Vectors of the model's size that a client sends for it.
+        How many vectors of the model's size a client sends for it.
 
     Examples
     --------
@@ -209,7 +210,7 @@ class Signal(str):
     ) -> Signal:
         """Declare a signal; the same declaration again returns the same signal."""
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            raise refuse("The name of a signal", "of small letters, digits and hyphens", name)
+            raise refuse("The name of a signal", "of lower-case letters, digits and hyphens", name)
         if not isinstance(meaning, str) or not meaning:
             raise refuse(f"The meaning of the signal {name!r}", "one sentence", meaning)
         if width not in (None, "classes"):
@@ -225,32 +226,32 @@ class Signal(str):
                 self.passes = frozenset({Pass(model, measure.part)})
             case VectorOf("gradient"):
                 self.passes = frozenset({GRADIENT_PASS})
-                # What the server computes from gradients needs the gradients.
+                # The server can compute something from gradients only if clients send them.
                 self.models_sent = int(by is Party.SERVER)
-        # A module may be imported twice, under two names: the same declaration again is no clash.
-        before = _DECLARED.setdefault(name, self)
-        if vars(before) != vars(self):
+        # A module may be imported twice under two names, so an equal declaration is not a clash.
+        declared = _DECLARED.setdefault(name, self)
+        if vars(declared) != vars(self):
             raise InputError(
-                f"There is a signal {name!r} already: {before.meaning}.",
-                hint="give yours another name, or use it",
+                f"There is already a signal {name!r}: {declared.meaning}.",
+                hint="give yours another name, or use the existing one",
             )
-        return before
+        return declared
 
     @classmethod
     def by_name(cls, name: str) -> Signal:
-        """Return the signal of that name; the error names the nearest one."""
-        found = _DECLARED.get(name) if isinstance(name, str) else None
-        if found is None:
+        """Return the signal with this name; the error suggests the nearest name."""
+        signal = _DECLARED.get(name) if isinstance(name, str) else None
+        if signal is None:
             close = difflib.get_close_matches(name, list(_DECLARED), 1) if isinstance(name, str) else []
             raise InputError(
                 f"There is no signal {short_repr(name)}. Known: {', '.join(sorted(_DECLARED))}.",
                 hint=f"did you mean {close[0]!r}?" if close else "import the module that declares it",
             )
-        return found
+        return signal
 
     @classmethod
     def all(cls) -> tuple[Signal, ...]:
-        """Return the library's signals and those that others have declared so far."""
+        """Return all signals declared so far, fedcohort's own and others."""
         return tuple(_DECLARED.values())
 
     def __repr__(self) -> str:
@@ -258,17 +259,17 @@ class Signal(str):
         return f"Signal.{constant}" if hasattr(Signal, constant) else f"Signal({str(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process may not have imported the module that declares it.
+        # The process that unpickles it may not have imported the module that declares it.
         options = {key: getattr(self, key) for key in ("meaning", "known", "by", "how", "width", "supplied_by")}
         return functools.partial(Signal, **options), (str(self),)
 
     @property
     def value(self) -> str:
-        """Its name as a plain string."""
+        """The signal's name as a plain string."""
         return str(self)
 
     def numbers(self, classes: int) -> int:
-        """How many numbers it is, per client."""
+        """How many numbers it has for each client."""
         return 1 if self.width is None else classes if self.width == "classes" else self.width
 
     def numbers_sent(self, classes: int) -> int:
@@ -277,12 +278,12 @@ class Signal(str):
 
     @property
     def measure(self) -> LossMeasure | None:
-        """What is measured, where it is a loss."""
+        """The measure of a loss; None for other signals."""
         return self.how.measure if isinstance(self.how, LossOf) else None
 
     @property
     def held_out(self) -> bool:
-        """Whether it needs clients that hold out a part of their data."""
+        """Whether clients must hold out part of their data for it."""
         return self.measure is not None and self.measure.part == "validation"
 
     @property
@@ -324,7 +325,7 @@ Signal.KEPT = Signal(
 Signal.DURATION = Signal("duration", meaning="seconds from sending the model to receiving the update", by=Party.HOST)
 Signal.STALENESS = Signal(
     "staleness",
-    meaning="how many global models came while the client was at work; 0 where cohorts follow each other in rounds",
+    meaning="how many global models came while the client was at work; 0 in a session with rounds",
     by=Party.HOST,
     supplied_by="nothing: the session knows it",
 )
@@ -332,7 +333,7 @@ Signal.SERVER_LOSS = Signal(
     "server-loss",
     meaning="loss of the received global model on the server's own samples, the same for every client of a round",
     by=Party.HOST,
-    supplied_by="give the server samples of its own: scenario.server_validation, or ServerValidation on Flower",
+    supplied_by="give the server its own samples: scenario.server_validation, or ServerValidation on Flower",
 )
 Signal.SHAPLEY_VALUE = Signal(
     "shapley-value",
@@ -434,7 +435,7 @@ Signal.WEIGHTED_GRADIENT_DISTANCE = Signal(
     how=VectorOf("gradient", "weighted-distance"),
 )
 
-# -- questions a host can answer before a cohort is chosen, and what a trial is answered with ---------------
+# -- queries that a host can answer before a cohort is chosen, and the answer to a trial --------------------
 
 Signal.LOSS_QUERY = Signal(
     "loss-query",
@@ -456,33 +457,33 @@ Signal.LOSS_CHANGE = Signal(
 )
 
 SIGNALS = tuple(_DECLARED.values())
-"""The library's own signals."""
+"""fedcohort's own signals."""
 TABLE_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.TABLE)
 QUERY_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.QUERY)
 REPORT_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.REPORT)
 METRIC_SIGNALS = frozenset(s for s in SIGNALS if s.is_metric)
 LOSS_SIGNALS = frozenset(s for s in REPORT_SIGNALS if isinstance(s.how, LossOf) and s.how.model == "received")
-"""Losses of the received model: what a client can also be asked for before it is chosen."""
+"""Losses of the received model, which a client can also be asked for before it is chosen."""
 UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIENT and not s.passes) - {
-    Signal.SHAPLEY_VALUE  # hundreds of averages, each validated: only the simulator has them at hand
+    Signal.SHAPLEY_VALUE  # needs hundreds of averages, each validated, which only the simulator computes
 }
-"""What the server knows about any client that trains, whatever the client can tell."""
+"""What the server knows about any client that trains, without the client's help."""
 
 _BY_HOW = {s.how: s for s in SIGNALS if s.how is not None}  # no two signals are computed alike
 
 
 def losses_of(signals: Iterable[Signal], model: Model) -> dict[Signal, LossMeasure]:
-    """Return those of ``signals`` that are losses of ``model``, with what is measured."""
+    """Return the ``signals`` that are losses of ``model``, each with its measure."""
     return {s: s.how.measure for s in signals if isinstance(s.how, LossOf) and s.how.model == model}
 
 
 def vectors_of(signals: Iterable[Signal], vector: Literal["update", "gradient"]) -> dict[Signal, VectorOf]:
-    """Return those of ``signals`` that are taken from clients' updates or gradients, with what is taken."""
+    """Return the ``signals`` that are derived from clients' updates or gradients, each with its derivation."""
     return {s: s.how for s in signals if isinstance(s.how, VectorOf) and s.how.vector == vector}
 
 
 def same_of_received(signal: Signal) -> Signal:
-    """Return the same loss of the received model.
+    """Return the signal that is the same loss, but of the received model.
 
     >>> same_of_received(Signal.LOSS_AFTER)
     Signal.LOSS

@@ -1,4 +1,4 @@
-"""A terminal that is safe to write other people's names to, and one way to send it messages."""
+"""A terminal to which untrusted names can be printed safely."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from fedcohort.core.text import printable
 
 
 class Terminal(Console):
-    """A console that prints text literally: a client's name can hold neither markup nor control codes."""
+    """A console that prints text literally: markup and control codes in a client's name have no effect."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(
-            markup=False, emoji=False, highlight=False, **options
-        )  # rich would read [red] and :fire: in a name
+        # Otherwise rich would interpret [red] and :fire: in a name.
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield segments whose only control codes are those of rich."""
+        """Yield segments that contain no control codes except rich's own."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text, lines=True), segment.style)
 
 
 def err(quiet: bool = False) -> Terminal:
-    """Return the console for messages and progress: stderr, or nothing."""
+    """Return the console for messages and progress, which writes to stderr unless ``quiet``."""
     return Terminal(stderr=True, quiet=quiet)
 
 

@@ -16,7 +16,7 @@ from unicodedata import category
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    r"""Return ``text`` with every character escaped that could control the program that shows it.
+    r"""Escape every character in ``text`` that could control the program that shows it.
 
     These are control characters (including escape codes), marks that change the writing direction, line endings and
     lone surrogates: everything for which :meth:`str.isprintable` is false, except spaces.
@@ -29,11 +29,11 @@ def printable(text: object, *, lines: bool = False) -> str:
     >>> printable("a\nb", lines=True), printable("a\u202eb")
     ('a\nb', 'a\\u202eb')
     """
-    found = str(text)
-    if found.isprintable():
-        return found
+    plain = str(text)
+    if plain.isprintable():
+        return plain
     allowed = "\n\t" if lines else ""
-    return "".join(c if c.isprintable() or c in allowed or category(c) == "Zs" else _escape(ord(c)) for c in found)
+    return "".join(c if c.isprintable() or c in allowed or category(c) == "Zs" else _escape(ord(c)) for c in plain)
 
 
 def _escape(code: int) -> str:
@@ -41,7 +41,7 @@ def _escape(code: int) -> str:
 
 
 def short_repr(value: object, most: int = 300) -> str:
-    """Return ``repr(value)``, shortened for a message; if ``repr`` fails, name the type instead.
+    """Return ``repr(value)``, shortened for a message, or the type's name if ``repr`` fails.
 
     >>> short_repr([1, "a"])
     "[1, 'a']"
@@ -54,7 +54,7 @@ def short_repr(value: object, most: int = 300) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the type of an error and its message; a foreign error may fail even at producing one.
+    """Return the type and message of an error, or only the type if ``str(error)`` fails.
 
     >>> error_text(ValueError("no")), error_text(ValueError())
     ('ValueError: no', 'ValueError')
@@ -86,16 +86,16 @@ def escape_label(text: object) -> str:
 
 
 class OneLine(logging.Filter):
-    """Lets every message of a logger, or of a handler, through on one line and with nothing in it to obey."""
+    """Escape every message of a logger or handler and keep it on one line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Write the message out; always True."""
+        """Format and escape the message; always return True."""
         record.msg, record.args = "\t".join(map(printable, record.getMessage().split("\t"))), ()
         return True
 
 
 def shorten(text: str, limit: int = 300) -> str:
-    r"""Return what somebody else wrote on one line and not longer than ``limit``.
+    r"""Return untrusted text on one line, escaped and cut to ``limit`` characters.
 
     >>> shorten("a\n  b"), shorten("abcdef", 5)
     ('a b', 'ab...')
@@ -105,11 +105,11 @@ def shorten(text: str, limit: int = 300) -> str:
 
 
 def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """Return a sort key for any text that puts client-10 after client-9; no two texts have the same.
+    """Return a unique sort key for a text that puts client-10 after client-9.
 
     >>> sorted(["client-10", "client-9", "anna"], key=natural)
     ['anna', 'client-9', 'client-10']
     """
-    # A number goes by its length and then its digits, which holds for any length and needs no conversion.
+    # Numbers of any length compare by their length, then by their digits, without conversion.
     parts = [(part, part.lstrip("0")) for part in re.split("([0-9]+)", name) if part]
     return [(0, len(digits), digits) if part[0] in "0123456789" else (1, 0, part) for part, digits in parts], name

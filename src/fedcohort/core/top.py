@@ -6,13 +6,13 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 
-_SAMPLE = 1024  # scores that guess the threshold; federations of fewer than 16 times as many are partitioned at once
+_SAMPLE = 1024  # scores that give a guess of the threshold; fewer than 16 times as many scores need no guess
 
 
 def top_k(scores: FloatArray, k: int, rng: np.random.Generator | None = None) -> IntArray:
     """Return the positions of the ``k`` largest scores, largest first.
 
-    Ties at the boundary are broken at random with ``rng`` and by the lower position without; NaN counts as -inf.
+    With ``rng``, ties are broken at random; without, the lower position wins. NaN counts as -inf.
     O(n + k log k), n = len(scores).
 
     >>> top_k(np.array([1.0, 5.0, 3.0]), 2)
@@ -33,14 +33,14 @@ def top_k(scores: FloatArray, k: int, rng: np.random.Generator | None = None) ->
 def _k_largest(scores: FloatArray, k: int, rng: np.random.Generator | None) -> IntArray:
     """Return the positions of the ``k`` largest of more than ``k`` scores, in no order.
 
-    Bandits give most clients of a large federation one and the same score, and partitioning is an order of magnitude
-    slower among equals. So a sample guesses a value a little below the threshold: usually k or more scores lie above,
-    few enough to partition in no time, or the threshold is the guess itself.
+    Bandits give most clients of a large federation the same score, and partitioning equal values is ten times slower.
+    So a sample gives a guess a little below the threshold. Usually, at least k scores lie above the guess but few
+    enough to partition quickly, or the guess is the threshold.
     """
     part = np.arange(len(scores))
     if len(scores) > 16 * _SAMPLE:
         sample = scores[:: len(scores) // _SAMPLE]
-        # Four times the expected rank, and 16 more: below the threshold in nearly all samples, however small k is.
+        # Four times the expected rank plus 16 is below the threshold in nearly all samples, however small k is.
         rank = min(len(sample), int(4 * k * len(sample) / len(scores)) + 16)
         guess = np.partition(sample, len(sample) - rank)[len(sample) - rank]
         above = np.flatnonzero(scores > guess)
@@ -59,7 +59,7 @@ def _k_largest(scores: FloatArray, k: int, rng: np.random.Generator | None) -> I
 
 def _fill_with_ties(above: IntArray, tied: IntArray, k: int, rng: np.random.Generator | None) -> IntArray:
     """Fill ``above`` up to ``k`` positions from ``tied``: random ones, or the first ones without ``rng``."""
-    wanted = k - len(above)
-    if len(tied) > wanted and rng is not None:
-        tied = rng.choice(tied, wanted, replace=False)
-    return np.concatenate([above, tied[:wanted]])
+    places = k - len(above)
+    if len(tied) > places and rng is not None:
+        tied = rng.choice(tied, places, replace=False)
+    return np.concatenate([above, tied[:places]])

@@ -1,7 +1,7 @@
-"""Checks of arguments where they come in: each returns the value or names it in an error.
+"""Check arguments of public calls: each function returns the value or raises an error that names it.
 
-A public call checks what it is given before it does anything. Whatever is raised afterwards is a bug, ours or a
-plug-in's, and stays the exception that it is.
+A public call checks its arguments before it does anything else. Any exception after that is a bug, in fedcohort or in a
+plug-in, and is not converted.
 
 >>> whole_number(3, "'size'", least=1)
 3
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def refuse(what: str, allowed: str, value: object, hint: str | None = None) -> InputError:
-    """Return the error for an argument: what it is, what is allowed, what it was."""
+    """Return the error for an argument: its name, what is allowed, and its value."""
     return InputError(f"{what} must be {allowed}. Got {short_repr(value)}.", hint=hint)
 
 
@@ -45,8 +45,8 @@ def instance(value: object, kind: type[T], what: str, allowed: str | None = None
 
 
 def whole_number(value: object, what: str, least: int | None = None, most: int | None = None) -> int:
-    """Return a whole number within bounds; True and 1.0 are none."""
-    # NumPy calls a time span an integer, and Python a bool.
+    """Return a whole number within bounds; True and 1.0 are refused."""
+    # To NumPy a time span is an integer, and to Python a bool is.
     fits = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
     if not fits or (least is not None and value < least) or (most is not None and value > most):  # type: ignore[operator]
         bounds = ""
@@ -57,19 +57,19 @@ def whole_number(value: object, what: str, least: int | None = None, most: int |
 
 
 def number(value: object, what: str, least: float | None = None) -> float:
-    """Return a number that is not NaN; True is none."""
+    """Return a number that is not NaN; True is refused."""
     fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, (bool, np.timedelta64))
     try:
-        found = float(value) if fits else float("nan")  # type: ignore[arg-type]
+        result = float(value) if fits else float("nan")  # type: ignore[arg-type]
     except OverflowError:
-        found = float("nan")
-    if math.isnan(found) or (least is not None and found < least):
+        result = float("nan")
+    if math.isnan(result) or (least is not None and result < least):
         raise refuse(what, "a number" + ("" if least is None else f" of at least {least:g}"), value)
-    return found
+    return result
 
 
 def text(value: object, what: str) -> str:
-    """Return a text."""
+    """Return a string."""
     return instance(value, str, what, "a string")
 
 
@@ -79,19 +79,19 @@ def boolean(value: object, what: str) -> bool:
 
 
 def path(value: object, what: str) -> Path:
-    """Return a path; a text that cannot name a file is none."""
+    """Return a path; a string that cannot name a file is refused."""
     name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name or "\0" in name:
         raise refuse(what, "a path", value)
     try:
-        Path(name).exists()  # the system says what it cannot name
-    except OSError as error:  # too long, for example
+        Path(name).exists()
+    except OSError as error:  # the name is too long, for example
         raise InputError(f"{what} cannot name a file: {error.strerror}. Got {short_repr(value)}.") from None
     return Path(name)
 
 
 def one_of(value: object, options: Collection[T], what: str) -> T:
-    """Return the option that ``value`` is."""
+    """Return the option equal to ``value``."""
     for option in options:
         if type(value) is type(option) and value == option:
             return option
@@ -106,16 +106,16 @@ def function(value: object, what: str) -> Callable[..., Any]:
 
 
 def mapping(value: object, what: str) -> Mapping[Any, Any]:
-    """Return a mapping whose keys are texts."""
+    """Return a mapping whose keys are strings."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise refuse(what, "a mapping whose keys are texts", value)
+        raise refuse(what, "a mapping whose keys are strings", value)
     return value
 
 
 def listing(value: object, what: str, of: str = "items") -> Sequence[Any]:
     """Return a list, tuple, set, range, one-dimensional array or column of a frame as a sequence.
 
-    A single text is none of them, nor is an iterator, which could be read only once.
+    A string is refused, and so is an iterator, which could be read only once.
     """
     if isinstance(value, (list, tuple)):
         return value
@@ -123,32 +123,31 @@ def listing(value: object, what: str, of: str = "items") -> Sequence[Any]:
         raise refuse(what, f"a list of {of}", value)
     if isinstance(value, (Sequence, Set)):
         return list(value)
-    found = array(value, what, f"a list of {of}") if hasattr(value, "__array__") else None
-    if found is None or found.ndim != 1:
+    column = array(value, what, f"a list of {of}") if hasattr(value, "__array__") else None
+    if column is None or column.ndim != 1:
         raise refuse(what, f"a list of {of}", value)
-    return found.tolist()  # type: ignore[no-any-return]
+    return column.tolist()  # type: ignore[no-any-return]
 
 
 def texts(value: object, what: str, of: str = "names") -> tuple[str, ...]:
-    """Return a list of texts."""
-    found = listing(value, what, of)
-    for item in found:
-        if not isinstance(item, str):
-            raise refuse(what, f"a list of {of}, which are texts", value)
-    return tuple(found)
+    """Return a tuple of strings."""
+    items = listing(value, what, of)
+    if not all(isinstance(item, str) for item in items):
+        raise refuse(what, f"a list of {of}, which are strings", value)
+    return tuple(items)
 
 
 def array(value: object, what: str, allowed: str = "an array") -> AnyArray:
-    """Return ``value`` as an array of any kind."""
+    """Return ``value`` as an array of any type."""
     try:
         return np.asarray(value)
-    except Exception:  # whatever an object raises that is asked to be an array
+    except Exception:  # a foreign object may raise anything
         raise refuse(what, allowed, value) from None
 
 
 def numbers(value: object, what: str, allowed: str = "numbers") -> FloatArray:
-    """Return ``value`` as an array of floats; texts, dates and complex numbers are none."""
-    found = array(value, what, allowed)
-    if found.dtype.kind not in "biuf" and found.size:
+    """Return ``value`` as an array of floats; strings, dates and complex numbers are refused."""
+    result = array(value, what, allowed)
+    if result.dtype.kind not in "biuf" and result.size:
         raise refuse(what, allowed, value)
-    return found.astype(np.float64)
+    return result.astype(np.float64)

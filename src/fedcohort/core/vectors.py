@@ -1,4 +1,4 @@
-"""Compute signals from clients' updates and gradients: one function for each kind that :class:`VectorOf` declares.
+"""Compute the signals that :class:`VectorOf` declares from clients' updates and gradients.
 
 Rows are NumPy arrays (on a Flower server) or torch tensors on any device (in the simulator). The code works on both
 without importing torch.
@@ -7,7 +7,7 @@ without importing torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, freeze
 from fedcohort.core.errors import SignalError
 from fedcohort.core.signals import SIGNALS, SKETCH_WIDTH, Signal, VectorOf
 
-_SKETCH_SEED = 20_260_101  # never changed: sketches of one run must be comparable with those of another version
+_SKETCH_SEED = 20_260_101  # never changed, so that sketches of different versions can be compared
 _CHUNK = 1 << 15  # parameters projected at once; their signs are 2 MiB
 
 
@@ -40,15 +40,30 @@ def vector_signal(
     sound : (m,) bool array
         Which clients' vectors count in the cohort's mean.
     output : OutputLayer or None
-        Where the output layer is, from :func:`output_layer`; used only by signals made of it.
+        Where the output layer is, from :func:`output_layer`; only signals of the output layer use it.
     samples : (m,) float array or None
-        How many samples each client has; used only by signals that weight by them.
+        How many samples each client has; only weighted signals use it.
 
     Returns
     -------
     (m,) or (m, V) array or tensor
     """
-    return _TAKE[how.take](rows, sound, output, samples)
+    match how.take:
+        case "norm":
+            return _norm(rows)
+        case "distance":
+            return _distance(rows, sound)
+        case "weighted-distance":
+            assert samples is not None
+            return _distance(rows, sound, samples)
+        case "output-bias":
+            assert output is not None
+            return rows[:, output.bias]
+        case "output-norm":
+            assert output is not None
+            return _norm(rows[:, output.whole])
+        case "sketch":
+            return _sketch(rows)
 
 
 def output_layer(shapes: Mapping[str, Sequence[int]], classes: int | None = None) -> OutputLayer:
@@ -70,7 +85,7 @@ def output_layer(shapes: Mapping[str, Sequence[int]], classes: int | None = None
     >>> output_layer({"0.weight": (5, 4), "0.bias": (5,), "2.weight": (3, 5), "2.bias": (3,)}, classes=3)
     OutputLayer(bias=slice(40, 43, None), whole=slice(25, 43, None))
     """
-    found = None
+    layer = None
     start = 0
     before: Sequence[int] = ()
     for shape in shapes.values():
@@ -79,61 +94,45 @@ def output_layer(shapes: Mapping[str, Sequence[int]], classes: int | None = None
         follows = len(before) == 2 and size in before
         if len(shape) == 1 and (size == classes if classes is not None else follows):
             weights = math.prod(before) if follows else 0
-            found = OutputLayer(slice(start, start + size), slice(start - weights, start + size))
+            layer = OutputLayer(slice(start, start + size), slice(start - weights, start + size))
         start, before = start + size, shape
-    if found is None:
+    if layer is None:
         raise _no_output_layer(shapes, classes)
-    return found
+    return layer
 
 
 def _no_output_layer(shapes: Mapping[str, Sequence[int]], classes: int | None) -> SignalError:
     signal = next(s for s in SIGNALS if needs_output_layer({s}))
-    wanted = f"of shape ({classes},)" if classes is not None else "that is the bias of a dense layer"
+    expected = f"of shape ({classes},)" if classes is not None else "that is the bias of a dense layer"
     return SignalError(
         f"The signal '{signal}' ({signal.meaning}) needs a model whose output layer has a bias. Among the arrays "
-        f"{', '.join(f'{name} {tuple(shape)}' for name, shape in shapes.items())} there is none {wanted}.",
+        f"{', '.join(f'{name} {tuple(shape)}' for name, shape in shapes.items())} there is none {expected}.",
         hint="give the model's last layer a bias, or use a selector that does not need one",
     )
 
 
 def needs_output_layer(signals: Set[Signal]) -> bool:
-    """Whether one of ``signals`` is made of the output layer, which must have a bias to be found."""
+    """Whether one of ``signals`` is taken from the output layer, which is found by its bias."""
     return any(isinstance(s.how, VectorOf) and s.how.take in ("output-bias", "output-norm") for s in signals)
 
 
-def _norm(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
+def _norm(rows: Any) -> Any:
     return np.linalg.norm(rows, axis=1) if isinstance(rows, np.ndarray) else rows.norm(dim=1)
 
 
-def _distance(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
+def _distance(rows: Any, sound: BoolArray, samples: FloatArray | None = None) -> Any:
+    """Return each row's distance to the mean of the ``sound`` rows, weighted by ``samples`` if there are any."""
     if not sound.any():
-        return _norm(rows, sound, output, samples) * math.nan
+        return _norm(rows) * math.nan
     counted = rows if sound.all() else rows[sound]
-    return _norm(rows - counted.mean(axis=0), sound, output, samples)
-
-
-def _weighted_distance(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
-    assert samples is not None
-    weights = samples[sound]
-    if weights.sum() <= 0:  # nobody is sound, or nobody has a sample
-        return _distance(rows, sound, output, samples)
-    weights = weights / weights.sum()
-    counted = rows if sound.all() else rows[sound]
+    if samples is None or samples[sound].sum() <= 0:
+        return _norm(rows - counted.mean(axis=0))
+    weights = samples[sound] / samples[sound].sum()
     mean = (weights.astype(rows.dtype) if isinstance(rows, np.ndarray) else rows.new_tensor(weights)) @ counted
-    return _norm(rows - mean, sound, output, samples)
+    return _norm(rows - mean)
 
 
-def _output_bias(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
-    assert output is not None
-    return rows[:, output.bias]
-
-
-def _output_norm(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
-    assert output is not None
-    return _norm(rows[:, output.whole], sound, output, samples)
-
-
-def _sketch(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: FloatArray | None) -> Any:
+def _sketch(rows: Any) -> Any:
     """Project to SKETCH_WIDTH numbers: x -> S x / sqrt(width) with random signs S, the same in every process.
 
     By Johnson and Lindenstrauss, squared lengths and distances are kept up to a factor with mean 1 and deviation of at
@@ -147,19 +146,9 @@ def _sketch(rows: Any, sound: BoolArray, output: OutputLayer | None, samples: Fl
     return total / math.sqrt(SKETCH_WIDTH)
 
 
-@lru_cache(maxsize=64)  # enough for 2 million parameters; for larger models signs are drawn again each time
+@lru_cache(maxsize=64)  # enough for 2 million parameters; larger models draw their signs again each time
 def _signs(chunk: int) -> AnyArray:
     """(_CHUNK, SKETCH_WIDTH) int8 signs of one chunk of parameters: one random word of 64 bits for each parameter."""
     words = np.random.Philox(key=[_SKETCH_SEED, chunk]).random_raw(_CHUNK).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8).reshape(_CHUNK, 8), axis=1)
     return freeze(1 - 2 * bits.astype(np.int8))
-
-
-_TAKE: Mapping[str, Callable[[Any, BoolArray, OutputLayer | None, FloatArray | None], Any]] = {
-    "norm": _norm,
-    "distance": _distance,
-    "weighted-distance": _weighted_distance,
-    "output-bias": _output_bias,
-    "output-norm": _output_norm,
-    "sketch": _sketch,
-}

@@ -1,4 +1,4 @@
-"""A session chooses cohorts for one federation, learns from reports, keeps rules, and records all of it."""
+"""A session chooses cohorts for one federation, applies rules, learns from reports, and records everything."""
 
 from fedcohort.session.session import Session
 

@@ -1,9 +1,9 @@
-"""How much of a federation does the training: a watch for selectors that keep to a small circle of clients.
+"""Measure how much of a federation takes part, to warn about selectors that use only a few clients.
 
-A selector may starve clients on purpose, or because it met a federation it was not made for; either way its operator
-should know. :class:`Coverage` compares how many distinct clients carried the last rounds, and how many ever trained,
-with what uniform cohorts of the same sizes would have reached at least, drawn from as many candidates as there were in
-each round. It says so and changes nothing.
+A selector may starve clients on purpose, or because it was not made for this federation. Either way, its operator
+should know. :class:`Coverage` counts the distinct clients of the last rounds and of all rounds. It compares them with
+the number that uniform cohorts of the same sizes would have reached at least, drawn from as many candidates in each
+round.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 
 log = logging.getLogger(__name__)
 
-# Not a test of significance: a selector that learns differs from uniform cohorts significantly, and on purpose.
+# Not a test of significance: a selector that learns differs from uniform cohorts significantly, and should.
 LEVEL = 0.5
-"""A federation counts as badly covered when fewer than this share of the clients that uniform cohorts would have
-reached took part."""
+"""There is a warning if fewer clients took part than this share of what uniform cohorts would have reached."""
 
 TURNS = 2.0  # the last rounds are those in which every client would have had two turns on average
-FEWEST_ROUNDS = 20  # below, chance explains everything
-_ALL = 2**62  # candidates where all clients were: more than there will ever be
+FEWEST_ROUNDS = 20  # with fewer rounds, chance explains everything
+_ALL = 2**62  # stands for "all clients were candidates"; larger than any federation
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Who carried the training.
+    """How many clients carried the training.
 
     Attributes
     ----------
     clients : int
         Members of the federation.
     since : int
-        First of the last rounds, those in which everybody would have had two turns with uniform cohorts.
+        First of the last rounds, in which every client would have had two turns with uniform cohorts.
     recent : int
         Distinct members asked to train since then.
     expected_recent : float
-        As many as uniform cohorts of the same sizes would have asked at least, from as many candidates.
+        The least that uniform cohorts of the same sizes, from as many candidates, would have asked on average.
     never : int
         Members never asked to train in any round.
+    expected_never : float
+        The most that uniform cohorts would never have asked, on average.
     rounds : int
-        Rounds looked at in all.
+        Number of all rounds.
     """
 
     clients: int
@@ -65,12 +66,12 @@ class Coverage:
 
     @property
     def starved(self) -> bool:
-        """Whether fewer than half of the clients that uniform cohorts would have reached ever trained."""
+        """Whether all rounds reached fewer than half of the clients that uniform cohorts would have."""
         return self.rounds >= FEWEST_ROUNDS and self.clients - self.never < LEVEL * (self.clients - self.expected_never)
 
     @property
     def warning(self) -> str | None:
-        """One sentence when the federation is badly covered, else None.
+        """One sentence if too few clients carried the training, else None.
 
         >>> Coverage(539, 40, 12, 466.3, 0, 63.0, 300).warning
         '12 of 539 clients did all the training since round 40; uniform cohorts would have reached 466'
@@ -85,7 +86,7 @@ class Coverage:
 
 
 class Tally:
-    """Counts the clients of every cohort; adding one costs O(cohort), a look O(N + rounds).
+    """Count the clients of every cohort. Adding a cohort costs O(cohort), :meth:`coverage` O(N + rounds).
 
     Parameters
     ----------
@@ -102,13 +103,13 @@ class Tally:
     """
 
     def __init__(self, clients: int) -> None:
-        self._last = np.full(clients, -1, np.int64)  # (N,) the round of its last turn, -1 before the first
-        self._rounds = array("q")  # 24 bytes a round is all that a session remembers of its past
+        self._last = np.full(clients, -1, np.int64)  # (N,) the round of each client's last turn, -1 before the first
+        self._rounds = array("q")  # 24 bytes per round, in these three arrays
         self._sizes = array("q")
         self._candidates = array("q")
 
     def add(self, round_: int, cohort: IntArray, candidates: int | None = None) -> None:
-        """Count a cohort, chosen from so many candidates, by default from all clients; rounds come in order."""
+        """Count a cohort chosen from a number of candidates, by default all clients; rounds come in order."""
         self._last[cohort] = round_
         self._rounds.append(round_)
         self._sizes.append(len(cohort))
@@ -120,7 +121,7 @@ class Tally:
 
     @classmethod
     def of(cls, clients: int, cohorts: Iterable[tuple[int, IntArray, int | None]]) -> Tally:
-        """Count the cohorts of a record, (round, clients, number of candidates) in order."""
+        """Count recorded cohorts, each (round, clients, number of candidates), in order."""
         tally = cls(clients)
         for round_, cohort, candidates in cohorts:
             tally.add(round_, cohort, candidates)
@@ -130,9 +131,9 @@ class Tally:
     def of_picks(
         cls, clients: int, rounds: IntArray, pick_round: IntArray, pick_client: IntArray, available: FloatArray
     ) -> Tally:
-        """Count the cohorts of (T,) ascending rounds, given as one pair (round, client) per pick, rounds ascending.
+        """Count the cohorts of (T,) ascending rounds, from one pair (round, client) per pick, by ascending rounds.
 
-        ``available`` (T,) is how many clients were there in each round; NaN where that is not known.
+        ``available`` (T,) is how many clients were available in each round; NaN if that is not known.
         """
         ends = np.searchsorted(pick_round, rounds, side="right").tolist()
         starts = np.searchsorted(pick_round, rounds, side="left").tolist()
@@ -158,7 +159,7 @@ class Tally:
         Parameters
         ----------
         active : (N,) bool array, optional
-            Who is a member now; default everybody.
+            Which clients are members now; default all.
         """
         last = self._last if active is None else self._last[active]
         sizes = np.asarray(self._sizes, np.float64)
@@ -177,10 +178,9 @@ class Tally:
 
 
 class CoverageMonitor:
-    """Watches a session's cohorts and puts a warning into the log when too few clients carry the training.
+    """Watch a session's cohorts and log a warning when too few clients begin to carry the training.
 
-    It looks at every quarter of a window, so that a round costs O(cohort) on average, and speaks when the warning
-    begins, not at every look.
+    It checks after every quarter of a window, so that a round costs O(cohort) on average.
 
     Parameters
     ----------
@@ -189,10 +189,9 @@ class CoverageMonitor:
     clients : int
         N.
     cohorts : iterable of (round, clients, number of candidates)
-        What was asked before, in order.
+        Earlier cohorts, in order.
     quiet : bool
-        Whether the log gets it as information only: for a host that runs many sessions in one process and reports about
-        each itself.
+        Whether to log the warning as information only, for a host that runs many sessions and reports on each itself.
     """
 
     def __init__(
@@ -204,34 +203,26 @@ class CoverageMonitor:
         quiet: bool = False,
     ) -> None:
         self._selector = selector
-        self._tally = Tally.of(clients, cohorts)
+        self.tally = Tally.of(clients, cohorts)
         self._quiet = quiet
         self._warned = False
-        self._next = max(self._tally.rounds + 1, FEWEST_ROUNDS)
+        self._next = max(self.tally.rounds + 1, FEWEST_ROUNDS)
 
     def add(self, round_: int, cohort: IntArray, active: BoolArray, candidates: int) -> None:
-        """Count a cohort, chosen from so many candidates, and now and then look."""
-        self._tally.add(round_, cohort, candidates)
-        if self._tally.rounds < self._next:
+        """Count a cohort chosen from a number of candidates, and check the coverage if it is time to."""
+        tally = self.tally
+        tally.add(round_, cohort, candidates)
+        if tally.rounds < self._next:
             return
-        # A look costs O(N + rounds): at every quarter of a window that is O(cohort) a round.
-        self._next = self._tally.rounds + max(1, min(self._tally.window, self._tally.rounds) // 4)
-        warning = self.coverage(active).warning
+        self._next = tally.rounds + max(1, min(tally.window, tally.rounds) // 4)
+        warning = tally.coverage(active).warning
         if warning is not None and not self._warned:
             log.log(logging.INFO if self._quiet else logging.WARNING, "selector %s: %s", self._selector, warning)
         self._warned = warning is not None
 
-    def grow(self, clients: int) -> None:
-        """Make room for clients that joined."""
-        self._tally.grow(clients)
-
-    def coverage(self, active: BoolArray) -> Coverage:
-        """Return how many of the members carried the training so far."""
-        return self._tally.coverage(active)
-
 
 def sentences(runs: Iterable[tuple[str, Coverage]]) -> list[str]:
-    """Return a sentence for each label that has badly covered runs: that of the first such run.
+    """Return for each label the first warning of its runs, if there is one, as a sentence.
 
     >>> bad, good = Coverage(50, 10, 5, 40.0, 45, 1.0, 99), Coverage(50, 10, 41, 40.0, 0, 1.0, 99)
     >>> sentences([("flash", good), ("flash", bad), ("uniform", good)])
@@ -241,32 +232,32 @@ trained (1 of 2 runs).']
     by_label: dict[str, list[str | None]] = {}
     for label, coverage in runs:
         by_label.setdefault(label, []).append(coverage.warning)
-    found = []
+    result = []
     for label, warnings in by_label.items():
         bad = [warning for warning in warnings if warning is not None]
         if bad:
             share = f" ({len(bad)} of {len(warnings)} runs)" if len(warnings) > 1 else ""
-            found.append(f"{label}: {bad[0]}{share}.")
-    return found
+            result.append(f"{label}: {bad[0]}{share}.")
+    return result
 
 
 def known_counts(numbers: FloatArray) -> list[int | None]:
-    """Return numbers of clients as integers, None where one is NaN."""
+    """Return numbers of clients as integers, with None for NaN."""
     return [None if math.isnan(number) else int(number) for number in np.asarray(numbers, np.float64).tolist()]
 
 
 def _expected_reach(sizes: FloatArray, candidates: IntArray) -> float:
     """Return how many clients uniform cohorts reach at least, on average.
 
-    Each round draws k of the n candidates it has. Who they were does not matter: the fewest are reached if the
-    candidates of a round are always among those of every round with more of them. A client's chance to be left out is
-    exp(x), where x is the sum of log(1 - k / n) over the rounds it is a candidate in; the sum over all clients of
-    1 - exp(x) is concave in the x, and nested candidates spread the same total over the clients least evenly.
+    Each round draws k of its n candidates. Their identities are not needed for a lower bound: the fewest clients are
+    reached if the candidates of every round are also candidates in every larger round. A client's chance to be left out
+    is exp(x), where x is the sum of log(1 - k / n) over the rounds in which it is a candidate. The sum over all clients
+    of 1 - exp(x) is concave in the x, and nested candidates spread the same total over the clients least evenly.
     """
-    kept = candidates > 0
-    order = np.argsort(-candidates[kept], kind="stable")
-    n, k = candidates[kept][order].astype(np.float64), sizes[kept][order]
+    used = candidates > 0
+    order = np.argsort(-candidates[used], kind="stable")
+    n, k = candidates[used][order].astype(np.float64), sizes[used][order]
     with np.errstate(divide="ignore"):
         left_out = np.exp(np.cumsum(np.log1p(-np.minimum(k / n, 1.0))))
-    # Clients n[i + 1] to n[i] of the nesting are candidates in the first i + 1 of these rounds.
+    # In this nesting, clients n[i + 1] to n[i] are candidates in the first i + 1 rounds.
     return float(((n - np.append(n[1:], 0.0)) * (1.0 - left_out)).sum())

@@ -1,4 +1,4 @@
-"""Why a client was picked, or not, from what the journal recorded."""
+"""Explain from a journal why a client was or was not picked."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fedcohort.journal.reading import CohortRow
 from fedcohort.journal.store import Journal
 from fedcohort.session.coverage import Tally
 
-_ALL_SCORES = 1024  # up to so many candidates every score is recorded
-_RUNNERS_UP = 64  # beyond, the picked ones and so many of the next best
+_ALL_SCORES = 1024  # up to this many candidates, every score is recorded
+_RUNNERS_UP = 64  # with more candidates, only those of the picked clients and this many of the next best
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class ScoreRow:
 
     Attributes
     ----------
-    rank : the first of the ranks that all candidates with this score share; None where no rank was recorded
-    last_rank : the last of them, ``rank`` itself without ties; None where the record ends among the tied
+    rank : the first of the ranks that all candidates with this score share; None if no rank was recorded
+    last_rank : the last of these ranks, equal to ``rank`` without ties; None if the record ends among the ties
     """
 
     client: int
@@ -44,7 +44,7 @@ class ScoreRow:
     parts: Mapping[str, float]
 
     def place(self, of: int | None = None) -> str:
-        """Return the rank in words, if there is one.
+        """Return the rank in words, or '' if there is none.
 
         >>> ScoreRow(7, "7", True, 3, 17, 0.5, {}).place(of=100)
         '3-17 of 100, tied'
@@ -57,21 +57,21 @@ class ScoreRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why, for one round, or for one client in one round.
+    """The explanation of one round, or of one client's part in it.
 
     Attributes
     ----------
-    client, name : the client asked about, or None
+    client, name : the client, or None for the whole round
     picked : whether it was picked
     reason : one sentence
-    rows : recorded scores, best first; only the client's own when one was asked about
-    threshold : the lowest score among the picked
-    status : what became of the client, when it was picked and has reported
-    failures : by name, what became of picked clients that returned no sound model, and why
+    rows : recorded scores, best first; only the client's own if there is a client
+    threshold : the lowest score of a picked client
+    status : what became of the client, if it was picked and has reported
+    failures : by name, what became of picked clients that returned no valid model, and why
     shadows : by shadow selector, the names it would have picked (or a note why it could not)
-    notes : what the selector noted about the choice
-    coverage : a warning when few clients carried the training up to this round, else None
-    rule : how the selector picks, in its own words; empty for one of your own that does not say
+    notes : the selector's notes about the choice
+    coverage : a warning if few clients carried the training up to this round, else None
+    rule : how the selector picks, in its own words; empty if it does not say
     meanings : by name, what the parts of its scores are
     """
 
@@ -96,14 +96,14 @@ class Explanation:
 
     @property
     def outcome(self) -> str:
-        """What became of the client when it was picked, and why; else why it was not picked."""
+        """What became of a picked client, and why; for another client, why it was not picked."""
         if not self.picked:
             return self.reason
         return self.failures.get(self.name or "", self.status or "not reported yet")
 
 
 def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
-    """Return the part of a cohort's scores worth keeping: all of few, else the picked and the next best."""
+    """Return the scores to record: all if there are few, else those of the picked clients and of the next best."""
     if cohort.score is None or cohort.candidates is None or len(cohort.candidates) == 0:
         return None
     score: FloatArray = cohort.score
@@ -117,7 +117,7 @@ def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
         others = sorted({*np.searchsorted(candidates, cohort.clients).tolist()}.difference(best.tolist()))
         order = np.array([*best.tolist(), *others], np.int64)
         ranks = np.concatenate([np.arange(1, count + 1), np.full(len(others), -1)])
-    # A rank of -1 is of a pick below the recorded best, whose place among the others nobody worked out.
+    # Picks below the recorded best get the rank -1, because their true rank is not computed.
     arrays: dict[str, AnyArray] = {"client": candidates[order], "rank": ranks, "score": score[order]}
     for name, values in cohort.parts.items():
         arrays[f"part:{name}"] = np.asarray(values, np.float64)[order]
@@ -125,23 +125,23 @@ def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
 
 
 def _shared_ranks(arrays: Mapping[str, AnyArray], cut: bool) -> list[tuple[int | None, int | None]]:
-    """Return for each recorded score the first and the last rank of those equal to it.
+    """Return for each recorded score the first and the last rank of the scores equal to it.
 
-    ``cut``: there were more scores than recorded ones, so how far the last tie goes is not known. A pick below the
-    recorded best has no rank of its own, but shares theirs where the score is the same.
+    With ``cut``, not all scores were recorded, so the end of the last tie is not known. A pick below the recorded best
+    has no rank, unless its score equals a recorded one.
     """
-    score = np.where(np.isnan(arrays["score"]), -np.inf, arrays["score"])  # as the order takes it
-    ranked = score[arrays["rank"] > 0]  # best first, so equals stand together
+    score = np.where(np.isnan(arrays["score"]), -np.inf, arrays["score"])  # NaN is ranked last
+    ranked = score[arrays["rank"] > 0]  # best first
     first = np.searchsorted(-ranked, -score, side="left") + 1
     last = np.searchsorted(-ranked, -score, side="right")
-    found: list[tuple[int | None, int | None]] = []
+    shared: list[tuple[int | None, int | None]] = []
     for own, a, b in zip(arrays["rank"].tolist(), first.tolist(), last.tolist(), strict=True):
         if a > b:
-            found.append((None, None))
+            shared.append((None, None))
         else:
             open_end = cut and b == len(ranked) and (a < b or own < 0)
-            found.append((a, None if open_end else b))
-    return found
+            shared.append((a, None if open_end else b))
+    return shared
 
 
 def _rows(table: ClientTable, picked: IntArray, arrays: Mapping[str, AnyArray], n: int) -> tuple[ScoreRow, ...]:
@@ -166,27 +166,27 @@ def _rows(table: ClientTable, picked: IntArray, arrays: Mapping[str, AnyArray], 
 
 
 def _failures(journal: Journal, table: ClientTable, cohort: CohortRow) -> dict[str, str]:
-    """Return by name what became of the clients of a cohort that returned no sound model."""
-    why = reasons_of(journal).get(cohort.ticket, {})
-    found = {}
+    """Return by name what became of the clients of a cohort that returned no valid model."""
+    reasons = reasons_of(journal).get(cohort.ticket, {})
+    failures = {}
     for reply in journal.replies(cohort.ticket):
         if reply.status != Status.OK:
             name = table.name(reply.client)
-            found[name] = Status(reply.status).name + (f": {why[name]}" if name in why else "")
-    return found
+            failures[name] = Status(reply.status).name + (f": {reasons[name]}" if name in reasons else "")
+    return failures
 
 
 def reasons_of(journal: Journal) -> dict[int, dict[str, str]]:
-    """Return by ticket and name why clients returned no sound model, where the host gave a reason."""
-    found: dict[int, dict[str, str]] = {}
+    """Return by ticket and name the host's reasons why clients returned no valid model."""
+    reasons: dict[int, dict[str, str]] = {}
     for body in journal.events(FAILURES):
         if "ticket" in body:
-            found.setdefault(int(body["ticket"]), {}).update(body["failures"])
-    return found
+            reasons.setdefault(int(body["ticket"]), {}).update(body["failures"])
+    return reasons
 
 
 def history(journal: Journal, client: int | str) -> list[Explanation]:
-    """Return one client's part in every round on record, oldest first."""
+    """Return one client's part in every recorded round, oldest first."""
     rounds = dict.fromkeys(row.round for row in journal.cohorts())
     return [explain_round(journal, round_, client) for round_ in rounds]
 
@@ -199,7 +199,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     round_ : int
         Counted from 0.
     client : int or str, optional
-        Dense index or the host's name.
+        Its dense index or name.
     """
     round_ = whole_number(round_, "A round")
     table, active = journal.table()
@@ -208,7 +208,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     rule, meanings = about_selector(journal.meta().get("selector"))
     scores = journal.scores(cohort.ticket)
     picked, arrays, _ = scores.pop("", (cohort.clients, {}, None))
-    if not arrays and meanings:  # a round in which a selector that scores did not, such as those of a warm-up
+    if not arrays and meanings:  # the selector usually scores, but not in this round, for example in a warm-up
         rule = "This choice was made without scores."
     rows = _rows(table, picked, arrays, cohort.n_candidates)
     threshold = min((row.score for row in rows if row.picked and row.score is not None), default=None)
@@ -242,19 +242,19 @@ def _index(table: ClientTable, client: int | str) -> int:
 
 
 def _find_cohort(journal: Journal, round_: int, client: int | None) -> CohortRow:
-    """Return a round's cohort: the last one, where it was drawn again."""
+    """Return a round's cohort; if it was drawn several times, the last one."""
     last, _ = journal.last()
     rows = journal.cohorts(round_=round_) if 0 <= round_ <= last else []
     if not rows:
         raise InputError(f"There is no round {round_}; the journal holds rounds 0 to {last}.")
     if client is None or not journal.meta().get("asynchronous"):
         return rows[-1]
-    # A round of an asynchronous session has many cohorts of one client: that of the client asked about, if any.
+    # A round of an asynchronous session has many cohorts of one client each.
     return next((row for row in reversed(rows) if client in row.clients.tolist()), rows[-1])
 
 
 def _place(own: Sequence[ScoreRow], candidates: int) -> str:
-    """Return a client's score, rank and parts, as the end of a sentence; nothing where no score is on record."""
+    """Return a client's score, rank and parts as the end of a sentence; '' if no score is recorded."""
     if not own or own[0].score is None:
         return ""
     rank = f", rank {own[0].place(of=candidates)}" if own[0].rank else ""
@@ -274,41 +274,39 @@ def _why_picked(journal: Journal, cohort: CohortRow, own: Explanation) -> Explan
 
 
 def _why_not(journal: Journal, table: ClientTable, cohort: CohortRow, own: Explanation, recorded: int) -> Explanation:
-    """Return the explanation for a client that was not picked; ``recorded`` is how many scores the journal keeps."""
+    """Return the explanation for a client that was not picked; ``recorded`` is the number of recorded scores."""
     assert own.client is not None
-    who = f"Client {own.name}"
     candidates = journal.candidates(cohort.ticket, table.n)
     if candidates is None:
-        reason = f"{who} was not picked in round {own.round}. The reason was pruned and is not on record."
+        reason = f"Client {own.name} was not picked in round {own.round}. The reason was pruned from the journal."
         return replace(own, reason=reason)
     if own.client not in candidates.tolist():
         why = journal.exclusions(cohort.ticket).get(own.client, "not available, already training, or gone")
-        # How the selector picks had no part in it.
-        return replace(own, reason=f"{who} was not a candidate in round {own.round}: {why}.", rule="")
+        return replace(own, reason=f"Client {own.name} was not a candidate in round {own.round}: {why}.", rule="")
     if not own.rows:
         rest = f"; only the {recorded} best scores are recorded." if recorded else "."
-        return replace(own, reason=f"{who} was a candidate in round {own.round} but not picked{rest}")
-    reason = f"{who} was not picked in round {own.round}{_place(own.rows, cohort.n_candidates)}."
+        return replace(own, reason=f"Client {own.name} was a candidate in round {own.round} but not picked{rest}")
+    reason = f"Client {own.name} was not picked in round {own.round}{_place(own.rows, cohort.n_candidates)}."
     if own.threshold is not None:
         score = own.rows[0].score
-        # Some selectors draw by chance among scores, or take turns: a higher score than a picked one's is no mistake.
+        # Some selectors draw at random or take turns, so a higher score than that of a picked client is not an error.
         end = ": scores alone do not decide." if score is not None and score > own.threshold else "."
         reason += f" The lowest score picked was {own.threshold:.5g}{end}"
     return replace(own, reason=reason)
 
 
 def about_selector(spec: Any) -> tuple[str, Mapping[str, str]]:
-    """Return how a selector picks, in its own words, and what the parts of its scores are; nothing if it is unknown.
+    """Return how a selector picks, in its own words, and what the parts of its scores are; empty if it is unknown.
 
-    ``spec`` is what the journal says about the selector. Nothing is imported because a journal names it.
+    ``spec`` is the journal's description of the selector. Nothing is imported just because a journal names it.
     """
     nothing: tuple[str, Mapping[str, str]] = ("", MappingProxyType({}))
     try:
-        known = class_of(spec)
-    except (TypeError, KeyError, AttributeError):  # of an old journal, or a damaged one
+        kind = class_of(spec)
+    except (TypeError, KeyError, AttributeError):  # the journal is old or damaged
         return nothing
-    if known is None:
+    if kind is None:
         return nothing
-    inner = spec["params"].get("of") if known.is_wrapper else None
+    inner = spec["params"].get("of") if kind.is_wrapper else None
     rule, meanings = about_selector({"name": inner, "params": {}}) if isinstance(inner, str) else nothing
-    return f"{known.picks_by} {rule}".strip(), MappingProxyType({**meanings, **known.part_meanings})
+    return f"{kind.picks_by} {rule}".strip(), MappingProxyType({**meanings, **kind.part_meanings})

@@ -1,8 +1,8 @@
-"""Conditions on what clients say about themselves, read from text without running it.
+"""Conditions on the attributes that clients report, parsed from text without running it.
 
 A condition compares attributes with constants: ``battery >= 30 and network in ("wifi", "ethernet")``. Only comparisons,
-``and``, ``or``, ``not`` and constants are understood; anything else in the text is refused when it is read. A client
-that does not report an attribute fails every condition on it.
+``and``, ``or``, ``not`` and constants are allowed. A client that does not report an attribute fails every condition on
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedcohort.core.text import short_repr
 
 Attributes = Mapping[str, str | float | int | bool]
 _Test = Callable[[Attributes], bool]
-_LONGEST = 2000  # characters; reading one that is nested deeply takes a stack frame a level
+_LONGEST = 2000  # characters; each level of nesting takes a stack frame
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -40,12 +40,12 @@ class _UnknownAttributeError(Exception):
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition that was read from text.
+    """A condition parsed from text.
 
     Attributes
     ----------
     names : frozenset of str
-        The attributes it asks for.
+        The attributes in it.
 
     Examples
     --------
@@ -68,34 +68,34 @@ class Condition:
 
     @classmethod
     def read(cls, text: str) -> Condition:
-        """Read a condition; anything but comparisons of attributes and constants is refused."""
+        """Parse a condition, which may only compare attributes with constants."""
         if len(text) > _LONGEST:
             raise InputError(f"A condition may have at most {_LONGEST} characters. Got {len(text)}.")
         try:
             tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise InputError(f"The condition {text!r} cannot be read: {error}.") from None
-        # Clause by clause, so that the reason names the one that is not met.
+        # One test per clause, so that the reason names the clause that is not met.
         parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
         clauses = []
         for part in parts:
             test = _test(part, text)
-            asked = frozenset(node.id for node in ast.walk(part) if isinstance(node, ast.Name))
-            clauses.append((ast.unparse(part), asked, test))
-        return cls(text, frozenset().union(*(asked for _, asked, _ in clauses)), tuple(clauses))
+            names = frozenset(node.id for node in ast.walk(part) if isinstance(node, ast.Name))
+            clauses.append((ast.unparse(part), names, test))
+        return cls(text, frozenset().union(*(names for _, names, _ in clauses)), tuple(clauses))
 
     def unmet(self, attributes: Attributes) -> str | None:
-        """Return why a client with ``attributes`` does not meet the condition, or None when it does."""
-        # Conditions are read as Python, in which a hyphen is a minus.
+        """Return why a client with ``attributes`` does not meet the condition, or None if it does."""
+        # Conditions are parsed as Python, in which a hyphen is a minus.
         known = {key.replace("-", "_"): value for key, value in attributes.items()}
-        for clause, asked, test in self._clauses:
+        for clause, names, test in self._clauses:
             try:
                 if not test(known):
                     return f"it does not meet {clause}"
             except _UnknownAttributeError:
-                missing = sorted(name for name in asked if name not in known)
+                missing = sorted(name for name in names if name not in known)
                 return f"it does not report its {', '.join(missing)}"
-            except TypeError:  # a text where a number is asked for
+            except TypeError:  # a string is compared with a number
                 return f"it does not meet {clause}"
         return None
 
@@ -136,7 +136,7 @@ def _comparison(operands: Sequence[ast.expr], ops: Sequence[ast.cmpop], text: st
 
 
 def _term(node: ast.expr, text: str) -> Callable[[Attributes], Any]:
-    """Return a function that reads an attribute, or a constant."""
+    """Return a function that returns an attribute or a constant."""
     match node:
         case ast.Name(id=name):
 
@@ -158,12 +158,12 @@ def _term(node: ast.expr, text: str) -> Callable[[Attributes], Any]:
 
 
 def plain_attributes(client: str, facts: Attributes) -> dict[str, str | float | int | bool]:
-    """Return what a client reports about itself, as plain values that a journal gives back unchanged."""
+    """Return a client's attributes as plain values, which a journal stores without loss."""
     if not isinstance(client, str):
         raise InputError(f"Attributes are given by the name of a client, a string. Got {short_repr(client)}.")
     if not isinstance(facts, Mapping):
         raise InputError(f"The attributes of client {client!r} must be a mapping. Got {short_repr(facts)}.")
-    found = {}
+    attributes = {}
     for key, value in facts.items():
         if not isinstance(key, str):
             raise InputError(f"The name of an attribute must be a string. Got {short_repr(key)} of client {client!r}.")
@@ -172,7 +172,7 @@ def plain_attributes(client: str, facts: Attributes) -> dict[str, str | float | 
             raise InputError(
                 f"The attribute {short_repr(key)} of client {client!r} must be a string, a number, true or false. "
                 f"Got {short_repr(value)}.",
-                hint="give each fact its own name, or leave out what is not known",
+                hint="give each fact its own name, or leave out unknown facts",
             )
-        found[key] = plain
-    return found
+        attributes[key] = plain
+    return attributes

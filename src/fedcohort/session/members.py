@@ -12,11 +12,11 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import RoundRequest
 from fedcohort.core.validate import array
 
-_NOTHING = np.empty(0, "V1")  # of a kind nobody asks with
+_NOTHING = np.empty(0, "V1")  # a type that no request has
 
 
 class Membership:
-    """A client table, and which of its clients are members now. Replaced, never changed.
+    """A client table, and which of its clients are members now. Immutable.
 
     Parameters
     ----------
@@ -43,18 +43,18 @@ class Membership:
         return cls(table, np.ones(table.n, np.bool_))
 
     def join(self, clients: ClientTable) -> Membership:
-        """Return the federation after new clients joined, which come after the others."""
+        """Return the federation after new clients joined; they come after the others."""
         if clients.has_names:
-            known = [name for name in clients.names if name in self.table]
-            if known:
+            repeated = [name for name in clients.names if name in self.table]
+            if repeated:
                 raise InputError(
-                    f"The client {known[0]!r} is already in the federation.",
-                    hint="a client that left comes back with session.rejoin(names)",
+                    f"The client {repeated[0]!r} is already in the federation.",
+                    hint="session.rejoin(names) brings back clients that left",
                 )
         return Membership(self.table.with_clients(clients), np.concatenate([self.active, np.ones(clients.n, np.bool_)]))
 
     def with_facts(self, table: ClientTable) -> Membership:
-        """Return the federation with other facts about the same clients, of at least the same kinds."""
+        """Return the federation with other facts about the same clients; no kind of fact may be missing."""
         if table.names != self.table.names or not table.signals >= self.table.signals:
             raise InputError("New facts must cover the same clients and the same kinds of facts as the old ones.")
         return Membership(table, self.active)
@@ -67,34 +67,32 @@ class Membership:
         return Membership(self.table, active), indices
 
     def candidates(self, request: RoundRequest, training: IntArray) -> IntArray:
-        """Return the clients that can be picked: available, a member, and in none of the cohorts that still train."""
+        """Return the clients that can be picked: members that are available and not training."""
         available = request.available
         if available is None:
             if self._all and not len(training):
                 return freeze(np.arange(self.table.n))
             return self._without(self.active.copy(), training)
-        given = _as_array(available)
         if len(training):
             return self._without(self._mask(available), training)
+        request_array = _as_array(available)
         before, candidates = self._recent
-        # Types too: a mask and a list of the indices 0 and 1 would compare as equal.
-        if given.dtype != before.dtype or not np.array_equal(given, before):
+        # Types are compared too, because a mask would equal a list of the indices 0 and 1.
+        if request_array.dtype != before.dtype or not np.array_equal(request_array, before):
             candidates = self._without(self._mask(available), training)
-            if given is available and given.base is None and not given.flags.writeable:
-                # A host may pass the same array round after round; comparing a million is a fortieth of the work.
-                self._recent = (given, candidates)
+            if request_array is available and request_array.base is None and not request_array.flags.writeable:
+                # A host may pass the same array in every round; comparing a million entries is a fortieth of the work.
+                self._recent = (request_array, candidates)
         return candidates
 
     def _mask(self, available: AnyArray | Sequence[int] | Sequence[str]) -> BoolArray:
         """Return which members are available, (N,)."""
-        given, n = _as_array(available), self.table.n
-        if given.dtype != np.bool_:
+        mask, n = _as_array(available), self.table.n
+        if mask.dtype != np.bool_:
             mask = np.zeros(n, np.bool_)
             mask[self.table.indices(available)] = True
-        elif given.shape == (n,):
-            mask = given
-        else:
-            raise InputError(f"'available' as a mask must have one entry per client, shape ({n},). Got {given.shape}.")
+        elif mask.shape != (n,):
+            raise InputError(f"'available' as a mask must have one entry per client, shape ({n},). Got {mask.shape}.")
         return mask & self.active
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What a selector is shown: a round's outcome, and to a shadow the part of an answer somebody else paid for."""
+"""What a selector sees: a round's outcome, and, for a shadow, its part of the session's answer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from fedcohort.journal import ReplyBlock
 
 
 def in_cohort_order(cohort: Cohort, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
-    """Return reports that together name every client of a cohort once as one block, in the order of the cohort."""
+    """Join reports that together name every client of a cohort once, in the order of the cohort."""
     (first, *others) = blocks
     if not others and (first.clients is cohort.clients or np.array_equal(first.clients, cohort.clients)):
         return first
-    # A cohort is in the order of its choice: places are found by searching a sorted copy.
     order = np.argsort(cohort.clients)
     status = np.full(cohort.size, Status.MISSING, np.int8)
     kept = np.zeros(cohort.size, np.bool_)
@@ -42,22 +41,22 @@ def in_cohort_order(cohort: Cohort, blocks: Sequence[ReplyBlock]) -> ReplyBlock:
 
 
 def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, replies: ReplyBlock) -> Outcome:
-    """Return a complete round as ``selector`` may see it through ``table``, which grants only what it declared.
+    """Return a complete round as ``selector`` sees it through ``table``, which grants only what it declared.
 
-    ``replies`` has the cohort's clients in the cohort's order. Who answered without a number that this selector reads,
-    as a client that was forgotten since, is invalid to it.
+    ``replies`` has the cohort's clients in the cohort's order. A client whose reply lacks a number that this selector
+    reads, for example because it was forgotten since, counts as invalid.
     """
     requires = selector.requires
     metrics: dict[Signal, FloatArray] = {}
     status = replies.status
-    if read := [signal for signal in requires if signal.reported]:
+    if reported := [signal for signal in requires if signal.reported]:
         ok = replies.status == Status.OK
-        for signal in read:
+        for signal in reported:
             column = replies.metrics.get(signal.value)
-            if column is None:  # of a vector as many columns as are sure to be there
+            if column is None:  # the number of classes is not known here, but there is at least one
                 column = np.full(cohort.size if signal.width is None else (cohort.size, signal.numbers(1)), np.nan)
-            elif (lacking := ok & ~np.isfinite(column.reshape(cohort.size, -1)).all(axis=1)).any():
-                status = freeze(np.where(lacking, np.int8(Status.INVALID), status))
+            elif (invalid := ok & ~np.isfinite(column.reshape(cohort.size, -1)).all(axis=1)).any():
+                status = freeze(np.where(invalid, np.int8(Status.INVALID), status))
             metrics[signal] = freeze(np.where(ok if column.ndim == 1 else ok[:, None], column, np.nan))
     return Outcome(
         round=cohort.round,
@@ -71,11 +70,11 @@ def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, rep
 
 
 def answer_from_paid(question: Losses, answer: Answer, n: int) -> Answer:
-    """Answer a shadow's question from what the session's own selector paid for; all of it was asked."""
+    """Answer a shadow's question from the answer to the session's own selector, which covers it."""
     assert isinstance(answer.query, Losses)
     values = {}
     for signal in question.signals:
-        known = np.full(n, np.nan)
-        known[answer.query.clients] = answer[signal]
-        values[signal] = known[question.clients]
+        losses = np.full(n, np.nan)
+        losses[answer.query.clients] = answer[signal]
+        values[signal] = losses[question.clients]
     return Answer(question, values)

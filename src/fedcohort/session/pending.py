@@ -1,4 +1,4 @@
-"""The cohorts that have been asked for and not yet reported completely."""
+"""The cohorts whose reports are not complete yet."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NOBODY = np.empty(0, np.int64)
 
 @dataclass
 class PendingCohort:
-    """A cohort and the partial reports about it."""
+    """A cohort and its partial reports."""
 
     cohort: Cohort
     replies: list[ReplyBlock] = field(default_factory=list)
 
     def closing_replies(self, news: list[ReplyBlock]) -> list[ReplyBlock]:
-        """Return ``news`` and, for the clients nobody has reported, a block that calls them missing."""
+        """Return ``news``, and a block with the status MISSING for clients that no report names."""
         blocks = (*self.replies, *news)
         if sum(len(block.clients) for block in blocks) == self.cohort.size:
             return news
@@ -49,11 +49,11 @@ class PendingCohorts:
 
     def __init__(self) -> None:
         self._by_ticket: dict[int, PendingCohort] = {}
-        self._clients: dict[int, list[int]] = {}  # by ticket; as lists, which are joined faster than many small arrays
+        self._clients: dict[int, list[int]] = {}  # by ticket; many small lists are joined faster than arrays
 
     @classmethod
     def from_journal(cls, journal: Journal, table: ClientTable) -> PendingCohorts:
-        """Return the cohorts that a journal has no complete report of."""
+        """Return the cohorts of a journal that have no complete report."""
         self = cls()
         for row in journal.cohorts(pending=True):
             cohort = Cohort(
@@ -71,24 +71,23 @@ class PendingCohorts:
         return self
 
     def add(self, cohort: Cohort) -> None:
-        """Add a cohort that was just asked for."""
+        """Add a new cohort."""
         self._by_ticket[cohort.ticket] = PendingCohort(cohort)
         self._clients[cohort.ticket] = cohort.clients.tolist()
 
     def find(self, ticket: int) -> PendingCohort | None:
-        """Return the pending cohort with this ticket, if there is one."""
+        """Return the pending cohort with this ticket, or None."""
         return self._by_ticket.get(ticket)
 
     def get(self, ticket: int) -> PendingCohort:
-        """Return the pending cohort with this ticket; refuse a ticket that is not pending."""
-        found = self._by_ticket.get(ticket)
-        if found is None:
+        """Return the pending cohort with this ticket, or raise a TicketError."""
+        if ticket not in self._by_ticket:
             pending = ", ".join(map(str, self._by_ticket)) or "none"
             raise TicketError(f"Ticket {ticket} is not pending. Pending: {pending}.")
-        return found
+        return self._by_ticket[ticket]
 
     def remove(self, ticket: int) -> None:
-        """Remove a cohort that is complete."""
+        """Remove a cohort whose report is complete."""
         del self._by_ticket[ticket], self._clients[ticket]
 
     @property

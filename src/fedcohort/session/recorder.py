@@ -1,4 +1,4 @@
-"""Writes what happens in a session to its journal: each event in one transaction, which happens whole or not at all."""
+"""Write a session's events to its journal, each in one transaction."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ SESSION_EVENTS = frozenset({
     ABANDONED, CHANGED, SELECTOR, EXCLUDED, FORGOTTEN, RECOVERED, SHADOW,
     PRUNED, JOINED, LEFT, REJOINED, FACTS, ATTRIBUTES, NEW_MODEL,
 })  # fmt: skip
-"""Kinds of events that a session reads when it is continued; a host's notes have other kinds."""
+"""Kinds of events that a continued session reads; a host's notes must have other kinds."""
 
 
 class EventRecorder:
-    """Writes a session's events to a journal."""
+    """Write a session's events to a journal."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
 
     def record_creation(self, members: Membership, running: Iterable[StatefulSelector], rules: Rules | None) -> None:
-        """End a new journal's first transaction; the file appears with it."""
+        """Finish the first transaction of a new journal, which creates the file."""
         self.journal.set_table(members.table, members.active)
         self._save_states(running)
         if rules is not None:
@@ -82,7 +82,7 @@ class EventRecorder:
             ticket=cohort.ticket,
             round=cohort.round,
             asked_at=now,
-            told_at=now if cohort.size == 0 else None,  # nobody trains, so there is nothing to wait for
+            told_at=now if cohort.size == 0 else None,  # without clients there is no report to wait for
             wanted=None if size is None else int(size),
             n_candidates=len(candidates),
             clients=cohort.clients,
@@ -93,11 +93,11 @@ class EventRecorder:
         )
         journal = self.journal
         with journal.event():
-            # The order is the audit's: what the selector knew is linked before the cohort it chose from it.
+            # The audit needs this order: the answer is linked before the cohort that was chosen with it.
             if answer is not None:
                 journal.add_answer(cohort.ticket, answer.values)
-            journal.add_cohort(row, None if len(candidates) == n else candidates, n)  # everybody takes no bytes
-            if scores is not None:  # the clients it picked are in the cohort's own row
+            journal.add_cohort(row, None if len(candidates) == n else candidates, n)  # None: all clients
+            if scores is not None:
                 journal.add_scores(cohort.ticket, "", cohort.clients, pack_scores(scores), None)
             for name, pick in picks.items():
                 journal.add_scores(cohort.ticket, name, pick.picked, pick.scores, pick.note)
@@ -108,13 +108,13 @@ class EventRecorder:
                 journal.add_exclusions(cohort.ticket, eligibility.codes, eligibility.reasons)
 
     def record_report(self, block: ReplyBlock, host: Any) -> None:
-        """Record a partial report and what the host stores with it."""
+        """Record a partial report and the host's state."""
         with self.journal.event():
             self._add_replies([block])
             self._set_host(host)
 
     def record_late(self, ticket: int, clients: IntArray) -> None:
-        """Record clients that answered after their round was closed."""
+        """Record clients that replied after their round was closed."""
         with self.journal.event():
             self.journal.add_replies(ReplyBlock.with_status(ticket, time.time(), clients, Status.LATE, late=True))
 
@@ -137,7 +137,7 @@ class EventRecorder:
             self._save_states((own, *shadows.running.values()))
             self._drop(failed, shadows, turn.round)
             if abandoned is not None:
-                # Unless another round was asked for since; in an asynchronous session a model comes of others.
+                # A round is repeated unless another was asked for since. In an asynchronous session it never is.
                 repeats = cohort.round == turn.round - 1 and not turn.asynchronous
                 body = {"ticket": cohort.ticket, "round": cohort.round, "reason": abandoned}
                 self.journal.add_event(ABANDONED, {**body, "asked": turn.ticket, "next": turn.round - repeats})
@@ -146,7 +146,7 @@ class EventRecorder:
             self._set_host(host)
 
     def record_model(self, turn: Turn, tickets: Iterable[int], host: Any) -> None:
-        """Record that the answers of some tickets made a new global model."""
+        """Record a new global model and the tickets of the replies in it."""
         with self.journal.event():
             self.journal.add_event(NEW_MODEL, {"round": turn.round, "tickets": list(tickets)})
             self._set_host(host)
@@ -157,7 +157,7 @@ class EventRecorder:
             self.journal.add_metrics(round_, values)
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Record something of the host's own."""
+        """Record a note of the host."""
         with self.journal.event():
             self.journal.add_event(kind, body)
 
@@ -172,7 +172,7 @@ class EventRecorder:
         shadows: Shadows,
         failed: Mapping[str, str],
     ) -> None:
-        """Record that the clients from index ``first`` on joined."""
+        """Record that clients joined, whose indices begin at ``first``."""
         with self.journal.event():
             self.journal.set_table(members.table, members.active)
             self._save_states((own, *shadows.running.values()))
@@ -189,12 +189,9 @@ class EventRecorder:
     def forget_client(
         self, client: str, table: ClientTable, own: StatefulSelector, shadows: Shadows, turn: Turn, *, block: bool
     ) -> tuple[str, Membership, StatefulSelector, Shadows]:
-        """Erase a client from the record; return the name that replaces it, and what remains.
-
-        What the selectors learned goes in the same transaction, so it is worked out here.
-        """
+        """Erase a client; return the name that replaces it, and the members, selector and shadows without it."""
         index = table.index(client)
-        # One transaction for rows and states: a crash must not leave a state that still knows the client.
+        # Rows and states change in one transaction, so that no crash leaves a state that still knows the client.
         with self.journal.event():
             eraser = Eraser(client, table)
             erase(self.journal, eraser, block=block)
@@ -207,12 +204,12 @@ class EventRecorder:
         return eraser.stand_in, members, own, shadows
 
     def blocked_names(self, names: Iterable[str]) -> dict[str, str]:
-        """Return those of ``names`` that were forgotten and blocked, each with the name that replaces it."""
+        """Return the ``names`` of forgotten clients that are blocked, each with the name that replaces it."""
         blocked = self.journal.meta().get(BLOCKED)
         if blocked is None:
             return {}
-        found = ((name, blocked["digests"].get(name_digest(name, blocked["key"]))) for name in names)
-        return {name: stand_in for name, stand_in in found if stand_in is not None}
+        stand_ins = {name: blocked["digests"].get(name_digest(name, blocked["key"])) for name in names}
+        return {name: stand_in for name, stand_in in stand_ins.items() if stand_in is not None}
 
     # -- rules, attributes, selectors -------------------------------------------------------------------------------
 
@@ -224,7 +221,7 @@ class EventRecorder:
             self.journal.add_event(CHANGED, {**since, "rules": rules.to_dict()})
 
     def record_attributes(self, attributes: Mapping[str, Attributes], news: Mapping[str, Attributes]) -> None:
-        """Record what clients report about themselves; ``news`` is the part that is new."""
+        """Record the clients' attributes, of which ``news`` are new."""
         with self.journal.event():
             self.journal.set_attributes(attributes, news)
 
@@ -237,14 +234,14 @@ class EventRecorder:
             self.journal.add_event(SELECTOR, body)
 
     def record_shadow(self, shadow: StatefulSelector, shadows: Shadows, turn: Turn) -> None:
-        """Record a shadow that watches from now on; it is among ``shadows``."""
+        """Record a new shadow, which is one of ``shadows``."""
         with self.journal.event():
             self.journal.set_meta("shadows", shadows.specs)
             self._save_states([shadow])
             self.journal.add_event(SHADOW, {"name": shadow.name, "what": "added", "round": turn.round})
 
     def record_dropped_shadow(self, name: str, what: str, reason: str, others: Shadows, turn: Turn) -> None:
-        """Record that a shadow no longer watches; ``others`` remain."""
+        """Record that a shadow was dropped; ``others`` remain."""
         with self.journal.event():
             self._drop({name: reason}, others, turn.round, what)
 

@@ -1,4 +1,4 @@
-"""Applies an operator's rules to one federation: which clients a cohort may have, and which it must have."""
+"""Apply an operator's rules to one federation: which clients a cohort may contain, and which it must."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedcohort.core.protocol import Cohort, Status
 from fedcohort.session.expressions import Attributes, Condition
 from fedcohort.session.rules import EDGE, Rules, edge_of
 
-_NEVER = np.iinfo(np.int64).min // 2  # a round so long ago that its distance to any other does not overflow
+_NEVER = np.iinfo(np.int64).min // 2  # a round long ago; half of the smallest integer, so that differences fit
 _NO_BOUND = np.iinfo(np.int64).max
-_NAMED = 20  # clients named in a cohort's notes
+_NAMED = 20  # at most this many clients are named in a cohort's note
 
 
 @dataclass
@@ -29,19 +29,19 @@ class ParticipationLedger:
     Parameters
     ----------
     n : int
-        Clients.
+        Number of clients.
     window : int
-        How many rounds are remembered one by one.
+        For how many rounds single cohorts are remembered.
     """
 
     n: int
     window: int = 1
-    last: IntArray = field(init=False)
+    last: IntArray = field(init=False)  # the last round in which each client took part
     count: IntArray = field(init=False)
     streak: IntArray = field(init=False)  # failures in a row
-    failed: IntArray = field(init=False)  # the ticket of the last one
-    joined: IntArray = field(init=False)
-    recent: deque[tuple[int, int, IntArray]] = field(init=False)  # (ticket, round, clients)
+    failed: IntArray = field(init=False)  # the ticket of the last failure
+    joined: IntArray = field(init=False)  # the first round in which each client could take part
+    recent: deque[tuple[int, IntArray]] = field(init=False)  # (round, clients)
 
     def __post_init__(self) -> None:
         self.last, self.failed = (np.full(self.n, _NEVER, np.int64) for _ in range(2))
@@ -50,25 +50,21 @@ class ParticipationLedger:
 
     def grow(self, n: int, round_: int) -> None:
         """Make room for clients that joined before ``round_``."""
-        more = n - self.n
-        self.last = np.concatenate([self.last, np.full(more, _NEVER, np.int64)])
-        self.failed = np.concatenate([self.failed, np.full(more, _NEVER, np.int64)])
-        self.count = np.concatenate([self.count, np.zeros(more, np.int64)])
-        self.streak = np.concatenate([self.streak, np.zeros(more, np.int64)])
-        self.joined = np.concatenate([self.joined, np.full(more, round_, np.int64)])
+        fills = {"last": _NEVER, "failed": _NEVER, "count": 0, "streak": 0, "joined": round_}
+        for name, fill in fills.items():
+            setattr(self, name, np.concatenate([getattr(self, name), np.full(n - self.n, fill, np.int64)]))
         self.n = n
 
-    def count_cohort(self, ticket: int, round_: int, clients: IntArray) -> None:
+    def count_cohort(self, round_: int, clients: IntArray) -> None:
         """Count a cohort."""
         self.last[clients] = round_
         self.count[clients] += 1
-        # Rounds that no window reaches any more are forgotten: a run may have millions.
-        self.recent.append((ticket, round_, clients))
-        while self.recent and self.recent[0][1] <= round_ - self.window:
+        self.recent.append((round_, clients))
+        while self.recent and self.recent[0][0] <= round_ - self.window:
             self.recent.popleft()
 
     def count_replies(self, ticket: int, clients: IntArray, status: AnyArray) -> None:
-        """Count failures in a row."""
+        """Count a cohort's failures."""
         ok = np.asarray(status) == Status.OK
         self.streak[clients[ok]] = 0
         self.streak[clients[~ok]] += 1
@@ -76,25 +72,25 @@ class ParticipationLedger:
 
     def in_last(self, round_: int, rounds: int) -> IntArray:
         """(N,) participations in the ``rounds`` rounds before ``round_``."""
-        found = np.zeros(self.n, np.int64)
-        for _, past, clients in self.recent:
+        counts = np.zeros(self.n, np.int64)
+        for past, clients in self.recent:
             if round_ - rounds <= past < round_:
-                found[clients] += 1
-        return found
+                counts[clients] += 1
+        return counts
 
 
 @dataclass(frozen=True)
 class Eligibility:
-    """Which candidates of one request the rules admit and demand.
+    """Which candidates of one request the rules allow and demand.
 
     Attributes
     ----------
     allowed : (a,) int array
-        The candidates that remain.
+        The candidates that are not excluded.
     demanded : (d,) int array
-        Those of them that must be in the cohort, most urgent first.
+        The allowed candidates that must be in the cohort, most urgent first.
     codes : (N,) int16 array
-        0, or one more than the place in ``reasons`` of why a client is excluded.
+        For an excluded client, the position of its reason in ``reasons`` plus 1; 0 for the others.
     """
 
     allowed: IntArray
@@ -103,28 +99,28 @@ class Eligibility:
     reasons: tuple[str, ...]
 
     def remaining(self, size: int | None) -> tuple[IntArray, int | None]:
-        """Return the clients that the selector may choose from, and how many, besides those the rules demand."""
-        # More may be demanded than there are places: the most urgent come first.
+        """Return the clients that the selector may choose from, and how many, besides the demanded ones."""
+        # There may be more demanded clients than places, so the most urgent come first.
         demanded = self.demanded if size is None else self.demanded[:size]
         rest = self.allowed[~np.isin(self.allowed, demanded)]
         return rest, None if size is None else size - len(demanded)
 
 
 class Referee:
-    """Applies rules to one federation and counts participations for them."""
+    """Apply rules to one federation, and count the participations that they limit."""
 
     def __init__(self, rules: Rules, table: ClientTable) -> None:
         self.rules = rules
         self.ledger = ParticipationLedger(table.n, max(rules.window or 1, 1))
         self._condition = None if rules.eligible is None else Condition.read(rules.eligible)
         self._attributes: dict[str, dict[str, Any]] = {}
-        self._unmet: list[str | None] = []  # by client, the part of the condition that it does not meet
-        self._values: dict[str, list[Any]] = {name: [] for name in rules.quotas or {}}  # by attribute and client
-        self._groups: dict[str, list[Any]] = {name: [] for name in rules.at_most or {}}  # the same, every value
+        self._unmet: list[str | None] = []  # by client, why it does not meet the condition
+        self._values: dict[str, list[Any]] = {}  # by attribute with quotas and by client, the value it counts for
+        self._groups: dict[str, list[Any]] = {}  # by attribute with a limit and by client, its value
         self._set_table(table)
 
     def _set_table(self, table: ClientTable) -> None:
-        # Rules name clients, rounds number them: names are looked up here, once, and not in every round.
+        # The names in the rules are looked up once here, and not in every round.
         self._table = table
         self._blocked = _indices(table, self.rules.blocked)
         self._pinned = _indices(table, self.rules.pinned)
@@ -133,7 +129,7 @@ class Referee:
         self._check_attributes(range(table.n))
 
     def _pause_ends(self) -> IntArray | None:
-        """(N,) the round from which each client may be picked again; None where nobody is paused."""
+        """(N,) the round from which each client may be picked again; None if nobody is paused."""
         if not self.rules.paused:
             return None
         ends = np.zeros(self._table.n, np.int64)
@@ -143,7 +139,7 @@ class Referee:
         return ends
 
     def _participation_limits(self) -> IntArray | None:
-        """(N,) how often each client may take part in all; None where nobody has a limit."""
+        """(N,) how often each client may take part in the whole run; None if nobody has a limit."""
         if self.rules.most is None and not self.rules.budgets:
             return None
         limits = np.full(self._table.n, _NO_BOUND if self.rules.most is None else self.rules.most, np.int64)
@@ -161,33 +157,32 @@ class Referee:
 
     @property
     def attributes(self) -> Mapping[str, Attributes]:
-        """What clients report about themselves, by name."""
+        """The clients' attributes by name."""
         return self._attributes
 
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
-        """Store what clients now report about themselves."""
+        """Store new attributes of some clients."""
         self._attributes.update({name: dict(values) for name, values in attributes.items()})
-        known = [self._table.index(name) for name in attributes if name in self._table]
-        self._check_attributes(known)
+        self._check_attributes(_indices(self._table, attributes).tolist())
 
-    def _of(self, client: int) -> dict[str, Any]:
+    def _attributes_of(self, client: int) -> dict[str, Any]:
         name = self._table.name(client)
         sizes = {"size": float(self._table.sizes[client])} if "sizes" in self._table.signals else {}
         edge = edge_of(name)
         place = {} if edge is None else {EDGE: edge}
-        # The table wins, because selectors and aggregators use its sizes, and names cannot be chosen in every round.
+        # The table overrides what a client reports: selectors use its sizes, and a client cannot change its name.
         return {**self._attributes.get(name, {}), **sizes, **place}
 
     def _check_attributes(self, clients: Iterable[int]) -> None:
-        """Find out which clients meet the condition, and each client's value of every attribute with a limit."""
+        """Find out which clients meet the condition, and their values of attributes with a quota or limit."""
         quotas, at_most, n = self.rules.quotas or {}, self.rules.at_most or {}, self._table.n
-        if len(self._unmet) != n:  # the federation has grown: all of them are looked at again
+        if len(self._unmet) != n:  # the federation has grown
             self._unmet = [None] * n
             self._values = {name: [None] * n for name in quotas}
             self._groups = {name: [None] * n for name in at_most}
             clients = range(n)
         for client in clients if self._condition is not None or quotas or at_most else ():
-            attributes = self._of(client)
+            attributes = self._attributes_of(client)
             if self._condition is not None:
                 self._unmet[client] = self._condition.unmet(attributes)
             for name, claims in quotas.items():
@@ -201,17 +196,17 @@ class Referee:
         """Return which of ``candidates`` may be in the cohort ``ticket`` of ``round_``, and which must be."""
         codes = np.zeros(self.ledger.n, np.int16)
         reasons: list[str] = []
-        # The first rule that excludes a client gives the reason. The order goes from what an operator decided about
-        # this client to what follows from its record.
+        # The first rule that excludes a client gives the reason. An operator's decisions about clients come before what
+        # follows from their record.
         for mask, reason in chain(
             self._excluded_by_operator(round_, candidates),
             self._excluded_by_participations(round_, candidates),
             self._excluded_by_failures(ticket, candidates),
         ):
-            fresh = mask & (codes[candidates] == 0)
-            if fresh.any():
+            excluded = mask & (codes[candidates] == 0)
+            if excluded.any():
                 reasons.append(reason)
-                codes[candidates[fresh]] = len(reasons)
+                codes[candidates[excluded]] = len(reasons)
         allowed = candidates[codes[candidates] == 0]
         return Eligibility(allowed, self._required_clients(round_, allowed), codes, tuple(reasons))
 
@@ -248,10 +243,10 @@ class Referee:
         rules, ledger = self.rules, self.ledger
         if not rules.cool_off:
             return
-        # Counted in cohorts, not rounds: a round that is tried again keeps its number, but time passes.
-        hot = (ledger.streak[candidates] >= rules.failures) & (ticket - ledger.failed[candidates] <= rules.cool_off)
+        # Counted in cohorts, because a round that is repeated keeps its number.
+        cooling = (ledger.streak[candidates] >= rules.failures) & (ticket - ledger.failed[candidates] <= rules.cool_off)
         after = f"{rules.failures} failures in a row" if rules.failures > 1 else "a failure"
-        yield hot, f"it is cooling off for {rules.cool_off} cohorts after {after}"
+        yield cooling, f"it is cooling off for {rules.cool_off} cohorts after {after}"
 
     def _required_clients(self, round_: int, allowed: IntArray) -> IntArray:
         rules, ledger = self.rules, self.ledger
@@ -260,11 +255,11 @@ class Referee:
             return pinned
         due = np.zeros(ledger.n, np.bool_)
         for ahead in range(rules.min_in_window):
-            # The window that ends `ahead` rounds later: without this round only so many are left in it.
+            # After this round, only `ahead` rounds are left in the window that ends `ahead` rounds later.
             begin = round_ + ahead - rules.window + 1
-            held = ledger.in_last(round_, round_ - begin) if round_ > begin else np.zeros(ledger.n, np.int64)
-            due |= (held < rules.min_in_window - ahead) & (begin >= ledger.joined)
-        # If they are more than a cohort holds, those that waited longest come first.
+            count = ledger.in_last(round_, round_ - begin) if round_ > begin else np.zeros(ledger.n, np.int64)
+            due |= (count < rules.min_in_window - ahead) & (begin >= ledger.joined)
+        # There may be more of them than places, so those that have waited longest come first.
         urgent = allowed[due[allowed]]
         urgent = urgent[np.argsort(ledger.last[urgent], kind="stable")]
         return np.concatenate([pinned, urgent[~np.isin(urgent, pinned)]])
@@ -272,29 +267,29 @@ class Referee:
     # -- after the choice -------------------------------------------------------------------------------------------
 
     def apply(self, cohort: Cohort, eligibility: Eligibility, size: int | None, rng: np.random.Generator) -> Cohort:
-        """Return the cohort with the clients that the rules demand, and with the quotas filled as far as possible."""
+        """Return the cohort with the demanded clients added, limits kept, and quotas filled as far as possible."""
         allowed = eligibility.allowed
         if not len(allowed) or cohort.stop is not None:
             return cohort
         size = len(allowed) if size is None else int(size)
         demanded = eligibility.demanded[:size]
         picked = [*demanded.tolist(), *cohort.clients.tolist()]
-        left: list[int] = []
+        removed: list[int] = []
         added: list[int] = []
         unmet: list[str] = []
         order = _ranking(allowed, cohort, rng) if self.rules.quotas or self.rules.at_most else []
-        # Limits come before quotas: a client that is added for a quota must fit into what the limits left.
+        # Limits come first, because a client that is added for a quota must keep them.
         if self.rules.at_most:
-            picked, left = self._within_limits(picked, order)
+            picked, removed = self._within_limits(picked, order)
         if self.rules.quotas:
             picked, added, unmet = self._with_quotas(picked, set(demanded.tolist()), order, size)
         notes = {
-            "demanded by the rules": self._name_some(demanded.tolist()),
-            "too many of one value": self._name_some(left),
-            "added for a quota": self._name_some(added),
+            "demanded by the rules": self._first_names(demanded.tolist()),
+            "too many of one value": self._first_names(removed),
+            "added for a quota": self._first_names(added),
             "quota not met": "; ".join(unmet),
         }
-        notes = {what: text for what, text in notes.items() if text}
+        notes = {title: text for title, text in notes.items() if text}
         if not notes:
             return cohort  # the rules changed nothing
         clients = np.array(picked, np.int64)
@@ -306,62 +301,62 @@ class Referee:
             work=_spread(cohort.work, cohort.clients, clients),
         )
 
-    def _name_some(self, clients: Sequence[int]) -> str:
+    def _first_names(self, clients: Sequence[int]) -> str:
         return ", ".join(self._table.name(client) for client in clients[:_NAMED])
 
     def _fits(self, picked: Sequence[int], client: int) -> bool:
-        """Whether a client can join others without there being too many of one value."""
+        """Whether a client can be added to others without exceeding a limit."""
         return all(
             values[client] is None or _count(values, picked, values[client]) < (self.rules.at_most or {})[name]
             for name, values in self._groups.items()
         )
 
     def _within_limits(self, picked: list[int], order: list[int]) -> tuple[list[int], list[int]]:
-        """Return as many clients of which none are too many of one value, and who had to go."""
+        """Replace clients that exceed a limit by the best that fit; return the new picks and the removed clients."""
         kept: list[int] = []
-        left: list[int] = []
+        removed: list[int] = []
         for client in picked:
-            (kept if self._fits(kept, client) else left).append(client)
+            (kept if self._fits(kept, client) else removed).append(client)
         for client in order:
             if len(kept) == len(picked):
                 break
             if client not in kept and self._fits(kept, client):
                 kept.append(client)
-        return kept, left
+        return kept, removed
 
     def _with_quotas(
         self, picked: list[int], fixed: set[int], order: list[int], size: int
     ) -> tuple[list[int], list[int], list[str]]:
-        """Add clients of values that are short, best first, in place of the worst of values that have enough.
+        """Fill quotas with the best clients, which replace the worst clients of values that have enough.
 
-        Only values count that the operator named: a client that invents one has no claim to a place.
+        Return the new picks, the added clients, and in words the quotas that are not met.
         """
-        place = {client: i for i, client in enumerate(order)}
+        rank = {client: i for i, client in enumerate(order)}
         added: list[int] = []
         unmet: list[str] = []
         for name, claims in (self.rules.quotas or {}).items():
             quota = _Quota.of(claims, self._values[name], order)
             for value in quota.groups:
-                picked, news = self._fill(quota, value, picked, fixed.union(added), place, size)
+                picked, news = self._fill(quota, value, picked, fixed.union(added), rank, size)
                 added += news
             unmet += [f"{name} {text}" for text in quota.unmet(picked)]
         return picked, added, unmet
 
     def _fill(
-        self, quota: _Quota, value: object, picked: list[int], fixed: set[int], place: Mapping[int, int], size: int
+        self, quota: _Quota, value: object, picked: list[int], fixed: set[int], rank: Mapping[int, int], size: int
     ) -> tuple[list[int], list[int]]:
-        """Return the picked clients with as many of one value as its quota needs, and who was added for it."""
+        """Fill the quota of one value; return the new picks and the added clients."""
         added: list[int] = []
         for client in (c for c in quota.groups[value] if c not in picked):
             if _count(quota.values, picked, value) >= quota.need[value]:
                 break
             others = picked
             if len(picked) >= size:
-                # What was picked for another quota, or must be there, is not given up again.
+                # Demanded clients, and those added for another quota, keep their places.
                 spare = quota.spare(picked, fixed.union(added))
                 if not spare:
                     break
-                others = [c for c in picked if c != max(spare, key=place.__getitem__)]
+                others = [c for c in picked if c != max(spare, key=rank.__getitem__)]
             if self._fits(others, client):
                 picked = [*others, client]
                 added.append(client)
@@ -375,11 +370,11 @@ class _Quota:
     Attributes
     ----------
     values : sequence, by client
-        Each client's value of the attribute; None where it counts for no quota.
+        Each client's value of the attribute; None if it counts for no quota.
     groups : mapping of value to list of int
-        The candidates of each value, best first.
+        The candidates with each value, best first.
     least : mapping of value to int
-        How many of each value the operator wants.
+        How many clients with each value the operator demands.
     """
 
     values: Sequence[Any]
@@ -388,7 +383,7 @@ class _Quota:
 
     @classmethod
     def of(cls, claims: Mapping[str, int] | int, values: Sequence[Any], order: Iterable[int]) -> _Quota:
-        """Group candidates by value; a plain number claims places for every value (a journal of version 0.2)."""
+        """Group candidates by value. In journals of version 0.2, claims may be a number, which holds for any value."""
         groups: dict[Any, list[int]] = {}
         for client in order:
             if values[client] is not None:
@@ -397,17 +392,17 @@ class _Quota:
 
     @property
     def need(self) -> dict[Any, int]:
-        """How many of each value a cohort can and must have."""
+        """How many clients with each value a cohort must have, as far as there are candidates."""
         return {value: min(self.least[value], len(group)) for value, group in self.groups.items()}
 
     def spare(self, picked: Sequence[int], fixed: set[int]) -> list[int]:
-        """Return the picked clients that may give up their place: of no value, or of one that has more than enough."""
+        """Return the picked clients that can be replaced: without a value, or with one that has more than enough."""
         values, need = self.values, self.need
         counts = {value: _count(values, picked, value) for value in need}
         return [c for c in picked if c not in fixed and (values[c] is None or counts[values[c]] > need[values[c]])]
 
     def unmet(self, picked: Sequence[int]) -> list[str]:
-        """Return in words of which values there are fewer than wanted."""
+        """Return in words which values have fewer clients than demanded."""
         counts = {value: _count(self.values, picked, value) for value in self.least}
         return [f"{value}: {counts[value]} of {count}" for value, count in self.least.items() if counts[value] < count]
 
@@ -417,23 +412,23 @@ def _count(values: Sequence[Any], picked: Sequence[int], value: object) -> int:
 
 
 def _indices(table: ClientTable, names: Iterable[str]) -> IntArray:
-    """Return the indices of the clients that the table knows; rules may name others that have not joined yet."""
+    """Return the indices of clients by name; names that have not joined yet are left out."""
     return np.array([table.index(name) for name in names if name in table], np.int64)
 
 
 def _quota_value(claims: Mapping[str, int] | int, value: object) -> object:
-    """Return the value of a quota that a client counts for, or None: values the operator does not name have no claim.
+    """Return the value that a client counts for in a quota; None if the operator does not name its value.
 
-    Values are compared as TOML writes them, because a journal's keys are texts.
+    Values are compared as strings in TOML's spelling, because the keys of a journal are strings.
     """
     if not isinstance(claims, Mapping):
-        return value  # a journal of version 0.2
+        return value  # from a journal of version 0.2
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if value is not None and text in claims else None
 
 
 def _ranking(allowed: IntArray, cohort: Cohort, rng: np.random.Generator) -> list[int]:
-    """Return candidates best first: by the selector's score, and in random order where there is none."""
+    """Return candidates best first, by the selector's score; those without a score are in random order."""
     tie_breaker = rng.permutation(len(allowed))
     score = np.full(len(allowed), -np.inf)
     if cohort.score is not None and cohort.candidates is not None:
@@ -445,9 +440,9 @@ def _ranking(allowed: IntArray, cohort: Cohort, rng: np.random.Generator) -> lis
 
 
 def _spread(values: AnyArray | None, before: IntArray, after: IntArray) -> AnyArray | None:
-    """Return a cohort's per-client values for another cohort; a client that is new in it gets the mean."""
+    """Return a cohort's per-client values for another cohort; new clients get the mean."""
     if values is None:
         return None
     known = dict(zip(before.tolist(), values.tolist(), strict=True))
-    usual = float(np.mean(values)) if len(values) else 1.0
-    return np.array([known.get(client, usual) for client in after.tolist()])
+    mean = float(np.mean(values)) if len(values) else 1.0
+    return np.array([known.get(client, mean) for client in after.tolist()])

@@ -1,4 +1,4 @@
-"""What a session reads from its journal to go on: the next round, the participations so far, a referee."""
+"""What a continued session reads from its journal: the next round, and a referee with the participations so far."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from fedcohort.session.rules import Rules
 
 
 def is_asynchronous(journal: Journal) -> bool:
-    """Whether a session's rounds are its global models, and its cohorts single clients."""
+    """Whether the session of a journal is asynchronous."""
     return bool(journal.meta().get("asynchronous"))
 
 
 def next_round(journal: Journal) -> tuple[int, int]:
-    """Return the number of the next round, and how often cohorts of that number were abandoned before.
+    """Return the number of the next round, and how many cohorts of that round were abandoned before.
 
-    In an asynchronous session, the number of the newest model, and how many cohorts it has had.
+    In an asynchronous session, return the number of the newest model, and how many cohorts it has had.
     """
     if is_asynchronous(journal):
         models = len(journal.events(NEW_MODEL))
         return models, len(journal.cohorts(round_=models))
     _, last = journal.last()
     rows = journal.cohorts(after=last - 1)
-    upto = rows[-1].round + 1 if rows else 0  # if nothing was abandoned
+    following = rows[-1].round + 1 if rows else 0  # the next round if nothing was abandoned
     abandoned = journal.events(ABANDONED)
-    # A number is free again if its round was the newest; only cohorts abandoned since the last request count.
-    since = [body for body in abandoned if body.get("asked", body["ticket"] + 1) == last + 1]
-    round_ = int(since[-1].get("next", since[-1]["round"])) if since else upto
-    return round_, sum(body["round"] == round_ for body in abandoned) if round_ < upto else 0
+    # An abandoned round is repeated only if it was the newest, so only cohorts abandoned since the last request count.
+    recent = [body for body in abandoned if body.get("asked", body["ticket"] + 1) == last + 1]
+    round_ = int(recent[-1].get("next", recent[-1]["round"])) if recent else following
+    return round_, sum(body["round"] == round_ for body in abandoned) if round_ < following else 0
 
 
 def participations(journal: Journal) -> dict[str, int]:
@@ -59,12 +59,12 @@ def referee_from(rules: Rules, journal: Journal) -> Referee:
         if not len(row.clients):
             continue
         if row.ticket not in abandoned:
-            referee.ledger.count_cohort(row.ticket, row.round, row.clients)
+            referee.ledger.count_cohort(row.round, row.clients)
         blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
         if row.told_at is not None and blocks:
             cohort = Cohort(row.clients, round=row.round, ticket=row.ticket)
             status = np.asarray(in_cohort_order(cohort, blocks).status)
-            # A client that had not answered when its cohort was abandoned has not failed.
+            # A client that had not replied when its cohort was abandoned has not failed.
             answered = status != Status.MISSING if row.ticket in abandoned else np.ones(len(status), np.bool_)
             referee.ledger.count_replies(row.ticket, row.clients[answered], status[answered])
     return referee

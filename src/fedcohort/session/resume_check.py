@@ -1,7 +1,7 @@
-"""Checks that a host which continues a journal brings the seed, clients and signals that the journal began with.
+"""Check that a host continues a journal with the seed, clients and signals that the journal began with.
 
-A federation changes during a session, and a host may bring the table it started with or the one it has now. Both are
-right, so the journal keeps a digest of every fact it began with.
+A federation changes during a session. A host may pass the table it started with or the current one; both are right. So
+the journal keeps digests of the facts it began with.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from fedcohort.journal import Journal
 from fedcohort.journal.codec import pack
 from fedcohort.journal.events import FACTS, FORGOTTEN, JOINED
 
-CLIENTS = "clients"  # under which the journal keeps the digests
+CLIENTS = "clients"  # the journal's key for the digests
 
 
 def digests(table: ClientTable) -> dict[str, str]:
     """Return a digest of each kind of fact about the clients."""
-    # Digests, because the facts themselves change in the course of a session, and the first ones are not kept.
     facts = {"number": str(table.n).encode()}
     if table.has_names:
         facts["names"] = json.dumps(table.names).encode()
@@ -41,21 +40,21 @@ def digests(table: ClientTable) -> dict[str, str]:
 def check_same(
     journal: Journal, *, seed: int, clients: ClientTable, signals: Iterable[Signal] | None, audit: bool
 ) -> None:
-    """Refuse to continue a journal with another seed, other clients or other signals; the error names them."""
+    """Raise an error that says what differs if a journal began with another seed, other clients or other signals."""
     meta = journal.meta()
-    found = []
+    differences = []
     if int(meta["seed"]) != seed:
-        found.append(f"its seed is {meta['seed']}, but {seed} was given")
-    ours = meta["signals"]
-    theirs = None if signals is None else sorted(signals)
-    if ours != theirs:
-        found.append(f"its host supplies {_signal_list(ours)}, but signals are {_signal_list(theirs)}")
+        differences.append(f"its seed is {meta['seed']}, but {seed} was given")
+    recorded = meta["signals"]
+    passed = None if signals is None else sorted(signals)
+    if recorded != passed:
+        differences.append(f"its host supplies {_signal_list(recorded)}, but signals are {_signal_list(passed)}")
     if audit and meta.get("audit") is None:
-        found.append("it is not chained for an audit, but audit=True was given")
-    found += _other_clients(journal, meta, clients)
-    if found:
+        differences.append("it is not chained for an audit, but audit=True was given")
+    differences += _other_clients(journal, meta, clients)
+    if differences:
         raise JournalError(
-            f"The journal {journal.path} belongs to another session: {'; '.join(found)}.",
+            f"The journal {journal.path} belongs to another session: {'; '.join(differences)}.",
             hint="pass what it was started with, or use Session.open(path), which takes everything from the journal; "
             "for a new session choose another file",
         )
@@ -66,20 +65,21 @@ def _signal_list(signals: Iterable[str] | None) -> str:
 
 
 def _other_clients(journal: Journal, meta: Mapping[str, Any], clients: ClientTable) -> Iterator[str]:
-    given, begun = digests(clients), meta.get(CLIENTS)
-    if given == begun:
+    passed, first = digests(clients), meta.get(CLIENTS)
+    if passed == first:
         return
     now, _ = journal.table()
-    if given == digests(now):
+    if passed == digests(now):
         return
     if journal.events(FORGOTTEN):
         yield from _other_names(journal, now, clients)
-    elif begun is not None or not (journal.events(JOINED) or journal.events(FACTS)):  # else nobody knows its first
+    elif first is not None or not (journal.events(JOINED) or journal.events(FACTS)):
         yield from _table_differences(now, clients)
+    # Otherwise an old journal without digests has changed since, and its first table is not known.
 
 
 def _table_differences(ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
-    """Yield how two tables differ that are known to."""
+    """Yield how two tables differ; they are known to differ."""
     if ours.n != theirs.n:
         yield f"it has {ours.n} clients, but {theirs.n} were given"
         return

@@ -1,32 +1,31 @@
 """Rules an operator sets: which clients may be picked, which must be, and how often.
 
-A session applies its rules before a selector sees a slate: a client that they exclude is no candidate, one that they
-demand is in the cohort, and quotas are filled afterwards. Every exclusion is recorded with its reason. An abandoned
-cohort does not count, except that a client that answered it with a failure has failed once more. In detail, for a round
-r and a client's participations P (the earlier rounds in which it was in the cohort):
+A session applies its rules before a selector sees a slate: excluded clients are not candidates, demanded clients are in
+the cohort, and quotas are filled afterwards. Every exclusion is recorded with its reason. An abandoned cohort does not
+count as a participation, but a client that failed in it has failed once more. In detail, for a round r and a client's
+participations P (the earlier rounds in which it was in the cohort):
 
 - ``paused`` until u: not while r < u;
 - ``min_separation`` b: no p in P with r - p < b;
-- ``max_participations`` m: fewer than m rounds in P; a budget that admits fewer participations counts alike: of each
-  kind, the client's own from ``budgets`` or else ``budget``, divided by ``cost``;
+- ``max_participations`` m: fewer than m rounds in P. A budget may allow fewer participations: for each kind, the
+  client's own amount in ``budgets``, or else in ``budget``, divided by ``cost``;
 - ``max_in_window`` x of ``window`` w: fewer than x of P among the w - 1 rounds before r;
-- ``min_in_window`` x of ``window`` w: every w rounds in a row, from when it joined, hold x participations, as long as
-  it is available and there is room;
-- ``at_most`` q of an attribute: no cohort has more than q clients of one value. Whoever is one too many gives its place
-  to the next best client of a value that has room;
-- ``cool_off`` c after ``failures`` f: not in the c cohorts after the last of f failures in a row. Cohorts that were
-  abandoned count here, so that nobody cools off for ever while a round is repeated.
+- ``min_in_window`` x of ``window`` w: any w rounds in a row after it joined have x participations, as long as it is
+  available and there is room;
+- ``at_most`` q of an attribute: no cohort has more than q clients with the same value. A client beyond that loses its
+  place to the next best client whose value has room;
+- ``cool_off`` c after ``failures`` f: not in the c cohorts after the last of f failures in a row. Abandoned cohorts
+  count here, so that no client cools off forever while a round is repeated.
 
-``min_separation`` and ``max_participations`` are the participation rules of DP-FTRL: its guarantee needs no sampling,
-only that no client takes part more often, or sooner again, than these allow ([Xu2023]_). They work with any selector,
-and :func:`fedcohort.audit.participation.verify` proves from a journal that they held.
+``min_separation`` and ``max_participations`` are the participation rules of DP-FTRL. Its guarantee needs no sampling,
+only that every client stays within these limits ([Xu2023]_). They work with any selector, and
+:func:`fedcohort.audit.participation.verify` proves from a journal that they held.
 
 .. [Xu2023] Z. Xu et al., "Federated Learning of Gboard Language Models with Differential Privacy", arXiv 2305.18465.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -45,51 +44,30 @@ _COUNT = Interval(int, 1, _NO_BOUND)
 
 
 @dataclass(frozen=True)
-class _Numbers(Constraint):
-    """A table of names and numbers above 0."""
+class _Table(Constraint):
+    """A mapping from strings to values that ``inner`` admits."""
 
-    number: Interval
-
-    def admits(self, value: object) -> bool:
-        """Whether ``value`` is such a table."""
-        return isinstance(value, Mapping) and all(
-            isinstance(k, str) and self.number.admits(v) for k, v in value.items()
-        )
-
-    def describe(self) -> str:
-        """Name the allowed values."""
-        return f"a table of names, each with {self.number.describe()}"
-
-    def bad_values(self) -> list[object]:
-        """Return things that are not such a table."""
-        return [3, {"x": -1}, {3: 1}]
-
-
-@dataclass(frozen=True)
-class _NestedNumbers(Constraint):
-    """A table of names, each with such a table of numbers."""
-
-    inner: _Numbers
-    keys: str = "clients"
+    inner: Constraint
+    keys: str = "names"
 
     def admits(self, value: object) -> bool:
-        """Whether ``value`` is such a table of tables."""
+        """Whether ``value`` is such a mapping."""
         return isinstance(value, Mapping) and all(isinstance(k, str) and self.inner.admits(v) for k, v in value.items())
 
     def describe(self) -> str:
-        """Name the allowed values."""
+        """Name the keys and the values."""
         return f"a table of {self.keys}, each with {self.inner.describe()}"
 
     def bad_values(self) -> list[object]:
-        """Return things that are not such a table."""
-        return [3, {"anna": 3}, {"anna": {"epsilon": -1}}]
+        """Return a number, a table with a bad key, and tables with bad values."""
+        return [3, {3: 1}, *({"x": bad} for bad in self.inner.bad_values())]
 
 
-EDGE = "edge"  # the attribute that follows from a client's name
+EDGE = "edge"  # an attribute that is read from a client's name
 
 
 def edge_of(name: str) -> str | None:
-    """Return the edge server that a client is behind, by its name; None for a name without a path.
+    """Return the edge server in front of a client, by its name; None for a name without a path.
 
     >>> edge_of("edge-3/client-17"), edge_of("eu/edge-3/client-17"), edge_of("client-17")
     ('edge-3', 'eu/edge-3', None)
@@ -97,13 +75,14 @@ def edge_of(name: str) -> str | None:
     return name.rpartition("/")[0] or None
 
 
-_AMOUNTS = _Numbers(Interval(float, 0, None, "neither"))
-ROUNDS = "rounds"  # the kind of budget of which a participation always costs 1
+_COUNTS = _Table(_COUNT)
+_AMOUNTS = _Table(Interval(float, 0, None, "neither"))
+ROUNDS = "rounds"  # the kind of budget for which a participation always costs 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(Parameterized):
-    """What an operator demands of every cohort, whatever the selector.
+    """An operator's requirements for every cohort, whatever the selector.
 
     Examples
     --------
@@ -115,7 +94,7 @@ class Rules(Parameterized):
     blocked: tuple[str, ...] = param((), ListOf(Text()), "clients that are never picked")
     pinned: tuple[str, ...] = param((), ListOf(Text()), "clients that are always picked when they may be")
     paused: Mapping[str, int] | None = param(
-        None, Optional(_Numbers(Interval(int, 0, 10**12))), "by client, the round from which it may be picked again"
+        None, Optional(_Table(Interval(int, 0, 10**12))), "by client, the round from which it may be picked again"
     )
     failures: int = param(3, _COUNT, "failures in a row after which a client cools off")
     cool_off: int = param(0, Interval(int, 0, _NO_BOUND), "cohorts a client cools off after that; 0: never")
@@ -126,17 +105,17 @@ class Rules(Parameterized):
     min_in_window: int | None = param(None, Optional(_COUNT), "minimum number of participations in any window")
     quotas: Mapping[str, Mapping[str, int]] | None = param(
         None,
-        Optional(_NestedNumbers(_Numbers(_COUNT), "attributes")),
+        Optional(_Table(_COUNTS, "attributes")),
         "by attribute and value, the minimum number of clients in a cohort; other values have no quota",
     )
     at_most: Mapping[str, int] | None = param(
-        None, Optional(_Numbers(_COUNT)), "by attribute, how many clients of one value a cohort has at most"
+        None, Optional(_COUNTS), "by attribute, how many clients of one value a cohort has at most"
     )
     budget: Mapping[str, float] | None = param(
         None, Optional(_AMOUNTS), "by kind (rounds, bytes, epsilon), what a client may spend"
     )
     budgets: Mapping[str, Mapping[str, float]] | None = param(
-        None, Optional(_NestedNumbers(_AMOUNTS)), "by client, budgets that differ; kinds it does not name stay"
+        None, Optional(_Table(_AMOUNTS, "clients")), "by client, budgets that differ; other kinds stay as in 'budget'"
     )
     cost: Mapping[str, float] | None = param(
         None, Optional(_AMOUNTS), "by kind, what one participation spends; 1 of rounds"
@@ -158,7 +137,7 @@ class Rules(Parameterized):
             raise ParameterError(f"Rules cannot block and pin the same client. Got {sorted(both)}.")
 
     def _check_window(self) -> None:
-        """Refuse bounds on participations in a window that contradict each other."""
+        """Raise an error if the limits on participations in a window contradict each other."""
         if self.window is None:
             if self.min_in_window or self.max_in_window:
                 raise ParameterError("The 'min_in_window' and 'max_in_window' parameters of Rules need 'window'.")
@@ -178,25 +157,27 @@ class Rules(Parameterized):
             )
 
     def __repr__(self) -> str:
-        given = [
-            (f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default
-        ]
-        return f"Rules({', '.join(f'{name}={value!r}' for name, value in given)})"
+        return f"Rules({', '.join(f'{name}={value!r}' for name, value in self._set_values().items())})"
+
+    def _set_values(self) -> dict[str, Any]:
+        """Return the parameters that differ from their defaults."""
+        values = ((info, getattr(self, info.name)) for info in parameters(type(self)))
+        return {info.name: value for info, value in values if value != info.default}
 
     @property
     def most(self) -> int | None:
-        """Participations at most in the whole run of a client without a budget of its own; None: no bound."""
+        """The maximum participations in the whole run of a client without its own budget; None: no limit."""
         return self._most(self.budget or {})
 
     def most_of(self, name: str) -> int | None:
-        """Participations at most of one client, by count and by its budget; None: no bound."""
+        """Return the maximum participations of one client, by count and by its budget; None: no limit."""
         own = (self.budgets or {}).get(name)
         return self.most if own is None else self._most({**(self.budget or {}), **own})
 
     def _most(self, budget: Mapping[str, float]) -> int | None:
         cost = {ROUNDS: 1.0, **(self.cost or {})}
-        # A budget that never ends is one of as many rounds as can be counted.
-        # A little more than the quotient: 0.3 / 0.1 is 2.999... in doubles, and means three participations.
+        # 1e-9 is added because 0.3 / 0.1 is 2.999... in doubles and means three participations; 2**62 keeps an
+        # enormous budget countable.
         bounds = [math.floor(min(limit / cost[kind] + 1e-9, 2.0**62)) for kind, limit in budget.items()]
         if self.max_participations is not None:
             bounds.append(self.max_participations)
@@ -204,25 +185,25 @@ class Rules(Parameterized):
 
     @classmethod
     def from_journal(cls, values: Mapping[str, Any]) -> Rules:
-        """Return rules as a journal holds them.
+        """Return the rules that a journal stores.
 
-        Quotas of version 0.2 may name no values. Such rules can be proved and played again, but no session goes on
-        with them: see :attr:`trusts_clients`.
+        Quotas of version 0.2 may name no values. Such rules can be proved and replayed, but no session continues with
+        them: see :attr:`trusts_clients`.
         """
         quotas = values.get("quotas") or {}
         if all(isinstance(claims, Mapping) for claims in quotas.values()):
             return cls(**values)
         rules = cls(**{key: value for key, value in values.items() if key != "quotas"})
-        object.__setattr__(rules, "quotas", quotas)  # past the check, which refuses them
+        object.__setattr__(rules, "quotas", quotas)  # the constructor would refuse them
         return rules
 
     @property
     def trusts_clients(self) -> bool:
-        """Whether these rules of version 0.2 have quotas for every value that a client invents."""
+        """Whether the rules have quotas of version 0.2, which hold for any value that a client invents."""
         return any(not isinstance(claims, Mapping) for claims in (self.quotas or {}).values())
 
     def with_names(self, name: Callable[[str], str]) -> Rules:
-        """Return the same rules with the clients they name under other names."""
+        """Return the same rules with clients renamed by a function."""
         budgets = self.budgets and {name(client): own for client, own in self.budgets.items()}
         blocked, pinned = (tuple(map(name, names)) for names in (self.blocked, self.pinned))
         paused = self.paused and {name(client): until for client, until in self.paused.items()}
@@ -231,18 +212,18 @@ class Rules(Parameterized):
 
     @property
     def by_name(self) -> bool:
-        """Whether they depend on the identity of clients, and not only on the attributes that clients report."""
+        """Whether the rules depend on who a client is, and not only on the attributes it reports."""
         return bool(self.to_dict().keys() - {"eligible", "quotas", "failures"})
 
     def check_feasible(self, clients: Iterable[str], size: int, rounds: int) -> None:
-        """Refuse rules under which ``clients`` cannot fill ``rounds`` cohorts of ``size``, with the arithmetic."""
+        """Raise an error, with the arithmetic, if ``clients`` cannot fill ``rounds`` cohorts of ``size``."""
         names = set(clients) - set(self.blocked)
         self._check_places(size)
         self._check_edges(names, size)
         self._check_separation(len(names), size, rounds)
 
     def _check_places(self, size: int) -> None:
-        """Refuse more pinned clients, or larger quotas, than a cohort of ``size`` has places."""
+        """Raise an error if pinned clients or quotas need more than the ``size`` places of a cohort."""
         if len(set(self.pinned)) > size:
             raise ParameterError(
                 f"The rules pin {len(set(self.pinned))} clients, but a cohort has only {size}.",
@@ -257,76 +238,75 @@ class Rules(Parameterized):
                 )
 
     def _check_separation(self, n: int, size: int, rounds: int) -> None:
-        """Refuse limits on participations under which ``n`` clients cannot fill the cohorts."""
-        there = f"{n} clients that are not blocked" if self.blocked else f"{n} clients"
+        """Raise an error if limits on participations keep ``n`` clients from filling the cohorts."""
+        available = f"{n} clients that are not blocked" if self.blocked else f"{n} clients"
         apart = min(self.min_separation, rounds)
         if apart > 1 and size * apart > n:
             raise ParameterError(
                 f"The rules cannot fill cohorts of {size}: with min_separation={self.min_separation} any {apart} "
-                f"rounds in a row need {size} x {apart} = {size * apart} different clients, but there are {there}.",
+                f"rounds in a row need {size} x {apart} = {size * apart} different clients, but there are {available}.",
                 hint=f"lower min_separation to {max(n // size, 1)}, choose smaller cohorts, or start when at least "
-                f"{size * apart} clients are there (wait_for)",
+                f"{size * apart} clients have joined (wait_for)",
             )
         if self.window is not None and self.max_in_window is not None and self.window <= rounds:
             needed, admitted = size * self.window, n * self.max_in_window
             if needed > admitted:
                 raise ParameterError(
                     f"The rules cannot fill cohorts of {size}: {self.window} rounds need {size} x {self.window} = "
-                    f"{needed} participations, but with max_in_window={self.max_in_window} the {there} have {n} x "
+                    f"{needed} participations, but with max_in_window={self.max_in_window} the {available} have {n} x "
                     f"{self.max_in_window} = {admitted}.",
-                    hint="raise max_in_window, choose smaller cohorts, or start when more clients are there (wait_for)",
+                    hint="raise max_in_window, choose smaller cohorts, or start when more clients have joined "
+                    "(wait_for)",
                 )
 
     def _check_edges(self, names: Iterable[str], size: int) -> None:
-        """Refuse a limit for each edge with which no cohort of ``size`` can be filled."""
+        """Raise an error if the limit for each edge keeps cohorts of ``size`` from being filled."""
         most = (self.at_most or {}).get(EDGE)
         if most is None:
             return
-        behind = Counter(edge_of(name) for name in names)
-        free = behind.pop(None, 0)
-        places = free + sum(min(most, count) for count in behind.values())
+        edges = Counter(edge_of(name) for name in names)
+        free = edges.pop(None, 0)
+        places = free + sum(min(most, count) for count in edges.values())
         if places < size:
-            there = f"{len(behind)} edges" + (f" and {free} clients behind none" if free else "")
+            available = f"{len(edges)} edges" + (f" and {free} clients without an edge" if free else "")
             raise ParameterError(
-                f"The rules cannot fill cohorts of {size}: with at most {most} clients of an edge, the {there} have "
-                f"{places} places.",
+                f"The rules cannot fill cohorts of {size}: with at most {most} clients of an edge, the {available} "
+                f"have {places} places.",
                 hint="raise at_most, or choose smaller cohorts",
             )
 
     def shortages(self, spent: Mapping[str, int], size: int, rounds: int) -> list[str]:
-        """Return what the rules cannot give in ``rounds`` more cohorts of ``size``, unless other clients join.
+        """Return, in words, why the rules cannot fill ``rounds`` more cohorts of ``size`` unless clients join.
 
         Parameters
         ----------
         spent : mapping of str to int
             The clients, each with its participations so far.
         """
-        found = []
+        shortages = []
         admitted = {name: self.most_of(name) for name in spent if name not in self.blocked}
         bounds = [max(most - spent[name], 0) for name, most in admitted.items() if most is not None]
         if len(bounds) == len(admitted) and sum(bounds) < size * rounds:
-            found.append(
+            shortages.append(
                 f"{rounds} rounds of {size} need {size * rounds} participations, but the rules allow the "
                 f"{len(bounds)} clients only {sum(bounds)}"
             )
         if self.window is not None and self.min_in_window is not None:
             places, demanded = size * self.window, len(admitted) * self.min_in_window
             if self.window <= rounds and demanded > places:
-                found.append(
+                shortages.append(
                     f"{len(admitted)} clients must take part {self.min_in_window} times in {self.window} rounds, which "
                     f"takes {demanded} places; there are {size} x {self.window} = {places}"
                 )
-        return found
+        return shortages
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parameters that differ from their defaults, as plain values."""
-        values = {info.name: getattr(self, info.name) for info in parameters(type(self))}
-        changed = {f.name for f in dataclasses.fields(self) if values[f.name] != f.default}
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if k in changed}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in self._set_values().items()}
 
 
 def difference(before: Rules | None, after: Rules) -> str:
-    """Return how rules differ from those before, in words.
+    """Return in words how new rules differ from the old ones.
 
     >>> difference(Rules(max_participations=9), Rules(max_participations=2, blocked=("kiosk-7",)))
     "blocked is now ['kiosk-7'], max_participations was 9, is now 2"
@@ -334,9 +314,9 @@ def difference(before: Rules | None, after: Rules) -> str:
     'max_participations was 9, is now unset'
     """
     old, new = {} if before is None else before.to_dict(), after.to_dict()
-    found = []
+    changes = []
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
             was = f" was {old[key]}," if key in old else ""
-            found.append(f"{key}{was} is now {new.get(key, 'unset')}")
-    return ", ".join(found) or "nothing differs"
+            changes.append(f"{key}{was} is now {new.get(key, 'unset')}")
+    return ", ".join(changes) or "nothing differs"

@@ -1,11 +1,11 @@
 """A session owns everything that changes: members, rules, selectors with their states, pending cohorts, the journal.
 
-Hosts talk to a session; a session talks to its selector. It deals with the edges once, for all selectors: fewer
-candidates than asked for, nobody available, clients that join, leave and return, failed, late, partial, duplicate
-and unknown reports, NaN.
+Hosts talk to a session, and the session talks to its selector. It handles the special cases once, for all selectors:
+fewer candidates than asked for, nobody available, clients that join, leave and return, reports that are late, partial,
+duplicate or unknown, failures, NaN.
 
-A call works out everything it changes, records it in one transaction, and only then takes it over. So an error, from
-whatever cause, leaves the session as it was.
+A call first works out all changes, then records them in one transaction, and only then changes the session. An error
+therefore leaves the session as it was.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _NOBODY = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class _Prepared:
-    """A request worked out, kept between ``query`` and ``ask``."""
+    """A request with its slate and query, kept between ``query`` and ``ask``."""
 
     request: RoundRequest
     slate: Slate | None
@@ -87,7 +87,7 @@ class _Prepared:
 
 @dataclass(slots=True)
 class _Choice:
-    """What the selector chose and the shadows would have, before the rules add to it and before it is on record."""
+    """The selector's and the shadows' choices, before rules are applied and before anything is recorded."""
 
     cohort: Cohort
     candidates: IntArray
@@ -106,20 +106,20 @@ class Session:
     clients : ClientTable, int or list of str
         The federation. With a number or names, nothing is known about the clients, and all have the same size.
     seed : int
-        Every random number of the session follows from it.
+        All random numbers of the session are derived from it.
     signals : list of Signal or str, optional
-        What the host can supply in reports and answers. Default: whatever the selector requires; a report without
+        What the host can supply in reports and answers. Default: whatever the selector requires; a report that lacks
         it is refused.
     journal : path, optional
-        The journal's file. Default: in memory, so nothing can be resumed.
+        The journal's file. Default: a journal in memory, which cannot be resumed.
     shadows : mapping of name to Selector, optional
         Selectors that see the same requests and reports; what they would have picked is recorded.
     rules : Rules, optional
-        Rules for every cohort of any selector.
+        Rules for every cohort, whatever the selector.
     commit : "always" or "manual"
         Whether each event is on disk when its call returns, or only after :meth:`commit`.
     audit : bool
-        Whether to make the journal a chain of digests and keep answers, for ``fedcohort journal audit``.
+        Whether the journal keeps answers and a chain of digests, for ``fedcohort journal audit``.
     sign : path, optional
         The operator's private key (``fedcohort journal keygen``), which signs the newest digest with every event.
     asynchronous : bool
@@ -153,7 +153,7 @@ class Session:
         asynchronous: bool = False,
     ) -> None:
         if sign is not None and not audit:
-            raise InputError("Only a session with audit=True is signed.", hint="Session(..., audit=True, sign=...)")
+            raise InputError("Only a session with audit=True can be signed.", hint="Session(..., audit=True, sign=...)")
         clients = as_table(clients)
         turn = Turn(whole_number(seed, "'seed'", least=0), asynchronous=boolean(asynchronous, "'asynchronous'"))
         supplied = None if signals is None else as_signals(signals)
@@ -173,7 +173,7 @@ class Session:
         meta[resume_check.CLIENTS] = None if journal is None else resume_check.digests(clients)
         self._referee = None if rules is None else Referee(rules, clients)
         self._monitor = CoverageMonitor(selector_name(selector), clients.n, quiet=commit == "manual")
-        # Everything that may raise about the arguments has run by now: no half-made journal is left on disk.
+        # All arguments have been checked by now, so an error in them leaves no journal on disk.
         record = Journal.create(None if journal is None else place(journal), meta, commit, sign=_signer(sign))
         try:
             self._assemble(record, turn, supplied, Membership.of(clients), own, Shadows(running), PendingCohorts())
@@ -204,7 +204,7 @@ class Session:
         self._host_state = host_state
         self._prepared: _Prepared | None = None
 
-    # -- opening again ----------------------------------------------------------------------------------------------
+    # -- continuing -------------------------------------------------------------------------------------------------
 
     @classmethod
     def open(
@@ -225,7 +225,7 @@ class Session:
         path : path
             The journal.
         selector : Selector, optional
-            Only needed for a selector that is not registered; it must be the one the journal was written with.
+            Only needed for a selector that is not registered. It must be the one that wrote the journal.
         shadows : mapping, optional
             The shadow selectors from now on. New ones learn from the journal's rounds; shadows that are not named here
             are removed. Default: the journal's shadows.
@@ -233,16 +233,16 @@ class Session:
             The rules from now on; a change is recorded. Default: the journal's rules.
         commit : "always" or "manual"
         at : Savepoint, optional
-            The session's position when the host last wrote its own files; everything after it is dropped.
+            The session's position when the host last wrote its own files. Everything after it is dropped.
         sign : path, optional
             The private key of a signed journal.
         """
         _check_options(rules, commit, path, sign)
         selector = None if selector is None else as_selector(selector)
-        given = None if shadows is None else as_shadows(shadows)
+        wanted = None if shadows is None else as_shadows(shadows)
         check = None if at is None else partial(rewind, savepoint=instance(at, Savepoint, "'at'"))
         journal = Journal.open(place(path), commit, sign=_signer(sign), fits=partial(cls._load, selector=selector))
-        self = cls._continue_from(journal, selector, given, rules, quiet=commit == "manual", check=check)
+        self = cls._continue_from(journal, selector, wanted, rules, quiet=commit == "manual", check=check)
         if at is not None:
             self._shadows = Shadows(self._shadows.running, at.blind)
         return self
@@ -273,7 +273,7 @@ class Session:
 
     @classmethod
     def _load(cls, journal: Journal, selector: Selector[Any] | None) -> Session:
-        """Return a session as a journal has it, without rules and shadows; nothing is written."""
+        """Return the session of a journal, without rules and shadows; nothing is written."""
         meta = journal.meta()
         seed = int(meta["seed"])
         signals = None if meta["signals"] is None else frozenset(map(Signal.by_name, meta["signals"]))
@@ -291,39 +291,38 @@ class Session:
         )
         return self
 
-    def _resume_shadows(self, selector: Selector[Any] | None, given: Mapping[str, Selector[Any]] | None) -> None:
-        """Go on with the journal's shadows, except those no longer wanted, and add new ones.
+    def _resume_shadows(self, selector: Selector[Any] | None, shadows: Mapping[str, Selector[Any]] | None) -> None:
+        """Continue the journal's shadows; if ``shadows`` is given, drop those it lacks and add the new ones.
 
-        ``selector`` is the one the caller gave; shadows are adapted to what it reads.
+        ``selector`` is the caller's argument; shadows are adapted to what it reads.
         """
         meta = self.journal.meta()
-        wanted = given
-        if wanted is not None and selector is not None:
-            _, wanted = adapt_all(selector, wanted, self.table, self._signals)
-        # First what goes, then what comes, so that a shadow with other parameters may take the name of an old one.
-        dropped: dict[str, tuple[str, str]] = {}  # name -> what became of it, and why
+        if shadows is not None and selector is not None:
+            _, shadows = adapt_all(selector, shadows, self.table, self._signals)
+        # Shadows are dropped before new ones are added, so that a new one may take the name of an old one.
+        dropped: dict[str, tuple[str, str]] = {}  # by name, the event and the reason
         for name, spec in meta["shadows"].items():
-            kept = None if wanted is None else wanted.get(name)
-            if wanted is None:
+            shadow = None if shadows is None else shadows.get(name)
+            if shadows is None:
                 self._check_trusted(name, spec)
-            elif kept is None or describe(kept)["params"] != spec["params"]:
+            elif shadow is None or describe(shadow)["params"] != spec["params"]:
                 dropped[name] = "removed", "the session was opened without it"
                 continue
             try:
-                shadow = rebuild_selector(spec, kept, self.journal.path)
-                running = StatefulSelector.from_state(shadow, self.table, self.seed, self.journal, name)
+                rebuilt = rebuild_selector(spec, shadow, self.journal.path)
+                running = StatefulSelector.from_state(rebuilt, self.table, self.seed, self.journal, name)
                 self._shadows = self._shadows.with_one(running)
-            except Exception as error:  # a shadow is somebody else's code; the session goes on without it
+            except Exception as error:  # an error in a shadow must not stop the session
                 dropped[name] = "failed", f"failed: {error}"
-        for name, (what, why) in dropped.items():
-            self._recorder.record_dropped_shadow(name, what, why, self._shadows, self._turn)
-        for name, shadow in (wanted or {}).items():
+        for name, (event, reason) in dropped.items():
+            self._recorder.record_dropped_shadow(name, event, reason, self._shadows, self._turn)
+        for name, shadow in (shadows or {}).items():
             if name not in self._shadows.running:
                 self._try_to_add(name, shadow)
         self._shadows = Shadows(self._shadows.running, meta.get("blind", {}))
 
     def _check_trusted(self, name: str, spec: Mapping[str, Any]) -> None:
-        """Refuse to continue with a shadow whose code would be imported only because a journal names it."""
+        """Raise an error if a shadow's code would be imported just because a journal names it."""
         code = untrusted_reference(spec)
         if code is not None:
             raise JournalError(
@@ -334,21 +333,21 @@ class Session:
             )
 
     def _try_to_add(self, name: str, shadow: Selector[Any]) -> None:
-        """Add a shadow; one that fails is recorded as dropped, and the session goes on."""
+        """Add a shadow; one that fails is recorded as dropped, and the session continues."""
         check_signals(shadow, self.table, None, f"shadow {name!r}")
         try:
             self.add_shadow(name, shadow)
-        except Exception as error:  # one that failed before fails again while it learns from the journal
+        except Exception as error:  # a shadow that failed before fails again while it learns from the journal
             self._recorder.record_dropped_shadow(name, "failed", f"failed: {error}", self._shadows, self._turn)
 
     def _resume_rules(self, rules: Rules | None) -> None:
-        """Go on with the journal's rules or with new ones, which is recorded, and with the participations so far."""
+        """Continue with the journal's rules or with new ones, and with the participations so far."""
         recorded = self.journal.meta().get("rules")
         before = None if recorded is None else Rules.from_journal(recorded)
         if rules is None and before is not None and before.trusts_clients:
             raise InputError(
-                f"The journal {self.journal.path} has quotas that name no values ({before.quotas}); such quotas let "
-                "a client that invents a value into every cohort.",
+                f"The journal {self.journal.path} has quotas that name no values ({before.quotas}); with such quotas, "
+                "a client that invents a value is in every cohort.",
                 hint="open it with rules=Rules(..., quotas={'region': {'north': 2, 'south': 2}})",
             )
         if before is not None:
@@ -374,14 +373,14 @@ class Session:
         sign: str | Path | None = None,
         asynchronous: bool = False,
     ) -> Session:
-        """Continue the session at ``path`` or, when there is none, start it.
+        """Continue the session at ``path``, or start it if there is none.
 
-        A journal that was started with another seed, other clients or other signals is refused, with what differs.
+        It is an error if the journal was started with another seed, other clients or other signals.
         """
         _check_options(rules, commit, path, sign)
         selector, clients = as_selector(selector), as_table(clients)
         supplied = None if signals is None else as_signals(signals)
-        given = None if shadows is None else as_shadows(shadows)
+        wanted = None if shadows is None else as_shadows(shadows)
         if not is_blank(place(path)):
             same = partial(resume_check.check_same, seed=seed, clients=clients, signals=supplied, audit=audit)
             journal = Journal.open(place(path), commit, sign=_signer(sign), fits=partial(cls._load, selector=selector))
@@ -390,16 +389,16 @@ class Session:
                 raise InputError(
                     f"The journal {path} belongs to {'a' if asynchronous else 'an a'}synchronous session, but "
                     f"asynchronous={asynchronous} was given.",
-                    hint="open it as it was begun, or start another journal",
+                    hint="open it as it was started, or start another journal",
                 )
-            return cls._continue_from(journal, selector, given, rules, quiet=commit == "manual", check=same)
+            return cls._continue_from(journal, selector, wanted, rules, quiet=commit == "manual", check=same)
         return cls(
             selector,
             clients,
             seed=seed,
             signals=supplied,
             journal=path,
-            shadows=given,
+            shadows=wanted,
             rules=rules,
             commit=commit,
             audit=audit,
@@ -408,7 +407,7 @@ class Session:
         )
 
     def close(self) -> None:
-        """Close the journal. In manual mode what was not committed is dropped."""
+        """Close the journal. With ``commit="manual"``, uncommitted events are lost."""
         self.journal.close()
 
     def __enter__(self) -> Session:
@@ -421,7 +420,7 @@ class Session:
         """With ``commit="manual"``, make everything so far durable."""
         self.journal.commit()
 
-    # -- what a host may look at ---------------------------------------------------------------------------------------
+    # -- what a host may read ------------------------------------------------------------------------------------------
 
     @property
     def selector(self) -> Selector[Any]:
@@ -430,7 +429,7 @@ class Session:
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """The signals the host must put into reports: the selector's own, not the shadows', nor what we know here."""
+        """The signals that the host must report: those the selector reads, except what the session itself knows."""
         return frozenset(s for s in self.selector.requires if s.reported and s is not Signal.STALENESS)
 
     @property
@@ -440,12 +439,12 @@ class Session:
 
     @property
     def shadows(self) -> Mapping[str, Selector[Any]]:
-        """The shadow selectors by name; one that failed is no longer among them."""
+        """The shadow selectors by name, without those that failed."""
         return self._shadows.selectors
 
     @property
     def rules(self) -> Rules | None:
-        """The rules every cohort meets."""
+        """The rules for every cohort."""
         return None if self._referee is None else self._referee.rules
 
     @property
@@ -465,7 +464,7 @@ class Session:
 
     @property
     def round(self) -> int:
-        """The number of the next round, counted from 0; in an asynchronous session, that of the newest model."""
+        """The number of the next round, from 0; in an asynchronous session, the number of the newest model."""
         return self._turn.round
 
     @property
@@ -475,7 +474,7 @@ class Session:
 
     @property
     def seed(self) -> int:
-        """The seed all random streams derive from."""
+        """The seed of all random streams."""
         return self._turn.seed
 
     @property
@@ -494,7 +493,7 @@ class Session:
         return self._recorder.journal
 
     def savepoint(self) -> Savepoint:
-        """Return where the session stands, for the host's own checkpoint; see :class:`fedcohort.journal.Savepoint`."""
+        """Return the session's position, for the host's checkpoint; see :class:`fedcohort.journal.Savepoint`."""
         running = (self._own, *self._shadows.running.values())
         return Savepoint(
             *self.journal.newest(),
@@ -507,11 +506,11 @@ class Session:
         )
 
     def coverage(self) -> Coverage:
-        """Return how many clients carry the training; its ``warning`` says when it is too few. Changes nothing."""
-        return self._monitor.coverage(self.active)
+        """Return how many clients carry the training, with a ``warning`` if it is too few. Changes nothing."""
+        return self._monitor.tally.coverage(self.active)
 
     def explain(self, round_: int, client: int | str | None = None) -> Explanation:
-        """Return why ``client`` was picked in ``round_`` or not; without a client, the whole round."""
+        """Explain why ``client`` was or was not picked in ``round_``; without a client, explain the whole round."""
         return explain_round(self.journal, round_, client)
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -521,22 +520,23 @@ class Session:
         return self._prepare(as_request(request)).eligibility
 
     def query(self, request: RoundRequest | int | None) -> Query | None:
-        """Return the question the selector wants answered before it chooses, or None. Changes nothing."""
+        """Return the selector's question before it chooses, or None. Changes nothing."""
         self._prepared = None
         return self._prepare(as_request(request)).query
 
     def ask(self, request: RoundRequest | int | None, answer: Answer | None = None, **answers: Any) -> Cohort:
-        """Return the cohort of the next round; it is on record when this returns.
+        """Choose and record the cohort of the next round, and return it.
 
         Parameters
         ----------
         request : int, None or RoundRequest
-            How many clients; None asks for everybody available. A RoundRequest also names the available clients.
+            How many clients; None asks for all that are available. A RoundRequest also names the available clients.
         answer : Answer, optional
             The answer to what :meth:`query` returned for the same request.
         **answers
-            The same in short, for a selector that asks for losses: ``loss=measure``, a function from client names to
-            their losses, or the losses of all clients as an array or by name. A selector that asks nothing ignores it.
+            A short form of the answer, for a selector that asks for losses: ``loss=measure``, a function from client
+            names to their losses, or the losses of all clients as an array or by name. Selectors that ask nothing
+            ignore it.
         """
         request = as_request(request)
         if answer is not None:
@@ -545,11 +545,11 @@ class Session:
         if answers and answer is None:
             answer = answer_of(prepared.query, self.table, answers)
         check_answer(self.selector, self.table.n, prepared.query, answer)
-        # What is new stays in local names until it is on record: an error before that leaves the session as it was.
+        # The session changes only after the cohort is recorded, so an error before that leaves it as it was.
         turn, eligibility = self._turn, prepared.eligibility
         choice = self._choose(request.size, prepared, answer)
         cohort = choice.cohort
-        # Before the rules add clients: the scores explain the selector's choice, not the operator's.
+        # The scores explain the selector's choice, so they are taken before the rules add clients.
         scores = recorded_scores(cohort)
         if self._referee is not None and eligibility is not None:
             cohort = self._referee.apply(cohort, eligibility, request.size, turn.stream(streams.RULES))
@@ -567,7 +567,7 @@ class Session:
             shadows=choice.shadows,
             eligibility=eligibility,
         )
-        # From here on nothing can fail that could be undone: the cohort is durable, and memory follows the journal.
+        # The cohort is durable now; the rest brings memory in line with the journal.
         self._own, self._shadows = choice.own, choice.shadows
         self._turn = turn.following()
         self._prepared = None
@@ -575,11 +575,11 @@ class Session:
         if cohort.size:
             self._pending.add(cohort)
             if self._referee is not None:
-                self._referee.ledger.count_cohort(cohort.ticket, cohort.round, cohort.clients)
+                self._referee.ledger.count_cohort(cohort.round, cohort.clients)
         return cohort
 
     def _choose(self, size: int | None, prepared: _Prepared, answer: Answer | None) -> _Choice:
-        """Let the selector choose, and after it the shadows; the session does not change."""
+        """Let the selector choose, then the shadows, without changing the session."""
         turn, own, shadows = self._turn, self._own, self._shadows
         slate, eligibility = prepared.slate, prepared.eligibility
         if slate is None:
@@ -598,8 +598,8 @@ class Session:
         return _Choice(cohort, candidates, own, shadows.after(picks), picks)
 
     def _prepare(self, request: RoundRequest) -> _Prepared:
-        # query() and ask() get the same request object. The selector's question must not be drawn twice, because the
-        # answer belongs to the question that was asked.
+        # query() and ask() get the same request object. The question must not be drawn again, because the answer
+        # belongs to the one that was asked.
         if self._prepared is not None and self._prepared.request is request:
             return self._prepared
         size = check_size(request.size, self.table.n)
@@ -610,7 +610,7 @@ class Session:
         eligibility = None
         if self._referee is not None:
             eligibility = self._referee.eligibility(self._turn.round, self._turn.ticket, candidates)
-            # The clients that the rules demand are picked already; the selector fills the other places.
+            # The rules already picked the clients they demand; the selector fills the other places.
             candidates, size = eligibility.remaining(size)
         slate = None
         query = None
@@ -618,7 +618,7 @@ class Session:
             own = self._own
             at_work = freeze(busy) if self._turn.asynchronous else None
             slate = own.slate(self._turn.round, size, candidates, at_work)
-            if type(own.selector).query is not Selector.query:  # most ask nothing, and a stream takes time
+            if type(own.selector).query is not Selector.query:  # saves a random stream for selectors that ask nothing
                 query = own.selector.query(own.state, slate, self._turn.stream(streams.QUERY))
                 check_query(own.selector, query, self.table.n)
         self._prepared = _Prepared(request, slate, query, eligibility)
@@ -632,14 +632,14 @@ class Session:
         Parameters
         ----------
         report : Cohort or RoundReport
-            The cohort that trained, with its outcome as keywords; or a RoundReport, with which a host can also
-            report a round in parts.
+            The cohort that trained, with its outcome as keywords; or a RoundReport, which can also report a round in
+            parts.
         host : JSON-like, optional
-            Anything the host wants stored in the same transaction, for example the name of a model checkpoint.
+            Anything the host wants to store in the same transaction, for example the name of a model checkpoint.
         **outcome
             With a cohort, signals by name: ``loss=[0.7, 0.9]`` in the order of the cohort, or ``loss={"anna": 0.7}`` by
-            client; a hyphen in a name is written as an underscore. Besides ``status`` and ``kept`` as in
-            :class:`RoundReport`. A client that a mapping does not name is missing.
+            client. Hyphens in a name become underscores. Also ``status`` and ``kept``, as in :class:`RoundReport`. A
+            client that a mapping does not name is missing.
         """
         if isinstance(report, Cohort):
             report = report_of(report, outcome)
@@ -664,37 +664,37 @@ class Session:
             item.replies.append(news)
 
     def _with_staleness(self, item: PendingCohort, report: RoundReport) -> RoundReport:
-        """Return a report with what the session itself knows, where anybody reads it."""
+        """Add the staleness, which the session itself knows, to a report if anybody may read it."""
         turn = self._turn
         if not (turn.asynchronous or Signal.STALENESS in self.selector.requires):
             return report
         if not isinstance(report.metrics, Mapping):
-            return report  # refused with the other checks
+            return report  # check_report refuses it
         models = turn.round - item.cohort.round if turn.asynchronous else 0
         staleness = np.full(len(report.clients), float(models))
         return dataclasses.replace(report, metrics={**report.metrics, Signal.STALENESS: staleness})
 
     def advance(self, tickets: Iterable[int] = (), *, host: Any = None) -> None:
-        """Say that there is a new global model; only for an asynchronous session.
+        """Report a new global model of an asynchronous session.
 
         Parameters
         ----------
         tickets : iterable of int
-            Whose answers it was made of, for the record.
+            The tickets of the replies in the new model, for the record.
         host : JSON-like, optional
-            Anything the host wants stored in the same transaction.
+            Anything the host wants to store in the same transaction.
         """
         if not self._turn.asynchronous:
             raise InputError(
-                "Only asynchronous sessions count new models; elsewhere, every cohort is a round.",
+                "Only asynchronous sessions count new models; in other sessions, every cohort is a round.",
                 hint="Session(..., asynchronous=True)",
             )
-        made_of = [whole_number(ticket, "A ticket", least=0) for ticket in tickets]
-        for ticket in made_of:
-            # Never given out, or still at work.
+        used = [whole_number(ticket, "A ticket", least=0) for ticket in tickets]
+        for ticket in used:
+            # Never issued, or still at work.
             if ticket >= self._turn.ticket or self._pending.find(ticket) is not None:
-                raise TicketError(f"Ticket {ticket} has no answer to build a model from.")
-        self._recorder.record_model(self._turn, made_of, host)
+                raise TicketError(f"Ticket {ticket} has no reply to build a model from.")
+        self._recorder.record_model(self._turn, used, host)
         if host is not None:
             self._host_state = host
         self._turn = self._turn.with_new_model()
@@ -703,8 +703,8 @@ class Session:
     def abandon(self, ticket: int, reason: str) -> None:
         """Close a cohort without counting its round: its clients are free, and the next request chooses again.
 
-        Clients that were reported keep what was reported, the others are missing; the selector learns from that. The
-        round's number is given to the next cohort, unless another round was asked for since.
+        What was reported so far stays; the other clients are recorded as missing, and the selector learns from that.
+        The next cohort gets the round's number, unless another round has been asked for since.
         """
         whole_number(ticket, "'ticket'")
         text(reason, "'reason'")
@@ -731,14 +731,14 @@ class Session:
         if self._referee is not None:
             if abandoned is None:
                 self._referee.ledger.count_replies(cohort.ticket, cohort.clients, replies.status)
-            else:  # its participations are taken back, which only the journal can say without them
+            else:  # its participations no longer count, so all are counted again from the journal
                 self._referee = referee_from(self._referee.rules, self.journal)
 
     def _tell_late(self, report: RoundReport) -> None:
-        """Record replies that come after their round was closed; they change no state."""
+        """Record replies that arrive after their round was closed; they change no state."""
         if not 0 <= report.ticket < self._turn.ticket:
             raise TicketError(
-                f"There is no ticket {report.ticket}; this session has given out 0 to {self._turn.ticket - 1}."
+                f"There is no ticket {report.ticket}; this session has issued 0 to {self._turn.ticket - 1}."
             )
         self._recorder.record_late(report.ticket, check_late(self.table, self.journal.replies(report.ticket), report))
 
@@ -750,13 +750,13 @@ class Session:
         self._recorder.record_numbers(round_, check_numbers(metrics))
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Record something of the host's own, for example why clients failed; changes no state.
+        """Record a note of the host, for example why clients failed; changes no state.
 
-        The session reads events of its own, so their kinds are not for others.
+        The kinds of events that the session itself reads are not allowed.
         """
         if text(kind, "'kind'") in SESSION_EVENTS:
             raise InputError(
-                f"Notes of the kind {kind!r} are the session's own.",
+                f"The kind {kind!r} is reserved for the session's own events.",
                 hint="choose another kind for a host's note",
             )
         self._recorder.note(kind, mapping(body, "'body'"))
@@ -770,16 +770,16 @@ class Session:
             blocked = self._recorder.blocked_names(clients.names)
             if blocked:
                 raise InputError(
-                    f"The client {next(iter(blocked))!r} was forgotten, and is blocked from joining again.",
+                    f"The client {next(iter(blocked))!r} was forgotten and is blocked from joining again.",
                     hint="to take part again, it must join under another name",
                 )
         members = self._members.join(clients)
-        # The own selector's error is the caller's. A shadow must not keep clients out: one that fails is dropped.
+        # An error of the session's selector reaches the caller. A shadow must not keep clients out, so it is dropped.
         own = self._own.grow(members.table, self.seed)
         shadows, failed = self._shadows.try_each(lambda shadow: shadow.grow(members.table, self.seed))
         self._recorder.record_join(members, self.table.n, self._turn, own, shadows, failed)
         self._own, self._shadows = own, shadows
-        self._monitor.grow(members.table.n)
+        self._monitor.tally.grow(members.table.n)
         self._set_members(members)
 
     def leave(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
@@ -789,13 +789,13 @@ class Session:
         self._set_members(members)
 
     def rejoin(self, clients: Sequence[str] | Sequence[int] | IntArray) -> None:
-        """Bring back clients that left, with all that was learned about them."""
+        """Bring back clients that left, with everything learned about them."""
         members, indices = self._members.change(clients, True)
         self._recorder.record_members(members, REJOINED, indices)
         self._set_members(members)
 
     def update_facts(self, table: ClientTable) -> None:
-        """Replace what is known about the clients (sizes, labels); names and number stay, no kind of facts goes."""
+        """Replace facts about the clients (sizes, labels); the clients and the kinds of facts must stay."""
         instance(table, ClientTable, "'table'")
         members = self._members.with_facts(table)
         self._recorder.record_members(members, FACTS, self.table.differing(table))
@@ -803,15 +803,16 @@ class Session:
         self._set_members(members)
 
     def forget(self, client: str, *, block: bool = False) -> str:
-        """Remove what is known about a client, for good, and return the name that stands for it from now on.
+        """Remove everything known about a client for good, and return the name that replaces its own.
 
-        It leaves the federation. Its name in any text, facts, attributes, reported numbers, scores, reasons and its row
-        in every selector's state go; that somebody took part in these rounds stays, so that it can be proved.
+        The client leaves the federation. Its name in any text, its facts, attributes, reported numbers, scores and
+        reasons, and its row in every selector's state are erased. That some client took part in these rounds stays on
+        record, as evidence.
 
         Parameters
         ----------
         block : bool
-            Whether a client of that name is kept from joining again. The journal then holds a keyed digest of the name.
+            Whether to keep a client of that name from joining again. The journal then holds a keyed digest of the name.
         """
         text(client, "'client'")
         boolean(block, "'block'")
@@ -819,17 +820,16 @@ class Session:
             client, self.table, self._own, self._shadows, self._turn, block=block
         )
         self._own, self._shadows = own, shadows
-        # Rules, pending cohorts and what the host stored may name the client: the journal has the new name. Read from
-        # there, memory cannot keep a copy of the old one.
+        # Rules, pending cohorts and the host's state may contain the old name, so all are read again from the journal.
         meta = self.journal.meta()
         self._host_state = meta["host"]
         if self._referee is not None:
             self._referee = referee_from(Rules.from_journal(meta["rules"]), self.journal)
         self._pending = PendingCohorts.from_journal(self.journal, members.table)
         self._set_members(members)
-        self.journal.compact()  # deleted rows stay readable in the file until it is written anew
+        self.journal.compact()  # deleted rows stay readable in the file until it is rewritten
         if self.journal.path is not None:
-            Presence.remove(self.journal.path)  # left by a server that was killed: it names clients that were offline
+            Presence.remove(self.journal.path)  # a server that was killed may have left it, with names of clients
         return stand_in
 
     def _set_members(self, members: Membership) -> None:
@@ -842,14 +842,14 @@ class Session:
     # -- rules ----------------------------------------------------------------------------------------------------
 
     def set_rules(self, rules: Rules, order: str | None = None) -> None:
-        """Set other rules from the next round on; participations so far count for them too.
+        """Replace the rules from the next round on; earlier participations count.
 
         Parameters
         ----------
         rules : Rules
-            ``Rules()`` drops the rules there are.
+            The new rules; ``Rules()`` removes all rules.
         order : str, optional
-            Which order of an operator this carries out; see :mod:`fedcohort.hosts.orders`.
+            The operator's order that this carries out; see :mod:`fedcohort.hosts.orders`.
         """
         instance(rules, Rules, "'rules'")
         before = self.rules
@@ -857,14 +857,14 @@ class Session:
         forgotten = self._recorder.blocked_names(named)  # an operator's file may still name them
         rules = rules.with_names(lambda name: forgotten.get(name, name))
         if rules.to_dict() == (before or Rules()).to_dict():
-            return  # a restart with the same rules is no change, and must not be on record as one
+            return  # a restart with the same rules must not be recorded as a change
         referee = referee_from(rules, self.journal)
         self._recorder.record_rules(rules, self._turn, order)
         self._referee, self._prepared = referee, None
         log.info("the rules change from round %d on: %s", self.round, difference(before, rules))
 
     def set_attributes(self, attributes: Mapping[str, Attributes]) -> None:
-        """Store what clients, by name, report about themselves: battery, network, region, for rules to use."""
+        """Store attributes that clients report about themselves (battery, network, region), for use in rules."""
         instance(attributes, Mapping, "'attributes'", "a mapping from client names to attributes")  # type: ignore[type-abstract]
         plain = {name: plain_attributes(name, facts) for name, facts in attributes.items()}
         blocked = self._recorder.blocked_names(plain)
@@ -878,9 +878,9 @@ class Session:
     # -- selectors ------------------------------------------------------------------------------------------------
 
     def change_selector(self, selector: Selector[Any] | str) -> None:
-        """Let another selector choose from the next round on; it starts from the outcomes the journal holds.
+        """Let another selector choose from the next round on; it first learns from the recorded rounds.
 
-        Rounds whose reports lack a signal it needs are passed over. What the previous one learned is dropped.
+        It skips rounds whose reports lack a signal it needs. The state of the previous selector is dropped.
         """
         selector = as_selector(selector).adapt(self.table.signals | (self._signals or frozenset()))
         check_signals(selector, self.table, self._signals)
@@ -891,7 +891,7 @@ class Session:
         self._own, self._prepared = own, None
 
     def add_shadow(self, name: str, shadow: Selector[Any] | str) -> None:
-        """Let a selector watch from now on; it starts from the outcomes the journal holds."""
+        """Add a shadow selector; it first learns from the recorded rounds."""
         shadow = as_shadows({text(name, "'name'"): shadow})[name]
         if name in self._shadows.running:
             raise InputError(f"There is already a shadow {name!r}.", hint="remove it first, or choose another name")
@@ -904,7 +904,7 @@ class Session:
         self._shadows = shadows
 
     def remove_shadow(self, name: str) -> None:
-        """Remove a shadow; what it would have picked so far stays on record."""
+        """Remove a shadow; what it would have picked stays on record."""
         if text(name, "'name'") not in self._shadows.running:
             raise InputError(f"There is no shadow {name!r}. Known: {', '.join(self._shadows.running) or 'none'}.")
         others = self._shadows.without([name])
@@ -913,7 +913,7 @@ class Session:
 
 
 def _check_options(rules: object, commit: object, journal: object, sign: object) -> None:
-    """Check what starting and opening a session have in common."""
+    """Check the arguments that starting and opening a session share."""
     if rules is not None:
         instance(rules, Rules, "'rules'")
     one_of(commit, ("always", "manual"), "'commit'")
@@ -936,7 +936,7 @@ def _first_meta(
     *,
     audit: bool,
 ) -> dict[str, Any]:
-    """Return what a new journal says about its session."""
+    """Return the metadata of a new journal."""
     meta = {
         "seed": turn.seed,
         "selector": describe(own.selector),
@@ -946,13 +946,13 @@ def _first_meta(
         "host": None,
         "audit": new_nonce() if audit else None,
     }
-    # Only where it is so: journals of sessions with rounds stay readable for versions that know no others.
+    # Only asynchronous sessions have this key, so older versions can still read journals of sessions with rounds.
     return {**meta, "asynchronous": True} if turn.asynchronous else meta
 
 
 def _nobody(eligibility: Eligibility | None) -> Cohort:
-    """Return the cohort of a request for which the selector has nobody, or no place, to choose."""
+    """Return the empty cohort of a selector that has no candidate or no place to fill."""
     if eligibility is not None and len(eligibility.allowed):
-        return Cohort(_NOBODY)  # the rules demand the whole cohort
+        return Cohort(_NOBODY)  # the clients that the rules demand fill the whole cohort
     excluded = eligibility is not None and bool(eligibility.reasons)
     return Cohort(_NOBODY, notes={"reason": "the rules admit nobody" if excluded else "nobody is available"})

@@ -1,7 +1,7 @@
-"""Shadow selectors see the same requests and outcomes as a session's own, and never disturb it.
+"""Shadow selectors see the same requests and outcomes as a session's own selector, and never disturb it.
 
-A shadow gets exactly the answers that the session's own selector paid for. One that needs more says so instead of
-naming picks it cannot know; one that raises is recorded as failed and dropped.
+A shadow sees only the answers that clients gave to the session's own selector. If it needs more, a note says so and it
+picks nobody. A shadow that raises an error is recorded as failed and dropped.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ShadowPick:
         The shadow after its choice.
     picked : (k,) int array
     scores : its scores as the journal stores them, or None
-    note : why it names nobody, or None
-    failed : whether it raised, so that it is dropped
+    note : why it picked nobody, or None
+    failed : whether it raised an error, so that it is dropped
     """
 
     after: StatefulSelector
@@ -52,13 +52,13 @@ class ShadowPick:
 
 
 class Shadows:
-    """The shadows of a session by name, each with its state. Replaced, never changed.
+    """The shadows of a session by name, each with its state. Immutable.
 
     Parameters
     ----------
     running : mapping of name to StatefulSelector
     blind : mapping of name to str
-        What a shadow could not learn from the last round, in words; until it learns again it names nobody.
+        Why a shadow could not learn from the last round, in words; until it learns again, it picks nobody.
     """
 
     __slots__ = ("blind", "running")
@@ -76,54 +76,54 @@ class Shadows:
 
     @property
     def specs(self) -> dict[str, Any]:
-        """What the journal stores about each, so that it can be built again."""
+        """The journal's description of each shadow, from which it can be rebuilt."""
         return {name: describe(shadow.selector) for name, shadow in self.running.items()}
 
     def with_one(self, shadow: StatefulSelector) -> Shadows:
-        """Return these and one more."""
+        """Return the shadows and one more."""
         return Shadows({**self.running, shadow.name: shadow}, self.blind)
 
     def without(self, names: Collection[str]) -> Shadows:
-        """Return these without some."""
+        """Return the shadows without some of them."""
         return Shadows({name: s for name, s in self.running.items() if name not in names}, self.blind)
 
     def with_table(self, table: ClientTable) -> Shadows:
-        """Return these with new facts about the same clients."""
+        """Return the shadows with new facts about the same clients."""
         return Shadows({name: shadow.with_table(table) for name, shadow in self.running.items()}, self.blind)
 
     def with_names(self, text: Callable[[str], str]) -> Shadows:
-        """Return these under other names."""
+        """Return the shadows renamed by a function."""
         running = {text(name): shadow.with_name(text(name)) for name, shadow in self.running.items()}
         return Shadows(running, {text(name): why for name, why in self.blind.items()})
 
     def try_each(self, step: Callable[[StatefulSelector], StatefulSelector]) -> tuple[Shadows, dict[str, str]]:
-        """Return the shadows after ``step``, and by name why others failed at it."""
+        """Return the shadows after ``step``, and by name why others failed in it."""
         running: dict[str, StatefulSelector] = {}
         failed: dict[str, str] = {}
         for name, shadow in self.running.items():
             try:
                 running[name] = step(shadow)
-            except Exception as error:  # a shadow is somebody else's code on facts it did not choose
+            except Exception as error:  # an error in a shadow must not stop the session
                 failed[name] = f"failed: {error}"
         return Shadows(running, self.blind), failed
 
     def learn(self, cohort: Cohort, replies: ReplyBlock) -> tuple[Shadows, dict[str, str]]:
         """Return the shadows after a complete round, and by name why others failed."""
         unreported = {name: shadow.missing_signals(replies) for name, shadow in self.running.items()}
-        # It does not fail: the next round may bring what it lacks.
+        # A shadow that lacks a signal is not dropped, because the next round may have it.
         blind = {name: why for name, why in unreported.items() if why is not None}
         after, failed = self.try_each(lambda shadow: shadow if shadow.name in blind else shadow.learn(cohort, replies))
         return Shadows(after.running, blind), failed
 
     def choose(self, turn: Turn, slate: Slate, answer: Answer | None) -> dict[str, ShadowPick]:
-        """Return by name what each would pick.
+        """Return by name what each shadow would pick.
 
         Parameters
         ----------
         slate : Slate
-            That of the session's own selector.
+            The slate of the session's own selector.
         answer : Answer or None
-            What the session's own selector asked and learned.
+            The answer to its query.
         """
         return {name: self._choose(shadow, turn, slate, answer) for name, shadow in self.running.items()}
 
@@ -137,22 +137,22 @@ class Shadows:
         try:
             slate = shadow.slate(turn.round, own.size, own.candidates, own.busy)
             question = shadow.selector.query(shadow.state, slate, turn.stream(streams.QUERY, shadow.name))
-            known = None
+            its_answer = None
             if question is not None:
-                # A shadow must cost nothing: it sees the answers that were paid for, and asks no client itself.
+                # A shadow must cost nothing, so it never asks clients itself.
                 lacking = unpaid(question, answer)
                 if lacking is not None:
                     return ShadowPick(shadow, _NOBODY, None, lacking)
                 assert isinstance(question, Losses) and answer is not None
-                known = answer_from_paid(question, answer, slate.n)
+                its_answer = answer_from_paid(question, answer, slate.n)
             rng = turn.stream(streams.SELECTION, shadow.name)
-            cohort, state = shadow.selector.select(shadow.state, slate, known, rng)
+            cohort, state = shadow.selector.select(shadow.state, slate, its_answer, rng)
             check_cohort(shadow.selector, cohort, slate)
             freeze_state(state, slate.n)
             scores = recorded_scores(cohort)
             packed = None if scores is None else pack_scores(scores)
             return ShadowPick(shadow.with_state(state), cohort.clients, packed, None)
-        except Exception as error:  # a shadow is somebody else's code on facts it did not choose
+        except Exception as error:  # an error in a shadow must not stop the session
             return ShadowPick(shadow, _NOBODY, None, f"failed: {error}", failed=True)
 
 
@@ -169,15 +169,15 @@ def adapt_all(
 
 
 def unpaid(question: Query, answer: Answer | None) -> str | None:
-    """Return what a shadow asks and nobody paid for, in words, or None when all of it was."""
+    """Return in words which part of a shadow's question the session's answer does not cover; None if it covers all."""
     if not isinstance(question, Losses):
         return "lacked its signals: it asks for a trial of cohorts, which only the session's own selector can"
-    wanted = ", ".join(sorted(question.signals))
+    signals = ", ".join(sorted(question.signals))
     if answer is None or not isinstance(answer.query, Losses) or not question.signals <= answer.query.signals:
-        return f"lacked its signals: it asks {len(question.clients)} clients for {wanted}, and nobody was asked"
-    unasked = int((~np.isin(question.clients, answer.query.clients)).sum())
-    if unasked:
+        return f"lacked its signals: it asks {len(question.clients)} clients for {signals}, and nobody was asked"
+    missing = int((~np.isin(question.clients, answer.query.clients)).sum())
+    if missing:
         return (
-            f"lacked its signals: {unasked} of the {len(question.clients)} clients it asks for {wanted} were not asked"
+            f"lacked its signals: {missing} of the {len(question.clients)} clients it asks for {signals} were not asked"
         )
     return None

@@ -15,14 +15,13 @@ from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.journal.codec import freeze_state
 from fedcohort.session.outcomes import in_cohort_order, outcome_for
 
-OWN = ""  # the name of a session's own selector; shadows have names that are not empty
+OWN = ""  # the name of a session's own selector; names of shadows are not empty
 
 
 class StatefulSelector:
     """A selector, its state, and the client table through which it reads only the signals it declares.
 
-    It never changes: every method that moves it on returns another one, so that nothing has to be undone when an error
-    comes in between.
+    It is immutable: methods return a changed copy, so nothing has to be undone after an error.
 
     Parameters
     ----------
@@ -30,7 +29,7 @@ class StatefulSelector:
         The federation.
     state : the selector's state
     name : str
-        '' for a session's own selector, else the name of a shadow. Random streams and the journal go by it.
+        '' for a session's own selector, else the name of a shadow. Random streams and the journal use it.
     """
 
     __slots__ = ("granted", "name", "selector", "state")
@@ -43,7 +42,7 @@ class StatefulSelector:
 
     @classmethod
     def initial(cls, selector: Selector[Any], table: ClientTable, seed: int, name: str = OWN) -> StatefulSelector:
-        """Return a selector in the state before its first round."""
+        """Return a selector in its initial state."""
         kind = f"{streams.INITIALISATION}:{name}" if name else streams.INITIALISATION
         state = selector.init(table.granting(selector.requires), streams.stream(seed, kind, 0))
         return cls(selector, table, freeze_state(state, table.n), name)
@@ -53,7 +52,7 @@ class StatefulSelector:
         cls, selector: Selector[Any], table: ClientTable, seed: int, journal: Journal, name: str = OWN
     ) -> StatefulSelector:
         """Return a selector in the state that a journal holds for it."""
-        # Only for the type of its state, which no selector declares.
+        # The fresh state is only needed for its type, which no selector declares.
         fresh = selector.init(table.granting(selector.requires), streams.stream(seed, streams.INITIALISATION, 0))
         return cls(selector, table, journal.resume_state(name, type(fresh)), name)
 
@@ -63,7 +62,7 @@ class StatefulSelector:
     ) -> StatefulSelector:
         """Return a selector that has learned from every round in a journal.
 
-        Rounds whose replies lack a signal that it needs are passed over.
+        It skips rounds whose replies lack a signal that it needs.
         """
         granted = table.granting(selector.requires)
         self = cls(selector, table, freeze_state(selector.init(granted, rng), table.n), name)
@@ -79,7 +78,7 @@ class StatefulSelector:
 
     def with_state(self, state: Any) -> StatefulSelector:
         """Return the selector in another state."""
-        # Past the constructor, which makes a view of the table: this runs several times in every round.
+        # The constructor would make a view of the table, which takes time: this runs several times in every round.
         other = object.__new__(StatefulSelector)
         other.selector, other.granted, other.name = self.selector, self.granted, self.name
         other.state = state
@@ -96,23 +95,22 @@ class StatefulSelector:
         return other
 
     def slate(self, round_: int, size: int | None, candidates: IntArray, busy: IntArray | None = None) -> Slate:
-        """Return the slate of a round; the selector may want another size than the host.
+        """Return the slate of a round; the selector may change the host's size.
 
-        In an asynchronous session ``busy`` are the clients at work, and nobody wants more than one.
+        In an asynchronous session, ``busy`` are the clients at work, and the size is 1.
         """
         if busy is not None:
             return Slate(round_, 1, candidates, self.granted, busy)
-        asked = len(candidates) if size is None else min(int(size), len(candidates))
-        wanted = self.selector.size(self.state, asked, len(candidates))
-        return Slate(round_, max(1, min(int(wanted), len(candidates))), candidates, self.granted)
+        most = len(candidates)
+        asked = most if size is None else min(int(size), most)
+        chosen = int(self.selector.size(self.state, asked, most))
+        return Slate(round_, max(1, min(chosen, most)), candidates, self.granted)
 
     def missing_signals(self, replies: ReplyBlock) -> str | None:
-        """Return, in words, which signals it needs that no reply of a round contained, or None."""
-        needed = [signal for signal in self.selector.requires if signal.is_metric]
-        if needed and (replies.status == Status.OK).any():
-            lacking = sorted(s.value for s in needed if s.value not in replies.metrics)
-            if lacking:
-                return f"lacked its signals: no client reported {', '.join(lacking)}"
+        """Return in words which signals that it needs are missing from the replies of a round; None if none are."""
+        lacking = sorted(s.value for s in self.selector.requires if s.is_metric and s.value not in replies.metrics)
+        if lacking and (replies.status == Status.OK).any():
+            return f"lacked its signals: no client reported {', '.join(lacking)}"
         return None
 
     def learn(self, cohort: Cohort, replies: ReplyBlock) -> StatefulSelector:
@@ -121,7 +119,7 @@ class StatefulSelector:
         return self.with_state(freeze_state(self.selector.update(self.state, outcome), self.granted.n))
 
     def grow(self, table: ClientTable, seed: int) -> StatefulSelector:
-        """Return the selector after clients joined; ``table`` has them at its end."""
+        """Return the selector after clients joined, which are the last in ``table``."""
         rng = streams.stream(seed, f"{streams.INITIALISATION}:{self.name}", self.granted.n)
         other = self.with_table(table)
         other.state = freeze_state(self.selector.grow(self.state, other.granted, rng), table.n)
@@ -132,9 +130,9 @@ class StatefulSelector:
         rng = streams.stream(seed, f"{streams.INITIALISATION}:{self.name}", 0)
         other = self.with_table(table)
         own = [f.name for f in dataclasses.fields(self.state) if is_per_client(f)]
-        # As if everybody had just joined: rounds may have decided how wide a row is.
-        nobody = dataclasses.replace(self.state, **{field: getattr(self.state, field)[:0] for field in own})
-        fresh = self.selector.grow(nobody, other.granted, rng)
+        # Growing an empty state, instead of calling init, keeps row widths that were decided by earlier rounds.
+        empty = dataclasses.replace(self.state, **{field: getattr(self.state, field)[:0] for field in own})
+        fresh = self.selector.grow(empty, other.granted, rng)
         changes = {field: getattr(self.state, field).copy() for field in own}
         for field, rows in changes.items():
             rows[client] = getattr(fresh, field)[client]

@@ -1,4 +1,4 @@
-"""Which cohort a session chooses next, and the random numbers it is chosen with."""
+"""The number of the next cohort and its random streams."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Turn:
     seed : int
         The session's seed.
     round : int
-        The number of the next round, counted from 0; in an asynchronous session that of the newest global model.
+        The number of the next round, from 0; in an asynchronous session, the number of the newest global model.
     attempt : int
         How often that round was abandoned before; in an asynchronous session, how many cohorts it has had.
     ticket : int
-        The number of the next cohort; every cohort has its own, even if its round is repeated.
+        The number of the next cohort, which is never used again, even if the round is repeated.
     asynchronous : bool
-        Whether a round lasts until there is a new model, however many cohorts are asked for.
+        Whether a round lasts until there is a new model, however many cohorts it has.
 
     Examples
     --------
@@ -58,11 +58,11 @@ class Turn:
         return replace(self, round=self.round + 1, attempt=0)
 
     def at_round(self, round_: int, attempt: int) -> Turn:
-        """Return the turn with another round: a round that was abandoned is repeated."""
+        """Return the turn at another round, for example to repeat an abandoned one."""
         return replace(self, round=round_, attempt=attempt)
 
     def stream(self, kind: str, name: str = "") -> np.random.Generator:
-        """Return the generator for one purpose; ``name`` is that of a shadow."""
-        # Another cohort of the same round must not be drawn like the first.
+        """Return the generator for one purpose; ``name`` is the shadow's, if it is for a shadow."""
+        # Every cohort of a round needs its own random numbers.
         attempt = (self.attempt,) if self.attempt else ()
         return streams.stream(self.seed, f"{kind}:{name}" if name else kind, self.round, *attempt)

@@ -1,11 +1,11 @@
-"""All checks of what comes in: signals at the start, answers, cohorts, reports. Each refuses or returns."""
+"""Check everything a session receives: selectors, clients, signals, requests, answers, cohorts and reports."""
 
 from __future__ import annotations
 
 import numbers
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -35,12 +35,12 @@ from fedcohort.core.validate import numbers as numbers_of
 from fedcohort.journal import ReplyBlock, ReplyRow
 
 _STATUSES = frozenset(int(status) for status in Status)
-_FEW = 1024  # below so many picks a Python set finds a repeated one faster than sorting does
-MOST_WORK = 1000  # times the usual local steps
+_FEW = 1024  # for fewer picks than this, a Python set finds a repeated one faster than sorting
+MOST_WORK = 1000  # as a multiple of the usual local steps
 
 
 def as_selector(value: object, what: str = "'selector'") -> Selector[Any]:
-    """Return a selector, given itself or by its name."""
+    """Return a selector from a selector or the name of one."""
     if isinstance(value, str):
         return SELECTORS.create(value)
     return instance(value, Selector, what, "a Selector or the name of one")  # type: ignore[type-abstract]
@@ -57,12 +57,12 @@ def as_shadows(value: object) -> dict[str, Selector[Any]]:
 
 
 def as_table(value: object) -> ClientTable:
-    """Return a client table, given itself, the clients' names, or their number; then all have the same size."""
+    """Return a client table from a table, or from names or a number; clients then have equal sizes."""
     if isinstance(value, ClientTable):
         return value
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         n = ClientTable(n=int(value)).n
-        # Equal sizes, so that selectors that weigh by size work without any facts.
+        # Selectors that weight clients by their size need sizes.
         return ClientTable(n=n, sizes=np.ones(n))
     try:
         named = ClientTable(names=value)  # type: ignore[arg-type]
@@ -74,12 +74,12 @@ def as_table(value: object) -> ClientTable:
 
 
 def as_signals(value: object) -> frozenset[Signal]:
-    """Return signals, given themselves or by their names."""
+    """Return signals from signals or their names."""
     return frozenset(Signal.by_name(item) for item in listing(value, "'signals'", "signals"))
 
 
 def as_request(value: object) -> RoundRequest:
-    """Return a request, given itself or as a cohort size; None asks for everybody."""
+    """Return a request from a request or a cohort size; None asks for all available clients."""
     if isinstance(value, RoundRequest):
         return value
     if value is None or isinstance(value, (int, np.integer)):
@@ -87,76 +87,69 @@ def as_request(value: object) -> RoundRequest:
     raise refuse("A request", "a number of clients, None or a RoundRequest", value)
 
 
-def answer_of(query: Query | None, table: ClientTable, given: Mapping[str, Any]) -> Answer | None:
-    """Return the answer to a question from losses by name of the signal; None where nothing is asked.
+def answer_of(query: Query | None, table: ClientTable, answers: Mapping[str, Any]) -> Answer | None:
+    """Return the answer to a query from the keywords of ``session.ask``; None if there is no query.
 
     Parameters
     ----------
     query : Losses, Trial or None
-    given : mapping of str to function, mapping or array
-        A function from client names to numbers, numbers by client name, or the numbers of all clients.
+    answers : mapping of str to function, mapping or array
+        By signal, a function from client names to numbers, numbers by client name, or the numbers of all clients.
     """
-    known = {_signal_of(name): values for name, values in given.items()}
+    sources = {_signal_of(name): source for name, source in answers.items()}
     if query is None:
         return None
     if isinstance(query, Trial):
         raise InputError(
-            "The selector asks for a trial of cohorts, which has no short form.",
+            "The selector asks for a trial of cohorts, which cannot be answered with keywords.",
             hint="call session.query(request), answer it, and pass the Answer to session.ask(request, answer)",
         )
     names = table.names_of(query.clients)
     values: dict[Signal, Any] = {}
-    for signal in sorted(query.signals & known.keys()):
-        source = known[signal]
+    for signal in sorted(query.signals & sources.keys()):
+        source = sources[signal]
         if callable(source):
             values[signal] = source(names)
         elif isinstance(source, Mapping):
             values[signal] = [source.get(name, np.nan) for name in names]
         else:
             allowed = f"one number for each of the {table.n} clients, numbers by client name, or a function"
-            everybody = numbers_of(source, f"'{signal}'", allowed)
-            if everybody.shape != (table.n,):
+            column = numbers_of(source, f"'{signal}'", allowed)
+            if column.shape != (table.n,):
                 raise refuse(f"'{signal}'", allowed, source)
-            values[signal] = everybody[query.clients]
+            values[signal] = column[query.clients]
     return Answer(query, values)
 
 
 def report_of(cohort: Cohort, outcome: Mapping[str, Any]) -> RoundReport:
-    """Return the report on a whole cohort, from what became of it by name.
+    """Return the report on a whole cohort from the keywords of ``session.tell``.
 
     Values are arrays in the order of the cohort, or mappings from client names. A client that is in no mapping
     is missing.
     """
     status = outcome.get("status")
     kept = outcome.get("kept")
-    given = {_signal_of(name): values for name, values in outcome.items() if name not in ("status", "kept")}
-    by_client = [values for values in (status, kept, *given.values()) if isinstance(values, Mapping)]
+    metrics = {_signal_of(name): values for name, values in outcome.items() if name not in ("status", "kept")}
+    by_client = [values for values in (status, kept, *metrics.values()) if isinstance(values, Mapping)]
     if not by_client:
-        return RoundReport(cohort.ticket, cohort.clients, status=status, metrics=given, kept=kept)
+        return RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics, kept=kept)
     for client in chain.from_iterable(by_client):
         if client not in cohort.names:
             raise InputError(
                 f"The client {short_repr(client)} is not in the cohort {', '.join(map(repr, cohort.names[:20]))}."
             )
-    # A status may be given for some only: those that failed. So it does not say who reported.
-    reporting = set().union(*(values for values in by_client if values is not status)) or set(cohort.names)
-    metrics = {signal: _in_order(cohort, values, np.nan) for signal, values in given.items()}
+    if status is None or isinstance(status, Mapping):
+        # A status may name only the clients that failed, so it does not say who reported.
+        reporting = set().union(*(values for values in by_client if values is not status)) or set(cohort.names)
+        usual = {name: int(Status.OK if name in reporting else Status.MISSING) for name in cohort.names}
+        status = {**usual, **(status or {})}
     return RoundReport(
         cohort.ticket,
         cohort.clients,
-        status=_status_of_each(cohort, status, reporting),
-        metrics=metrics,
+        status=_in_order(cohort, status, None),
+        metrics={signal: _in_order(cohort, values, np.nan) for signal, values in metrics.items()},
         kept=_in_order(cohort, kept, True),
     )
-
-
-def _status_of_each(cohort: Cohort, status: Any, reporting: Set[str]) -> list[int]:
-    """Return one status per client of the cohort: as given, else OK for those who report, MISSING for the others."""
-    if status is not None and not isinstance(status, Mapping):
-        given = dict(zip(cohort.names, listing(status, "'status'", "statuses"), strict=True))
-        return [given[name] for name in cohort.names]
-    usual = {name: int(Status.OK if name in reporting else Status.MISSING) for name in cohort.names}
-    return [{**usual, **(status or {})}[name] for name in cohort.names]
 
 
 def _in_order(cohort: Cohort, values: Any, default: Any) -> Any:
@@ -165,15 +158,15 @@ def _in_order(cohort: Cohort, values: Any, default: Any) -> Any:
 
 
 def _signal_of(keyword: str) -> Signal:
-    """Return the signal that a keyword names, which has underscores where the signal has hyphens."""
+    """Return the signal of a keyword, which has underscores instead of hyphens."""
     signal = Signal.by_name(keyword.replace("_", "-"))
     if not signal.is_metric:
-        raise InputError(f"The signal '{signal}' is not a number to report after a round.", hint=signal.supplied_by)
+        raise InputError(f"The signal '{signal}' is not a metric of a round's report.", hint=signal.supplied_by)
     return signal
 
 
 def check_size(size: int | None, n: int) -> int | None:
-    """Refuse a cohort size that no cohort of ``n`` clients can have."""
+    """Return a cohort size between 1 and ``n``, or None."""
     if size is None:
         return None
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
@@ -181,7 +174,7 @@ def check_size(size: int | None, n: int) -> int | None:
     if size > n:
         raise InputError(
             f"The cohort size must not exceed the federation's {n} clients. Got {size}.",
-            hint="size=None asks for everybody available",
+            hint="size=None asks for all available clients",
         )
     return int(size)
 
@@ -189,18 +182,18 @@ def check_size(size: int | None, n: int) -> int | None:
 def check_signals(
     selector: Selector[Any], clients: ClientTable, signals: frozenset[Signal] | None, label: str = "selector"
 ) -> None:
-    """Refuse a selector whose required signals the table or the host cannot supply.
+    """Raise a SignalError if the table or the host cannot supply a signal that a selector requires.
 
     Parameters
     ----------
     signals : frozenset of Signal or None
-        What the host supplies in reports and answers; None trusts it to supply what is required.
+        What the host supplies in reports and answers; None if it will supply whatever is required.
     label : str
         What to call the selector in the error.
     """
     for signal in sorted(selector.requires):
         supplied = signal in clients.signals if signal.known is Known.TABLE else signals is None or signal in signals
-        if not supplied and signal is not Signal.STALENESS:  # which the session knows
+        if not supplied and signal is not Signal.STALENESS:  # the session itself supplies the staleness
             kind = "client table" if signal.known is Known.TABLE else "host"
             raise SignalError(
                 f"The {label} {selector_name(selector)} requires the signal '{signal}' ({signal.meaning}), "
@@ -210,7 +203,7 @@ def check_signals(
 
 
 def check_one_at_a_time(asynchronous: bool, selector: Selector[Any]) -> None:
-    """Refuse a selector for an asynchronous session that cannot choose one client while others are at work."""
+    """Raise an InputError for a selector that cannot choose one client at a time, in an asynchronous session."""
     if asynchronous and not selector.one_at_a_time:
         able = ", ".join(name for name in SELECTORS.names() if getattr(SELECTORS.get(name), "one_at_a_time", False))
         raise InputError(
@@ -221,7 +214,7 @@ def check_one_at_a_time(asynchronous: bool, selector: Selector[Any]) -> None:
 
 
 def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
-    """Refuse a cohort that breaks the protocol."""
+    """Raise a SelectorError if a cohort breaks the protocol."""
     name = selector_name(selector)
     _check_picks(name, cohort, slate)
     _check_amounts(name, cohort)
@@ -236,7 +229,7 @@ def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
 
 
 def _check_picks(name: str, cohort: Cohort, slate: Slate) -> None:
-    """Each pick is a candidate, none is there twice, and there are no more than were asked for."""
+    """Check that the picks are candidates, unique, and not more than the slate asks for."""
     picked = cohort.clients
     if picked.ndim != 1:
         raise SelectorError(f"The selector {name} must return a list of clients. Got shape {picked.shape}.")
@@ -244,19 +237,19 @@ def _check_picks(name: str, cohort: Cohort, slate: Slate) -> None:
         raise SelectorError(f"The selector {name} picked {len(picked)} clients where {slate.size} were asked for.")
     if len(set(picked.tolist()) if len(picked) < _FEW else np.unique(picked)) != len(picked):
         raise SelectorError(f"The selector {name} picked a client more than once: {picked.tolist()}.")
-    # Candidates ascend; a lookup in a set of a million would take longer than most selectors.
+    # Candidates are sorted; building a set of a million would take longer than most selectors.
     at = np.searchsorted(slate.candidates, picked)
     inside = at < len(slate.candidates)
     if not inside.all() or not np.array_equal(slate.candidates[at], picked):
         raise SelectorError(f"The selector {name} picked clients that are not candidates: {picked.tolist()}.")
     if not len(picked) and cohort.stop is None:
         raise SelectorError(
-            f"The selector {name} picked nobody out of {len(slate.candidates)} and gave no stop reason."
+            f"The selector {name} picked none of {len(slate.candidates)} candidates and gave no reason to stop."
         )
 
 
 def _check_amounts(name: str, cohort: Cohort) -> None:
-    """Weights and work are finite numbers of at least 0, one for each pick."""
+    """Check that weights and work are finite numbers of at least 0, one for each pick."""
     picked = cohort.clients
     for field in ("weights", "work"):
         values = getattr(cohort, field)
@@ -271,23 +264,23 @@ def _check_amounts(name: str, cohort: Cohort) -> None:
 
 
 def check_query(selector: Selector[Any], query: object, n: int) -> None:
-    """Refuse a question that no host could answer, or that asks about clients there are not."""
+    """Raise a SelectorError for a query that no host could answer."""
     name = selector_name(selector)
-    asked: tuple[IntArray, ...]
+    groups: tuple[IntArray, ...]
     match query:
         case None:
             return
         case Losses():
-            asked = (query.clients,)
+            groups = (query.clients,)
         case Trial():
-            asked = query.cohorts
+            groups = query.cohorts
         case _:
             raise SelectorError(
                 f"The selector {name} must ask with Losses or Trial, or nothing. Got {short_repr(query)}."
             )
-    if not asked:
-        raise SelectorError(f"The selector {name} asks to try no cohort at all.")
-    for clients in asked:
+    if not groups:
+        raise SelectorError(f"The selector {name} asks for a trial without cohorts.")
+    for clients in groups:
         if len(clients) and not 0 <= clients.min() <= clients.max() < n:
             raise SelectorError(
                 f"The selector {name} asks about clients that are not in [0, {n}): {short_repr(clients.tolist())}."
@@ -299,10 +292,10 @@ def check_query(selector: Selector[Any], query: object, n: int) -> None:
 
 
 def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: Answer | None) -> None:
-    """Refuse an answer that does not belong to the question the selector asked."""
+    """Raise an InputError for an answer that does not belong to the selector's query."""
     if query is None:
         if answer is not None:
-            raise InputError("The selector asked nothing in this round, but an answer was given.")
+            raise InputError("The selector asked nothing in this round, but got an answer.")
         return
     if answer is None:
         raise InputError(
@@ -319,25 +312,25 @@ def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: A
         )
 
 
-def _is_same_question(asked: Query, answered: Query) -> bool:
-    match asked, answered:
+def _is_same_question(query: Query, other: Query) -> bool:
+    match query, other:
         case Losses(), Losses():
-            return np.array_equal(asked.clients, answered.clients) and asked.signals == answered.signals
+            return np.array_equal(query.clients, other.clients) and query.signals == other.signals
         case Trial(), Trial():
-            same_number = len(asked.cohorts) == len(answered.cohorts)
-            return same_number and all(map(np.array_equal, asked.cohorts, answered.cohorts))
+            same_number = len(query.cohorts) == len(other.cohorts)
+            return same_number and all(map(np.array_equal, query.cohorts, other.cohorts))
     return False
 
 
 def check_report(
     selector: Selector[Any], table: ClientTable, cohort: Cohort, earlier: Sequence[ReplyBlock], report: RoundReport
 ) -> ReplyBlock:
-    """Check a report and return it by columns.
+    """Check a report and return it as columns.
 
-    ``earlier`` are the partial reports about the same cohort.
+    ``earlier`` are the partial reports on the same cohort.
     """
     boolean(report.complete, "A report's 'complete'")
-    whole = report.clients is cohort.clients  # as most hosts report: nothing can be named twice or wrongly
+    whole = report.clients is cohort.clients  # as most hosts report, and then all names are right
     clients = cohort.clients if whole else table.indices(report.clients)
     if earlier or not whole:
         _check_reported(table, cohort, earlier, report.ticket, clients)
@@ -353,20 +346,20 @@ def check_report(
             raise InputError(f"The signal '{signal}' is not reported after a round; it is known {signal.known.value}.")
         column = _column(signal, values, count, earlier)
         if not np.isfinite(column).all():
-            # A client with NaN or infinity is INVALID, and no number of it, not even a finite one, reaches a selector.
-            wrong = ~np.isfinite(column).reshape(count, -1).all(axis=1)
-            column[wrong] = np.nan
-            status[(status == Status.OK) & wrong] = Status.INVALID
+            # A client with NaN or infinity is INVALID, and selectors see none of its numbers.
+            invalid = ~np.isfinite(column).reshape(count, -1).all(axis=1)
+            column[invalid] = np.nan
+            status[(status == Status.OK) & invalid] = Status.INVALID
         columns[signal.value] = freeze(column)
     ok = status == Status.OK
-    if ok.any():  # of a round in which everybody failed there is nothing to measure
+    if ok.any():  # if all clients failed, there is nothing to measure
         _check_required(selector, report.ticket, columns)
     kept &= ok
     return ReplyBlock(report.ticket, time.time(), False, clients, freeze(status), freeze(kept), columns)
 
 
 def _check_required(selector: Selector[Any], ticket: int, columns: Mapping[str, FloatArray]) -> None:
-    """Refuse a report that lacks a signal the selector requires."""
+    """Raise a SignalError if a report lacks a signal that the selector requires."""
     for signal in sorted(s for s in selector.requires if s.is_metric):
         if signal.value not in columns:
             raise SignalError(
@@ -376,9 +369,9 @@ def _check_required(selector: Selector[Any], ticket: int, columns: Mapping[str, 
             )
 
 
-def check_late(table: ClientTable, known: Sequence[ReplyRow], report: RoundReport) -> IntArray:
-    """Check a report that comes after its round was closed and return the clients it names."""
-    replies = {reply.client: reply for reply in known}
+def check_late(table: ClientTable, recorded: Sequence[ReplyRow], report: RoundReport) -> IntArray:
+    """Check a report that arrives after its round was closed and return the clients it names."""
+    replies = {reply.client: reply for reply in recorded}
     clients = table.indices(report.clients)
     for c in clients.tolist():
         if c not in replies:
@@ -395,15 +388,15 @@ def check_late(table: ClientTable, known: Sequence[ReplyRow], report: RoundRepor
 
 
 def check_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return numbers about the global model as the journal keeps them; None stands for one that is not known."""
+    """Return metrics of the global model as plain floats; None stands for an unknown one."""
     if not isinstance(metrics, Mapping):
-        raise refuse("Numbers about the model", "a mapping from names to numbers", metrics)
-    found: dict[str, float | None] = {}
+        raise refuse("Metrics of the model", "a mapping from names to numbers", metrics)
+    clean: dict[str, float | None] = {}
     for name, value in metrics.items():
         if not isinstance(name, str) or not name.isprintable():
-            raise InputError(f"What is recorded about the model must have a printable name. Got {short_repr(name)}.")
-        found[name] = None if value is None else _one_number(name, value)
-    return found
+            raise InputError(f"A metric of the model must have a printable name. Got {short_repr(name)}.")
+        clean[name] = None if value is None else _one_number(name, value)
+    return clean
 
 
 def _one_number(name: str, value: Any) -> float:
@@ -423,11 +416,11 @@ def _one_number(name: str, value: Any) -> float:
 def _check_reported(
     table: ClientTable, cohort: Cohort, earlier: Sequence[ReplyBlock], ticket: int, clients: IntArray
 ) -> None:
-    """Refuse clients that were not asked or that are reported twice."""
-    asked = set(cohort.clients.tolist())
+    """Raise an error for clients that are not in the cohort or that are reported twice."""
+    members = set(cohort.clients.tolist())
     seen = {client for block in earlier for client in block.clients.tolist()}
     for c in clients.tolist():
-        if c not in asked:
+        if c not in members:
             raise InputError(
                 f"The report for ticket {ticket} names client {table.name(c)!r}, which was not asked "
                 f"to train. The cohort is {', '.join(cohort.names[:20])}{', ...' if cohort.size > 20 else ''}."
@@ -438,23 +431,22 @@ def _check_reported(
 
 
 def _column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBlock]) -> FloatArray:
-    """Return a metric as a new array, (count,) or (count, V) where the signal is a vector.
-
-    A row of another length than the rest becomes NaN, like anything else a client gets wrong; NaN alone stands for a
-    whole row.
-    """
-    if signal.width is None:
-        column = _numbers(signal, values)
-        if column.shape != (count,):
-            raise InputError(
-                f"The metric '{signal}' must have one number per reported client, {count}. Got {column.shape}."
-            )
-        return column
-    return _row_column(signal, values, count, earlier)
+    """Return a metric as a new array, (count,), or (count, V) if the signal is a vector."""
+    if signal.width is not None:
+        return _row_column(signal, values, count, earlier)
+    column = _numbers(signal, values)
+    if column.shape != (count,):
+        raise InputError(
+            f"The metric '{signal}' must have one number per reported client, {count}. Got {column.shape}."
+        )
+    return column
 
 
 def _row_column(signal: Signal, values: Any, count: int, earlier: Sequence[ReplyBlock]) -> FloatArray:
-    """Return a metric of rows, (count, V)."""
+    """Return a metric of rows, (count, V).
+
+    A single NaN stands for a whole row. A row of the wrong length becomes NaN, like any other wrong value of a client.
+    """
     listed = isinstance(values, (Sequence, np.ndarray)) and not isinstance(values, str)
     if not listed or getattr(values, "ndim", 1) == 0:
         raise InputError(f"The metric '{signal}' must have one row of numbers per client. Got {short_repr(values)}.")
@@ -466,18 +458,18 @@ def _row_column(signal: Signal, values: Any, count: int, earlier: Sequence[Reply
         )
     width = _row_width(signal, rows, earlier)
     column = np.full((count, width), np.nan)
-    for at, row in zip(column, rows, strict=True):
+    for i, row in enumerate(rows):
         if len(row) == width:
-            at[:] = row
+            column[i] = row
     return column
 
 
 def _row_width(signal: Signal, rows: Sequence[FloatArray], earlier: Sequence[ReplyBlock]) -> int:
-    """Return how long a vector is: as in ``earlier`` reports of the round, as the signal says, or as most are."""
-    widths = Counter(len(row) for row in rows if np.isfinite(row).all())  # of those that could be sound
-    known = next((block.metrics[signal.value] for block in earlier if signal.value in block.metrics), None)
-    if known is not None:
-        width = int(known.shape[1])
+    """Return the length of a vector: that of ``earlier`` reports of the round, of the signal, or of most rows."""
+    widths = Counter(len(row) for row in rows if np.isfinite(row).all())
+    column = next((block.metrics[signal.value] for block in earlier if signal.value in block.metrics), None)
+    if column is not None:
+        width = int(column.shape[1])
     elif isinstance(signal.width, int):
         width = signal.width
     else:
@@ -490,19 +482,19 @@ def _row_width(signal: Signal, rows: Sequence[FloatArray], earlier: Sequence[Rep
 
 
 def _numbers(signal: Signal, values: Any) -> FloatArray:
-    """Return a new array of what somebody reported, if it is numbers at all."""
+    """Return reported values as a new array of floats."""
     what, allowed = f"The metric '{signal}'", "numbers, one per client"
-    found = array(values, what, allowed)
-    if found.dtype.kind in "cmM":
+    raw = array(values, what, allowed)
+    if raw.dtype.kind in "cmM":
         raise refuse(what, allowed, values)
     try:
-        return np.array(found, np.float64)  # None becomes NaN
+        return np.array(raw, np.float64)  # None becomes NaN
     except (TypeError, ValueError, OverflowError):
         raise refuse(what, allowed, values) from None
 
 
 def _kept_mask(report: RoundReport, count: int) -> BoolArray:
-    """Return a new (count,) array of whether each model was kept."""
+    """Return a new (count,) mask of the models that were kept."""
     if report.kept is None:
         return np.ones(count, np.bool_)
     allowed = f"one bool per reported client, {count}"
@@ -516,8 +508,8 @@ def _statuses(report: RoundReport, count: int) -> AnyArray:
     """Return a new (count,) array of statuses."""
     if report.status is None:
         return np.zeros(count, np.int8)
-    given = array(report.status, "'status'", "one Status per reported client")
-    status = given.astype(np.int64) if given.dtype.kind in "iu" else np.empty(0, np.int64)
+    raw = array(report.status, "'status'", "one Status per reported client")
+    status = raw.astype(np.int64) if raw.dtype.kind in "iu" else np.empty(0, np.int64)
     if status.shape != (count,) or not _STATUSES.issuperset(status.tolist()):
         raise InputError(
             f"'status' must be one of {', '.join(f'{int(s)} ({s.name})' for s in Status)} for each of the "

@@ -1,4 +1,4 @@
-"""Conformance checks for selectors, for this project's own and for people who write their own.
+"""Conformance checks for selectors: fedcohort's own and yours.
 
 >>> from fedcohort.selectors import Uniform
 >>> from fedcohort.testing import check_selector

@@ -1,4 +1,4 @@
-"""The checks every selector must pass. Each is one function; :func:`check_selector` runs them all."""
+"""The checks that every selector must pass. :func:`check_selector` runs them all."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from fedcohort.testing.host import ScriptedHost, Trace, failing
 AnySelector = Selector[Any]
 Check = Callable[[AnySelector], None]
 CHECKS: dict[str, Check] = {}
-_SEEDS = 75  # sessions of either federation in the check of relabelling
-_ROUNDS_ELSEWHERE = 12  # that are played in another process as well
-_P_VALUE = 1e-9  # below which chance is ruled out: the suite runs thousands of times, and must not fail by accident
+_SEEDS = 75  # sessions per federation in the check of relabelling
+_ROUNDS_ELSEWHERE = 12  # rounds that are also played in another process
+_P_VALUE = 1e-9  # so small because the suite runs thousands of times and must not fail by chance
 
 
 class ConformanceError(FedcohortError, AssertionError):
-    """A selector does not do what every selector must do."""
+    """A selector fails a conformance check."""
 
 
 def _check(name: str) -> Callable[[Check], Check]:
@@ -62,7 +62,7 @@ ABOUT_THE_CLASS = frozenset({"parameters", "documentation"})
 
 
 def checked_forms(selector: AnySelector) -> dict[str, AnySelector]:
-    """Return a selector as it is given, and with each of the parameter sets that its class names, by name.
+    """Return by name the selector as given, and with each parameter set in its class's ``checked_params``.
 
     >>> from fedcohort.selectors import Astraea
     >>> checked_forms(Astraea())
@@ -73,42 +73,42 @@ def checked_forms(selector: AnySelector) -> dict[str, AnySelector]:
 
 
 def check_selector(selector: AnySelector, *, skip: dict[str, str] | None = None) -> None:
-    """Run every conformance check on a selector, as it is given and with all parameter sets that its class names.
+    """Run every conformance check on a selector, as given and with each parameter set of :func:`checked_forms`.
 
     Parameters
     ----------
     selector : Selector
-        Its class may name more parameter sets in ``checked_params``.
+        The selector to check.
     skip : mapping of check name to reason, optional
         Checks that do not apply, each with a written reason.
 
     Raises
     ------
     ConformanceError
-        Naming the first check that fails and what happened.
+        Names the first check that fails, and what happened.
     """
     skip = skip or {}
     for name in skip:
         if name not in CHECKS:
             raise InputError(f"There is no check {name!r}. Known: {', '.join(CHECKS)}.")
-    for form, one in checked_forms(selector).items():
+    for form, variant in checked_forms(selector).items():
         for name in CHECKS:
             if name not in skip and (form == "as given" or name not in ABOUT_THE_CLASS):
-                run_check(name, one)
+                run_check(name, variant)
 
 
 def run_check(name: str, selector: AnySelector) -> None:
-    """Run one check by name; whatever goes wrong is a :class:`ConformanceError` that names selector and check."""
+    """Run one check by name; any error becomes a :class:`ConformanceError` that names the selector and the check."""
     spec = describe(selector)
     default = {info.name: info.default for info in parameters(type(selector))}
     changed = {key: value for key, value in spec["params"].items() if value != default[key]}
-    who = spec["class"] + (f" with {changed}" if changed else "")
+    title = spec["class"] + (f" with {changed}" if changed else "")
     try:
         CHECKS[name](selector)
     except ConformanceError as error:
-        raise ConformanceError(f"{who} fails the check {name!r}: {error.message}") from error
-    except Exception as error:  # a selector under test may fail in any way
-        raise ConformanceError(f"{who} fails the check {name!r}: {type(error).__name__}: {error}") from error
+        raise ConformanceError(f"{title} fails the check {name!r}: {error.message}") from error
+    except Exception as error:
+        raise ConformanceError(f"{title} fails the check {name!r}: {type(error).__name__}: {error}") from error
 
 
 def _require(condition: bool, message: str) -> None:
@@ -121,7 +121,7 @@ def _require(condition: bool, message: str) -> None:
 
 @_check("cohort")
 def check_cohort_is_sound(selector: AnySelector) -> None:
-    """Within the available, unique, never larger than asked; k = 1, k >= N, changing availability, cold start."""
+    """Cohorts are unique, available clients, never more than asked for; also for k = 1, k >= N, changing clients."""
     host = ScriptedHost()
     for size in (1, 3, host.n, None):
         for some in (False, True):
@@ -136,7 +136,7 @@ def check_cohort_is_sound(selector: AnySelector) -> None:
 
 @_check("rules")
 def check_rules_hold(selector: AnySelector) -> None:
-    """An operator's rules hold around the selector: whom they exclude it never sees, whom they demand is there."""
+    """An operator's rules hold: the selector never sees excluded clients, and demanded clients are in the cohort."""
     host = ScriptedHost()
     names = host.table.names
     rules = Rules(blocked=names[:2], pinned=names[2:3], min_separation=2, max_participations=4)
@@ -160,7 +160,7 @@ def check_rules_hold(selector: AnySelector) -> None:
 
 @_check("nobody-available")
 def check_nobody_available(selector: AnySelector) -> None:
-    """A round with nobody in it is empty and does not disturb the next."""
+    """A round without available clients is empty and does not disturb the next."""
     host = ScriptedHost()
     session = host.session(selector)
     host.play(session, 2)
@@ -181,7 +181,7 @@ def check_same_seed(selector: AnySelector) -> None:
         first = host.play(host.session(selector, seed=5), 25, some=True)
         after = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
         _require(str(before) == str(after), "a global random generator was changed")
-        np.random.seed(12345)  # noqa: NPY002  # a selector that reads the global generator shows itself
+        np.random.seed(12345)  # noqa: NPY002  # changes the cohorts of a selector that reads the global generator
         random.seed(12345)
         second = host.play(host.session(selector, seed=5), 25, some=True)
     finally:
@@ -207,12 +207,12 @@ def check_other_process(selector: AnySelector) -> None:
 
 
 def play_elsewhere(selectors: Sequence[AnySelector]) -> list[Trace]:
-    """Return the cohorts that each selector picks in another process, which has another hash seed.
+    """Return the cohorts that each selector picks in another process with another hash seed.
 
     Raises
     ------
     ModuleNotFoundError
-        The other process cannot import a selector.
+        If the other process cannot import a selector.
     """
     script = (
         "import importlib, json, sys\n"
@@ -234,7 +234,7 @@ def play_elsewhere(selectors: Sequence[AnySelector]) -> list[Trace]:
     done = subprocess.run(
         [sys.executable, "-c", script],
         input=json.dumps([describe(selector) for selector in selectors]),
-        # Another hash seed shows a selector that goes by the order of a set.
+        # Another hash seed changes the cohorts of a selector that depends on the order of a set.
         env={**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         capture_output=True,
         text=True,
@@ -249,7 +249,7 @@ def play_elsewhere(selectors: Sequence[AnySelector]) -> list[Trace]:
 
 @_check("resume")
 def check_resume(selector: AnySelector) -> None:
-    """Closing and opening the session at every round changes nothing."""
+    """Closing and opening the session again in every round changes nothing."""
     host = ScriptedHost()
     expected = host.play(host.session(selector, seed=2), 20)
     with tempfile.TemporaryDirectory() as folder:
@@ -276,9 +276,9 @@ def _first_difference(a: Trace, b: Trace) -> str:
 
 @_check("one-at-a-time")
 def check_one_at_a_time(selector: AnySelector) -> None:
-    """In an asynchronous session it chooses one client while others work, and goes on alike after any event.
+    """In an asynchronous session it chooses one client while others work, and can be resumed after any event.
 
-    A selector that does not say it can is refused there.
+    A selector without ``one_at_a_time`` must be refused there.
     """
     host = ScriptedHost()
     if not selector.one_at_a_time:
@@ -286,7 +286,7 @@ def check_one_at_a_time(selector: AnySelector) -> None:
             Session(selector, host.table, signals=host.signals, asynchronous=True)
         except InputError:
             return
-        raise ConformanceError("an asynchronous session takes it, though it does not say 'one_at_a_time'")
+        raise ConformanceError("an asynchronous session accepts it, although it does not set 'one_at_a_time'")
     events = 32
     session = Session(selector, host.table, seed=2, signals=host.signals, asynchronous=True)
     expected = host.play_one_by_one(lambda: session, events)
@@ -296,8 +296,8 @@ def check_one_at_a_time(selector: AnySelector) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.sqlite"
         Session(selector, host.table, seed=2, signals=host.signals, journal=path, asynchronous=True).close()
-        found = host.play_one_by_one(lambda: Session.open(path, selector), events, reopen=True)
-    _require(found == expected, "a session that is opened anew after every event goes on with other clients")
+        resumed = host.play_one_by_one(lambda: Session.open(path, selector), events, reopen=True)
+    _require(resumed == expected, "a session that is resumed after every event chooses other clients")
 
 
 # -- state ------------------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def check_one_at_a_time(selector: AnySelector) -> None:
 
 @_check("pure")
 def check_pure(selector: AnySelector) -> None:
-    """Selectors never change what they are given: state, slate, answer, outcome."""
+    """Selectors never modify their arguments: state, slate, answer, outcome."""
     host = ScriptedHost()
     session = host.session(selector)
     for _ in range(6):
@@ -320,7 +320,7 @@ def check_pure(selector: AnySelector) -> None:
 
 @_check("bounded-state")
 def check_bounded_state(selector: AnySelector) -> None:
-    """The state is arrays and scalars, one row per client where marked, and does not grow with the rounds."""
+    """The state does not grow with the rounds, and per-client fields have one row per client."""
     host = ScriptedHost()
     session = host.session(selector)
     sizes = []
@@ -336,12 +336,12 @@ def check_bounded_state(selector: AnySelector) -> None:
 
 @_check("finite-state")
 def check_finite_state(selector: AnySelector) -> None:
-    """Losses of 0, of 1e30 and all equal leave cohorts sound and the state free of infinities."""
+    """With losses of 0, of 1e30, or all equal, cohorts stay valid and the state stays finite."""
     scripts: dict[str, Callable[[int, Any], Any]] = {
-        "losses of 0": lambda t, who: np.zeros(len(who)),
-        "losses of 1e30": lambda t, who: np.full(len(who), 1e30),
-        "losses from 1e-30 to 1e30": lambda t, who: 10.0 ** (((who * 7 + t * 3) % 61) - 30.0),
-        "equal losses": lambda t, who: np.full(len(who), 1.5),
+        "losses of 0": lambda t, clients: np.zeros(len(clients)),
+        "losses of 1e30": lambda t, clients: np.full(len(clients), 1e30),
+        "losses from 1e-30 to 1e30": lambda t, clients: 10.0 ** (((clients * 7 + t * 3) % 61) - 30.0),
+        "equal losses": lambda t, clients: np.full(len(clients), 1.5),
     }
     for what, script in scripts.items():
         host = ScriptedHost(loss=script)
@@ -349,7 +349,7 @@ def check_finite_state(selector: AnySelector) -> None:
         fresh = {name: _not_finite(value) for name, value in state_fields(session.state)}
         host.play(session, 30)
         for name, value in state_fields(session.state):
-            # NaN may mean "not known yet", so only what init did not have counts.
+            # NaN may mean "not known yet" in the initial state, so only more of it counts.
             _require(
                 _not_finite(value) <= fresh[name], f"with {what} the state field {name!r} got NaN or infinite entries"
             )
@@ -365,7 +365,7 @@ def _not_finite(value: Any) -> int:
 
 @_check("reports")
 def check_reports(selector: AnySelector) -> None:
-    """Failed, late, missing, invalid, partial, duplicate and unknown reports."""
+    """Failed, late, missing, invalid, duplicate and unknown reports do no harm."""
     host = ScriptedHost()
     session = host.session(selector)
     for _ in range(12):
@@ -383,7 +383,7 @@ def check_reports(selector: AnySelector) -> None:
             session.tell(bad)
         except error:
             continue
-        raise ConformanceError(f"a report that should raise {error.__name__} was taken")
+        raise ConformanceError(f"a report that should raise {error.__name__} was accepted")
     session.tell(RoundReport(cohort.ticket, cohort.clients[:1]))  # late: recorded, changes nothing
     request = RoundRequest(size=4)
     cohort = session.ask(request, host.answer(session.query(request), session.round))
@@ -395,13 +395,13 @@ def check_reports(selector: AnySelector) -> None:
 
 @_check("signals")
 def check_signals_declared(selector: AnySelector) -> None:
-    """Everything the selector reads is declared; everything it declares is missed at the start when not supplied."""
+    """The selector declares every signal it reads, and a host that lacks one is refused at the start."""
     host = ScriptedHost()
     try:
         host.play(host.session(selector), 25)
     except SignalError as error:
         raise ConformanceError(error.message) from error
-    for signal in selector.requires - {Signal.STALENESS}:  # which the session knows by itself
+    for signal in selector.requires - {Signal.STALENESS}:  # the session itself knows the staleness
         try:
             Session(selector, _table_without(host, signal), signals=host.signals - {signal})
         except SignalError as error:
@@ -412,7 +412,7 @@ def check_signals_declared(selector: AnySelector) -> None:
 
 def _table_without(host: ScriptedHost, signal: str) -> ClientTable:
     counts = host.facts["counts"]
-    if signal == "sizes":  # label counts would tell the sizes; a factor of their products does not
+    if signal == "sizes":  # label counts would reveal the sizes; a factor of their products does not
         return ClientTable(n=host.n, labels=LabelFactor(counts, host.classes))
     return ClientTable(sizes=counts.sum(axis=1), labels=None if signal.startswith("label") else LabelCounts(counts))
 
@@ -422,17 +422,17 @@ def _table_without(host: ScriptedHost, signal: str) -> ClientTable:
 
 @_check("relabelling")
 def check_relabelling(selector: AnySelector) -> None:
-    """Who a client is must matter, not which number it has: a relabelled federation is picked alike."""
+    """A client's number does not matter: clients of a relabelled federation are picked equally often."""
     n = 6
     order = np.array([3, 5, 1, 0, 4, 2])
     plain, shuffled = ScriptedHost(n=n), ScriptedHost(n=n, order=order)
     counts = np.zeros((2, n))
     for seed in range(_SEEDS):
-        # Other seeds for the second federation: the test compares two independent samples.
+        # The second federation has other seeds, because the test compares two independent samples.
         for row, host in enumerate((plain, shuffled)):
             trace = host.play(host.session(selector, seed=seed if row == 0 else seed + _SEEDS), 3, 2)
             for client, times in Counter(c for cohort in trace for c in cohort).items():
-                counts[row, host.facts["who"][client]] += times
+                counts[row, host.facts["order"][client]] += times
     p_value = _two_sample_p(counts)
     _require(
         p_value > _P_VALUE,
@@ -453,7 +453,7 @@ def _two_sample_p(counts: Any) -> float:
 
 @_check("everybody-eventually")
 def check_everybody_eventually(selector: AnySelector) -> None:
-    """Every client is picked sooner or later, unless the selector says why not (``starves``)."""
+    """Every client is picked eventually, unless the selector says why not (``starves``)."""
     if selector.starves is not None:
         _require(len(selector.starves) > 10, "'starves' must be a written reason")
         return
@@ -470,7 +470,7 @@ def check_everybody_eventually(selector: AnySelector) -> None:
 
 @_check("membership")
 def check_membership(selector: AnySelector) -> None:
-    """Clients join, leave and return."""
+    """Clients can join, leave and return."""
     host, bigger = ScriptedHost(n=9), ScriptedHost(n=12)
     table = host.table
     session = Session(selector, table, signals=host.signals)
@@ -496,7 +496,7 @@ def check_membership(selector: AnySelector) -> None:
 
 @_check("parameters")
 def check_parameters(selector: AnySelector) -> None:
-    """Values out of range are refused at construction, in the common message form."""
+    """The constructor refuses values out of range, with the usual message."""
     cls = type(selector)
     for info in parameters(cls):
         for bad in info.constraint.bad_values():
@@ -513,14 +513,14 @@ def check_parameters(selector: AnySelector) -> None:
 
 @_check("documentation")
 def check_documentation(selector: AnySelector) -> None:
-    """The module cites its source; the class says which equation, its symbols and deviations, and shows an example."""
+    """The module cites its source; the class has an equation, its symbols, the deviations and an example."""
     cls = type(selector)
     module = inspect.getmodule(cls)
     _require(
         re.search(r"\.\. \[\w+\]", (module.__doc__ if module else "") or "") is not None, "the module cites no source"
     )
     kinds = [kind for kind in cls.__mro__ if issubclass(kind, Selector) and kind is not Selector]
-    text = "\n".join(kind.__doc__ or "" for kind in kinds)  # a variant need not repeat what it varies, but cites it
+    text = "\n".join(kind.__doc__ or "" for kind in kinds)  # a variant need not repeat its base's docstring
     _require(re.search(r"\[\w+\]_", cls.__doc__ or "") is not None, "the docstring lacks a citation")
     for what, pattern in {
         "an equation": r":math:",

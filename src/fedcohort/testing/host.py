@@ -1,4 +1,4 @@
-"""A small host with known facts that can answer every query and report every signal."""
+"""A small host with scripted facts that can answer every query and report every signal."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Trace = list[tuple[int, ...]]  # the cohort of each round
 
 @dataclass(frozen=True)
 class ScriptedHost:
-    """A federation of ``n`` clients whose facts and replies follow from ``seed`` alone.
+    """A federation of ``n`` clients whose facts and replies follow from ``seed``.
 
     Parameters
     ----------
     seed : int
         The seed of the facts (sizes, labels, losses), not of the session.
     order : (n,) int array, optional
-        Relabelling: client i of this host has the facts of client ``order[i]``.
+        Relabels the clients: client i of this host has the facts of client ``order[i]``.
     loss : callable, optional
-        ``loss(round, facts_index) -> float``, in place of the usual one.
+        ``loss(round, facts_index) -> float``, instead of the default loss.
     """
 
     n: int = 12
@@ -43,7 +43,7 @@ class ScriptedHost:
         rng = np.random.default_rng(self.seed)
         counts = rng.integers(1, 40, (self.n, self.classes))
         order = np.arange(self.n) if self.order is None else np.asarray(self.order)
-        self.facts.update(counts=counts[order], base=rng.uniform(0.5, 2.0, self.n), who=order)
+        self.facts.update(counts=counts[order], base=rng.uniform(0.5, 2.0, self.n), order=order)
 
     @property
     def table(self) -> ClientTable:
@@ -53,17 +53,17 @@ class ScriptedHost:
 
     @property
     def signals(self) -> frozenset[Signal]:
-        """Every signal but a table's, also those that others have declared."""
+        """Every signal except those of the client table, including signals that others have declared."""
         return QUERY_SIGNALS | frozenset(signal for signal in Signal.all() if signal.reported)
 
     def losses(self, round_: int, clients: IntArray) -> FloatArray:
-        """Return the scripted losses, falling slowly with the round."""
-        who = self.facts["who"][clients]
+        """Return the scripted losses, which fall slowly with the rounds."""
+        index = self.facts["order"][clients]
         if self.loss is not None:
-            return np.asarray(self.loss(round_, who), np.float64)
-        # Losses that do not fall evenly: a selector must cope with clients that get worse.
-        wave = 0.2 * np.sin(0.7 * round_ + who)
-        return np.asarray(self.facts["base"][who] * np.exp(-0.02 * round_) + wave + 0.3, np.float64)
+            return np.asarray(self.loss(round_, index), np.float64)
+        # The wave makes some clients worse, which a selector must cope with.
+        wave = 0.2 * np.sin(0.7 * round_ + index)
+        return np.asarray(self.facts["base"][index] * np.exp(-0.02 * round_) + wave + 0.3, np.float64)
 
     def answer(self, query: Query | None, round_: int) -> Answer | None:
         """Answer a query."""
@@ -71,10 +71,10 @@ class ScriptedHost:
             return None
         if isinstance(query, Losses):
             return Answer(query, {signal: self.losses(round_, query.clients) for signal in query.signals})
-        everybody = np.arange(self.n)
-        change = self.losses(round_ + 1, everybody) - self.losses(round_, everybody)
-        # Who takes part in a trial gains by it: selectors with trials have something to learn.
-        pull = np.stack([-0.01 * np.isin(everybody, cohort) for cohort in query.cohorts])
+        clients = np.arange(self.n)
+        change = self.losses(round_ + 1, clients) - self.losses(round_, clients)
+        # Clients in a trial cohort gain from it, so that there is something to learn.
+        pull = np.stack([-0.01 * np.isin(clients, cohort) for cohort in query.cohorts])
         return Answer(query, {query.answered_with: change + pull})
 
     def report(self, cohort: Cohort, status: Sequence[int] | None = None) -> RoundReport:
@@ -87,8 +87,8 @@ class ScriptedHost:
             if signal.width is not None:
                 values = np.cos(np.outer(values, np.arange(signal.numbers(self.classes))))
             metrics[signal] = values
-        # Two of three models are kept, whoever sent them.
-        kept = (self.facts["who"][cohort.clients] + cohort.round) % 3 != 0
+        # Two of three models are kept.
+        kept = (self.facts["order"][cohort.clients] + cohort.round) % 3 != 0
         return RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics, kept=kept)
 
     def session(self, selector: Selector[Any], seed: int = 0, journal: Path | None = None) -> Session:
@@ -110,7 +110,7 @@ class ScriptedHost:
         return cohort
 
     def play(self, session: Session, rounds: int, size: int | None = 3, some: bool = False) -> Trace:
-        """Play rounds and return the cohorts; with ``some`` a changing part of the clients is available."""
+        """Play rounds and return the cohorts; with ``some``, only some clients are available, others in each round."""
         trace: Trace = []
         for _ in range(rounds):
             available = None
@@ -126,26 +126,26 @@ class ScriptedHost:
     def play_one_by_one(
         self, open_session: Callable[[], Session], events: int, *, busy: int = 4, buffer: int = 3, reopen: bool = False
     ) -> list[tuple[frozenset[int], int]]:
-        """Play an asynchronous session; return for each choice who was at work, and who was chosen.
+        """Play an asynchronous session; return for each choice the clients at work and the client chosen.
 
-        A client is asked for whenever fewer than ``busy`` work; else one of them answers, or fails; ``buffer`` sound
-        answers make a model. What happens follows from the events so far alone.
+        While fewer than ``busy`` clients work, another one is asked for; otherwise one of them replies or fails. A new
+        model is made of ``buffer`` models of clients.
 
         Parameters
         ----------
         open_session : callable
-            Returns the session; with ``reopen`` it is closed after every event and asked for anew.
+            Returns the session. With ``reopen``, it is closed and opened again after every event.
         """
         draw = np.random.default_rng([self.seed, 11])
         trace: list[tuple[frozenset[int], int]] = []
-        sound: list[int] = []
-        nobody = False
+        models: list[int] = []  # tickets
+        nobody = False  # whether the last request found no client
         session = open_session()
         for _ in range(events):
             pending = session.pending
-            if len(sound) >= buffer:
-                session.advance(sound)
-                sound, nobody = [], False
+            if len(models) >= buffer:
+                session.advance(models)
+                models, nobody = [], False
             elif len(pending) < busy and not (nobody and pending):
                 request = RoundRequest(1)
                 cohort = session.ask(request, self.answer(session.query(request), session.round))
@@ -155,7 +155,7 @@ class ScriptedHost:
                 at_work = frozenset(np.concatenate([[], *(one.clients for one in pending)]).astype(int).tolist())
                 trace += [(at_work, client) for client in cohort.clients.tolist()]
             else:
-                sound += self._answer_one(session, draw)
+                models += self._reply_one(session, draw)
                 nobody = False
             if reopen:
                 session.close()
@@ -163,8 +163,8 @@ class ScriptedHost:
         session.close()
         return trace
 
-    def _answer_one(self, session: Session, draw: np.random.Generator) -> list[int]:
-        """Let one of the clients at work answer, or fail; return its ticket if it brought a model."""
+    def _reply_one(self, session: Session, draw: np.random.Generator) -> list[int]:
+        """Let one of the clients at work reply or fail; return its ticket if it returned a model."""
         one = session.pending[int(draw.integers(len(session.pending)))]
         status = Status.FAILED if draw.random() < 0.2 else Status.OK
         session.tell(self.report(one, [int(status)]))
@@ -172,6 +172,6 @@ class ScriptedHost:
 
 
 def failing(cohort: Cohort) -> list[int]:
-    """Return one status of every kind in turn, shifted by the round."""
+    """Return statuses that take turns, shifted by the round."""
     kinds = list(Status)
     return [int(kinds[(i + cohort.round) % len(kinds)]) for i in range(cohort.size)]

@@ -88,7 +88,7 @@ def test_a_client_that_was_forgotten_and_blocked_stays_away(
     with caplog.at_level(logging.WARNING):
         fleet = start(4)
     assert sorted(fleet.names(3)) == ["client-0", "client-1", "client-2", "client-4"]
-    assert "was forgotten, and is blocked" in caplog.text
+    assert "was forgotten and is blocked" in caplog.text
     with closing(read_journal(journal)) as record:
         assert record.table()[0].names == ("client-0", "client-1", "client-2", "forgotten-3", "client-4")
         everything = [record.database.fetch(f"SELECT * FROM {table}") for table in ("meta", "events", "metrics")]
