@@ -10,7 +10,7 @@ of its cohort.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -560,15 +560,6 @@ class Attempts:
             f"Round {cohort.round} gave no model in {self.policy.tries} tries. The last time: {'; '.join(why)}.",
             hint="fix the clients or the strategy and start the run again: it continues with this round",
         )
-
-    def unusable(self, cohort: Cohort, online: Collection[str], size: int | None) -> str:
-        """Return why an interrupted cohort does not fit the privacy noise, or an empty string if it does."""
-        if not self.policy.private:
-            return ""
-        if cohort.size != size:
-            return f"it has {cohort.size} clients, and the noise is made for {size}"
-        gone = [name for name in cohort.names if name not in online]
-        return f"{join_names(gone)} not online, and the noise is made for {size} clients" if gone else ""
 
     def reason_to_give_up(self, cohort: Cohort) -> str:
         """Return that an interrupted cohort has had all its tries, or an empty string if it has not."""
