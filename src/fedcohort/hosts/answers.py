@@ -14,9 +14,10 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import InputError
-from fedcohort.core.signals import LOSS_SIGNALS, Signal, losses_of, same_of_received
+from fedcohort.core.protocol import Losses, Trial
+from fedcohort.core.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
 from fedcohort.core.validate import listing, refuse
-from fedcohort.hosts.wire import Attribute, Description, plain, supplied_signals
+from fedcohort.hosts.wire import GRADIENT_SIGNALS, Attribute, Description, plain
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,15 @@ class Answers:
     @property
     def supplied(self) -> frozenset[Signal]:
         """Every signal that a client with these answers can supply."""
-        return supplied_signals(None if self.losses is None else self.signals, self.gradient is not None)
+        signals: set[Signal] = set()
+        if self.losses is not None:
+            signals |= {*self.signals, Losses.needs}
+            signals |= {s for s in losses_of(REPORT_SIGNALS, "own") if same_of_received(s) in self.signals}
+            if Trial.measured in self.signals:
+                signals.add(Trial.needs)
+        if self.gradient is not None:
+            signals |= GRADIENT_SIGNALS
+        return frozenset(signals)
 
     def description(self, name: str, facts: Facts) -> Description:
         """Return what the client tells the server before the first round."""
