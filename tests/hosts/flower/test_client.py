@@ -15,8 +15,8 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.signals import Signal
 from fedcohort.hosts import wire
 from fedcohort.hosts.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
-from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES, ask_record, report_record
-from fedcohort.hosts.wire import RECORD, Description, read_gradient, read_report
+from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES
+from fedcohort.hosts.wire import RECORD, Description, question, read_gradient, read_report, report
 from fedcohort.training.local import LocalTraining
 
 
@@ -30,7 +30,7 @@ def _identity(empty_fleet: Any) -> None:
 
 
 def ask(kind: str, *signals: Signal, arrays: ArrayRecord | None = None) -> Message:
-    content = RecordDict({RECORD: ask_record(signals)})
+    content = RecordDict({RECORD: ConfigRecord(question(signals))})
     if arrays is not None:
         content["arrays"] = arrays
         content["config"] = ConfigRecord({"server-round": 1})
@@ -183,7 +183,7 @@ def test_vectors_travel_as_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """No client measures a vector yet; one that did would be read like this."""
     sketch, bias = Signal.UPDATE_SKETCH, Signal.OUTPUT_BIAS_UPDATE
     row = np.arange(64) / 3
-    record = report_record("a", {sketch: row, bias: np.array([1.0, 2.0]), Signal.LOSS: 0.5})
+    record = ConfigRecord(report("a", {sketch: row, bias: np.array([1.0, 2.0]), Signal.LOSS: 0.5}))
     assert record["update-sketch"] == row.tolist() and record["loss"] == 0.5
     assert read_report(record) == {Signal.LOSS: 0.5}  # what the server measures, a client cannot claim
     monkeypatch.setitem(wire.REPORTABLE, "update-sketch", sketch)
