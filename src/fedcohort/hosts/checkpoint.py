@@ -6,7 +6,6 @@ the two, the file stays unused and the round is trained again from the previous 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Container, Mapping
@@ -40,7 +39,6 @@ class CheckpointFiles:
 
     def __init__(self, folder: str | Path, keep: int = 2) -> None:
         self.folder = Path(folder)
-        self._folder = os.fspath(self.folder)
         self.keep = keep
         self._files: list[str] | None = None
 
@@ -64,15 +62,15 @@ class CheckpointFiles:
             "rounds": str(rounds),
         }
         name = self.name(rounds)
-        partial = self._path(f"{name}.partial")
+        partial = self.folder / f"{name}.partial"
         rest = memoryview(save({**tensors, **as_bytes}, metadata))
         with self._create(partial) as file:
             while rest:  # one call may write only a part
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         # The file gets its name only when it is complete.
-        os.replace(partial, self._path(name))
-        sync_folder(self._folder)
+        os.replace(partial, self.folder / name)
+        sync_folder(self.folder)
         return name
 
     def read(self, name: str, *formats: str) -> tuple[dict[str, str], dict[str, AnyArray]]:
@@ -93,10 +91,7 @@ class CheckpointFiles:
             tensors[key] = np.frombuffer(tensors[key].tobytes(), np.dtype(dtype)).reshape(shape)
         return header, tensors
 
-    def _path(self, name: str) -> str:
-        return f"{self._folder}{os.sep}{name}"
-
-    def _create(self, path: str) -> FileIO:
+    def _create(self, path: Path) -> FileIO:
         """Open a new file, in a new folder if necessary."""
         try:
             return open(path, "wb", buffering=0)
@@ -113,8 +108,7 @@ class CheckpointFiles:
         for file in self._files[: -self.keep]:
             if file != current and file not in needed:
                 self._files.remove(file)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._path(file))
+                (self.folder / file).unlink(missing_ok=True)
 
 
 def _is_supported(tensor: AnyArray) -> bool:

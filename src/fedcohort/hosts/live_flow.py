@@ -118,7 +118,8 @@ class _FlowPlayer(Player):
         super().__init__(host, session, policy, models, leases)
         if policy.deadline == "auto":
             raise ParameterError(
-                "A deadline of 'auto' closes rounds, which a flow has none of.", hint="give a client so many seconds"
+                "A deadline of 'auto' closes rounds, which a flow does not have.",
+                hint="pass the number of seconds that one client has",
             )
         self.deadline = policy.deadline
         self.host = host

@@ -264,17 +264,13 @@ class Pace:
         """Return the newest cohorts, back to when clients took different times."""
         cohorts = list(self._cohorts)
         begin = max(len(cohorts) - 1, 0)
-        while begin > 0 and _count_clients(cohorts[begin:]) < _MOST:
+        while begin > 0 and sum(len(cohort.seconds) for cohort in cohorts[begin:]) < _MOST:
             # Compared with as many older cohorts, so a change is found within a factor of two of its age.
             before = max(2 * begin - len(cohorts), 0)
             if abs(log_rank(*_answers(cohorts[begin:], now), *_answers(cohorts[before:begin], now))) > _DIFFERENT:
                 break
             begin = before
         return cohorts[begin:]
-
-
-def _count_clients(cohorts: Sequence[_Times]) -> int:
-    return sum(len(cohort.seconds) for cohort in cohorts)
 
 
 def _observations(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArray, BoolArray]:

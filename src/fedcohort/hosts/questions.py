@@ -56,7 +56,7 @@ def try_out(
     available: IntArray,
     *,
     model: Model,
-    losses: Callable[[Model, Sequence[str]], FloatArray],
+    losses: Callable[[Model, Sequence[str], frozenset[Signal]], Mapping[Signal, FloatArray]],
     train: Callable[[Sequence[str], int], Model | None],
 ) -> Answer:
     """Train each trial cohort, measure how everybody's loss changes, and discard the models.
@@ -66,17 +66,17 @@ def try_out(
     model
         The global model.
     losses : callable
-        ``losses(model, names)`` asks clients for their losses of a model.
+        ``losses(model, names, signals)`` asks clients for these losses of a model.
     train : callable
         ``train(names, seed)`` lets a cohort train and returns the average of its models, or None if there are none.
     """
-    everyone = session.table.names_of(available)
-    before = losses(model, everyone)
+    everyone, signals = session.table.names_of(available), frozenset({query.measured})
+    before = losses(model, everyone, signals)[query.measured]
     changes = np.full((len(query.cohorts), session.table.n), np.nan)
     for row, clients in enumerate(query.cohorts):
         # The round itself may train the same clients, and must use other batches.
         seed = int(streams.stream(session.seed, _TRIAL, session.round, row).integers(1 << 62))
         trained = train(session.table.names_of(clients), seed)
         if trained is not None:
-            changes[row, available] = losses(trained, everyone) - before
+            changes[row, available] = losses(trained, everyone, signals)[query.measured] - before
     return Answer(query, {query.answered_with: changes})

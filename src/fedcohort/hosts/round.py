@@ -120,13 +120,6 @@ class Policy:
         """The smallest number of sound models that gives a new global model."""
         return 1 if self.min_replies is None else self.min_replies
 
-    def needed(self, size: int) -> int:
-        """Return how many of ``size`` models an automatic deadline must wait for, if they can still come.
-
-        Without this limit, a run would end when all clients become slow: none of its rounds would give a model.
-        """
-        return size if self.private else min(self.fewest, size)
-
 
 class Closing(NamedTuple):
     """When a round closes, and the status of its clients by then."""
@@ -274,7 +267,9 @@ class Round:
         self._least = self._needed = 0
         if self._pace is not None:
             size = max(online if self.size is None else min(self.size, online), 1)
-            self._needed = policy.needed(size)
+            # A round waits for these models beyond its deadline. Otherwise a run would end when all clients become
+            # slow, because none of its rounds would give a model.
+            self._needed = size if policy.private else min(policy.fewest, size)
             # Many rounds of two or three models are often the fastest way to many models, but they are worth little.
             # So by default, a round should give half of its models.
             self._least = self._needed if policy.private or policy.min_replies else (size + 1) // 2
@@ -430,7 +425,8 @@ class Round:
 
     def in_order(self) -> list[Reply]:
         """Return the replies that have arrived, in the order of the cohort."""
-        return [self.replies[name] for name, there in zip(self.cohort.names, self.answered, strict=True) if there]
+        answered = zip(self.cohort.names, self.answered, strict=True)
+        return [self.replies[name] for name, has_answered in answered if has_answered]
 
     # -- the report -------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,16 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, FloatArray
-from fedcohort.core.signals import REPORT_SIGNALS, SIGNALS, TABLE_SIGNALS, Party, Signal, VectorOf, vectors_of
+from fedcohort.core.signals import (
+    REPORT_SIGNALS,
+    SIGNALS,
+    TABLE_SIGNALS,
+    UNAIDED_SIGNALS,
+    Party,
+    Signal,
+    VectorOf,
+    vectors_of,
+)
 
 VERSION = 1  # a client of another version is refused before it trains
 RECORD = "fedcohort"  # the name of our record next to the model
@@ -91,6 +100,20 @@ class Description:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", usable_name(self.name))
 
+    def known_signals(self, sealed: bool = False) -> frozenset[Signal]:
+        """Return what is known about the client.
+
+        With ``sealed``, only sealed label counts count, because plain ones cannot be compared with them.
+        """
+        known = set(UNAIDED_SIGNALS | self.signals)
+        if self.size is not None:
+            known.add(Signal.SIZES)
+        if sealed and self.sealed_labels is not None:
+            known.add(Signal.LABEL_PRODUCTS)
+        if not sealed and self.label_counts is not None:
+            known |= {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}
+        return frozenset(known)
+
     def to_record(self) -> dict[str, Any]:
         """Return the description as a record to send."""
         signals = sorted(s.value for s in self.signals)
@@ -125,7 +148,7 @@ class Description:
             label_counts=_label_counts(record.get("label-counts")),
             sealed_labels=sealed,
             # Facts for the table count only if they were sent, not if a client claims to have them.
-            signals=_known_signals(signals) - TABLE_SIGNALS,
+            signals=_signals_named(signals) - TABLE_SIGNALS,
             attributes=_attributes(record),
         )
 
@@ -143,7 +166,7 @@ def most_classes(counts: Iterable[int]) -> int | None:
     return ordered[min(max(1, int(_FEW * len(ordered))), len(ordered) - 1)] if ordered else None
 
 
-def _known_signals(names: Iterable[object]) -> frozenset[Signal]:
+def _signals_named(names: Iterable[object]) -> frozenset[Signal]:
     """Return the signals with these names; names from a later version are skipped."""
     known = {s.value: s for s in SIGNALS}
     return frozenset(known[name] for name in names if isinstance(name, str) and name in known)
@@ -216,7 +239,7 @@ def question(signals: Iterable[Signal], commitment: str | None = None) -> dict[s
 def asked_signals(record: Mapping[str, object]) -> frozenset[Signal]:
     """Return the signals that a record asks for; names from a later version are skipped."""
     names = record.get("signals")
-    return _known_signals(names) if isinstance(names, list) else frozenset()
+    return _signals_named(names) if isinstance(names, list) else frozenset()
 
 
 def report(

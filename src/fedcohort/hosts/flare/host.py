@@ -415,11 +415,12 @@ class FlareHost(Host):
 
     def answer(self, query: Query, available: IntArray) -> Answer:
         """Ask sites for losses, or try cohorts out."""
+        session, losses = self._running, self._losses
         match query:
             case Losses(clients=clients, signals=signals):
-                return Answer(query, self._losses(self.model, self._running.table.names_of(clients), signals))
+                return Answer(query, losses(self.model, session.table.names_of(clients), signals))
             case Trial():
-                return self._try_out(query, available)
+                return try_out(session, query, available, model=self.model, losses=losses, train=self._train_trial)
 
     def _exchange(self, letter: Letter, names: Collection[str], deadline: float | None) -> dict[str, Arrival]:
         """Return the answers to a letter that arrive before the deadline, by site."""
@@ -446,15 +447,6 @@ class FlareHost(Host):
         return read_losses(
             names, signals, reports, lambda site, why: self.controller.warning(f"{site} gave no losses: {why}")
         )
-
-    def _try_out(self, query: Trial, available: IntArray) -> Answer:
-        """Train each trial cohort, and ask everybody for the change of loss."""
-        signals = frozenset({query.measured})
-
-        def losses(model: Mapping[str, AnyArray], names: Sequence[str]) -> FloatArray:
-            return self._losses(model, names, signals)[query.measured]
-
-        return try_out(self._running, query, available, model=self.model, losses=losses, train=self._train_trial)
 
     def _train_trial(self, cohort: Sequence[str], seed: int) -> dict[str, AnyArray] | None:
         """Let a trial cohort train; return the average of its models, or None if it has none."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import FedcohortError
-from fedcohort.core.signals import TABLE_SIGNALS, UNAIDED_SIGNALS, Signal
+from fedcohort.core.signals import TABLE_SIGNALS, Signal
 from fedcohort.core.text import natural, shorten
 from fedcohort.hosts.ask_again import Postponed
 from fedcohort.hosts.round import join_names
@@ -45,7 +45,7 @@ class Sites:
             if record is None:
                 raise ValueError(problem or "it does not answer fedcohort's questions")
             description = Description.from_record(record)
-            lacking = sorted(self.required - signals_of(description))
+            lacking = sorted(self.required - description.known_signals())
             counts = description.label_counts
             if lacking:
                 raise ValueError(f"it cannot supply {', '.join(repr(s.value) for s in lacking)}")
@@ -100,7 +100,7 @@ class Sites:
 
     def known(self) -> frozenset[Signal]:
         """Return what is known about every site that can take part."""
-        signals = [signals_of(self.described[name]) for name in self.fit()]
+        signals = [self.described[name].known_signals() for name in self.fit()]
         return frozenset.intersection(*signals) if signals else frozenset()
 
     def table(self, names: Sequence[str]) -> ClientTable:
@@ -130,13 +130,3 @@ class Sites:
             described = {name: self.described[name].attributes for name in self.fit()}
             session.set_attributes({name: attributes for name, attributes in described.items() if attributes})
         return joined
-
-
-def signals_of(description: Description) -> frozenset[Signal]:
-    """Return what is known about a site with this description."""
-    signals = set(UNAIDED_SIGNALS | description.signals)
-    if description.size is not None:
-        signals.add(Signal.SIZES)
-    if description.label_counts is not None:
-        signals |= _LABELS
-    return frozenset(signals)

@@ -8,7 +8,7 @@ strategy try the replies one by one and together. The replies that make the diff
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -80,7 +80,7 @@ class _Attempt:
         try:
             average = self(replies, strategy_copy(self._strategy))
         except Exception as error:
-            return _error_text(error)
+            return error_text(error)
         return "" if average.arrays is not None else "it gave no model"
 
 
@@ -112,21 +112,19 @@ def aggregate(
     try:
         return attempt(replies)
     except Exception as error:
-        log.warning(
-            "%s could not aggregate round %d: %s", type(strategy).__name__, server_round - 1, _error_text(error)
-        )
+        log.warning("%s could not aggregate round %d: %s", type(strategy).__name__, server_round - 1, error_text(error))
         log.debug("aggregation failed", exc_info=True)
         attempt.restore()
         blamed = _find_culprits(attempt, replies)
         rest = [reply for reply in replies if reply.name not in blamed]
         # Under differential privacy, an average of fewer models than the noise is made for must not be released.
         if not blamed or not rest or private_cohort_size(strategy) is not None:
-            return Average(blamed=blamed, error="" if blamed else _error_text(error))
+            return Average(blamed=blamed, error="" if blamed else error_text(error))
     try:
         average = attempt(rest)
     except Exception as error:
         attempt.restore()
-        return Average(blamed=blamed, error=_error_text(error))
+        return Average(blamed=blamed, error=error_text(error))
     return Average(average.arrays, average.metrics, blamed)
 
 
@@ -197,15 +195,6 @@ def _copy_tables(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.copy() if type(value) in kinds else value for key, value in attributes.items()}
 
 
-def value_or_none(what: str, call: Callable[[], MetricRecord | None]) -> MetricRecord | None:
-    """Return the result of ``call``, or None if it raises an error, which is logged."""
-    try:
-        return call()
-    except Exception as error:
-        log.warning("%s failed and is left out: %s", what, _error_text(error))
-        log.debug("%s failed", what, exc_info=True)
-        return None
-
-
-def _error_text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
+    """Return an error with its type in one short line."""
     return shorten(f"{type(error).__name__}: {error}")

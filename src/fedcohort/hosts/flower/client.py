@@ -171,15 +171,15 @@ class _CohortClient(ClientApp):
         arrays = only_arrays(message.content)
         if arrays is None:
             raise InputError("A question for losses must carry exactly one model.")
-        wanted = asked_signals(cast(ConfigRecord, message.content[RECORD]))
-        values = self._answers.measure(wanted & LOSS_SIGNALS, arrays, context, arrays)
+        signals = asked_signals(cast(ConfigRecord, message.content[RECORD]))
+        values = self._answers.measure(signals & LOSS_SIGNALS, arrays, context, arrays)
         record = ConfigRecord(report(self._answers.name(context), values))
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
     def _train(self, message: Message, context: Context) -> Message:
         question = cast(ConfigRecord, message.content[RECORD])
-        wanted = asked_signals(question)
-        if COMMITMENT in question:  # kept, it shows later whether the server's journal is the one it was
+        signals = asked_signals(question)
+        if COMMITMENT in question:  # logged, so that it can later be compared with the server's journal
             log.info("the server is committed to %s", question[COMMITMENT])
         if self._answers.confirm is not None:
             self._confirm(self._answers.confirm, question.get(CONFIRMATION), context)
@@ -189,8 +189,8 @@ class _CohortClient(ClientApp):
         values: dict[Signal, float] = {}
         gradient = None
         if received is not None:
-            values.update(self._answers.measure(wanted & LOSS_SIGNALS, received, context, received))
-            if wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
+            values.update(self._answers.measure(signals & LOSS_SIGNALS, received, context, received))
+            if signals & GRADIENT_SIGNALS and self._answers.gradient is not None:
                 gradient = plain(self._answers.gradient(received, context))
         # Only the app is timed, so that our own questions do not make a client look slow.
         begun = time.monotonic()
@@ -199,7 +199,7 @@ class _CohortClient(ClientApp):
         if reply.has_content():
             trained = only_arrays(reply.content)
             if trained is not None and received is not None:
-                values.update(self._answers.measure_trained(wanted, trained, context, received))
+                values.update(self._answers.measure_trained(signals, trained, context, received))
             reply.content[RECORD] = ConfigRecord(report(self._answers.name(context), values, seconds, gradient))
         return reply
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedcohort.core import rng as streams
-from fedcohort.hosts.flower.averaging import value_or_none
+from fedcohort.hosts.flower.averaging import error_text
 from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange, with_ttl
 from fedcohort.hosts.flower.replies import evaluations
 from fedcohort.hosts.flower.roster import Card
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr.fedcohort")
 _EVALUATION = "evaluation"  # the random stream for the choice of evaluating clients
-
-
-def has_evaluation(numbers: Mapping[str, float]) -> bool:
-    """Whether a round's numbers include an evaluation."""
-    return any(not key.startswith("train/") for key in numbers)
 
 
 def scalars(metrics: MetricRecord | None) -> dict[str, float]:
@@ -112,11 +107,13 @@ class Evaluation:
                 sound[name] = reply.message
         sizes = {name: chosen[name].description.size for name in sound}
         usable, corrections = evaluations(sound, self._weight_key, sizes, self._max_share)
-        # An error in an app's function must not end the run, because evaluation changes no model.
-        metrics = value_or_none(
-            f"the evaluation of round {server_round - 1}",
-            lambda: self._strategy.aggregate_evaluate(server_round, usable) if usable else None,
-        )
+        metrics: MetricRecord | None = None
+        try:
+            if usable:
+                metrics = self._strategy.aggregate_evaluate(server_round, usable)
+        except Exception as error:  # it must not end the run, because evaluation changes no model
+            log.warning("the evaluation of round %d failed and is left out: %s", server_round - 1, error_text(error))
+            log.debug("the evaluation failed", exc_info=True)
         if metrics is not None:
             log.info("\t└──> Aggregated evaluation: %s", metrics)
             self._result.evaluate_metrics_clientapp[server_round] = metrics

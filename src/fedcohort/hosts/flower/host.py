@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -425,28 +426,18 @@ class FlowerHost(Host):
 
     def answer(self, query: Query, available: IntArray) -> Answer:
         """Ask clients for losses, or try cohorts out."""
-        table = self._running.table
+        session, losses = self._running, partial(self.population.losses, deadline=self.query_deadline)
         match query:
             case Losses(clients=clients, signals=signals):
-                names = table.names_of(clients)
-                return Answer(query, self.population.losses(self.arrays, names, signals, self.query_deadline))
+                return Answer(query, losses(self.arrays, session.table.names_of(clients), signals))
             case Trial():
                 if self.private is not None:
                     raise InnerStrategyError(
-                        f"The selector {self._running.selector.name!r} tries out cohorts, and their models would be "
+                        f"The selector {session.selector.name!r} tries out cohorts, and their models would be "
                         "sent to clients without the noise of differential privacy.",
                         hint="use a selector without trials; FedCor has none with samples='round'",
                     )
-                return self._try_out(query, available)
-
-    def _try_out(self, query: Trial, available: IntArray) -> Answer:
-        """Train each trial cohort with a copy of the strategy, and ask everybody for the change of loss."""
-        signals = frozenset({query.measured})
-
-        def losses(model: ArrayRecord, names: Sequence[str]) -> FloatArray:
-            return self.population.losses(model, names, signals, self.query_deadline)[query.measured]
-
-        return try_out(self._running, query, available, model=self.arrays, losses=losses, train=self._train_trial)
+                return try_out(session, query, available, model=self.arrays, losses=losses, train=self._train_trial)
 
     def _train_trial(self, cohort: Sequence[str], seed: int) -> ArrayRecord | None:
         """Let a trial cohort train; return the average of its models, or None if it has none."""

@@ -293,12 +293,14 @@ class Population:
 
     def known_signals(self) -> frozenset[Signal]:
         """Return what is known about every client that is online."""
-        signals = [card.signals(self._labels is not None) for card in self.online.values()]
+        sealed = self._labels is not None
+        signals = [card.description.known_signals(sealed) for card in self.online.values()]
         return frozenset.intersection(*signals) if signals else frozenset()
 
     def partly_supplied(self, signals: Iterable[Signal]) -> dict[Signal, list[str]]:
         """Return those of ``signals`` that only some clients online can supply, each with the names of the others."""
-        known = {name: card.signals(self._labels is not None) for name, card in self.online.items()}
+        sealed = self._labels is not None
+        known = {name: card.description.known_signals(sealed) for name, card in self.online.items()}
         lacking = {signal: [name for name in known if signal not in known[name]] for signal in sorted(signals)}
         return {signal: names for signal, names in lacking.items() if 0 < len(names) < len(known)}
 

@@ -100,7 +100,7 @@ class Pulse:
             except OSError as error:
                 if not self._warned:
                     self._warned = True
-                    log.warning("no status can be written beside the journal: %s", error)
+                    log.warning("no status can be written next to the journal: %s", error)
 
     # -- news from the run --------------------------------------------------------------------------------------------
 

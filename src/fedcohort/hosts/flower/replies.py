@@ -378,12 +378,6 @@ def weighted_average(replies: Sequence[Checked], key: str) -> ArrayRecord:
     return ArrayRecord(mean)
 
 
-def _replace_metrics(message: Message, name: str, record: MetricRecord) -> None:
-    """Replace all MetricRecords of a message by one with this name."""
-    others = {k: v for k, v in message.content.items() if not isinstance(v, MetricRecord) and k != name}
-    message.content = RecordDict({name: record, **others})
-
-
 def evaluations(
     messages: Mapping[str, Message], key: str, sizes: Mapping[str, int | None], max_share: float | None
 ) -> tuple[list[Message], dict[str, list[str]]]:
@@ -419,5 +413,7 @@ def evaluations(
         remarks.setdefault(client, []).extend(texts)
     usual = _most_common(names, "metrics")
     for client, record in common.items():
-        _replace_metrics(messages[client], usual, record)
+        content = messages[client].content
+        others = {k: v for k, v in content.items() if not isinstance(v, MetricRecord) and k != usual}
+        messages[client].content = RecordDict({usual: record, **others})
     return [messages[client] for client in common], remarks

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedcohort.core.signals import UNAIDED_SIGNALS, Signal
+from fedcohort.core.signals import Signal
 from fedcohort.core.text import natural
 from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER, Postponed
 from fedcohort.hosts.flower.exchange import GridReply, Outbox
@@ -53,23 +53,9 @@ class Card:
     answers: bool
     registered: bool = False
 
-    def signals(self, sealed: bool) -> frozenset[Signal]:
-        """Return what is known about this client.
-
-        With ``sealed``, only sealed label counts count, because plain ones cannot be compared with them.
-        """
-        signals = set(UNAIDED_SIGNALS | self.description.signals)
-        if self.description.size is not None:
-            signals.add(Signal.SIZES)
-        if sealed and self.description.sealed_labels is not None:
-            signals.add(Signal.LABEL_PRODUCTS)
-        if not sealed and self.description.label_counts is not None:
-            signals |= {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}
-        return frozenset(signals)
-
     def lacks(self, required: Iterable[Signal], sealed: bool) -> list[Signal]:
         """Return the required signals that this client cannot supply."""
-        return sorted(frozenset(required) - self.signals(sealed))
+        return sorted(frozenset(required) - self.description.known_signals(sealed))
 
 
 class Roster:

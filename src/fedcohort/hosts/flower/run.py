@@ -15,7 +15,6 @@ from fedcohort.core.protocol import Selector
 from fedcohort.core.signals import SIGNALS, Signal
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.flower import notes
-from fedcohort.hosts.flower.evaluation import has_evaluation
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.population import facts_in, rules_in
@@ -203,7 +202,7 @@ class LiveRun:
             host.evaluation.at_server(0, host.arrays)
             return
         between_rounds = self.asynchronous or not session.pending
-        evaluated = has_evaluation(recorded.get(session.round - 1, {}))
+        evaluated = any(not key.startswith("train/") for key in recorded.get(session.round - 1, {}))
         if between_rounds and self.population.online and not evaluated:
             host.evaluate(session.round - 1, host.arrays)  # the run was interrupted before this was recorded
 

@@ -365,43 +365,31 @@ class CohortStrategy(Strategy):
             Evaluates the global model at the server, before the first round and after each.
         """
         with written_to(self.json_log):
-            return self._run(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
-
-    def _run(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int,
-        timeout: float,
-        train_config: ConfigRecord | None,
-        evaluate_config: ConfigRecord | None,
-        evaluate_fn: EvaluateFn | None,
-    ) -> Result:
-        log.info("Starting %s around %s:", type(self).__name__, type(self.strategy).__name__)
-        self.summary()
-        everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
-        if self.cohort_size is None and everybody and self.selector.selects:
-            log.warning(
-                "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
-                "or cohort_size"
+            log.info("Starting %s around %s:", type(self).__name__, type(self.strategy).__name__)
+            self.summary()
+            everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
+            if self.cohort_size is None and everybody and self.selector.selects:
+                log.warning(
+                    "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
+                    "or cohort_size"
+                )
+            run = self._live_run(
+                grid,
+                num_rounds=num_rounds,
+                timeout=timeout,
+                train_config=train_config or ConfigRecord(),
+                evaluate_config=evaluate_config or ConfigRecord(),
+                evaluate_fn=evaluate_fn,
             )
-        run = self._live_run(
-            grid,
-            num_rounds=num_rounds,
-            timeout=timeout,
-            train_config=train_config or ConfigRecord(),
-            evaluate_config=evaluate_config or ConfigRecord(),
-            evaluate_fn=evaluate_fn,
-        )
-        failed: BaseException | None = None
-        try:
-            return run.play(initial_arrays)
-        except BaseException as error:
-            failed = error
-            notes.record_failure(run.session, error)
-            raise
-        finally:
-            run.close(failed)
+            failed: BaseException | None = None
+            try:
+                return run.play(initial_arrays)
+            except BaseException as error:
+                failed = error
+                notes.record_failure(run.session, error)
+                raise
+            finally:
+                run.close(failed)
 
     def _live_run(self, grid: Grid, **options: Any) -> LiveRun:
         return LiveRun(FlowerHost(self, grid, **options))
