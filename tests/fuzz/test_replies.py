@@ -20,8 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.replies import Checker, measures_of, sample_counts, weighted_average, with_common_names
-from fedcohort.hosts.flower.wire import report_record
-from fedcohort.hosts.wire import RECORD, REPORTABLE, Description
+from fedcohort.hosts.wire import RECORD, REPORTABLE, Description, report
 
 LOT = st.integers(0, 2**31 - 1)
 CLASSES = 3
@@ -69,7 +68,7 @@ def odd_config(r: Random):
 
 def ours(r: Random) -> ConfigRecord:
     values = {s: 0.5 if s.width is None else np.ones(s.numbers(CLASSES)) for s in REPORTED}
-    return report_record("anna", values, seconds=1.0, gradient=np.ones(9))
+    return ConfigRecord(report("anna", values, seconds=1.0, gradient=np.ones(9)))
 
 
 def message(r: Random, change: bool) -> Message:

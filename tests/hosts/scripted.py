@@ -18,7 +18,7 @@ Script = Callable[[Cohort, str], tuple[float, Status] | None]
 
 
 class TimedHost(Host):
-    """Each client of a cohort replies after so many seconds with a status, or never.
+    """Each client of a cohort replies after some seconds with a status, or never.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class TimedHost(Host):
 
 
 def in_time(report: Any) -> Any:
-    """Return a report without those who will be late: whoever waits for replies cannot know of them yet."""
+    """Return a report without late replies, which a host that waits does not know yet."""
     ticket, clients, status, kept, complete = report
     there = [s != Status.LATE for s in status]
     return (
@@ -94,7 +94,7 @@ def in_time(report: Any) -> Any:
 
 
 def reports_of(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return every report that sessions get while ``work`` lasts: ticket, clients, statuses, kept, complete."""
+    """Return every report that sessions get during ``work``: ticket, clients, statuses, kept, complete."""
     told: list[Any] = []
     tell = Session.tell
 

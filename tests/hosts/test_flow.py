@@ -1,4 +1,4 @@
-"""A flow: slots are filled, models are due by answers or by the clock, and nothing is lost between two events."""
+"""A flow fills free places, makes models after some answers or at fixed times, and loses nothing between two events."""
 
 import heapq
 
@@ -12,7 +12,7 @@ from fedcohort.session.session import Session
 
 
 def simulate(open_flow, events, reopen=lambda flow: flow):
-    """Play events: fill slots, else the next client answers; return everything that happened."""
+    """Fill free places, or else let the next client answer; return all events."""
     flow, clock, log = open_flow(), 0.0, []
     ends = []  # (when, ticket, whether it fails)
     draw = np.random.default_rng(5)
@@ -64,7 +64,7 @@ def test_one_answer_one_model():
 def test_models_at_fixed_times():
     policy = FlowPolicy(busy=5, period=20.0)
     flow = Flow(Session("uniform", 30, seed=3, asynchronous=True), policy)
-    assert flow.due_at == 20.0 and not flow.is_due(25.0)  # nothing has come
+    assert flow.due_at == 20.0 and not flow.is_due(25.0)  # no answer has arrived
     first = [flow.choose() for _ in range(5)]
     flow.receive(first[0].ticket, Status.OK)
     assert not flow.is_due(19.9) and flow.is_due(20.0)
@@ -97,7 +97,7 @@ def test_a_client_that_fails_three_times_is_passed_over_until_the_next_model(tmp
         assert not flow.passed_over.any()
         flow.receive(flow.choose(available=only_first).ticket, Status.FAILED)
     flow.session.close()
-    flow = Flow(Session.open(tmp_path / "a.sqlite"), policy)  # it is on record
+    flow = Flow(Session.open(tmp_path / "a.sqlite"), policy)  # from its record
     assert flow.passed_over.tolist() == [True, False]
     for _ in range(8):
         cohort = flow.choose(available=both)

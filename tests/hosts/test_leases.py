@@ -1,4 +1,4 @@
-"""Several runs of one federation: a client that works for one is no candidate in another."""
+"""Several runs of one federation: a client that works for one is not a candidate in another."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_leased_clients_are_no_candidates(tmp_path: Path) -> None:
 
 
 def test_a_client_taken_while_the_choice_was_made_is_not_asked(tmp_path: Path) -> None:
-    """The selector's choice is given up and made anew; the record says why."""
+    """The cohort is abandoned with a recorded reason, and another one is chosen."""
     other = Leases(tmp_path / "leases.sqlite", "other")
 
     class Slow(Uniform):

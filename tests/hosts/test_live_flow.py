@@ -1,4 +1,4 @@
-"""The loop without rounds, with a host of a few lines: no Flower, no torch, a clock of its own."""
+"""The loop without rounds, with a host of a few lines and its own clock, without Flower and torch."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from fedcohort.session import Session
 
 
 class InProcess(FlowHost):
-    """Client i adds i + 1 to a model that is one number, in i + 1 seconds; infinity: it never answers."""
+    """Client i adds i + 1 to a model that is one number, in i + 1 seconds, or never."""
 
     def __init__(self, names, silent=(), offline_after=np.inf):
         self.names, self.silent, self.offline_after = names, silent, offline_after

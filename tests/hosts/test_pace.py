@@ -74,7 +74,7 @@ def test_the_expected_round_is_that_of_all_rounds_there_can_be(n: int, enough: i
             at, status, share = (np.array(column) for column in zip(*clients, strict=True))
             waits = np.append(np.sort(at[status == OK]), [5.0] * n)[needed - 1] if needed else 0.0
             end = closing(at, status, deadline=max(deadline, waits), enough=enough)
-            # Of several that come at the very moment a round closes, one is enough.
+            # If several answers arrive at exactly the end of a round, one is enough.
             sound = min(int((end.status == OK).sum()), needed if waits > deadline else enough)
             mean += share.prod() * np.array([end.seconds, sound if sound >= least else 0])
         assert (lasts, brings) == pytest.approx(tuple(mean))
@@ -102,7 +102,7 @@ def test_a_client_at_work_is_not_taken_for_one_that_fails() -> None:
     pace = Pace()
     pace.observe(0, 0.0, 1.2, np.array([1.0, 1.0, 1.5, 1.5]), np.zeros(4, np.bool_))
     assert pace.propose(1.2, 4, 0, 2).deadline == pytest.approx(1.02)
-    assert pace.propose(1.5, 4, 0, 2).deadline == pytest.approx(1.53)  # seen when they come, though they are late
+    assert pace.propose(1.5, 4, 0, 2).deadline == pytest.approx(1.53)  # late answers are added when they arrive
 
 
 def test_what_was_before_a_change_of_speed_is_forgotten() -> None:
@@ -259,12 +259,12 @@ def test_a_restarted_run_proposes_what_an_unbroken_one_does(tmp_path: Path) -> N
         now = session.journal.events(TIMES)[-1].get("closed", 0.0)
         before = Pace.of(session, now).propose(now + 1.0, 3, 2, 2)
     with Session.open(tmp_path / "j", "uniform") as session:
-        again = Pace.of(session, 500.0)  # of a clock that began anew
+        again = Pace.of(session, 500.0)  # on a clock that started again
         assert again.propose(again.time(501.0), 3, 2, 2) == pytest.approx(before)
         round_ = Round(session, policy, pace=again, now=again.time(501.0))
         round_.open()
         cohort = round_.choose()
-    with Session.open(tmp_path / "j", "uniform") as session:  # cut off after the choice
+    with Session.open(tmp_path / "j", "uniform") as session:  # interrupted after the choice
         resumed = Round(session, policy, pace=Pace.of(session, 0.0), now=1e6)
         resumed.resume(session.pending[0])
         assert resumed.cohort.names == cohort.names and resumed.proposal == round_.proposal

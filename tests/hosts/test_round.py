@@ -1,4 +1,4 @@
-"""The round alone, played by a script: nobody trains, nobody sends, and the clock is a number."""
+"""Rounds played by a script, without training and messages, on a clock that is a number."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Nothing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class First(Selector[Nothing]):
-    """Takes the first candidates; asks and stops when a test says so."""
+    """Takes the first candidates, and asks and stops if a test says so."""
 
     asks: bool = False
     stop_at: int | None = None
@@ -76,7 +76,7 @@ def statuses(session: Session, ticket: int = 0) -> dict[str, Status]:
 
 
 def by_hand(seconds: list[float], status: list[int], deadline: float | None, enough: int) -> tuple[list[int], float]:
-    """Go through the arrivals one by one, as somebody would who waits."""
+    """Go through the arrivals one by one, like a host that waits."""
     end = max(seconds, default=0.0)
     sound = 0
     for at, what in sorted(zip(seconds, status, strict=True)):
@@ -124,7 +124,7 @@ def test_without_a_deadline_everybody_is_waited_for() -> None:
 
 
 def test_spares_close_a_round_with_the_first_sound_models() -> None:
-    """Four models are needed, six are asked: a failure does not count, the slowest is not waited for."""
+    """Four models are needed and six clients are asked: a failure does not count, and the slowest client is late."""
     arrivals = {
         "c0": (1.0, FAILED),
         "c1": (9.0, OK),
@@ -148,11 +148,11 @@ def test_a_deadline_closes_a_round_and_late_replies_are_recorded_as_such() -> No
         assert host.rounds[0].reasons == {"c1": "no answer within 10 s"}
         assert ("late", "c1", 0) in host.events
         assert statuses(session, 0) == {"c0": OK, "c1": LATE, "c2": OK}
-        assert set(statuses(session, 1).values()) == {OK}  # a late reply is never taken for one of the next round
+        assert set(statuses(session, 1).values()) == {OK}  # a late reply does not count as one of the next round
 
 
 def test_the_clock_may_round() -> None:
-    """0.1 + 0.7 is less than 0.8: a deadline that has passed has passed."""
+    """0.1 + 0.7 is less than 0.8, which must not prolong a round beyond its deadline."""
     host = TimedHost(NAMES, lambda cohort, name: None if name == "c0" else (0.1, OK))
     host.time = 0.1
     with session_of() as session:
@@ -164,7 +164,7 @@ def test_a_round_without_a_model_is_tried_without_those_who_failed() -> None:
     host = TimedHost(NAMES, lambda cohort, name: (1.0, FAILED if name == "c1" else OK))
     with session_of() as session:
         play(host, session, Policy(size=2, min_replies=2), rounds=2)
-        # The second round is free to choose the one that failed before.
+        # The second round may choose the client that failed before.
         assert host.cohorts() == [("c0", "c1"), ("c0", "c2"), ("c0", "c1"), ("c0", "c2")]
         assert [row.round for row in session.journal.cohorts()] == [0, 0, 1, 1]
         assert statuses(session, 0) == {"c0": OK, "c1": FAILED}
@@ -187,7 +187,7 @@ def test_too_few_replies_end_the_run_after_some_tries() -> None:
 
 
 def test_a_try_that_names_somebody_new_does_not_count() -> None:
-    """Five clients fail, one after the other; with two tries the sixth is still found."""
+    """Five clients fail, one after the other; the sixth is still found with two tries."""
     host = TimedHost(NAMES, lambda cohort, name: (1.0, OK if name in ("c0", "c5") else FAILED))
     with session_of() as session:
         play(host, session, Policy(size=2, min_replies=2, tries=2), rounds=1)
@@ -228,7 +228,7 @@ def test_a_round_with_an_empty_cohort_passes_without_a_message() -> None:
 
     host = Alone(NAMES)
     with session_of(rules=Rules(max_participations=1)) as session:
-        # Everybody takes part once; then the rules admit nobody, and it waits until its patience ends.
+        # Everybody takes part once. Then the rules admit nobody, and the run waits until its patience ends.
         with pytest.raises(FederationTimeoutError, match="rules have admitted nobody"):
             play(host, session, Policy(size=6, patience=3.0), rounds=3)
         assert session.round == 1
@@ -362,7 +362,7 @@ def test_noise_for_so_many_models_is_never_added_to_fewer() -> None:
 
 
 def test_rounds_of_one_client_may_be_open_at_the_same_time() -> None:
-    """As a host needs it that replaces clients one by one: every reply goes to the round of its ticket."""
+    """Several rounds are open at once, and every reply goes to the round of its ticket."""
     policy = Policy(size=1)
     with session_of(Uniform()) as session:
         training: dict[int, Round] = {}
@@ -383,7 +383,7 @@ def test_rounds_of_one_client_may_be_open_at_the_same_time() -> None:
             assert round_.is_closed(float(turn))
             round_.finish(np.array([True]))
             seen.append(name)
-            begin()  # somebody takes its place while the others go on
+            begin()  # another client takes its place while the others continue
             assert len({n for r in training.values() for n in r.cohort.names}) == 3
         assert len(session.pending) == 3 and session.round == 23 and set(seen) == set(NAMES)
 
@@ -437,7 +437,7 @@ def test_a_late_model_counts_in_the_next_round_that_closes_if_it_is_to(late: Any
     def script(cohort: Cohort, name: str) -> tuple[float, Status]:
         return slow.get((name, cohort.ticket), 1.0), OK
 
-    def online(now: float) -> list[str]:  # who is at work is not asked
+    def online(now: float) -> list[str]:  # clients at work are not asked
         return [name for name in NAMES if now >= slow.get((name, 0), 0.0) or now == 0.0]
 
     with session_of(First(), journal=tmp_path / "j", audit=True) as session:
@@ -499,7 +499,7 @@ def test_arrivals_one_by_one_and_at_once_give_the_same_reports(
     with session_of(Uniform(), seed=3) as session, session_of(Uniform(), seed=3) as twin:
         live = reports_of(lambda: play(TimedHost(NAMES, script), session, policy, rounds=30), monkeypatch)
         simulated = reports_of(lambda: at_once(twin), monkeypatch)
-    closed = [report for report in live if report[3] is not None]  # the others are about replies that came late
+    closed = [report for report in live if report[3] is not None]  # the others are about late replies
     assert closed == [in_time(report) for report in simulated]
     assert (len(closed) < len(live)) == (spares > 0 or deadline is not None)
 

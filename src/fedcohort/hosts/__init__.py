@@ -1,1 +1,1 @@
-"""Where rounds happen: the round itself, and the live federations that run it."""
+"""Rounds, and the live federations that run them."""

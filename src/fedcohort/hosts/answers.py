@@ -1,6 +1,6 @@
-"""What a client can tell a selector about its data, whatever carries the answer.
+"""What a client can tell a selector about its data, on any host.
 
-:class:`Answers` are the functions an app gives; hosts call them. :class:`TorchMeasures` computes them for a torch
+:class:`Answers` holds the functions of an app that hosts call. :class:`TorchMeasures` computes the answers for a torch
 classifier.
 """
 
@@ -14,9 +14,10 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import InputError
-from fedcohort.core.signals import LOSS_SIGNALS, Signal, losses_of, same_of_received
+from fedcohort.core.protocol import Losses, Trial
+from fedcohort.core.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
 from fedcohort.core.validate import listing, refuse
-from fedcohort.hosts.wire import Attribute, Description, plain, supplied_signals
+from fedcohort.hosts.wire import GRADIENT_SIGNALS, Attribute, Description, plain
 
 if TYPE_CHECKING:
     import torch
@@ -35,10 +36,9 @@ class Facts:
     label_counts : sequence of int, optional
         Samples per class; the server sees them in the clear.
     sealed_labels : bytes, optional
-        Label counts in an encrypted form instead; the server passes them on to the key holder
-        (``CohortStrategy(labels=...)``).
+        Encrypted label counts instead; the server passes them on to the key holder (``CohortStrategy(labels=...)``).
     attributes : mapping of str to str, float, int or bool
-        Anything else an operator's rules go by: ``{"battery": 80, "region": "north"}``.
+        Anything else that an operator's rules use: ``{"battery": 80, "region": "north"}``.
     """
 
     size: int | None = None
@@ -56,11 +56,11 @@ class Answers:
     facts : callable, optional
         Returns :class:`Facts` about the client's data.
     losses : callable, optional
-        ``losses(params, received)`` returns losses of the model ``params`` on the client's data, by name (those of
-        ``signals``). ``received`` is the model the round started with: pseudo-labels come from it. It is the same as
-        ``params`` except after training.
+        ``losses(params, received)`` returns the losses of the model ``params`` on the client's data, by the names of
+        ``signals``. ``received`` is the model that the round started with; pseudo-labels come from it. It is the same
+        as ``params`` except after training.
     signals : set of Signal
-        Which losses that function returns.
+        The losses that this function returns.
     gradient : callable, optional
         ``gradient(params)`` returns the (d,) full-batch gradient of the mean training loss.
     """
@@ -71,18 +71,26 @@ class Answers:
     gradient: Callable[..., FloatArray] | None = None
 
     def __post_init__(self) -> None:
-        found = listing(self.signals, "The signals of Answers", "losses")
-        if not all(isinstance(signal, str) and signal in LOSS_SIGNALS for signal in found):
+        signals = listing(self.signals, "The signals of Answers", "losses")
+        if not all(isinstance(signal, str) and signal in LOSS_SIGNALS for signal in signals):
             raise refuse("The signals of Answers", f"among {', '.join(sorted(LOSS_SIGNALS))}", self.signals)
-        object.__setattr__(self, "signals", frozenset(Signal.by_name(signal) for signal in found))
+        object.__setattr__(self, "signals", frozenset(Signal.by_name(signal) for signal in signals))
 
     @property
     def supplied(self) -> frozenset[Signal]:
-        """Every signal a client with these answers can report or be asked for."""
-        return supplied_signals(None if self.losses is None else self.signals, self.gradient is not None)
+        """Every signal that a client with these answers can supply."""
+        signals: set[Signal] = set()
+        if self.losses is not None:
+            signals |= {*self.signals, Losses.needs}
+            signals |= {s for s in losses_of(REPORT_SIGNALS, "own") if same_of_received(s) in self.signals}
+            if Trial.measured in self.signals:
+                signals.add(Trial.needs)
+        if self.gradient is not None:
+            signals |= GRADIENT_SIGNALS
+        return frozenset(signals)
 
     def description(self, name: str, facts: Facts) -> Description:
-        """Return what the server is told about the client before the first round."""
+        """Return what the client tells the server before the first round."""
         return Description(
             name=name,
             size=None if facts.size is None else int(facts.size),
@@ -92,45 +100,45 @@ class Answers:
             attributes=dict(facts.attributes),
         )
 
-    def measure(self, wanted: frozenset[Signal], *arguments: Any) -> dict[Signal, float]:
-        """Return the losses that are wanted; ``arguments`` are those of the function ``losses``."""
-        if not wanted:
+    def measure(self, signals: frozenset[Signal], *arguments: Any) -> dict[Signal, float]:
+        """Return these losses; ``arguments`` are those of the function ``losses``."""
+        if not signals:
             return {}
-        if self.losses is None or not wanted <= self.signals:
-            raise InputError(f"This client cannot measure {', '.join(sorted(wanted - self.signals))}.")
+        if self.losses is None or not signals <= self.signals:
+            raise InputError(f"This client cannot measure {', '.join(sorted(signals - self.signals))}.")
         values = self.losses(*arguments)
-        lacking = [s for s in sorted(wanted) if s.value not in values]
+        lacking = [s for s in sorted(signals) if s.value not in values]
         if lacking:
-            raise InputError(f"The loss function must return {', '.join(sorted(wanted))}. It lacks '{lacking[0]}'.")
-        return {signal: float(values[signal.value]) for signal in wanted}
+            raise InputError(f"The loss function must return {', '.join(sorted(signals))}. It lacks '{lacking[0]}'.")
+        return {signal: float(values[signal.value]) for signal in signals}
 
-    def measure_trained(self, wanted: frozenset[Signal], *arguments: Any) -> dict[Signal, float]:
-        """Return those of the signals that are losses of a client's own model, after training."""
-        # An app has one loss function for both models: "loss after" is "loss" of the model that was trained.
-        after = {same_of_received(s): s for s in losses_of(wanted, "own")}
+    def measure_trained(self, signals: frozenset[Signal], *arguments: Any) -> dict[Signal, float]:
+        """Return those of the signals that are losses of the client's own model after training."""
+        # An app has one loss function for both models: "loss after" is the "loss" of the trained model.
+        after = {same_of_received(s): s for s in losses_of(signals, "own")}
         return {after[signal]: value for signal, value in self.measure(frozenset(after), *arguments).items()}
 
 
-_LABELS = ("label", "labels", "target", "targets", "y")  # columns, as datasets of Flower and Hugging Face call them
+_LABELS = ("label", "labels", "target", "targets", "y")  # names of columns in datasets of Flower and Hugging Face
 
 
-def samples_of(found: Any) -> tuple[Any, Any]:
-    """Return inputs and labels: given as such, or as a DataLoader, or as several of which the first is for training."""
-    if isinstance(found, (tuple, list)) and found and hasattr(found[0], "dataset"):
-        found = found[0]
-    if not hasattr(found, "dataset"):
-        inputs, labels = found
+def samples_of(data: Any) -> tuple[Any, Any]:
+    """Return the inputs and labels of a pair, of a DataLoader, or of the first of several DataLoaders."""
+    if isinstance(data, (tuple, list)) and data and hasattr(data[0], "dataset"):
+        data = data[0]
+    if not hasattr(data, "dataset"):
+        inputs, labels = data
         return inputs, labels
     import torch
 
-    parts = [_batch(batch) for batch in found]
-    if not parts:
+    batches = [_batch(batch) for batch in data]
+    if not batches:
         return torch.empty(0), torch.empty(0, dtype=torch.long)
-    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
 
 
 def _batch(batch: Any) -> tuple[Any, Any]:
-    """Return inputs and labels of one batch of a DataLoader."""
+    """Return the inputs and labels of one batch of a DataLoader."""
     if isinstance(batch, Mapping):
         key = next((key for key in _LABELS if key in batch), None)
         others = [k for k in batch if k != key]
@@ -146,7 +154,7 @@ def _batch(batch: Any) -> tuple[Any, Any]:
 
 
 class TorchMeasures:
-    """What one client can measure of a torch classifier: cross-entropy losses and the full-batch gradient.
+    """Measures a torch classifier on one client's data: cross-entropy losses and the full-batch gradient.
 
     Parameters
     ----------
@@ -155,9 +163,9 @@ class TorchMeasures:
     data : callable
         Returns the client's training inputs and integer labels, or a DataLoader of them; see :func:`samples_of`.
     validation : callable, optional
-        Returns held-out inputs and labels of the client.
+        Returns the client's held-out inputs and labels.
     robust : LocalTraining, optional
-        Weights of FLASH's noise-robust loss; with it robust and pseudo-label losses can be measured.
+        Weights of FLASH's noise-robust loss, needed for robust and pseudo-label losses.
     batch_size : int
         How many samples are evaluated at once.
     """
@@ -189,36 +197,35 @@ class TorchMeasures:
 
     def labels(self) -> IntArray:
         """(n,) the labels of the training samples."""
-        found: IntArray = self._samples(self._data)[1].cpu().numpy().astype(np.int64)
-        return found
+        labels: IntArray = self._samples(self._data)[1].cpu().numpy().astype(np.int64)
+        return labels
 
     def losses(self, state: Mapping[str, Any], received: Mapping[str, Any]) -> dict[str, float]:
-        """Return losses of the model ``state``, by name; pseudo-labels are those of the model ``received``."""
+        """Return losses of the model ``state``, by name; pseudo-labels come from the model ``received``."""
         import torch
         from torch.nn.functional import cross_entropy
 
         from fedcohort.training.losses import reduce_losses
 
         module = self._load_model(state)
-        # Only losses with pseudo-labels ask another model, and loading one takes time.
+        # Only pseudo-labels need a second model, and loading it takes time.
         teacher = module if received is state or self._robust is None else self._load_model(received)
+        every = losses_of(self._signals, "received").items()
         values: dict[str, float] = {}
         for part, source in self._sources.items():
-            every = losses_of(self._signals, "received").items()
-            mine = {signal: measure for signal, measure in every if measure.part == part}
+            measures = {signal: measure for signal, measure in every if measure.part == part}
             x, y = self._samples(source)
-            # Logits come back from the GPU batch by batch; labels must be where they are.
-            y = y.cpu()
+            y = y.cpu()  # where the logits are
             if not len(y):
-                values.update({signal.value: float("nan") for signal in mine})
+                values.update({signal.value: float("nan") for signal in measures})
                 continue
             logits = self._logits(module, x)
             by_label = cross_entropy(logits, y, reduction="none")
             by_pseudo = None
-            if any(measure.loss != "label" for measure in mine.values()):
+            if any(measure.loss != "label" for measure in measures.values()):
                 by_pseudo = cross_entropy(logits, self._logits(teacher, x).argmax(1), reduction="none")
-            columns = reduce_losses(by_label, by_pseudo, torch.tensor([len(y)]), list(mine.values()), self._robust)
-            values.update({signal.value: float(column) for signal, column in zip(mine, columns, strict=True)})
+            columns = reduce_losses(by_label, by_pseudo, torch.tensor([len(y)]), list(measures.values()), self._robust)
+            values.update({signal.value: float(column) for signal, column in zip(measures, columns, strict=True)})
         return values
 
     def by_label(self, state: Mapping[str, Any]) -> FloatArray:
@@ -228,19 +235,19 @@ class TorchMeasures:
         x, y = self._samples(self._data)
         if not len(y):
             return np.empty(0)
-        found: FloatArray = cross_entropy(self._logits(self._load_model(state), x), y.cpu(), reduction="none").numpy()
-        return found
+        losses: FloatArray = cross_entropy(self._logits(self._load_model(state), x), y.cpu(), reduction="none").numpy()
+        return losses
 
     def gradient(self, state: Mapping[str, Any]) -> FloatArray:
         """(d,) the gradient of the mean training loss at the model ``state``."""
         from torch.nn.functional import cross_entropy
 
         module = self._load_model(state)
-        there = _device(module)
+        device = _device(module)
         x, y = self._samples(self._data)
         for start in range(0, len(y), self._batch_size):
-            inputs, labels = (part[start : start + self._batch_size].to(there) for part in (x, y))
-            # The gradient of a mean is the sum of the batches' gradients, however the last batch is cut.
+            inputs, labels = (part[start : start + self._batch_size].to(device) for part in (x, y))
+            # A sum divided by the number of all samples, because the last batch may be smaller.
             (cross_entropy(module(inputs), labels, reduction="sum") / len(y)).backward()  # type: ignore[no-untyped-call]
         return np.concatenate(
             [np.zeros(p.numel()) if p.grad is None else plain(p.grad).ravel() for p in module.parameters()]
@@ -260,14 +267,14 @@ class TorchMeasures:
     def _logits(self, module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         import torch
 
-        there = _device(module)
-        parts = [x[start : start + self._batch_size] for start in range(0, len(x), self._batch_size)]
+        device = _device(module)
+        batches = [x[start : start + self._batch_size] for start in range(0, len(x), self._batch_size)]
         with torch.no_grad():
-            return torch.cat([module(part.to(there)).cpu() for part in parts])
+            return torch.cat([module(batch.to(device)).cpu() for batch in batches])
 
 
 def _device(module: torch.nn.Module) -> torch.device:
-    """Return where the app made the model: there the data go, batch by batch."""
+    """Return the device on which the app created the model."""
     import torch
 
     return next((p.device for p in module.parameters()), torch.device("cpu"))

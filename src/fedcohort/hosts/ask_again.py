@@ -1,4 +1,4 @@
-"""When a client that could not say what it holds is asked again; the same on every host."""
+"""When to ask a client again that could not describe itself; the same on every host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Postponed(Generic[K]):
-    """Clients whose description failed, each until it is asked again.
+    """Clients whose description failed, each with the time when it may be asked again.
 
     >>> now = 0.0
     >>> postponed = Postponed[str](clock=lambda: now)
@@ -29,9 +29,9 @@ class Postponed(Generic[K]):
         self._until: dict[K, float] = {}
 
     def add(self, client: K) -> None:
-        """Put a client off."""
+        """Postpone the next question to a client."""
         self._until[client] = self._clock() + ASK_AGAIN_AFTER
 
     def waits(self, client: K) -> bool:
-        """Whether it is too early to ask a client again."""
+        """Whether it is too early to ask the client again."""
         return self._clock() < self._until.get(client, -math.inf)

@@ -1,12 +1,11 @@
-"""A model and what belongs to it after a round, in one safetensors file beside the journal.
+"""The model after a round, and what belongs to it, in one safetensors file next to the journal.
 
-The file is complete on disk before the journal names it, in the same transaction that closes the round. A crash between
-the two leaves a file nobody names and a round that is trained again from the checkpoint before it.
+The file is complete on disk before the transaction that closes the round names it in the journal. After a crash between
+the two, the file stays unused and the round is trained again from the previous checkpoint.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Container, Mapping
@@ -21,26 +20,25 @@ from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import JournalError
 from fedcohort.core.files import sync_folder
 
-# What safetensors and NumPy both have; other types are kept as bytes.
+# The types that both safetensors and NumPy have; arrays of other types are stored as bytes.
 _TYPES = frozenset(
     {"bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"}
 )
 
 
 class CheckpointFiles:
-    """Checkpoint files of one journal.
+    """The checkpoint files of one journal.
 
     Parameters
     ----------
     folder : path
-        Where they lie; made when missing.
+        Their folder; it is created if it does not exist.
     keep : int
-        How many of the newest stay.
+        How many of the newest files to keep.
     """
 
     def __init__(self, folder: str | Path, keep: int = 2) -> None:
         self.folder = Path(folder)
-        self._folder = os.fspath(self.folder)
         self.keep = keep
         self._files: list[str] | None = None
 
@@ -50,33 +48,33 @@ class CheckpointFiles:
         return f"after-{rounds:06d}.safetensors"
 
     def exists(self, name: str) -> bool:
-        """Whether the checkpoint is there."""
+        """Whether the checkpoint exists."""
         return (self.folder / name).is_file()
 
     def write(self, rounds: int, tensors: Mapping[str, AnyArray], header: Mapping[str, str]) -> str:
         """Write the checkpoint after ``rounds`` rounds and return its name; it is durable when this returns."""
-        # bfloat16, for example, which NumPy does not know; safetensors would refuse it.
-        odd = {key: tensor for key, tensor in tensors.items() if not _has_type(tensor)}
-        plain = {**tensors, **{key: np.frombuffer(tensor.tobytes(), np.uint8) for key, tensor in odd.items()}}
-        described = {
+        # Such as bfloat16, which NumPy does not have and safetensors would refuse.
+        unsupported = {key: tensor for key, tensor in tensors.items() if not _is_supported(tensor)}
+        as_bytes = {key: np.frombuffer(tensor.tobytes(), np.uint8) for key, tensor in unsupported.items()}
+        metadata = {
             **header,
-            "bytes": json.dumps({key: [tensor.dtype.str, tensor.shape] for key, tensor in odd.items()}),
+            "bytes": json.dumps({key: [tensor.dtype.str, tensor.shape] for key, tensor in unsupported.items()}),
             "rounds": str(rounds),
         }
         name = self.name(rounds)
-        partial = self._path(f"{name}.partial")
-        rest = memoryview(save(plain, described))
+        partial = self.folder / f"{name}.partial"
+        rest = memoryview(save({**tensors, **as_bytes}, metadata))
         with self._create(partial) as file:
-            while rest:  # a single call may take less than all
+            while rest:  # one call may write only a part
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
-        # Under its name only when it is whole: the journal may name it, and a restart reads it.
-        os.replace(partial, self._path(name))
-        sync_folder(self._folder)
+        # The file gets its name only when it is complete.
+        os.replace(partial, self.folder / name)
+        sync_folder(self.folder)
         return name
 
     def read(self, name: str, *formats: str) -> tuple[dict[str, str], dict[str, AnyArray]]:
-        """Return the header and the tensors of a checkpoint in one of the ``formats``, of which the first is ours."""
+        """Return the header and the tensors of a checkpoint in one of the ``formats``, the current one first."""
         path = self.folder / name
         try:
             with safe_open(path, framework="numpy") as file:
@@ -85,7 +83,7 @@ class CheckpointFiles:
         except (OSError, SafetensorError) as error:
             raise JournalError(
                 f"The checkpoint {path}, which the journal names, cannot be read: {error}.",
-                hint="bring the file back from a backup, or start a new journal",
+                hint="restore the file from a backup, or start a new journal",
             ) from error
         if header.get("format") not in formats:
             raise JournalError(f"The checkpoint {path} is in the format {header.get('format')!r}, not {formats[0]!r}.")
@@ -93,11 +91,8 @@ class CheckpointFiles:
             tensors[key] = np.frombuffer(tensors[key].tobytes(), np.dtype(dtype)).reshape(shape)
         return header, tensors
 
-    def _path(self, name: str) -> str:
-        return f"{self._folder}{os.sep}{name}"
-
-    def _create(self, path: str) -> FileIO:
-        """Open a new file, in a new folder if need be."""
+    def _create(self, path: Path) -> FileIO:
+        """Open a new file, in a new folder if necessary."""
         try:
             return open(path, "wb", buffering=0)
         except FileNotFoundError:
@@ -105,18 +100,17 @@ class CheckpointFiles:
             return open(path, "wb", buffering=0)
 
     def prune(self, current: str, needed: Container[str] = ()) -> None:
-        """Delete all but the newest ``keep`` checkpoints; the one the journal names and those ``needed`` stay."""
-        if self._files is None:  # those of earlier runs with the same journal
+        """Delete all but the newest ``keep`` checkpoints, the ``current`` one and those ``needed``."""
+        if self._files is None:  # includes files of earlier runs with the same journal
             self._files = sorted(file.name for file in self.folder.glob("after-*.safetensors"))
         elif current not in self._files:
             self._files.append(current)
         for file in self._files[: -self.keep]:
             if file != current and file not in needed:
                 self._files.remove(file)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._path(file))
+                (self.folder / file).unlink(missing_ok=True)
 
 
-def _has_type(tensor: AnyArray) -> bool:
-    """Whether a checkpoint can hold an array as it is."""
+def _is_supported(tensor: AnyArray) -> bool:
+    """Whether safetensors can store an array of this type."""
     return tensor.dtype.name in _TYPES and (tensor.dtype.isnative or tensor.dtype.itemsize == 1)

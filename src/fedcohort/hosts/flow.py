@@ -1,13 +1,13 @@
-"""A flow of clients instead of rounds: as soon as one answers or fails, another one takes its place.
+"""A flow of clients instead of rounds: as soon as a client answers or fails, another one takes its place.
 
-Nothing here waits, sends a message or looks at a clock. A :class:`Flow` is told what happened and answers what follows
-from it, as a :class:`~fedcohort.hosts.round.Round` does for rounds: how many clients may be asked now, which answers
-the next global model is made of, and when it is due. It works on an asynchronous session, in which every cohort is one
-client and the round is the number of the newest model.
+Nothing here waits, sends a message or reads a clock. A host tells a :class:`Flow` what happened, and the flow decides
+what follows, as a :class:`~fedcohort.hosts.round.Round` does for rounds: how many clients may be asked now, which
+answers the next global model consists of, and when it is due. It needs an asynchronous session, in which every cohort
+is one client and the round is the number of the newest model.
 
-Three policies differ in nothing but when a model is due: after every answer (FedAsync), after some of them (FedBuff),
-or at fixed times (semi-synchronous). What was answered and not yet used is on record with each report, so a flow goes
-on where it was after a kill between any two events.
+Three policies differ only in when a model is due: after every answer (FedAsync), after several (FedBuff), or at fixed
+times (semi-synchronous). Answers that are not used yet are recorded with each report, so a flow that is killed between
+any two events continues where it was.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fedcohort.session.session import Session
 
 _COUNT = Interval(int, 1, None)
 _NO_METRICS: Mapping[Signal, FloatArray] = {}
-_BUFFER, _SINCE, _FAILURES = "buffer", "since", "failures"  # keys of what is stored with the session
-_BATCHES = "flow"  # the stream from which the batches of a ticket are drawn
-_TRIES = 3  # a client that fails so often during one model is passed over until the next
+_BUFFER, _SINCE, _FAILURES = "buffer", "since", "failures"  # keys of the state that is stored with the session
+_BATCHES = "flow"  # the random stream for the batches of a ticket
+_TRIES = 3  # a client that fails this often is passed over until the next model
 
 
 def batch_seed(seed: int, ticket: int) -> int:
-    """Return the seed of a ticket's local training: a client may train twice from one model, on other batches."""
+    """Return the seed of a ticket's local training, so that a client that trains one model twice gets other batches."""
     return int(streams.stream(seed, _BATCHES, ticket).integers(1 << 62))
 
 
@@ -50,7 +50,7 @@ class FlowPolicy:
     buffer : int
         How many sound answers make a new global model: 1 is FedAsync, more is FedBuff.
     period : float, optional
-        Seconds between two models instead, whatever has come by then; without any answer the model waits for one.
+        Seconds between two models, instead of a number of answers. A model without any answers waits for the first.
     """
 
     busy: int
@@ -68,7 +68,7 @@ class Answered(NamedTuple):
     Attributes
     ----------
     version : int
-        The model it began with.
+        The number of the model that the client began with.
     """
 
     ticket: int
@@ -77,19 +77,19 @@ class Answered(NamedTuple):
 
 
 class Flow:
-    """Clients that come and go under one asynchronous session.
+    """Clients that work one by one for an asynchronous session.
 
     Parameters
     ----------
     session : Session
-        One that is asynchronous; what it has on record is taken up.
+        An asynchronous session; the flow continues from its record.
     now : float, optional
-        The time, from any beginning; only ``period`` depends on it. Default: when the newest model came.
+        The time on any clock; only ``period`` depends on it. Default: when the newest model was made.
 
     Attributes
     ----------
     waiting : list of Answered
-        What the next model is made of, in the order of arrival.
+        The answers for the next model, in the order of arrival.
 
     Examples
     --------
@@ -118,7 +118,7 @@ class Flow:
         stored = session.host_state if isinstance(session.host_state, Mapping) else {}
         self.waiting = [Answered(*map(int, row)) for row in stored.get(_BUFFER, ())]
         since = float(stored.get(_SINCE, now or 0.0))
-        # When the newest model came; the clock of another process may have begun later.
+        # When the newest model was made; the clock of another process may have started later.
         self._since = since if now is None else min(since, now)
         self._failures = {int(client): int(count) for client, count in stored.get(_FAILURES, ())}
         self.request: RoundRequest
@@ -127,56 +127,56 @@ class Flow:
         self._at_work[cohort.ticket] = cohort
         self.busy[cohort.clients] = True
 
-    # -- whom to ask --------------------------------------------------------------------------------------------------
+    # -- the choice ---------------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> BoolArray:
-        """(N,) who is at work."""
+        """(N,) whether each client is at work."""
         if (joined := self.session.table.n - len(self._busy)) > 0:
             self._busy = np.append(self._busy, np.zeros(joined, np.bool_))
         return self._busy
 
     @property
     def passed_over(self) -> BoolArray:
-        """(N,) who has failed three times since the newest model; such clients are asked if nobody else is there."""
-        found: BoolArray = np.zeros(self.session.table.n, np.bool_)
-        found[[client for client, count in self._failures.items() if count >= _TRIES]] = True
-        return found
+        """(N,) whether each client has failed three times since the newest model; such clients are asked last."""
+        clients: BoolArray = np.zeros(self.session.table.n, np.bool_)
+        clients[[client for client, count in self._failures.items() if count >= _TRIES]] = True
+        return clients
 
     @property
     def free(self) -> int:
-        """How many more clients may work."""
+        """How many more clients may start to work."""
         return max(self.policy.busy - len(self._at_work), 0)
 
     @property
     def at_work(self) -> tuple[Cohort, ...]:
-        """Who works, each a cohort of one, in the order in which they began."""
+        """The clients at work, each a cohort of one, in the order in which they began."""
         return tuple(self._at_work.values())
 
     def open(self, available: BoolArray | None = None) -> Query | None:
-        """Return the question the selector wants answered before it chooses one of ``available`` (N,), or None."""
+        """Return the question that the selector asks before it chooses one of ``available`` (N,), or None."""
         self.request = self._request(available)
         return self.session.query(self.request)
 
     def exclusions(self, available: BoolArray | None = None) -> tuple[str, ...] | None:
-        """Return why the rules admit nobody of ``available`` (N,); None where somebody can be asked."""
+        """Return why the rules admit none of ``available`` (N,), or None if they admit somebody."""
         if self.session.rules is None:
             return None
-        found = self.session.eligibility(self._request(available))
-        return None if found is None or len(found.allowed) else tuple(found.reasons)
+        eligible = self.session.eligibility(self._request(available))
+        return None if eligible is None or len(eligible.allowed) else tuple(eligible.reasons)
 
     def _request(self, available: BoolArray | None) -> RoundRequest:
         if any(count >= _TRIES for count in self._failures.values()):
-            there = np.ones(self.session.table.n, np.bool_) if available is None else available
-            others = there & ~self.passed_over
+            online = np.ones(self.session.table.n, np.bool_) if available is None else available
+            others = online & ~self.passed_over
             if (others & ~self.busy).any():
                 available = others
         return RoundRequest(1, available)
 
     def choose(self, answer: Answer | None = None, *, available: BoolArray | None = None) -> Cohort:
-        """Return the next client as a cohort of one; empty where nobody is there or the selector ends the run.
+        """Return the next client as a cohort of one; it is empty if nobody is available or the selector ends the run.
 
-        ``answer`` is that to the question of :meth:`open`. Without a question ``available`` is enough.
+        ``answer`` is the answer to the question of :meth:`open`. A selector without questions needs only ``available``.
         """
         if answer is None and (available is not None or not hasattr(self, "request")):
             self.request = self._request(available)
@@ -186,7 +186,7 @@ class Flow:
             self._begin(cohort)
         return cohort
 
-    # -- what came back -----------------------------------------------------------------------------------------------
+    # -- answers ------------------------------------------------------------------------------------------------------
 
     def receive(
         self,
@@ -196,13 +196,13 @@ class Flow:
         *,
         state: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Tell the session what became of a client; return whether its model waits for the next one.
+        """Tell the session how a client's work ended; return whether its answer waits for the next model.
 
         Parameters
         ----------
         metrics : mapping of Signal to (1,) or (1, V) array
         state : mapping, optional
-            The host's own, stored in the same transaction.
+            The host's state, stored in the same transaction.
         """
         cohort = self._at_work.get(ticket)
         if cohort is None:
@@ -210,12 +210,12 @@ class Flow:
                 f"No client is working on ticket {ticket}.",
                 hint=f"tickets at work: {', '.join(map(str, self._at_work)) or 'none'}",
             )
-        # Copies, taken over only once the session has recorded them.
+        # Changes are made in copies, which replace the originals once the session has recorded them.
         waiting, failures = list(self.waiting), dict(self._failures)
         client, sound = int(cohort.clients[0]), status is Status.OK
         if sound:
             waiting.append(Answered(ticket, client, cohort.round))
-            # A sound answer clears its record: only failures in a row speak against a client.
+            # Only consecutive failures count.
             failures.pop(client, None)
         else:
             failures[client] = failures.get(client, 0) + 1
@@ -226,7 +226,7 @@ class Flow:
         return sound
 
     def abandon(self, ticket: int, reason: str) -> None:
-        """Let a client go that was chosen and cannot be asked; it counts as if it had never been chosen."""
+        """Release a client that was chosen but cannot be asked; it counts as never chosen."""
         self.session.abandon(ticket, reason)
         self._end(self._at_work[ticket])
 
@@ -235,21 +235,21 @@ class Flow:
         self.busy[cohort.clients] = False
 
     def discard(self, tickets: Container[int]) -> None:
-        """Drop waiting answers of which no model can be made, as if they had failed; on record with the next event."""
-        for one in self.waiting:
-            if one.ticket in tickets:
-                self._failures[one.client] = self._failures.get(one.client, 0) + 1
-        self.waiting = [one for one in self.waiting if one.ticket not in tickets]
+        """Drop waiting answers that no model can use; they count as failures. The next event records this."""
+        for answered in self.waiting:
+            if answered.ticket in tickets:
+                self._failures[answered.client] = self._failures.get(answered.client, 0) + 1
+        self.waiting = [answered for answered in self.waiting if answered.ticket not in tickets]
 
     def staleness(self, answered: Answered) -> int:
-        """Return how many models came since the one that an answer began with."""
+        """Return how many models are newer than the one that an answer began with."""
         return self.session.round - answered.version
 
     # -- models -------------------------------------------------------------------------------------------------------
 
     @property
     def due_at(self) -> float:
-        """When the next model is due by the clock; infinity where answers decide."""
+        """When the next model is due; infinity without a period, when the number of answers decides."""
         return math.inf if self.policy.period is None else self._since + self.policy.period
 
     def is_due(self, now: float) -> bool:
@@ -261,13 +261,12 @@ class Flow:
     def advance(self, now: float, *, state: Mapping[str, Any] | None = None) -> list[Answered]:
         """Tell the session that the waiting answers have become a new model, and return them.
 
-        With a period, the next model is due one period after this one was, or after ``now`` where it had to wait.
+        With a period, the next model is due at the next multiple of the period.
         """
-        used = self.waiting
-        since = now if self.policy.period is None else self.due_at + math.floor(
-            (now - self.due_at) / self.policy.period
-        ) * self.policy.period  # fmt: skip
-        self.session.advance([one.ticket for one in used], host=self._host_state([], since, {}, state))
+        used, since = self.waiting, now
+        if self.policy.period is not None:
+            since = self.due_at + math.floor((now - self.due_at) / self.policy.period) * self.policy.period
+        self.session.advance([answered.ticket for answered in used], host=self._host_state([], since, {}, state))
         self.waiting, self._since, self._failures = [], since, {}
         return used
 
@@ -275,5 +274,5 @@ class Flow:
     def _host_state(
         waiting: list[Answered], since: float, failures: Mapping[int, int], state: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        stored: dict[str, Any] = {**(state or {}), _BUFFER: [list(one) for one in waiting], _SINCE: since}
+        stored: dict[str, Any] = {**(state or {}), _BUFFER: [list(answered) for answered in waiting], _SINCE: since}
         return {**stored, _FAILURES: [list(item) for item in failures.items()]} if failures else stored

@@ -1,4 +1,4 @@
-"""Which replies failed and which were corrected, and why, read from the journal of a live federation."""
+"""The failed and corrected replies in the journal of a live federation, with their reasons."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedcohort.session.explain import reasons_of
 
 @dataclass(frozen=True)
 class Incident:
-    """One client's reply that failed, or that was corrected before it entered an average.
+    """A client's reply that failed, or that was corrected before it entered an average.
 
     Attributes
     ----------
     round : int
-        Counted from 0; Flower's own count begins with 1.
+        Counted from 0; Flower counts from 1.
     status : Status
-        OK for a reply that was corrected.
+        OK for a corrected reply.
     reason : str
         Why it failed, or what was corrected.
     """
@@ -34,8 +34,8 @@ class Incident:
 
 
 def failures(journal: str | Path | Journal) -> list[Incident]:
-    """Return every failure on record, oldest first; a client that answered after the round closed is LATE."""
-    found = []
+    """Return every recorded failure, oldest first; a client that answered after its round closed is LATE."""
+    incidents = []
     with _reading(journal) as record:
         table, _ = record.table()
         reasons = reasons_of(record)
@@ -45,12 +45,12 @@ def failures(journal: str | Path | Journal) -> list[Incident]:
                 continue
             name = table.name(reply.client)
             reason = reasons.get(reply.ticket, {}).get(name, "no answer")
-            found.append(Incident(rounds[reply.ticket], name, Status(reply.status), reason))
-    return found
+            incidents.append(Incident(rounds[reply.ticket], name, Status(reply.status), reason))
+    return incidents
 
 
 def corrections(journal: str | Path | Journal) -> list[Incident]:
-    """Return every correction on record, oldest first: smaller weights, shorter updates, metrics left out."""
+    """Return every recorded correction, oldest first: smaller weights, shorter updates, metrics left out."""
     with _reading(journal) as record:
         return [
             Incident(body["round"], client, Status.OK, text)
@@ -62,7 +62,7 @@ def corrections(journal: str | Path | Journal) -> list[Incident]:
 
 @contextmanager
 def _reading(journal: str | Path | Journal) -> Iterator[Journal]:
-    """Yield a journal; one that is given as a path is closed afterwards."""
+    """Yield a journal; if it was given as a path, close it afterwards."""
     if isinstance(journal, Journal):
         yield journal
         return

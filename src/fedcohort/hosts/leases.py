@@ -1,7 +1,7 @@
-"""Clients that several runs of one federation share: who works for which run, in one file all runs can reach.
+"""Clients shared by several runs of one federation: a common file says which client works for which run.
 
-A client that works for one run is no candidate in another. A lease ends when the client answers, or after a time, so
-that a run that dies keeps nobody for ever; started again under its name it finds its own leases.
+A client that works for one run is not a candidate in another. A lease ends when the client answers, or after some time,
+so that a run that dies does not keep its clients forever. A run that is started again finds its leases by its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from fedcohort.core.errors import InputError
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS lease (client TEXT PRIMARY KEY, run TEXT NOT NULL, until REAL NOT NULL)"
-_BUSY = 30.0  # seconds to wait for another run that has the file
+_BUSY = 30.0  # seconds to wait while another run uses the file
 
 
 class Leases:
@@ -25,11 +25,11 @@ class Leases:
     Parameters
     ----------
     path : path
-        The file that all runs share; made when missing.
+        The file that all runs share; it is created if it does not exist.
     run : str
-        The run's name, the same after a restart. The path of its journal is a good one.
+        The run's name, which must be the same after a restart. The path of its journal is a good choice.
     seconds : float
-        How long a client is kept that does not answer.
+        How long a lease lasts if the client does not answer.
 
     Examples
     --------
@@ -64,21 +64,21 @@ class Leases:
             raise InputError(f"The leases {self._path} cannot be opened: {error}.") from error
 
     def elsewhere(self) -> dict[str, str]:
-        """Return the clients that work for other runs, and for which."""
+        """Return the clients that work for other runs, each with its run."""
         with closing(self._open()) as file:
-            return self._taken(file)
+            return self._elsewhere(file)
 
-    def _taken(self, file: sqlite3.Connection) -> dict[str, str]:
-        open_ = "SELECT client, run FROM lease WHERE run != ? AND until > ?"
-        return dict(file.execute(open_, (self.run, self._clock())).fetchall())
+    def _elsewhere(self, file: sqlite3.Connection) -> dict[str, str]:
+        query = "SELECT client, run FROM lease WHERE run != ? AND until > ?"
+        return dict(file.execute(query, (self.run, self._clock())).fetchall())
 
     def take(self, clients: Iterable[str]) -> dict[str, str]:
-        """Lease clients, all or none; return those that work for other runs meanwhile, and for which."""
+        """Lease all of the clients or none; return those that now work for other runs, each with its run."""
         names, until = list(clients), self._clock() + self.seconds
         with closing(self._open()) as file:
-            file.execute("BEGIN IMMEDIATE")  # nobody can take one of them between the look and the lease
-            taken = self._taken(file)
-            conflicts = {name: taken[name] for name in names if name in taken}
+            file.execute("BEGIN IMMEDIATE")  # no other run can lease them between the check and the lease
+            elsewhere = self._elsewhere(file)
+            conflicts = {name: elsewhere[name] for name in names if name in elsewhere}
             if not conflicts:
                 file.executemany(
                     "INSERT OR REPLACE INTO lease VALUES (?, ?, ?)",
@@ -88,7 +88,7 @@ class Leases:
         return conflicts
 
     def release(self, clients: Iterable[str]) -> None:
-        """Let clients go that this run has leased."""
+        """End the leases of clients of this run."""
         with closing(self._open()) as file:
             file.execute("BEGIN IMMEDIATE")
             file.executemany("DELETE FROM lease WHERE client = ? AND run = ?", [(name, self.run) for name in clients])
@@ -96,7 +96,7 @@ class Leases:
 
 
 def leases_of(path: Path, journal: Path | None, deadline: float | None) -> Leases:
-    """Return the leases of a run, which goes by its journal; a late client is kept for two deadlines."""
+    """Return the leases of a run, named after its journal; with a deadline, a lease lasts twice as long."""
     run = f"run-{uuid.uuid4().hex[:8]}" if journal is None else str(journal.resolve())
-    # After two deadlines its message has expired: it works for nobody.
+    # After two deadlines, the client's message has expired and it works for nobody.
     return Leases(path, run) if deadline is None else Leases(path, run, seconds=2 * deadline)

@@ -1,7 +1,7 @@
-"""The rounds of a live federation: the loop that every host shares, and what a host must be able to do for it.
+"""The rounds of a live federation: the loop that all hosts share, and the methods that a host must have.
 
-A host reaches clients: it sends them the model, hands over their replies and knows the time. What a round is, who is
-asked again and when a run gives up is decided in :mod:`fedcohort.hosts.round`. :func:`play` puts the two together.
+A host sends the model to clients, returns their replies and tells the time. :mod:`fedcohort.hosts.round` decides what a
+round is, which clients are asked again and when a run gives up. :func:`play` connects the two.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from fedcohort.core.signals import Signal
 from fedcohort.hosts import orders
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.pace import Pace
-from fedcohort.hosts.round import RETRIED, Attempts, Late, Policy, Reply, Round, Shortage
+from fedcohort.hosts.round import RETRIED, Attempts, Late, Policy, Reply, Round, Shortage, join_names
 from fedcohort.journal.events import CORRECTED, FAILURES, LATE_COUNTED, TIMES
+from fedcohort.journal.reading import CohortRow
 from fedcohort.session.resume import participations
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 
-LOOK_EVERY = 0.25  # seconds between two looks at the clients online, while nobody can be asked
+LOOK_EVERY = 0.25  # seconds between two checks of who is online, while nobody can be asked
 
 
 @dataclass(frozen=True, eq=False)
 class Online:
-    """Who can be reached.
+    """The clients that can be reached.
 
     Attributes
     ----------
     clients : names or indices
         The clients that are online now.
     busy : names or indices
-        Those of them that still work on something else; they are asked only if nobody else comes in time.
+        Those of them that still work on something else. They are asked only if no other client comes in time.
     """
 
     clients: Sequence[str] | IntArray
@@ -48,22 +49,22 @@ class Online:
 
 @dataclass(frozen=True, eq=False)
 class Aggregation:
-    """What a host made of the replies to a round; r clients answered, in the order of the cohort.
+    """The result of averaging a round's replies; r clients answered, in the order of the cohort.
 
     Attributes
     ----------
     kept : (r,) bool array
-        Whose model is in the average, or would be if there were one.
+        Whether each model is in the average, or would be if there were one.
     metrics : mapping of Signal to (r,) or (r, V) array
-        What the session learns beside the statuses.
+        What the session learns in addition to the statuses.
     error : str
-        Why there is no new global model; empty when there is one.
+        Why there is no new global model; empty if there is one.
     refused : mapping of str to str
-        Clients whose reply turned out to be unusable, and why.
+        The clients whose replies cannot be used, each with the reason.
     corrections : mapping of str to sequence of str
-        Clients whose reply was changed before it entered the average, and how.
+        The clients whose replies were changed before they entered the average, each with the changes.
     late : sequence of Late
-        Of ``round_.late``, the replies that are in the average.
+        The replies of ``round_.late`` that are in the average.
     """
 
     kept: BoolArray
@@ -75,14 +76,14 @@ class Aggregation:
 
 
 class Messenger(ABC):
-    """Reaches the clients of a federation.
+    """Sends messages to the clients of a federation and receives their replies.
 
     Override :meth:`answer` for selectors that ask questions, and the ``on_`` methods to show or log what happens.
     """
 
     @abstractmethod
     def now(self) -> float:
-        """Return the time in seconds, from any beginning."""
+        """Return the time in seconds on any clock."""
 
     @abstractmethod
     def online(self) -> Online:
@@ -90,46 +91,46 @@ class Messenger(ABC):
 
     @abstractmethod
     def send(self, cohort: Cohort) -> Mapping[str, str]:
-        """Ask a cohort to train the global model; return whom no message could be sent to, and why."""
+        """Ask a cohort to train the global model; return the clients that could not be sent a message, and why."""
 
     @abstractmethod
     def receive(self, until: float) -> Iterable[Reply]:
-        """Return the replies that have come since the last call, of any cohort.
+        """Return the replies of any cohort that have arrived since the last call.
 
-        Without any it waits for the first one, at most until the time ``until``.
+        If there are none, wait for the first one, at most until the time ``until``.
         """
 
     def answer(self, query: Query, available: IntArray) -> Answer:
-        """Answer what a selector wants to know before it chooses among ``available``."""
+        """Answer the question that a selector asks before it chooses among ``available``."""
         raise InputError(
             f"This host answers no questions. The selector asks {type(query).__name__}.",
             hint="choose a selector without queries, or override Host.answer",
         )
 
     def absent(self) -> Sequence[str]:
-        """Return in words which clients are connected and cannot take part, and why."""
+        """Describe the clients that are connected but cannot take part, with the reasons."""
         return ()
 
     def on_waiting(self, shortage: Shortage, seconds: float) -> None:
-        """Called now and then while nobody can be chosen, for ``seconds`` so far."""
+        """Called repeatedly while nobody can be chosen, which has lasted ``seconds`` so far."""
 
     def on_ready(self) -> None:
-        """Called when enough clients are there."""
+        """Called when enough clients are online."""
 
     def on_rules(self, order: orders.Order) -> None:
         """Called when an operator's order has changed the rules."""
 
     def on_chosen(self, cohort: Cohort, available: int) -> None:
-        """Called when a cohort is chosen among so many."""
+        """Called when a cohort was chosen among ``available`` clients."""
 
     def on_late(self, reply: Reply, round_: int) -> None:
-        """Called when somebody has answered after ``round_`` was closed."""
+        """Called when a client has answered after ``round_`` was closed."""
 
 
 class Host(Messenger):
-    """Reaches the clients of a federation and averages their models, for :func:`play`.
+    """Trains cohorts of a live federation and averages their models, for :func:`play`.
 
-    Five methods do the work. The others have defaults: override :meth:`store` to save models.
+    Five methods do the work. The others have defaults; override :meth:`store` to save models.
     """
 
     @abstractmethod
@@ -140,34 +141,34 @@ class Host(Messenger):
         """
 
     def store(self, round_: Round, aggregation: Aggregation) -> Any:
-        """Save the new global model; what is returned is stored with the round, as the session's ``host_state``."""
+        """Save the new global model; the returned value is stored with the round, as the session's ``host_state``."""
         return None
 
     def on_round(self, number: int, again: bool) -> None:
-        """Called before round ``number``; ``again``: with a cohort that was chosen before the run was cut off."""
+        """Called before round ``number``; ``again`` means that its cohort was interrupted."""
 
     def on_closed(self, round_: Round, aggregation: Aggregation) -> None:
-        """Called when a round with a new model is on record."""
+        """Called when a round with a new model is recorded."""
 
     def on_abandoned(self, round_: Round, aggregation: Aggregation) -> None:
-        """Called when a round without a new model is on record; it is tried again."""
+        """Called when a round without a new model is recorded; it will be tried again."""
 
     def on_unfinished(self, cohort: Cohort, why: str) -> None:
-        """Called when an interrupted cohort is abandoned and another one chosen."""
+        """Called when an interrupted cohort is abandoned and another one will be chosen."""
 
 
 def play(host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None = None) -> str | None:
     """Play rounds until the session has ``rounds``; return why the selector ended the run earlier, or None.
 
-    A cohort that was cut off by the end of an earlier run is trained again first. A session that commits by hand is
+    If an earlier run was interrupted, its cohort is trained again first. A session with ``commit="manual"`` is
     committed when a cohort is chosen and when its round is closed.
 
     Parameters
     ----------
     rounds : int
-        Of the session in all, those already on record included.
+        The session's number of rounds, including those already recorded.
     leases : Leases, optional
-        Shared with other runs of the federation: a client that works for one of them is no candidate here.
+        Shared with other runs of the federation: a client that works for one of them is not a candidate here.
     """
     return _RoundPlayer(host, session, policy, rounds, leases).play()
 
@@ -178,7 +179,7 @@ class Player:
     Parameters
     ----------
     rounds : int
-        Of the session in all, those already on record included.
+        The session's number of rounds, including those already recorded.
     """
 
     def __init__(
@@ -190,64 +191,67 @@ class Player:
         self.policy = policy
         self.rounds = rounds
         self.online: IntArray = np.empty(0, np.int64)
-        self.written_off: set[tuple[int, str]] = set()  # by ticket, the clients reported as failed without an answer
+        self.written_off: set[tuple[int, str]] = set()  # tickets and clients reported as failed without an answer
 
     def _lease(self, cohort: Cohort) -> str:
-        """Lease a cohort; return who of it works for another run, or an empty text."""
-        taken = {} if self.leases is None else self.leases.take(cohort.names)
-        return "; ".join(f"{name} works for {run}" for name, run in taken.items())
+        """Lease a cohort; return which of its clients work for other runs, or an empty string."""
+        elsewhere = {} if self.leases is None else self.leases.take(cohort.names)
+        return "; ".join(f"{name} works for {run}" for name, run in elsewhere.items())
 
     def _look(self) -> IntArray:
-        """See which clients are online and what an operator has ordered; return those that are busy."""
-        found = self._messenger.online()
-        self.online = self._free(found.clients)
-        taken = orders.take(self.session, self._check_feasible)
-        for order in taken:
+        """Update who is online and carry out the operator's orders; return the clients that are busy."""
+        reachable = self._messenger.online()
+        self.online = self._free(reachable.clients)
+        carried_out = orders.take(self.session, self._check_feasible)
+        for order in carried_out:
             self._messenger.on_rules(order)
-        if taken:  # an order may block clients or let them in again
-            found = self._messenger.online()
-            self.online = self._free(found.clients)
-        return self._indices(found.busy)
+        if carried_out:  # an order may block clients or unblock them
+            reachable = self._messenger.online()
+            self.online = self._free(reachable.clients)
+        return self._indices(reachable.busy)
 
     def _free(self, clients: Sequence[str] | IntArray) -> IntArray:
         """Return those of the clients that work for no other run."""
-        found = self._indices(clients)
+        indices = self._indices(clients)
         elsewhere = {} if self.leases is None else self.leases.elsewhere()
         table = self.session.table
-        taken = [table.index(name) for name in elsewhere if name in table]
-        return found[~np.isin(found, taken)] if taken else found
+        leased = [table.index(name) for name in elsewhere if name in table]
+        return indices[~np.isin(indices, leased)] if leased else indices
 
     def _indices(self, clients: Sequence[str] | IntArray) -> IntArray:
-        # An array is passed on as it is: the session recognises one that it was given before.
+        # An array is not copied, because the session recognises one that it has seen before.
         return clients if isinstance(clients, np.ndarray) else self.session.table.indices(clients)
 
     def _check_feasible(self, session: Session, rules: Rules) -> None:
-        """Refuse rules that the clients there are cannot keep."""
+        """Refuse rules that the clients online cannot satisfy."""
         size = self.policy.size_for(len(self.online))
         if size is not None:
             spent = dict.fromkeys(session.table.names_of(self.online), 0) | participations(session.journal)
             rules.check_feasible(spent, size, self.rounds - session.round)
 
     def _take_late(self, replies: Iterable[Reply]) -> None:
-        """Put replies on record that came after their round was closed."""
+        """Record replies that arrived after their round was closed."""
         for reply in replies:
             if self.leases is not None:
                 self.leases.release([reply.client])
             if reply.status not in (Status.OK, Status.INVALID):
-                continue  # it is free again, and brought nothing
+                continue
             if (reply.ticket, reply.client) not in self.written_off:
                 self.session.tell(RoundReport(reply.ticket, [reply.client]))
-            row = self.session.journal.cohorts(after=reply.ticket - 1)[0]
+            round_ = self._cohort_row(reply.ticket).round
             why = f"answered after {reply.seconds:.1f} s, when the round was closed"
-            self._note_failures(row.round, reply.ticket, {reply.client: why})
-            self._messenger.on_late(reply, row.round)
+            self._note_failures(round_, reply.ticket, {reply.client: why})
+            self._messenger.on_late(reply, round_)
+
+    def _cohort_row(self, ticket: int) -> CohortRow:
+        return self.session.journal.cohorts(after=ticket - 1)[0]
 
     def _note_failures(self, round_: int, ticket: int, reasons: Mapping[str, str]) -> None:
         self.session.note(FAILURES, {"round": round_, "ticket": ticket, "failures": dict(reasons)})
 
     def _note_corrections(self, round_: int, corrections: Mapping[str, Sequence[str]]) -> None:
-        texts = {client: list(found) for client, found in corrections.items()}
-        self.session.note(CORRECTED, {"round": round_, "corrections": texts})
+        as_lists = {client: list(texts) for client, texts in corrections.items()}
+        self.session.note(CORRECTED, {"round": round_, "corrections": as_lists})
 
 
 class _RoundPlayer(Player):
@@ -256,10 +260,9 @@ class _RoundPlayer(Player):
     def __init__(self, host: Host, session: Session, policy: Policy, rounds: int, leases: Leases | None) -> None:
         super().__init__(host, session, policy, rounds, leases)
         self.host = host
-        # From the journal, so that a restart neither forgets who failed nor forgives it.
         self.attempts = Attempts.of(session, policy)
         self.pace = Pace.of(session, host.now()) if policy.deadline == "auto" else None
-        self.late: list[tuple[Reply, int]] = []  # that will count, each with the round it is of
+        self.late: list[tuple[Reply, int]] = []  # late replies that will count, each with its round
 
     def play(self) -> str | None:
         while True:
@@ -274,35 +277,38 @@ class _RoundPlayer(Player):
             if round_.cohort.stop is not None:
                 return round_.cohort.stop
 
-    # -- whom to ask --------------------------------------------------------------------------------------------------
+    # -- the choice ---------------------------------------------------------------------------------------------------
 
     def _resume_unfinished(self) -> Round | None:
-        """Return the round that an earlier run did not finish; one that was tried too often is abandoned."""
-        host, session, attempts = self.host, self.session, self.attempts
+        """Return the round that an earlier run did not finish, if any; abandon cohorts that were tried too often."""
+        session = self.session
         while session.pending:
             cohort = session.pending[0]
             self._look()
-            why = self._unusable(cohort) or attempts.reason_to_give_up(cohort)
+            why = self._mismatch(cohort) or self.attempts.reason_to_give_up(cohort)
             if not why:
                 self._wait()
-                why = self._unusable(cohort) or self._lease(cohort)  # somebody may have left meanwhile
+                why = self._mismatch(cohort) or self._lease(cohort)  # again, because clients may have left
             if not why:
-                host.on_round(cohort.round, again=True)
+                self.host.on_round(cohort.round, again=True)
                 session.note(RETRIED, {"ticket": cohort.ticket})
                 session.commit()
                 round_ = self._round()
                 round_.resume(cohort)
                 return round_
-            host.on_unfinished(cohort, why)
-            session.abandon(cohort.ticket, why)
-            session.commit()
+            self._give_up(cohort, why)
         return None
 
-    def _unusable(self, cohort: Cohort) -> str:
+    def _mismatch(self, cohort: Cohort) -> str:
+        """Return why an interrupted cohort does not fit the privacy noise, or an empty string if it does."""
         if not self.policy.private:
             return ""
-        names = set(self.session.table.names_of(self.online))
-        return self.attempts.unusable(cohort, names, self.policy.size_for(len(self.online)))
+        size = self.policy.size_for(len(self.online))
+        if cohort.size != size:
+            return f"it has {cohort.size} clients, and the noise is made for {size}"
+        online = set(self.session.table.names_of(self.online))
+        gone = [name for name in cohort.names if name not in online]
+        return f"{join_names(gone)} not online, and the noise is made for {size} clients" if gone else ""
 
     def _choose_round(self) -> Round:
         while True:
@@ -315,9 +321,13 @@ class _RoundPlayer(Player):
             if not why:
                 self.host.on_chosen(cohort, len(available))
                 return round_
-            self.host.on_unfinished(cohort, why)
-            self.session.abandon(cohort.ticket, why)
-            self.session.commit()
+            self._give_up(cohort, why)
+
+    def _give_up(self, cohort: Cohort, why: str) -> None:
+        """Abandon a cohort that cannot train."""
+        self.host.on_unfinished(cohort, why)
+        self.session.abandon(cohort.ticket, why)
+        self.session.commit()
 
     def _round(self) -> Round:
         now = 0.0 if self.pace is None else self.pace.time(self.host.now())
@@ -328,20 +338,20 @@ class _RoundPlayer(Player):
         host, session = self.host, self.session
         begun = until = host.now()
         while True:
-            # Late answers free their clients, who may be what the run waits for.
+            # A late answer frees its client, which the run may be waiting for.
             self._take_late(host.receive(until))
             busy = self._look()
-            found = self.attempts.candidates(self.online, busy)
+            candidates = self.attempts.candidates(self.online, busy)
             now = host.now()
-            if isinstance(found, Shortage) and now > begun + self.policy.patience:
-                # A slow client is better than none.
-                found = self.attempts.candidates(self.online, busy[:0]) if len(busy) else found
-                if isinstance(found, Shortage):
-                    raise found.error(session.round, self.policy.patience, host.absent())
-            if not isinstance(found, Shortage):
+            if isinstance(candidates, Shortage) and now > begun + self.policy.patience:
+                if len(busy):  # a busy client is better than none
+                    candidates = self.attempts.candidates(self.online, busy[:0])
+                if isinstance(candidates, Shortage):
+                    raise candidates.error(session.round, self.policy.patience, host.absent())
+            if not isinstance(candidates, Shortage):
                 host.on_ready()
-                return found
-            host.on_waiting(found, now - begun)
+                return candidates
+            host.on_waiting(candidates, now - begun)
             until = now + LOOK_EVERY
 
     # -- one round ----------------------------------------------------------------------------------------------------
@@ -349,46 +359,49 @@ class _RoundPlayer(Player):
     def _train(self, round_: Round) -> None:
         cohort = round_.cohort
         self._gather(round_)
-        if self.leases is not None:  # who is still at work stays leased
+        if self.leases is not None:  # clients that are still at work stay leased
             self.leases.release(name for name, at in zip(cohort.names, round_.seconds, strict=True) if at < math.inf)
-        # Who has answered again since counts once, with what is new.
+        # A client with a sound reply in this round counts only once, with the new reply.
         sound = {name for name, reply in round_.replies.items() if reply.status is Status.OK}
         round_.late = [Late(reply, cohort.round - n) for reply, n in self.late if reply.client not in sound]
-        made = self.host.combine(round_)
-        round_.refuse(made.refused)
+        aggregation = self.host.combine(round_)
+        round_.refuse(aggregation.refused)
         if round_.reasons:
             self._note_failures(cohort.round, cohort.ticket, round_.reasons)
-        if made.corrections:
-            self._note_corrections(cohort.round, made.corrections)
-        if made.error:
-            self._abandon(round_, made)
+        if aggregation.corrections:
+            self._note_corrections(cohort.round, aggregation.corrections)
+        if aggregation.error:
+            self._abandon(round_, aggregation)
         else:
-            self._finish(round_, made)
+            self._finish(round_, aggregation)
 
-    def _abandon(self, round_: Round, made: Aggregation) -> None:
-        """Put on record that no model came of a round; it is tried again, or ends the run."""
-        silent = round_.abandon(made.error, made.metrics)
+    def _abandon(self, round_: Round, aggregation: Aggregation) -> None:
+        """Record that a round gave no model; it is tried again, or the run ends."""
+        silent = round_.abandon(aggregation.error, aggregation.metrics)
         self.written_off.update((round_.cohort.ticket, client) for client in silent)
         self.session.commit()
-        self.host.on_abandoned(round_, made)
-        self.attempts.fail(round_, int(made.kept.sum()))
+        self.host.on_abandoned(round_, aggregation)
+        self.attempts.fail(round_, int(aggregation.kept.sum()))
 
-    def _finish(self, round_: Round, made: Aggregation) -> None:
-        """Store the new model and close the round with it."""
+    def _finish(self, round_: Round, aggregation: Aggregation) -> None:
+        """Store the new model and close the round."""
         host, session, cohort = self.host, self.session, round_.cohort
         self.late = []
-        if made.late:
-            clients = {one.reply.client: {"ticket": one.reply.ticket, "staleness": one.staleness} for one in made.late}
+        if aggregation.late:
+            clients = {
+                late.reply.client: {"ticket": late.reply.ticket, "staleness": late.staleness}
+                for late in aggregation.late
+            }
             session.note(LATE_COUNTED, {"round": cohort.round, "ticket": cohort.ticket, "clients": clients})
-        # The model is stored first and named in the round's own transaction: after a crash the round is either wholly
-        # there or is trained again.
-        round_.finish(made.kept, made.metrics, state=host.store(round_, made))
+        # The model is stored first, then named in the round's transaction. So after a crash, the round is either
+        # complete or trained again.
+        round_.finish(aggregation.kept, aggregation.metrics, state=host.store(round_, aggregation))
         session.commit()
         self.attempts.succeed()
-        host.on_closed(round_, made)
+        host.on_closed(round_, aggregation)
 
     def _gather(self, round_: Round) -> None:
-        """Send a round's messages and take replies until it closes."""
+        """Send a round's messages and take replies until the round closes."""
         host, ticket = self.host, round_.cohort.ticket
         round_.miss(host.send(round_.cohort))
         begun = host.now()
@@ -396,7 +409,7 @@ class _RoundPlayer(Player):
             round_.begun = self.pace.time(begun)
 
         def elapsed(deadline: float | None) -> float:
-            # What is handed over after the deadline was there at the deadline: the host waits no longer.
+            # A host does not wait beyond the deadline, so replies returned after it had arrived by then.
             now = host.now()
             return deadline if deadline is not None and now >= begun + deadline else now - begun
 
@@ -411,22 +424,21 @@ class _RoundPlayer(Player):
         round_.close(elapsed(round_.deadline))
 
     def _take_late(self, replies: Iterable[Reply]) -> None:
-        found = list(replies)
-        for reply in found:
+        replies = list(replies)
+        for reply in replies:
             if self.pace is not None:
-                self._time_late(reply)
+                self._time_late(self.pace, reply)
             if self.policy.late == "count" and reply.status is Status.OK:
-                row = self.session.journal.cohorts(after=reply.ticket - 1)[0]
-                # Of several answers of one client, the newest counts.
-                self.late = [(one, n) for one, n in self.late if one.client != reply.client] + [(reply, row.round)]
-        super()._take_late(found)
+                round_ = self._cohort_row(reply.ticket).round
+                # If a client has several late replies, the newest counts.
+                self.late = [(old, n) for old, n in self.late if old.client != reply.client] + [(reply, round_)]
+        super()._take_late(replies)
 
-    def _time_late(self, reply: Reply) -> None:
-        """Put on record how long a late client took, because deadlines follow from it."""
-        assert self.pace is not None
-        row = self.session.journal.cohorts(after=reply.ticket - 1)[0]
-        places = np.flatnonzero(row.clients == self.session.table.index(reply.client)).tolist()
+    def _time_late(self, pace: Pace, reply: Reply) -> None:
+        """Record how long a late client took, because automatic deadlines depend on it."""
+        clients = self._cohort_row(reply.ticket).clients
+        places = np.flatnonzero(clients == self.session.table.index(reply.client)).tolist()
         failed = reply.status is not Status.OK
-        self.pace.correct(reply.ticket, places, np.array([reply.seconds]), np.array([failed]))
+        pace.correct(reply.ticket, places, np.array([reply.seconds]), np.array([failed]))
         body = {"ticket": reply.ticket, "places": places, "seconds": [reply.seconds], "failed": [0] if failed else []}
         self.session.note(TIMES, body)

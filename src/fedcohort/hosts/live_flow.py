@@ -1,8 +1,8 @@
-"""A live federation without rounds: the loop in which clients answer one by one, and what a host must do for it.
+"""A live federation without rounds: the loop in which clients answer one by one, and the methods that a host must have.
 
-Who is asked and when a model is due is decided in :mod:`fedcohort.hosts.flow`; this loop waits, and gives up on clients
-that stay silent. Every choice and every answer is on record before the next one, so that a run that was cut off goes on
-with the same choices: clients that were at work are sent the same model again.
+:mod:`fedcohort.hosts.flow` decides who is asked and when a model is due. This loop waits, and gives up on clients that
+do not answer. Every choice and every answer is recorded before the next one, so an interrupted run continues with the
+same choices. Clients that were at work get the same model again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Taken:
     metrics : mapping of Signal to (1,) or (1, V) array
         What the session learns.
     corrections : sequence of str
-        How the answer was changed.
+        The changes made to the answer.
     """
 
     metrics: Mapping[Signal, FloatArray] = field(default_factory=dict)
@@ -43,39 +43,39 @@ class Taken:
 
 
 class FlowHost(Messenger):
-    """Reaches clients that answer one by one, for :func:`play_flow`.
+    """Trains clients that answer one by one, and averages their models, for :func:`play_flow`.
 
-    A cohort is one client here, and its ``round`` is the model it is sent.
+    A cohort is one client, and its ``round`` is the number of the model that it is sent.
     """
 
     @abstractmethod
     def resume(self, flow: Flow) -> None:
-        """Take up what is on record: the answers that wait, and the models that clients at work began with."""
+        """Load what the record names: the waiting answers, and the models that clients at work began with."""
 
     @abstractmethod
     def take(self, cohort: Cohort, reply: Reply) -> Taken:
-        """Keep a sound answer until a model is made of it; it must survive a crash when this returns."""
+        """Keep a sound answer for the next model; once this returns, it must survive a crash."""
 
     @abstractmethod
     def make_model(self, answers: Sequence[tuple[Answered, int]]) -> Aggregation:
-        """Make the next global model of answers, each with its staleness."""
+        """Make the next global model from answers, each with its staleness."""
 
     @abstractmethod
     def store_model(self) -> None:
-        """Save the model that was just made; :meth:`state` names it from now on."""
+        """Save the newest model; :meth:`state` names it from now on."""
 
     @abstractmethod
     def state(self) -> Mapping[str, Any] | None:
-        """Return what is stored with every event: where the newest model is."""
+        """Return the state to store with every event, which names the newest model."""
 
     def on_failed(self, cohort: Cohort, reason: str) -> None:
         """Called when a client gave no sound answer."""
 
-    def on_model(self, number: int, models: int, made: Aggregation) -> None:
-        """Called when model ``number``, made of so many answers, is on record."""
+    def on_model(self, number: int, models: int, aggregation: Aggregation) -> None:
+        """Called when model ``number``, made from ``models`` answers, is recorded."""
 
-    def on_no_model(self, made: Aggregation) -> None:
-        """Called when no model could be made of the answers."""
+    def on_no_model(self, aggregation: Aggregation) -> None:
+        """Called when the answers gave no model."""
 
 
 def play_flow(
@@ -86,17 +86,17 @@ def play_flow(
     models: int,
     leases: Leases | None = None,
 ) -> str | None:
-    """Play until the session has so many ``models``; return why the selector ended the run earlier, or None.
+    """Play until the session has ``models`` models; return why the selector ended the run earlier, or None.
 
     Parameters
     ----------
     session : Session
-        One that is asynchronous.
+        An asynchronous session.
     policy : Policy
-        Of which ``deadline``, ``patience`` and ``tries`` count: how long one client has, how long the run waits while
-        nobody can be asked, and how often in a row answers may bring no model.
+        Only three of its fields are used: ``deadline``, the time one client has; ``patience``, how long the run waits
+        while nobody can be asked; ``tries``, how often in a row the answers may give no model.
     models : int
-        Of the session in all, those already on record included.
+        The session's number of models, including those already recorded.
     leases : Leases, optional
         Shared with other runs of the federation.
     """
@@ -118,45 +118,45 @@ class _FlowPlayer(Player):
         super().__init__(host, session, policy, models, leases)
         if policy.deadline == "auto":
             raise ParameterError(
-                "A deadline of 'auto' closes rounds, which a flow has none of.", hint="give a client so many seconds"
+                "A deadline of 'auto' closes rounds, which a flow does not have.",
+                hint="pass the number of seconds that one client has",
             )
         self.deadline = policy.deadline
         self.host = host
         self.flow = Flow(session, flow_policy, host.now())
         self.deadlines: dict[int, float] = {}  # by ticket
-        self.idle_since: float | None = None  # since when nobody works and nobody can be asked
+        self.idle_since: float | None = None  # since when nobody is at work or can be asked
         self.fruitless = 0
 
     def play(self) -> str | None:
         host, flow = self.host, self.flow
         if self.session.round >= self.rounds:
             return None
-        # Clients that were at work when the run was cut off are sent the same model again, below.
         host.resume(flow)
         self._look()
-        for cohort in flow.at_work:
+        for cohort in flow.at_work:  # interrupted with the earlier run
             self._send(cohort)
         while True:
-            stop = self._go_on()
+            stop = self._proceed()
             if stop is not None or self.session.round >= self.rounds:
                 return stop
             for reply in host.receive(self._next_look()):
                 self._take(reply)
-                stop = self._go_on()
+                stop = self._proceed()
                 if stop is not None or self.session.round >= self.rounds:
                     return stop
             self._write_off()
 
-    def _go_on(self) -> str | None:
+    def _proceed(self) -> str | None:
         """Make the models that are due and fill the free places; return why the selector ends the run, or None."""
         while self.flow.is_due(self.host.now()) and self.session.round < self.rounds:
             self._advance()
         stop = self._fill() if self.session.round < self.rounds else None
-        self.session.commit()  # what no choice followed upon
+        self.session.commit()  # events after the last choice
         return stop
 
     def _next_look(self) -> float:
-        """Return until when nothing happens unless somebody answers."""
+        """Return the time until which there is nothing to do unless a client answers."""
         now = self.host.now()
         moments = [min(self.deadlines.values(), default=math.inf)]
         if self.flow.waiting:
@@ -165,7 +165,7 @@ class _FlowPlayer(Player):
             moments.append(now + LOOK_EVERY)
         return max(min(moments), now)
 
-    # -- whom to ask --------------------------------------------------------------------------------------------------
+    # -- the choice ---------------------------------------------------------------------------------------------------
 
     def _fill(self) -> str | None:
         host, flow, session = self.host, self.flow, self.session
@@ -189,27 +189,26 @@ class _FlowPlayer(Player):
         return None
 
     def _available(self) -> BoolArray | Shortage:
-        """(N,) who can be asked now, or why nobody can."""
+        """Return (N,) whether each client can be asked now, or why none can."""
         flow, session = self.flow, self.session
         busy = self._look()
-        there = np.zeros(session.table.n, np.bool_)
-        there[self.online] = True
-        there &= session.active
-        free = there & ~flow.busy
+        online = np.zeros(session.table.n, np.bool_)
+        online[self.online] = True
+        online &= session.active
+        free = online & ~flow.busy
         free[busy] = False
         failed = free & flow.passed_over
-        found = free & ~failed
-        # None: somebody is left whom the rules admit.
-        excluded = flow.exclusions(found) if found.any() else ()
+        available = free & ~failed
+        excluded = flow.exclusions(available) if available.any() else ()
         if excluded is None:
-            return found
+            return available
         names = session.table.names_of
         return Shortage(
-            int(there.sum()), 1, 0, 1, names(np.flatnonzero(there & ~free)), excluded, names(np.flatnonzero(failed))
+            int(online.sum()), 1, 0, 1, names(np.flatnonzero(online & ~free)), excluded, names(np.flatnonzero(failed))
         )
 
     def _wait(self, shortage: Shortage) -> None:
-        """Take note that nobody can be asked; when nobody is at work either, not for longer than patience."""
+        """Handle a moment in which nobody can be asked; raise an error if nobody has been at work for too long."""
         host, now = self.host, self.host.now()
         if self.flow.at_work:
             self.idle_since = None
@@ -228,10 +227,10 @@ class _FlowPlayer(Player):
             self._fail(cohort, Status.MISSING, reason)
             self._release(cohort)
 
-    # -- what comes back ----------------------------------------------------------------------------------------------
+    # -- answers ------------------------------------------------------------------------------------------------------
 
     def _take(self, reply: Reply) -> None:
-        cohort = next((one for one in self.flow.at_work if one.ticket == reply.ticket), None)
+        cohort = next((cohort for cohort in self.flow.at_work if cohort.ticket == reply.ticket), None)
         if cohort is None:
             self._take_late([reply])
             return
@@ -244,20 +243,20 @@ class _FlowPlayer(Player):
             self._note_corrections(cohort.round, {reply.client: taken.corrections})
         try:
             self.flow.receive(cohort.ticket, Status.OK, taken.metrics, state=self.host.state())
-        except InputError as error:  # numbers that only the session can judge, such as a vector of another width
+        except InputError as error:  # something that only the session can check, such as a vector's width
             self._fail(cohort, Status.INVALID, str(error))
             return
         self.deadlines.pop(cohort.ticket, None)
 
     def _fail(self, cohort: Cohort, status: Status, reason: str) -> None:
-        """Free the place of a client that brings no sound answer."""
+        """Free the place of a client without a sound answer."""
         self.deadlines.pop(cohort.ticket, None)
         self._note_failures(cohort.round, cohort.ticket, dict.fromkeys(cohort.names, reason))
         self.flow.receive(cohort.ticket, status, state=self.host.state())
         self.host.on_failed(cohort, reason)
 
     def _write_off(self) -> None:
-        """Free the places of clients whose time is over."""
+        """Free the places of clients that have missed their deadline."""
         now = self.host.now()
         for cohort in self.flow.at_work:
             if self.deadlines.get(cohort.ticket, math.inf) <= now:
@@ -272,23 +271,24 @@ class _FlowPlayer(Player):
     def _advance(self) -> None:
         host, flow, session = self.host, self.flow, self.session
         answers = list(flow.waiting)
-        made = host.make_model([(one, flow.staleness(one)) for one in answers])
-        refused = {one.ticket for one, kept in zip(answers, made.kept.tolist(), strict=True) if not kept}
+        aggregation = host.make_model([(answered, flow.staleness(answered)) for answered in answers])
+        kept = aggregation.kept.tolist()
+        refused = {answered.ticket for answered, keep in zip(answers, kept, strict=True) if not keep}
         flow.discard(refused)
-        # The session has taken them for sound; that no model was made of them is on record beside it.
-        corrections = {name: [f"its answer is left out: {why}"] for name, why in made.refused.items()}
-        for name, texts in made.corrections.items():
+        # The session has recorded these answers as sound, so what is wrong with them is recorded as a correction.
+        corrections = {name: [f"its answer is left out: {why}"] for name, why in aggregation.refused.items()}
+        for name, texts in aggregation.corrections.items():
             corrections.setdefault(name, []).extend(texts)
         if corrections:
             self._note_corrections(session.round, corrections)
-        if made.error:
-            host.on_no_model(made)
-            if not refused:  # nobody is to blame: other answers may do better
-                flow.discard({one.ticket for one in answers})
+        if aggregation.error:
+            host.on_no_model(aggregation)
+            if not refused:  # no single answer is to blame, so all are dropped
+                flow.discard({answered.ticket for answered in answers})
                 self.fruitless += 1
             if self.fruitless >= self.policy.tries:
                 raise RoundError(
-                    f"The answers gave no model {self.fruitless} times in a row: {made.error}.",
+                    f"The answers gave no model {self.fruitless} times in a row: {aggregation.error}.",
                     hint="fix the strategy and start the run again: it continues with this model",
                 )
             return
@@ -296,4 +296,4 @@ class _FlowPlayer(Player):
         host.store_model()
         number = session.round
         flow.advance(host.now(), state=host.state())
-        host.on_model(number, len(answers) - len(refused), made)
+        host.on_model(number, len(answers) - len(refused), aggregation)

@@ -1,4 +1,4 @@
-"""What the server learns from a round's replies: what clients reported, and what it works out from their models."""
+"""What the server learns from a round's replies: what clients reported, and what it computes from their models."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedcohort.hosts.wire import GRADIENT_SIGNALS, Value
 from fedcohort.training.filters import Filter, KeepAll, Replies, checked_decision
 
 MEASURED = frozenset(vectors_of(METRIC_SIGNALS, "update"))
-"""What the server works out from models, without any client's help."""
+"""What the server computes from models, without help from clients."""
 
 
 def reported_signals(required: Iterable[Signal]) -> list[Signal]:
-    """Return those of the signals that a client must report as numbers; the host knows duration and server loss."""
+    """Return those of the signals that a client must report as numbers; duration and server loss come from the host."""
     known = MEASURED | GRADIENT_SIGNALS | {Signal.DURATION, Signal.SERVER_LOSS}
     return sorted((frozenset(required) & METRIC_SIGNALS) - known)
 
@@ -28,7 +28,7 @@ def reported_signals(required: Iterable[Signal]) -> list[Signal]:
 def lacking(
     reported: Iterable[Signal], values: Mapping[Signal, Value], gradient: FloatArray | None, needs_gradient: bool
 ) -> str:
-    """Return what the selector must learn and a client did not report, in words, or an empty string."""
+    """Describe what the selector needs and a client did not report, or return an empty string."""
     for signal in reported:
         if signal not in values:
             return f"it reported no finite '{signal}' ({signal.meaning})"
@@ -38,11 +38,11 @@ def lacking(
 
 
 class CheckedReply(Protocol):
-    """What every host's checks say about a reply."""
+    """A reply after a host's checks."""
 
     @property
     def status(self) -> Status:
-        """OK for a model that may enter the average."""
+        """OK if the model may enter the average."""
 
     @property
     def values(self) -> Mapping[Signal, Value]:
@@ -50,7 +50,7 @@ class CheckedReply(Protocol):
 
     @property
     def gradient(self) -> FloatArray | None:
-        """The full-batch gradient it reported."""
+        """The full-batch gradient that the client reported."""
 
 
 class Measures:
@@ -59,15 +59,14 @@ class Measures:
     Parameters
     ----------
     replies : sequence of r CheckedReply
-        As a host's checks left them.
     samples : (r,) float array
-        How many samples each reply counts for; 0 where it is not sound.
+        How many samples each reply counts for; 0 if it is not sound.
     sent : callable
         Returns the model that was sent as one (P,) vector.
     model : callable
         Returns the model of a sound reply as one (P,) vector.
     output : callable
-        Returns where the output layer stands in such a vector.
+        Returns the position of the output layer in such a vector.
     """
 
     def __init__(
@@ -83,14 +82,14 @@ class Measures:
         self.all_ok = bool(self.ok.all())
         self._replies = replies
         self._samples = samples
-        # Functions, because most selectors read neither updates nor the output layer, and both take time.
+        # Functions, because updates and the output layer take time and most selectors do not read them.
         self._sent = sent
         self._model = model
         self._output = output
 
     @cached_property
     def updates(self) -> FloatArray:
-        """(r, P) each client's model less the one sent; zeros for replies that are not sound."""
+        """(r, P) each client's model minus the one sent; zeros for replies that are not sound."""
         before = self._sent()
         rows = [self._model(r) - before if r.status is Status.OK else np.zeros_like(before) for r in self._replies]
         return np.stack(rows) if rows else np.empty((0, len(before)))
@@ -104,35 +103,35 @@ class Measures:
 
     @cached_property
     def rows(self) -> IntArray:
-        """(m,) where the sound replies stand."""
+        """(m,) the positions of the sound replies."""
         return np.arange(len(self.ok)) if self.all_ok else np.flatnonzero(self.ok)
 
     def column(self, signal: Signal) -> FloatArray:
-        """(r,) one signal over the replies, or (r, V) where it is a vector; NaN where a reply is not sound."""
+        """(r,) one signal of all replies, or (r, V) if it is a vector; NaN if a reply is not sound."""
         values = self._compute(signal.how, signal) if isinstance(signal.how, VectorOf) else self._collect(signal)
         return values if self.all_ok else np.where(self.ok if values.ndim == 1 else self.ok[:, None], values, np.nan)
 
     def _compute(self, how: VectorOf, signal: Signal) -> FloatArray:
-        """Return what the server works out from updates or gradients."""
+        """Return what the server computes from updates or gradients."""
         rows = self.updates if how.vector == "update" else self._gradients
-        # Only then: a model whose output layer cannot be found is an error.
+        # Only if needed, because a model without a recognisable output layer raises an error.
         output = self._output() if needs_output_layer({signal}) else None
         return np.asarray(vector_signal(how, rows, self.ok, output, self._samples), np.float64)
 
     def _collect(self, signal: Signal) -> FloatArray:
-        """Return what clients reported; NaN, or a row of NaN, for one that did not."""
-        found = [reply.values.get(signal) if reply.status is Status.OK else None for reply in self._replies]
-        if any(value is None for value in found):
-            shape = next((np.shape(value) for value in found if value is not None), ())
-            nothing = np.full(shape, np.nan)
-            found = [nothing if value is None else value for value in found]
-        return np.array(found, np.float64)
+        """Return what clients reported; NaN, or a row of NaN, for a client that reported nothing."""
+        values = [reply.values.get(signal) if reply.status is Status.OK else None for reply in self._replies]
+        if any(value is None for value in values):
+            shape = next((np.shape(value) for value in values if value is not None), ())
+            missing = np.full(shape, np.nan)
+            values = [missing if value is None else value for value in values]
+        return np.array(values, np.float64)
 
     def common_signals(self) -> frozenset[Signal]:
-        """Return the signals that every sound reply contains in one shape, whether or not they were asked for."""
-        brought = [self._replies[row].values for row in self.rows.tolist()]
-        everywhere = frozenset(brought[0] if brought else ()).intersection(*brought[1:])
-        return frozenset(s for s in everywhere if len({np.shape(values[s]) for values in brought}) == 1)
+        """Return the signals that every sound reply contains in the same shape, even if they were not asked for."""
+        reports = [self._replies[row].values for row in self.rows.tolist()]
+        common = frozenset(reports[0] if reports else ()).intersection(*reports[1:])
+        return frozenset(s for s in common if len({np.shape(report[s]) for report in reports}) == 1)
 
     def apply_filter(
         self,
@@ -140,20 +139,20 @@ class Measures:
         logits: Callable[[int], AnyArray] | None = None,
         labels: AnyArray | None = None,
     ) -> BoolArray:
-        """(r,) which replies a filter keeps.
+        """(r,) whether a filter keeps each reply.
 
         Parameters
         ----------
         logits : callable, optional
-            Returns the (V, C) outputs of the model of one reply, by its place, on the server's validation set.
+            ``logits(row)`` returns the (V, C) outputs of a reply's model on the server's validation set.
         labels : (V,) array, optional
             The classes of that set.
         """
         rows = self.rows
-        # The default filter would compute all updates to look at none of them.
+        # The default filter needs no updates, so none are computed for it.
         if not len(rows) or type(filter_) is KeepAll:
             return self.ok
-        verdict = checked_decision(
+        decision = checked_decision(
             filter_,
             Replies(
                 np.ones(len(rows), np.bool_),
@@ -163,5 +162,5 @@ class Measures:
             ),
         )
         kept = np.zeros(len(self.ok), np.bool_)
-        kept[rows] = verdict.kept
+        kept[rows] = decision.kept
         return kept

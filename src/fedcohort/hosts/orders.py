@@ -1,9 +1,9 @@
-"""What an operator orders during a run: other rules, from its next round on.
+"""An operator's orders during a run: new rules, from the next round on.
 
-An order is a small file in a folder beside the journal. The host takes it before it asks for the next cohort; a run
-that is stopped takes it when it is started again. The change of rules names its order in the same transaction, and only
-then the file goes: so whatever is killed when, an order is carried out once. A folder or file of somebody else, or one
-that others can write to, is not obeyed.
+An order is a small file in a folder next to the journal. The host takes it before it asks for the next cohort. If no
+run is active, the next one takes it. The change of rules names its order in the same transaction, and the file is
+deleted after that. So an order is carried out exactly once, even if a process is killed. Orders are ignored if their
+file or folder belongs to another user or if others can write to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedcohort.session.session import Session
 
 log = logging.getLogger(__name__)
-_MOST_BYTES = 1 << 22  # read of a file
+_MOST_BYTES = 1 << 22  # read from one file
 _LISTS = ("block", "unblock", "pin", "unpin", "resume")
 _RULES = frozenset(rule.name for rule in fields(Rules))
 
@@ -44,10 +44,11 @@ class Order:
     Attributes
     ----------
     rules : Mapping, optional
-        What takes the place of all rules there are; None: those stay, but for the changes below.
-    block, unblock, pin, unpin, resume : clients by name
+        Replaces all current rules; None keeps them. The other changes come after this one.
+    block, unblock, pin, unpin, resume : sequence of str
+        Names of clients.
     pause : mapping of str to int
-        By client, for how many rounds it is not picked.
+        By client, for how many rounds it is not chosen.
     """
 
     rules: Mapping[str, Any] | None = None
@@ -61,49 +62,49 @@ class Order:
 
     @property
     def names(self) -> list[str]:
-        """The clients it names."""
-        given = {} if self.rules is None else Rules(**self.rules).to_dict()
-        listed = [name for key in ("blocked", "pinned", "paused", "budgets") for name in given.get(key) or ()]
+        """The clients that the order names."""
+        rules = {} if self.rules is None else Rules(**self.rules).to_dict()
+        listed = [name for key in ("blocked", "pinned", "paused", "budgets") for name in rules.get(key) or ()]
         changed = [name for key in _LISTS for name in getattr(self, key)]
         return list(dict.fromkeys([*listed, *changed, *self.pause]))
 
     def with_names(self, name: Callable[[str], str]) -> Order:
-        """Return the same order with the clients it names under other names."""
+        """Return the same order with ``name(client)`` in place of each client."""
         changes: dict[str, Any] = {key: [name(client) for client in getattr(self, key)] for key in _LISTS}
         changes["rules"] = None if self.rules is None else Rules(**self.rules).with_names(name).to_dict()
         return replace(self, **changes, pause={name(client): rounds for client, rounds in self.pause.items()})
 
     def carried_out(self, rules: Rules | None, round_: int) -> Rules:
-        """Return the rules that hold from ``round_`` on, after those given."""
-        found = (rules or Rules()).to_dict() if self.rules is None else Rules(**self.rules).to_dict()
-        _change(found, "blocked", self.block, self.unblock)
-        _change(found, "pinned", self.pin, self.unpin)
-        # Pauses that are over would only make rules longer and longer.
-        paused = {name: until for name, until in (found.pop("paused", None) or {}).items() if until > round_}
+        """Return the rules that apply from ``round_`` on, if ``rules`` applied before."""
+        changed = (rules or Rules()).to_dict() if self.rules is None else Rules(**self.rules).to_dict()
+        _change(changed, "blocked", self.block, self.unblock)
+        _change(changed, "pinned", self.pin, self.unpin)
+        # Pauses that are over are dropped, or the rules would keep growing.
+        paused = {name: until for name, until in (changed.pop("paused", None) or {}).items() if until > round_}
         for name in self.resume:
             if name not in paused:
                 raise InputError(f"The client {name!r} is not paused. Paused: {', '.join(paused) or 'nobody'}.")
             del paused[name]
         paused |= {name: round_ + rounds for name, rounds in self.pause.items()}
         if paused:
-            found["paused"] = paused
-        return Rules(**found)
+            changed["paused"] = paused
+        return Rules(**changed)
 
 
-def _change(found: dict[str, Any], key: str, more: Sequence[str], less: Sequence[str]) -> None:
-    names = list(found.get(key, ()))
-    for name in less:
+def _change(rules: dict[str, Any], key: str, added: Sequence[str], removed: Sequence[str]) -> None:
+    names = list(rules.get(key, ()))
+    for name in removed:
         if name not in names:
             raise InputError(f"The client {name!r} is not {key}. {key.capitalize()}: {', '.join(names) or 'nobody'}.")
         names.remove(name)
-    found[key] = list(dict.fromkeys([*names, *more]))
+    rules[key] = list(dict.fromkeys([*names, *added]))
 
 
 # -- giving -----------------------------------------------------------------------------------------------------------
 
 
 def give(journal: str | Path, order: Order) -> None:
-    """Put an order where the host of a journal takes it; it is durable when this returns."""
+    """Leave an order for the host of a journal; it is durable when this returns."""
     path = target(journal)
     owner = path.stat().st_uid
     if hasattr(os, "geteuid") and os.geteuid() != owner:
@@ -117,12 +118,12 @@ def give(journal: str | Path, order: Order) -> None:
         folder.mkdir(mode=0o700)
     if not _is_private(folder.lstat(), owner, stat.S_ISDIR):
         raise InputError(f"{folder} is not a folder that only the journal's owner can write to.", hint="remove it")
-    name = f"{time.time_ns():020d}-{order.id}"  # so that orders are taken as they were given
+    name = f"{time.time_ns():020d}-{order.id}"  # so that orders are taken in the order in which they were given
     write_file(folder / name, json.dumps(asdict(order)).encode(), mode=0o600)
 
 
 def waiting(journal: str | Path) -> list[Order]:
-    """Return the orders beside a journal that nobody has taken, oldest first."""
+    """Return the orders that the host of a journal has not taken yet, oldest first."""
     return [order for _, order in _order_files(target(journal)) if isinstance(order, Order)]
 
 
@@ -130,23 +131,24 @@ def waiting(journal: str | Path) -> list[Order]:
 
 
 def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: None) -> list[Order]:
-    """Carry out the orders that wait beside a session's journal, and return them.
+    """Carry out the orders that wait for a session's host, and return them.
 
-    A host calls this before it asks for a cohort. What cannot be carried out is recorded with its reason and dropped.
+    A host calls this before it asks for a cohort. An order that cannot be carried out is recorded with the reason and
+    dropped.
 
     Parameters
     ----------
     check : callable, optional
-        Raises an error of the library's own for rules that the host cannot keep.
+        ``check(session, rules)`` raises a :class:`FedcohortError` for rules that the host cannot satisfy.
     """
     if session.journal.path is None:
         return []
-    found = list(_order_files(target(session.journal.path)))
-    if not found:
+    files = list(_order_files(target(session.journal.path)))
+    if not files:
         return []
     done = {body.get("order") for body in session.journal.events(CHANGED)}
-    taken = []
-    for file, order in found:
+    carried_out = []
+    for file, order in files:
         if isinstance(order, str):
             log.warning("%s cannot be read as an order and is ignored: %s", file, order)
         elif order.id not in done:
@@ -154,25 +156,25 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
                 rules = order.carried_out(session.rules, session.round)
                 check(session, rules)
                 session.set_rules(rules, order.id)
-                taken.append(order)
+                carried_out.append(order)
             except FedcohortError as error:
                 log.warning("an order of the operator is ignored: %s", error)
                 session.note(REFUSED, {"order": order.id, "round": session.round, "reason": str(error)})
             session.commit()
         with contextlib.suppress(OSError):
             file.unlink()
-    return taken
+    return carried_out
 
 
 def _order_files(path: Path) -> Iterator[tuple[Path, Order | str]]:
-    """Yield the files of a journal's owner, oldest first, with the order each holds, or why it holds none."""
+    """Yield the files of a journal's owner, oldest first, each with its order or why it cannot be read."""
     folder = _folder(path)
     try:
         owner = path.stat().st_uid
         if not _is_private(folder.lstat(), owner, stat.S_ISDIR):
             _warn(folder, "others than the journal's owner can write to it")
             return
-        # Names begin with the time: sorted, orders are taken as they were given.
+        # Names begin with the time, so sorting puts the oldest first.
         files = sorted(file for file in folder.iterdir() if not file.name.startswith(".") and not file.is_symlink())
         for file in files:
             with open_file(file) as opened:
@@ -186,13 +188,13 @@ def _order_files(path: Path) -> Iterator[tuple[Path, Order | str]]:
 
 @cache
 def _warn(folder: Path, why: str) -> None:
-    """Say once that orders are ignored: a host looks for them all the time."""
+    """Warn only once that orders are ignored, because a host checks for them all the time."""
     log.warning("orders in %s are ignored: %s", folder, why)
 
 
-def _is_private(found: os.stat_result, owner: int, kind: Any) -> bool:
-    closed = os.name == "nt" or not found.st_mode & 0o022  # Windows has no such bits
-    return bool(kind(found.st_mode)) and found.st_uid == owner and closed
+def _is_private(status: os.stat_result, owner: int, is_kind: Callable[[int], bool]) -> bool:
+    closed = os.name == "nt" or not status.st_mode & 0o022  # Windows does not have these bits
+    return is_kind(status.st_mode) and status.st_uid == owner and closed
 
 
 def _read(data: bytes) -> Order | str:
@@ -205,7 +207,7 @@ def _read(data: bytes) -> Order | str:
 
 
 def _check_types(order: Order) -> None:
-    """Refuse what somebody wrote into a file by hand; the rules' own values are checked when they are carried out."""
+    """Refuse an order with wrong types, which a file written by hand may have; the rules check their own values."""
     if order.rules is not None and not (isinstance(order.rules, dict) and order.rules.keys() <= _RULES):
         known = ", ".join(sorted(_RULES))
         raise InputError(f"The rules of an order are a table of {known}. Got {short_repr(order.rules)}.")

@@ -1,4 +1,4 @@
-r"""The deadline and the spares of the next round, from how long clients have taken so far.
+r"""Deadline and spares of the next round, computed from how long clients have taken so far.
 
 A round asks :math:`n = k + s` clients and closes at the k-th sound model, when everybody has answered or failed, or at
 the deadline D. If clients answer independently, with the share :math:`F(t)` that has answered and the share
@@ -7,13 +7,13 @@ the deadline D. If clients answer independently, with the share :math:`F(t)` tha
 .. math:: E[T] = \int_0^D 1 - P(A(t) \ge k) - \sum_{a<k} \binom{n}{a} F(t)^a G(t)^{n-a} dt, \qquad
           E[M] = E[\min(A(D), k)].
 
-A round that misses k counts with the models it has, and the next one asks others. So many models take
-:math:`(E[T] + p)/E[M]` seconds each, where p is the usual pause between two rounds, and the pair (D, s) for which that
-is least is proposed. Models of rounds that bring too few count as none in E[M]. A round that must have a number of
-models goes on after D until it has them; :func:`expected_rounds` counts that time too.
+A round with fewer than k models counts with the models it has, and the next round asks other clients. A model takes
+:math:`(E[T] + p)/E[M]` seconds, where p is the usual pause between two rounds. The proposal is the pair (D, s) that
+minimises this time. Rounds with too few models contribute nothing to E[M]. A round that needs a minimum of models
+continues after D until it has them; :func:`expected_rounds` counts this time too.
 
-F and G are Aalen-Johansen estimates: a client that has not answered yet is censored. A late answer is seen when it
-comes, so a deadline hides slow clients only for a while.
+F and G are Aalen-Johansen estimates, in which a client that has not answered yet is censored. A late answer is added
+when it arrives, so a deadline hides slow clients only for a while.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.journal.events import TIMES
 from fedcohort.session.session import Session
 
-_MOST = 1000  # clients, about, after which no older ones are looked at
-_DIFFERENT = 3.0  # standard deviations at which older cohorts are taken to be of another time
-_POINTS = 100  # deadlines that are compared
-_MARGIN = 1.02  # a deadline at the very time of an answer would miss the next one of the same length
-_COHORTS = 1000  # that are kept
-_CHOICES = 6  # numbers of spares that are compared
-_FIRST = 2.0  # before anything is known, how many times the newest answer's time a round goes on without another
+_MOST = 1000  # about how many of the newest clients to consider
+_DIFFERENT = 3.0  # standard deviations by which older cohorts must differ to be ignored
+_POINTS = 100  # how many deadlines to compare
+_MARGIN = 1.02  # a deadline at exactly an answer's time would miss the next answer that takes as long
+_COHORTS = 1000  # how many cohorts to keep
+_CHOICES = 6  # how many numbers of spares to compare
+_FIRST = 2.0  # in the first round, the deadline is this multiple of the newest answer's time
 
 
 class Proposal(NamedTuple):
-    """What a round should do.
+    """Deadline and spares for a round.
 
     Attributes
     ----------
     deadline : float or None
-        Seconds; None before anything is known.
+        Seconds; None if nothing is known yet.
     """
 
     deadline: float | None
@@ -54,64 +54,64 @@ class Proposal(NamedTuple):
 
 
 class Incidence(NamedTuple):
-    """Shares of clients by time; the arrays are (m,)."""
+    """The shares of clients that have answered or failed by each time; the arrays are (m,)."""
 
     times: FloatArray  # ascending
-    answered: FloatArray  # share that has answered by then
+    answered: FloatArray
     failed: FloatArray
 
 
 def incidence(seconds: FloatArray, answered: BoolArray, failed: BoolArray) -> Incidence:
-    """Return the Aalen-Johansen estimate of how many answer and how many fail by each time.
+    """Return the Aalen-Johansen estimate of the shares of clients that answer or fail by each time.
 
     Parameters
     ----------
     seconds : (n,) float array
-        When each client answered or failed; for the others, until when it is known that they had not.
+        When each client answered or failed; for other clients, how long they are known to have been at work.
     answered, failed : (n,) bool array
 
     Examples
     --------
-    >>> found = incidence(np.array([1.0, 2.0, 3.0]), np.array([True, False, True]), np.zeros(3, bool))
-    >>> found.times, found.answered.round(2)
+    >>> shares = incidence(np.array([1.0, 2.0, 3.0]), np.array([True, False, True]), np.zeros(3, bool))
+    >>> shares.times, shares.answered.round(2)
     (array([1., 3.]), array([0.33, 1.  ]))
     """
     order = np.argsort(seconds, kind="stable")
     times, first = np.unique(seconds[order], return_index=True)
-    # Who is still at work just before each time; clients of one time leave together.
-    at_risk = len(seconds) - first
+    at_risk = len(seconds) - first  # clients at work just before each time
     answers = np.add.reduceat(answered[order].astype(np.float64), first) / at_risk
     failures = np.add.reduceat(failed[order].astype(np.float64), first) / at_risk
-    # The share that has neither answered nor failed (Kaplan-Meier), on which both kinds of events build.
+    # The share that has neither answered nor failed before each time (Kaplan-Meier).
     before = np.concatenate([[1.0], np.cumprod(1.0 - answers - failures)[:-1]])
     known = answers + failures > 0
     return Incidence(times[known], np.cumsum(before * answers)[known], np.cumsum(before * failures)[known])
 
 
-def expected_rounds(found: Incidence, n: int, enough: int, least: int, needed: int) -> tuple[FloatArray, FloatArray]:
-    """Return how long rounds last on average and how many models they bring, with each of the times as deadline.
+def expected_rounds(shares: Incidence, n: int, enough: int, least: int, needed: int) -> tuple[FloatArray, FloatArray]:
+    """Return the average duration of a round and its number of models, with each of the times as deadline.
 
     Parameters
     ----------
     n : int
-        Clients that are asked.
+        How many clients are asked.
     enough : int
-        Models that close the round.
+        How many models close the round.
     least : int
-        With fewer models a round is worth nothing.
+        A round with fewer models is worth nothing.
     needed : int
-        With fewer models it goes on after the deadline.
+        With fewer models, the round continues after the deadline.
     """
     count = np.arange(n + 1)[:, None]  # (n + 1, 1)
     ways = gammaln(n + 1) - gammaln(count + 1) - gammaln(n - count + 1)
-    yes, no = found.answered, np.clip(1.0 - found.answered, 0.0, None)
-    share = np.exp(ways + xlogy(count, yes) + xlogy(n - count, no))  # (n + 1, m) of so many answers
-    # Of so many answers, while nobody is at work any more.
-    over = np.exp(ways + xlogy(count, yes) + xlogy(n - count, np.clip(found.failed, 0.0, None)))
-    in_time = np.clip((share - over)[:enough].sum(0), 0.0, 1.0)  # that a round is still open, before the deadline
-    after = np.clip((share - over)[:needed].sum(0), 0.0, 1.0)  # and after it
-    steps = np.diff(found.times)
-    seconds = np.cumsum(np.concatenate([found.times[:1], steps * in_time[:-1]]))
+    yes, no = shares.answered, np.clip(1.0 - shares.answered, 0.0, None)
+    # (n + 1, m): the probability of each number of answers, and the part of it in which nobody is at work any more.
+    share = np.exp(ways + xlogy(count, yes) + xlogy(n - count, no))
+    over = np.exp(ways + xlogy(count, yes) + xlogy(n - count, np.clip(shares.failed, 0.0, None)))
+    # The probability that a round is still open, before and after the deadline.
+    in_time = np.clip((share - over)[:enough].sum(0), 0.0, 1.0)
+    after = np.clip((share - over)[:needed].sum(0), 0.0, 1.0)
+    steps = np.diff(shares.times)
+    seconds = np.cumsum(np.concatenate([shares.times[:1], steps * in_time[:-1]]))
     seconds[:-1] += np.cumsum((steps * after[:-1])[::-1])[::-1]
     worth = np.where(count >= max(least, needed), np.minimum(count, enough), 0)
     reached = share[needed:].sum(0)
@@ -120,7 +120,7 @@ def expected_rounds(found: Incidence, n: int, enough: int, least: int, needed: i
 
 
 def log_rank(seconds: FloatArray, answered: BoolArray, others: FloatArray, theirs: BoolArray) -> float:
-    """Return by how many standard deviations one group of clients answered more often than it would among the others.
+    """Return by how many standard deviations a group of clients answered earlier than expected from both groups.
 
     >>> log_rank(np.arange(1.0, 9.0), np.ones(8, bool), np.arange(11.0, 19.0), np.ones(8, bool)) > 3
     True
@@ -134,9 +134,9 @@ def log_rank(seconds: FloatArray, answered: BoolArray, others: FloatArray, their
 
 
 def first_deadline(arrived: FloatArray, least: int) -> float | None:
-    """Return the deadline of a round of which nothing is known but its own sound answers: a long pause ends it.
+    """Return the deadline of a round if only its own sound answers are known: twice the time of the newest answer.
 
-    A round goes on until twice the time of the newest answer; None before there are ``least``.
+    An answer after a longer pause than this does not count. None before there are ``least`` answers.
 
     >>> first_deadline(np.array([1.0, 1.5, 40.0]), 1)
     3.0
@@ -155,16 +155,15 @@ class _Times:
     ticket: int
     begun: float
     closed: float
-    seconds: FloatArray  # (k,) when each answered or failed; infinity: not yet
+    seconds: FloatArray  # (k,) when each client answered or failed; infinity if it has not
     failed: BoolArray  # (k,)
-    until: float = np.inf  # after so many seconds nothing can come any more, because the server was restarted
+    until: float = np.inf  # when the server was restarted, after which no answer can arrive
 
 
 class Pace:
-    """How long the clients of a session have taken, and what follows for the next round.
+    """How long the clients of a session have taken, and a proposal for the next round.
 
-    Everything it knows is on record: after a restart, :meth:`of` makes the same proposals. Times are seconds of any
-    clock that goes on while rounds do.
+    All times are recorded in the journal, so a pace from :meth:`of` makes the same proposals after a restart.
 
     Examples
     --------
@@ -178,23 +177,23 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._offset = 0.0  # from a host's clock to the one that goes on over restarts
-        # More than any proposal looks at, and always as many, so that a restart changes nothing.
+        self._offset = 0.0  # from the host's clock to one that continues over restarts
+        # More than any proposal uses, so that dropping older ones changes nothing.
         self._cohorts: deque[_Times] = deque(maxlen=_COHORTS)
 
     @classmethod
     def of(cls, session: Session, now: float | None = None) -> Pace:
-        """Read what is on record.
+        """Read the times in a session's journal.
 
         Parameters
         ----------
         now : float, optional
-            The time of a clock that began anew with this process: nobody who was at work before will answer. Default:
-            the clock goes on, as in a simulation.
+            The time on a clock that started with this process; clients that were at work before will not answer.
+            Default: the clock continues, as in a simulation.
         """
         pace = cls()
         for body in session.journal.events(TIMES):
-            seconds = np.array([np.inf if found is None else found for found in body["seconds"]], np.float64)
+            seconds = np.array([np.inf if at is None else at for at in body["seconds"]], np.float64)
             failed = np.isin(np.arange(len(seconds)), body["failed"])
             if "begun" in body:
                 pace.observe(body["ticket"], body["begun"], body["closed"], seconds, failed)
@@ -208,26 +207,26 @@ class Pace:
         return pace
 
     def time(self, now: float) -> float:
-        """Return the time, which continues over restarts; ``now`` is the host's."""
+        """Convert the host's time to that of a clock that continues over restarts."""
         return now + self._offset
 
     def observe(self, ticket: int, begun: float, closed: float, seconds: FloatArray, failed: BoolArray) -> None:
-        """Take what is known of a cohort.
+        """Add the times of a cohort.
 
         Parameters
         ----------
         begun, closed : float
             When its round began, and when it was closed.
         seconds : (k,) float array
-            When each client answered or failed; infinity for one that has not.
+            When each client answered or failed; infinity if it has not.
         failed : (k,) bool array
-            Who returned no model.
+            Whether each client failed.
         """
-        # Without the noise of subtracting times, so that every host finds the same ties.
+        # Rounded, because differences of times have rounding errors, and every host must find the same ties.
         self._cohorts.append(_Times(ticket, begun, closed, np.round(seconds, 9), failed.copy()))
 
     def correct(self, ticket: int, places: Sequence[int], seconds: FloatArray, failed: BoolArray) -> None:
-        """Take late answers of a cohort's clients at ``places``."""
+        """Add the times of late answers from a cohort's clients at ``places``."""
         for cohort in self._cohorts:
             if cohort.ticket == ticket:
                 cohort.seconds[places], cohort.failed[places] = seconds, failed
@@ -238,35 +237,35 @@ class Pace:
         Parameters
         ----------
         size : int
-            Models it needs.
+            How many models the round needs.
         spares : int
-            Clients that it may ask besides.
+            How many extra clients it may ask.
         least : int
-            With fewer models it is worth nothing.
+            A round with fewer models is worth nothing.
         needed : int
-            With fewer models it goes on after the deadline.
+            With fewer models, the round continues after the deadline.
         """
-        recent = self._alike(now)
-        found = _incidence_of(recent, now)
+        recent = self._similar_cohorts(now)
+        shares = _incidence_of(recent, now)
         best, cost = Proposal(None, spares), np.inf
         pauses = [after.begun - before.closed for before, after in pairwise(recent)]
         pause = max(float(np.median(pauses)), 0.0) if pauses else 0.0
-        for more in np.unique(np.linspace(0, spares, min(spares + 1, _CHOICES)).round().astype(np.int64)).tolist():
-            lasts, models = expected_rounds(found, size + more, size, least, needed)
-            # Seconds for each model that counts; infinite where a deadline brings none.
-            each = np.full(len(models), np.inf)
-            np.divide(lasts + pause, models, out=each, where=models > 0)
-            at = int(np.argmin(each)) if len(each) else 0
-            if len(each) and each[at] < cost:
-                best, cost = Proposal(round(float(found.times[at]) * _MARGIN, 9), more), float(each[at])
+        for extra in np.unique(np.linspace(0, spares, min(spares + 1, _CHOICES)).round().astype(np.int64)).tolist():
+            seconds, models = expected_rounds(shares, size + extra, size, least, needed)
+            # Seconds per model that counts; infinite if a deadline gives none.
+            per_model = np.full(len(models), np.inf)
+            np.divide(seconds + pause, models, out=per_model, where=models > 0)
+            at = int(np.argmin(per_model)) if len(per_model) else 0
+            if len(per_model) and per_model[at] < cost:
+                best, cost = Proposal(round(float(shares.times[at]) * _MARGIN, 9), extra), float(per_model[at])
         return best
 
-    def _alike(self, now: float) -> list[_Times]:
-        """Return the newest cohorts, as far back as clients took alike."""
+    def _similar_cohorts(self, now: float) -> list[_Times]:
+        """Return the newest cohorts, back to when clients took different times."""
         cohorts = list(self._cohorts)
         begin = max(len(cohorts) - 1, 0)
-        while begin > 0 and _clients(cohorts[begin:]) < _MOST:
-            # As many older cohorts again: a change is found within a factor of two of when it happened.
+        while begin > 0 and sum(len(cohort.seconds) for cohort in cohorts[begin:]) < _MOST:
+            # Compared with as many older cohorts, so a change is found within a factor of two of its age.
             before = max(2 * begin - len(cohorts), 0)
             if abs(log_rank(*_answers(cohorts[begin:], now), *_answers(cohorts[before:begin], now))) > _DIFFERENT:
                 break
@@ -274,16 +273,13 @@ class Pace:
         return cohorts[begin:]
 
 
-def _clients(cohorts: Sequence[_Times]) -> int:
-    return sum(len(cohort.seconds) for cohort in cohorts)
-
-
 def _observations(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArray, BoolArray]:
-    """Return for each client when it answered or failed or was last seen at work, and whether it did either."""
+    """Return when each client answered, failed or was last known to be at work, and whether it answered or failed."""
     seconds = np.concatenate([cohort.seconds for cohort in cohorts])
     failed = np.concatenate([cohort.failed for cohort in cohorts])
     so_far = np.repeat([min(now - c.begun, c.until) for c in cohorts], [len(c.seconds) for c in cohorts])
-    known = seconds <= so_far + 1e-9 * (1.0 + abs(now))  # the answer that closed a round came at its very end
+    # With a tolerance, because the answer that closed a round came at exactly its end.
+    known = seconds <= so_far + 1e-9 * (1.0 + abs(now))
     return np.where(known, seconds, so_far), known & ~failed, known & failed
 
 
@@ -292,12 +288,12 @@ def _answers(cohorts: Sequence[_Times], now: float) -> tuple[FloatArray, BoolArr
 
 
 def _incidence_of(cohorts: Sequence[_Times], now: float) -> Incidence:
-    """Return how many clients answered and failed by which time, as far as can be known now."""
+    """Return the shares of clients that answered or failed, with at most ``_POINTS`` times."""
     if not cohorts:
         return Incidence(np.empty(0), np.empty(0), np.empty(0))
     seconds, answered, failed = _observations(cohorts, now)
-    found = incidence(seconds, answered, failed)
-    if len(found.times) <= _POINTS:
-        return found
-    places = np.unique(np.linspace(0, len(found.times) - 1, _POINTS).round().astype(np.int64))
-    return Incidence(*(column[places] for column in found))
+    shares = incidence(seconds, answered, failed)
+    if len(shares.times) <= _POINTS:
+        return shares
+    places = np.unique(np.linspace(0, len(shares.times) - 1, _POINTS).round().astype(np.int64))
+    return Incidence(*(column[places] for column in shares))

@@ -1,7 +1,7 @@
-"""How a live host answers what a selector wants to know before it chooses; the same on every host.
+"""How a live host answers a selector's questions; the same on every host.
 
-A host says how a question travels: it asks clients for losses of a model, or lets a trial cohort train. What becomes of
-the answers is written here once.
+A host asks clients for the losses of a model, or lets a trial cohort train. The functions here turn the results into
+answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.hosts.wire import read_report
 from fedcohort.session.session import Session
 
-_TRIAL = "trial"  # the stream of the seeds of trials
+_TRIAL = "trial"  # the random stream for the seeds of trials
 Model = TypeVar("Model")
 Report = Mapping[str, object] | None
 
@@ -34,17 +34,17 @@ def read_losses(
     Parameters
     ----------
     reports : mapping of str to record or str
-        What clients answered, by name; a text says why there is no answer, and so does a name that is missing.
+        By name, what a client answered, or a text that says why there is no answer. A missing name means no answer.
     warn : callable
-        Called with each client that gave no losses, and why.
+        ``warn(name, reason)`` is called for each client that gave no losses.
     """
     values = {signal: np.full(len(names), np.nan) for signal in signals}
     for i, name in enumerate(names):
-        found = reports.get(name, "no answer")
-        if isinstance(found, str):
-            warn(name, found)
+        report = reports.get(name, "no answer")
+        if isinstance(report, str):
+            warn(name, report)
             continue
-        numbers = read_report(found)
+        numbers = read_report(report)
         for signal in signals:
             values[signal][i] = numbers.get(signal, np.nan)
     return values
@@ -56,27 +56,27 @@ def try_out(
     available: IntArray,
     *,
     model: Model,
-    losses: Callable[[Model, Sequence[str]], FloatArray],
+    losses: Callable[[Model, Sequence[str], frozenset[Signal]], Mapping[Signal, FloatArray]],
     train: Callable[[Sequence[str], int], Model | None],
 ) -> Answer:
-    """Train each trial cohort, and ask everybody how its loss would change; nothing of it stays.
+    """Train each trial cohort, measure how everybody's loss changes, and discard the models.
 
     Parameters
     ----------
     model
         The global model.
     losses : callable
-        ``losses(model, names)`` asks clients for their losses of a model.
+        ``losses(model, names, signals)`` asks clients for these losses of a model.
     train : callable
-        ``train(names, seed)`` lets a cohort train, and returns the average of its models; None where there is none.
+        ``train(names, seed)`` lets a cohort train and returns the average of its models, or None if there are none.
     """
-    everyone = session.table.names_of(available)
-    before = losses(model, everyone)
+    everyone, signals = session.table.names_of(available), frozenset({query.measured})
+    before = losses(model, everyone, signals)[query.measured]
     changes = np.full((len(query.cohorts), session.table.n), np.nan)
     for row, clients in enumerate(query.cohorts):
-        # Not the batches of the round itself, which may train the same clients.
+        # The round itself may train the same clients, and must use other batches.
         seed = int(streams.stream(session.seed, _TRIAL, session.round, row).integers(1 << 62))
-        tried = train(session.table.names_of(clients), seed)
-        if tried is not None:
-            changes[row, available] = losses(tried, everyone) - before
+        trained = train(session.table.names_of(clients), seed)
+        if trained is not None:
+            changes[row, available] = losses(trained, everyone, signals)[query.measured] - before
     return Answer(query, {query.answered_with: changes})

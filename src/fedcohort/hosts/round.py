@@ -1,16 +1,16 @@
 """What a round decides, on every host: how many clients to ask, which replies count, what to report.
 
-Nothing here waits, sends a message or looks at a clock. A host tells a :class:`Round` what happened, and the round says
-what follows from it. So the simulator, a live federation and a test with scripted arrivals all close rounds alike.
+Nothing here waits, sends a message or reads a clock. A host tells a :class:`Round` what happened, and the round decides
+what follows. So the simulator, a live federation and a test with scripted arrivals all close rounds in the same way.
 The simulator passes the arrivals of a whole cohort as arrays; :mod:`fedcohort.hosts.live` passes replies one by one.
 
-A round knows its session, its cohort and nothing of other rounds. Several may be open at once, each with the ticket of
-its cohort: a host that replaces clients one by one keeps many rounds of one client open.
+A round knows its session and its cohort, but no other round. Several rounds may be open at once, each with the ticket
+of its cohort.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -26,17 +26,17 @@ from fedcohort.journal.events import ABANDONED, FAILURES, PROPOSED, TIMES
 from fedcohort.session.session import Session
 
 RETRIED = "try"  # the event of a pending cohort that is trained again
-_NAMED = 8  # clients named in an error
+_NAMED = 8  # how many clients an error names
 _COUNT, _SECONDS = Interval(int, 1, None), Interval(float, 0, None, "neither")
-DEADLINE = Optional(Either(_SECONDS, OneOf(("auto",))))  # what a deadline may be
+DEADLINE = Optional(Either(_SECONDS, OneOf(("auto",))))
 LATE_REPLIES = OneOf(("discard", "count"))
 _NO_METRICS: Mapping[Signal, FloatArray] = {}
-# Plain numbers: NumPy takes several times as long over a member of an enumeration.
+# Plain numbers, because NumPy compares members of an enumeration several times more slowly.
 _OK, _INVALID, _LATE, _MISSING = (int(s) for s in (Status.OK, Status.INVALID, Status.LATE, Status.MISSING))
 
 
 class RoundError(FedcohortError, RuntimeError):
-    """A round gave no model, however often it was tried."""
+    """A round gave no model in any of its tries."""
 
 
 class FederationTimeoutError(FedcohortError, TimeoutError):
@@ -52,20 +52,20 @@ class Policy:
     Parameters
     ----------
     size : int, None or callable
-        How many models a round needs. None: those of everybody available. A callable is given the number of clients
-        that are online and returns one of the two.
+        How many models a round needs; None means one from every available client. A callable gets the number of
+        clients online and returns such a number or None.
     spares : int
-        So many clients more are asked to train, and the round closes with the first ``size`` sound models.
+        How many extra clients are asked to train. The round closes with the first ``size`` sound models.
     deadline : float or "auto", optional
-        Seconds after which a round closes with the models that are there. ``"auto"``: deadline and spares follow from
-        how long clients have taken (:mod:`fedcohort.hosts.pace`), ``spares`` is the most it may ask for, and a round
-        waits for ``min_replies`` models in any case. Default: it waits for everybody.
+        Seconds after which a round closes with the models it has. With ``"auto"``, deadline and spares follow from how
+        long clients have taken (:mod:`fedcohort.hosts.pace`): ``spares`` is the upper limit, and a round always waits
+        for ``min_replies`` models. Default: wait for everybody.
     late : "discard" or "count"
-        What becomes of a sound model that comes after its round was closed: it is recorded and left out, or it is
-        averaged with those of the next round that closes, as an update of an older model (:class:`Late`).
+        What happens to a sound model that arrives after its round was closed. It is recorded and left out, or it enters
+        the average of the next round that closes, as an update of an older model (:class:`Late`).
     min_replies : int, optional
-        With fewer sound models than this a round brings no model and is tried again. With 0 every round counts. An
-        automatic deadline aims at rounds with at least so many. Default: 1, and automatic deadlines aim at half of
+        With fewer sound models than this, a round gives no model and is tried again. With 0, every round counts. An
+        automatic deadline aims at rounds with at least this many. Default: 1, and automatic deadlines aim at half of
         ``size``, because rounds with one or two models learn badly.
     tries : int
         How often a round is tried before the run ends with a :class:`RoundError`.
@@ -74,8 +74,8 @@ class Policy:
     patience : float
         Longest time to wait for clients, in seconds.
     private : bool
-        Whether noise for differential privacy is made for exactly ``size`` models: a cohort of another size, or another
-        number of sound models, must not be averaged.
+        Whether noise for differential privacy is calibrated to exactly ``size`` models. Then no other number of models
+        may be averaged.
     """
 
     size: int | Callable[[int], int | None] | None = None
@@ -107,29 +107,22 @@ class Policy:
             )
 
     def size_for(self, online: int) -> int | None:
-        """Return how many models a round needs when ``online`` clients are there; None: everybody's."""
+        """Return how many models a round needs when ``online`` clients are online, or None for one from each."""
         return self.size(online) if callable(self.size) else self.size
 
     @property
     def fixed_deadline(self) -> float | None:
-        """The deadline that is the same in every round, if there is one."""
+        """The deadline if it is the same in every round, else None."""
         return None if self.deadline == "auto" else self.deadline
 
     @property
     def fewest(self) -> int:
-        """With fewer sound models than this a round brings no model."""
+        """The smallest number of sound models that gives a new global model."""
         return 1 if self.min_replies is None else self.min_replies
-
-    def needed(self, size: int) -> int:
-        """Return without how many of ``size`` models an automatic deadline closes no round that could still get them.
-
-        Otherwise clients that have all become slow would end a run: its rounds would bring nothing.
-        """
-        return size if self.private else min(self.fewest, size)
 
 
 class Closing(NamedTuple):
-    """When a round closes and what that makes of its clients."""
+    """When a round closes, and the status of its clients by then."""
 
     status: AnyArray  # (k,) of Status
     seconds: float  # since the round began
@@ -140,17 +133,17 @@ def closing(
 ) -> Closing:
     """Return when a round closes, and the status of each client by then.
 
-    A round closes when everybody has answered, when ``enough`` sound models are there, or at the deadline, whichever
-    comes first. A reply that arrives at that very moment counts; one that arrives later is LATE.
+    A round closes when everybody has answered, when ``enough`` sound models have arrived, or at the deadline, whichever
+    comes first. A reply that arrives at exactly this time counts; a later one is LATE.
 
     Parameters
     ----------
     seconds : (k,) float array
-        When each client's reply arrives, counted from the beginning of the round; infinity for one that has not.
+        When each reply arrives, counted from the beginning of the round; infinity if it has not arrived.
     status : (k,) array of Status
-        What each client replies. MISSING stays MISSING.
+        The status of each reply. MISSING stays MISSING.
     enough : int, optional
-        Default: everybody.
+        How many sound models close the round. Default: all.
 
     Examples
     --------
@@ -160,16 +153,14 @@ def closing(
     >>> closing(arrivals, fine, enough=1).seconds
     1.0
     """
-    # Infinite while somebody has not answered.
-    end = float(seconds.max(initial=0.0))
+    end = float(seconds.max(initial=0.0))  # infinite while somebody has not answered
     if deadline is not None:
         end = min(end, deadline)
     if enough is not None and enough < len(seconds):
         sound = seconds[status == _OK]
         if len(sound) >= enough:
             end = min(end, float(np.partition(sound, enough - 1)[enough - 1]))
-    # Not >=: a reply at the very end counts, or the one that closed the round would be late.
-    late = seconds > end
+    late = seconds > end  # not >=, or the reply that closes the round would be late
     if late.any():
         status = status.copy()
         status[late & (status != _MISSING)] = _LATE
@@ -177,20 +168,20 @@ def closing(
 
 
 class Reply(NamedTuple):
-    """One client's reply to the message of a cohort.
+    """One client's reply in a round.
 
     Attributes
     ----------
     ticket : int
-        Of the cohort.
+        The ticket of the cohort.
     status : Status
-        OK; INVALID for a model that cannot be used; FAILED for an error; MISSING for a message that got lost.
+        OK; INVALID for a model that cannot be used; FAILED for an error; MISSING for a lost message.
     reason : str
-        Why it is not OK.
+        Why the status is not OK.
     seconds : float
-        How long the client took, as the host measures it.
+        How long the client took, as measured by the host.
     content : object
-        What came back, for the host's own use.
+        What the client sent, for the host's own use.
     """
 
     ticket: int
@@ -207,7 +198,7 @@ class Late(NamedTuple):
     Attributes
     ----------
     staleness : int
-        How many global models there have been since the one that the client began with.
+        How many global models are newer than the one the client began with.
     """
 
     reply: Reply
@@ -215,40 +206,40 @@ class Late(NamedTuple):
 
     @property
     def discount(self) -> float:
-        """What its weight is multiplied by: FedBuff's 1 / sqrt(1 + staleness)."""
+        """The factor for its weight, as in FedBuff: 1 / sqrt(1 + staleness)."""
         return float((1 + self.staleness) ** -0.5)
 
 
 class Round:
-    """One round of a session: open it, choose, let replies arrive, finish it.
+    """One round of a session: open it, choose a cohort, take its replies, finish it.
 
     Parameters
     ----------
     online : int, optional
-        How many clients are online. Default: all of the session's.
+        How many clients are online. Default: all clients of the session.
     pace : Pace, optional
-        With ``deadline="auto"``, how long clients have taken.
+        How long clients have taken; needed with ``deadline="auto"``.
     now : float
-        With ``deadline="auto"``, the time by the clock of ``pace``.
+        The time on the clock of ``pace``.
 
     Attributes
     ----------
     begun : float
         When the cohort begins. Default: ``now``.
     proposal : Proposal
-        Deadline and spares: the policy's, or those that follow from earlier rounds.
+        Deadline and spares: those of the policy, or those that follow from earlier rounds.
     size : int or None
-        How many models it needs; None: everybody's.
+        How many models the round needs; None means one from every client.
     cohort : Cohort
-        After :meth:`choose` or :meth:`resume`.
+        Set by :meth:`choose` or :meth:`resume`.
     seconds : (k,) float array
-        When each reply arrived; infinity for one that has not.
+        When each reply arrived; infinity if it has not.
     status : (k,) int8 array of Status
-        What became of each client so far.
+        The status of each client so far.
     reasons : dict of str to str
-        Why clients without a sound model have none.
+        By client, why it has no sound model.
     replies : dict of str to Reply
-        As they arrived one by one.
+        The replies that arrived one by one.
     late : list of Late
         Replies to earlier rounds that count in this one.
     """
@@ -276,9 +267,11 @@ class Round:
         self._least = self._needed = 0
         if self._pace is not None:
             size = max(online if self.size is None else min(self.size, online), 1)
-            self._needed = policy.needed(size)
-            # Many rounds of two or three models would often be the shortest way to many models, and are worth little:
-            # by default, a round is to bring half of its models.
+            # A round waits for these models beyond its deadline. Otherwise a run would end when all clients become
+            # slow, because none of its rounds would give a model.
+            self._needed = size if policy.private else min(policy.fewest, size)
+            # Many rounds of two or three models are often the fastest way to many models, but they are worth little.
+            # So by default, a round should give half of its models.
             self._least = self._needed if policy.private or policy.min_replies else (size + 1) // 2
             spares = min(policy.spares, max(online - size, 0))
             self.proposal = self._pace.propose(now, size, spares, self._least, self._needed)
@@ -294,21 +287,21 @@ class Round:
         self._places: dict[str, int] = {}
         self._unreached: frozenset[str] = frozenset()
 
-    # -- whom to ask --------------------------------------------------------------------------------------------------
+    # -- the choice ---------------------------------------------------------------------------------------------------
 
     def open(self, available: BoolArray | IntArray | Sequence[str] | None = None) -> Query | None:
-        """Return the question the selector wants answered before it chooses among ``available``, or None."""
+        """Return the question that the selector asks before it chooses among ``available``, or None."""
         size = self.size
         if size is not None:
-            # A session refuses to be asked for more clients than there are.
+            # A session refuses requests for more clients than it has.
             size = min(size + self.proposal.spares, self.session.table.n)
         self.request = RoundRequest(size, available)
         return self.session.query(self.request)
 
     def choose(self, answer: Answer | None = None) -> Cohort:
-        """Return the cohort; ``answer`` is that to the question of :meth:`open`."""
+        """Return the cohort; ``answer`` is the answer to the question of :meth:`open`."""
         cohort = self.session.ask(self.request, answer)
-        # A strategy divides its noise by the size it expects: fewer clients would be protected less than was promised.
+        # The strategy divides its noise by the expected size, so a smaller cohort would have less protection.
         if self.policy.private and cohort.size not in (0, self.size):
             why = f"the selector chose {cohort.size} clients, and the privacy noise is made for {self.size}"
             self.session.abandon(cohort.ticket, why)
@@ -323,7 +316,7 @@ class Round:
         return cohort
 
     def resume(self, cohort: Cohort) -> None:
-        """Go on with a cohort that was chosen before, whose replies are still to come."""
+        """Continue with a cohort that was chosen earlier and whose replies are still missing."""
         if self._pace is not None:
             for body in self.session.journal.events(PROPOSED):
                 if body["ticket"] == cohort.ticket:
@@ -337,7 +330,7 @@ class Round:
 
     @property
     def enough(self) -> int:
-        """How many sound models close the round; without spares, everybody's."""
+        """How many sound models close the round; without spares, one from every client."""
         cohort, spares = self.cohort.size, self.proposal.spares
         if not spares or self.size is None:
             return cohort
@@ -345,14 +338,14 @@ class Round:
 
     @property
     def deadline(self) -> float | None:
-        """After how many seconds the round closes; an automatic one waits for the models that a round needs."""
+        """After how many seconds the round closes; an automatic deadline waits for the models that a round needs."""
         if self._pace is None:
             return self.proposal.deadline
         arrived = np.sort(self.seconds[(self.status == _OK) & (self.seconds < np.inf)])
-        found = self.proposal.deadline or first_deadline(arrived, self._least)
-        if found is None or len(arrived) < self._needed:
+        deadline = self.proposal.deadline or first_deadline(arrived, self._least)
+        if deadline is None or len(arrived) < self._needed:
             return None
-        return max(found, float(arrived[self._needed - 1])) if self._needed else found
+        return max(deadline, float(arrived[self._needed - 1])) if self._needed else deadline
 
     # -- which replies count ------------------------------------------------------------------------------------------
 
@@ -364,38 +357,38 @@ class Round:
         seconds : (k,) float array
             When each reply arrives.
         status : (k,) array of Status
-            What each client replies.
+            The status of each reply.
         """
         self.seconds, self.status = seconds, status
-        # Remembered, because closing the round turns failures that come later into LATE.
+        # Kept, because failures after the end of the round become LATE.
         self._failed = status != _OK
         self.status, self._lasted = closing(seconds, status, deadline=self.deadline, enough=self.enough)
         return self._lasted
 
     @property
     def closed_at(self) -> float:
-        """When the round was closed, by the clock of ``begun``."""
+        """When the round was closed, on the clock of ``begun``."""
         return self.begun + self._lasted
 
     @property
     def late_models(self) -> IntArray:
-        """(l,) of arrivals that were taken all at once, the places of sound models that come too late."""
+        """(l,) the places of sound models that arrived too late; only after :meth:`settle`."""
         late = self.status == _LATE
         return np.flatnonzero(late if self._failed is None else late & ~self._failed)
 
     def miss(self, reasons: Mapping[str, str]) -> None:
-        """Take note of clients to which no message could be sent, and why."""
+        """Record which clients could not be sent a message, and why."""
         self._unreached = frozenset(reasons)
         for client, reason in reasons.items():
             self._arrive(client, Status.MISSING, reason, 0.0)
 
     def receive(self, reply: Reply, seconds: float) -> None:
-        """Take a reply that arrived ``seconds`` after the round began; a second one of the same client is ignored."""
+        """Take a reply that arrived ``seconds`` after the round began; a client's second reply is ignored."""
         if self._arrive(reply.client, reply.status, reply.reason, seconds):
             self.replies[reply.client] = reply
 
     def _arrive(self, client: str, status: Status, reason: str, seconds: float) -> bool:
-        if not self._places:  # made when the first reply comes: the simulator has rounds without names
+        if not self._places:  # not before the first reply, because the simulator uses no names
             self._places = {name: place for place, name in enumerate(self.cohort.names)}
         place = self._places.get(client)
         if place is None:
@@ -403,7 +396,7 @@ class Round:
                 f"The client {client!r} is not in the cohort of ticket {self.cohort.ticket}.",
                 hint=f"its clients are {', '.join(self.cohort.names[:_NAMED])}",
             )
-        # Messages may be delivered twice, and a client may send twice: the first reply is what the round was closed by.
+        # A message may be delivered twice, and a client may send two. Only the first one can have closed the round.
         if self.seconds[place] < np.inf:
             return False
         self.seconds[place], self.status[place] = seconds, status
@@ -412,12 +405,12 @@ class Round:
         return True
 
     def is_closed(self, seconds: float) -> bool:
-        """Whether nobody needs to be waited for any more, so many seconds after the round began."""
-        found = closing(self.seconds, self.status, deadline=self.deadline, enough=self.enough)
-        return found.seconds <= seconds
+        """Whether the round is over ``seconds`` after it began."""
+        end = closing(self.seconds, self.status, deadline=self.deadline, enough=self.enough).seconds
+        return end <= seconds
 
     def close(self, seconds: float) -> None:
-        """Note a reason for every client that has not answered."""
+        """Set the reason of every client that has not answered."""
         self._lasted, deadline = seconds, self.deadline
         in_time = deadline is None or seconds < deadline
         why = "the round was closed with enough others" if in_time else f"no answer within {deadline:g} s"
@@ -426,29 +419,30 @@ class Round:
 
     @property
     def answered(self) -> BoolArray:
-        """(k,) which clients have answered, with a model or an error."""
+        """(k,) whether each client has answered, with a model or an error."""
         answered: BoolArray = self.status != _MISSING
         return answered
 
     def in_order(self) -> list[Reply]:
-        """Return the replies that have come, in the order of the cohort."""
-        return [self.replies[name] for name, there in zip(self.cohort.names, self.answered, strict=True) if there]
+        """Return the replies that have arrived, in the order of the cohort."""
+        answered = zip(self.cohort.names, self.answered, strict=True)
+        return [self.replies[name] for name, has_answered in answered if has_answered]
 
     # -- the report -------------------------------------------------------------------------------------------------
 
     def invalidate(self, places: IntArray) -> None:
-        """Mark replies as unusable that looked sound when they arrived."""
-        self.status = self.status.copy()  # it may be the array of whoever called settle
+        """Mark replies as unusable that seemed sound when they arrived."""
+        self.status = self.status.copy()  # it may be the array that was passed to settle
         self.status[places] = _INVALID
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Mark the replies of some clients as unusable, and say why."""
+        """Mark the replies of these clients as unusable, each for its reason."""
         if reasons:
             self.invalidate(np.array([self._places[client] for client in reasons], np.int64))
             self.reasons.update(reasons)
 
     def shortfall(self, models: int) -> str:
-        """Return why so many sound models must not be averaged; an empty text when they may."""
+        """Return why this number of sound models must not be averaged, or an empty string if it may."""
         if self.policy.private and models != self.size:
             return f"{models} valid models came, but the privacy noise is made for {self.size}"
         return "too few valid models" if models < self.policy.fewest else ""
@@ -456,12 +450,12 @@ class Round:
     def report(
         self, kept: BoolArray, metrics: Mapping[Signal, FloatArray] = _NO_METRICS, *, complete: bool = True
     ) -> RoundReport:
-        """Return the report about the clients that have answered.
+        """Return the report about the r clients that have answered, in the order of the cohort.
 
         Parameters
         ----------
         kept : (r,) bool array
-            Whether each model entered the average; r clients have answered, in the order of the cohort.
+            Whether each model entered the average.
         metrics : mapping of Signal to (r,) or (r, V) array
         complete : bool
             Whether the round is over.
@@ -474,16 +468,16 @@ class Round:
         return RoundReport(cohort.ticket, clients, status=status, metrics=metrics, kept=kept, complete=complete)
 
     def finish(self, kept: BoolArray, metrics: Mapping[Signal, FloatArray] = _NO_METRICS, *, state: Any = None) -> None:
-        """Tell the session how the round ended; ``state`` is the host's own, stored in the same transaction."""
+        """Tell the session how the round ended; the host's ``state`` is stored in the same transaction."""
         self._record_times()
         self.session.tell(self.report(kept, metrics), host=state)
 
     def _record_times(self) -> None:
-        """Put on record how long the clients took, if deadlines follow from it."""
+        """Record how long the clients took, if automatic deadlines depend on it."""
         if self._pace is None:
             return
-        there = self.seconds < np.inf
-        failed = there & ((self.status != _OK) if self._failed is None else self._failed)
+        arrived = self.seconds < np.inf
+        failed = arrived & ((self.status != _OK) if self._failed is None else self._failed)
         closed = self.closed_at
         self._pace.observe(self.cohort.ticket, self.begun, closed, self.seconds, failed)
         self.session.note(
@@ -498,13 +492,14 @@ class Round:
         )
 
     def abandon(self, why: str, metrics: Mapping[Signal, FloatArray] = _NO_METRICS) -> list[str]:
-        """Tell the session that no model came of the round; its number is given to another cohort.
+        """Tell the session that the round gave no model; its number goes to another cohort.
 
-        Returns the clients that were reported as failed without an answer: when a cohort is abandoned, absence alone
-        counts for nothing. When nobody answered, the clients are hardly to blame, and none is reported.
+        Returns the clients that were reported as failed without an answer. They are reported explicitly, because
+        absence has no effect in an abandoned cohort. If nobody answered, the cause is hardly the clients, and none is
+        reported.
         """
         self._record_times()
-        # In parts, because a complete report would close the cohort as a round that counts.
+        # Partial reports, because a complete one would close the cohort as a round that counts.
         kept = np.zeros(int(self.answered.sum()), np.bool_)
         self.session.tell(self.report(kept, metrics, complete=False))
         silent: list[str] = []
@@ -520,9 +515,9 @@ class Round:
 
 @dataclass
 class Attempts:
-    """How often the next round was tried: which clients the next try leaves out, and when to give up.
+    """How often the next round was tried, which clients the next try leaves out, and when to give up.
 
-    A try that brings no model does not count if it names somebody new to leave out and others of it were sound.
+    A try without a model does not count if it finds another client to leave out and has sound models of others.
     """
 
     session: Session
@@ -532,20 +527,20 @@ class Attempts:
 
     @classmethod
     def of(cls, session: Session, policy: Policy) -> Attempts:
-        """Read from the journal which clients failed when an earlier run tried this round."""
+        """Read from the journal which clients failed in earlier tries of this round."""
         events = session.journal.events
         tried = {body["ticket"] for body in events(ABANDONED) if body["round"] == session.round}
         failed = {name for body in events(FAILURES) if body["ticket"] in tried for name in body["failures"]}
         return cls(session, policy, failed)
 
     def succeed(self) -> None:
-        """Take note of a round that gave a model."""
+        """Start again from zero after a round that gave a model."""
         self.left_out.clear()
         self.fruitless = 0
 
     def fail(self, round_: Round, sound: int) -> None:
-        """Take note of a round without a model in which ``sound`` models were fine; raises when it is enough."""
-        # Leaving out a client that was not left out before is progress: the same cohort cannot fail forever.
+        """Count a round without a model that had ``sound`` sound models; raise an error after too many tries."""
+        # One more client to leave out is progress: the same cohort cannot fail forever.
         narrowed = sound > 0 and not self.left_out.issuperset(round_.reasons)
         self.left_out.update(round_.reasons)
         self.fruitless += not narrowed
@@ -555,30 +550,21 @@ class Attempts:
     def _gave_up(self, cohort: Cohort) -> RoundError:
         events = self.session.journal.events
         failures = [body["failures"] for body in events(FAILURES) if body["ticket"] == cohort.ticket]
-        why = [f"{name}: {reason}" for found in failures for name, reason in found.items()][:_NAMED]
+        why = [f"{name}: {reason}" for reasons in failures for name, reason in reasons.items()][:_NAMED]
         why += [body["reason"] for body in events(ABANDONED) if body["ticket"] == cohort.ticket]
         return RoundError(
             f"Round {cohort.round} gave no model in {self.policy.tries} tries. The last time: {'; '.join(why)}.",
             hint="fix the clients or the strategy and start the run again: it continues with this round",
         )
 
-    def unusable(self, cohort: Cohort, online: Collection[str], size: int | None) -> str:
-        """Return why privacy noise cannot use a cohort that was cut off; an empty text when it can be trained again."""
-        if not self.policy.private:
-            return ""
-        if cohort.size != size:
-            return f"it has {cohort.size} clients, and the noise is made for {size}"
-        gone = [name for name in cohort.names if name not in online]
-        return f"{join_names(gone)} not online, and the noise is made for {size} clients" if gone else ""
-
     def reason_to_give_up(self, cohort: Cohort) -> str:
-        """Return that a cohort that was cut off has been tried often enough; an empty text when it has not."""
-        # Counted from the journal: a server that crashes in every try must not try for ever.
+        """Return that an interrupted cohort has had all its tries, or an empty string if it has not."""
+        # Counted in the journal, so that a server that crashes in every try does not try forever.
         tries = 1 + sum(body["ticket"] == cohort.ticket for body in self.session.journal.events(RETRIED))
         return f"not finished in {tries} tries" if tries >= self.policy.tries else ""
 
     def candidates(self, online: IntArray, busy: IntArray) -> Shortage | IntArray:
-        """Return the clients that can be asked now, or what is missing.
+        """Return the clients that can be asked now, or why there are too few.
 
         Parameters
         ----------
@@ -591,7 +577,7 @@ class Attempts:
             free = self._without_failed(free, online, size)
         admitted, excluded = self._count_admitted(free)
         pending = bool(self.session.pending)
-        # Privacy noise is made for exactly `size` models. A pending cohort was chosen already, so nobody new is needed.
+        # Privacy noise needs exactly `size` clients, but none if a cohort is already chosen and pending.
         needed = size if self.policy.private and size is not None and not pending else 1
         if len(online) >= self.policy.wait_for and admitted >= needed:
             return free
@@ -600,20 +586,20 @@ class Attempts:
         )
 
     def _without_failed(self, free: IntArray, online: IntArray, size: int | None) -> IntArray:
-        """Return those who are free without those who failed, while enough others are online."""
+        """Return the free clients without those that failed, as long as enough others are online."""
         table = self.session.table
-        out = table.indices([name for name in self.left_out if name in table])
-        others, _ = self._count_admitted(online[~np.isin(online, out)])
-        # A federation of few must continue with the clients it has.
-        return free[~np.isin(free, out)] if others >= (size or max(self.policy.fewest, 1)) else free
+        failed = table.indices([name for name in self.left_out if name in table])
+        others, _ = self._count_admitted(online[~np.isin(online, failed)])
+        # A small federation must continue with the clients it has.
+        return free[~np.isin(free, failed)] if others >= (size or max(self.policy.fewest, 1)) else free
 
     def _count_admitted(self, clients: IntArray) -> tuple[int, tuple[str, ...]]:
         """Return how many of ``clients`` the rules admit, and why they exclude others."""
         session = self.session
         if session.rules is not None and not session.pending and len(clients):
-            found = session.eligibility(RoundRequest(1, clients))
-            if found is not None:
-                return len(found.allowed), found.reasons
+            eligible = session.eligibility(RoundRequest(1, clients))
+            if eligible is not None:
+                return len(eligible.allowed), eligible.reasons
         return len(clients), ()
 
 
@@ -628,11 +614,11 @@ class Shortage:
     admitted, needed : int
         How many could be chosen, and how many must be.
     busy : tuple of str
-        Who still works on something else.
+        The clients that still work on something else.
     excluded : tuple of str
         Why the rules exclude clients.
     failed : tuple of str
-        Who has failed so often since the newest model that it is asked again only after the next.
+        The clients that failed too often since the newest model. They are asked again after the next one.
     """
 
     online: int
@@ -644,34 +630,34 @@ class Shortage:
     failed: tuple[str, ...] = ()
 
     def describe(self, seconds: float | None = None, absent: Sequence[str] = ()) -> str:
-        """Return it in words.
+        """Return the shortage in words.
 
         Parameters
         ----------
         seconds : float, optional
-            For how long it has been so.
+            How long it has lasted.
         absent : sequence of str
-            Who is connected and cannot take part, and why.
+            Which clients are connected but cannot take part, and why.
         """
-        long = "" if seconds is None else f" for {seconds:.0f} s"
+        duration = "" if seconds is None else f" for {seconds:.0f} s"
         if self.online < self.wait_for:
             online = f"{self.online} of {self.wait_for} clients have been online"
-            what = online if self.online else "nobody has been available"
-            return f"{what}{long}{': ' if absent else ''}{'; '.join(absent)}"
+            shortage = online if self.online else "nobody has been available"
+            return f"{shortage}{duration}{': ' if absent else ''}{'; '.join(absent)}"
         rules = f" ({'; '.join(self.excluded[:3])})" if self.excluded else ""
         if self.needed > 1 and self.admitted:
-            some = "1 client" if self.admitted == 1 else f"{self.admitted} clients"
+            clients = "1 client" if self.admitted == 1 else f"{self.admitted} clients"
             at_work = f"; still at work: {join_names(self.busy)}" if self.busy else ""
             noise = f"and the privacy noise is made for {self.needed}"
-            return f"{some} could be chosen{rules}, {noise}{',' if long else ''}{long}{at_work}"
+            return f"{clients} could be chosen{rules}, {noise}{',' if duration else ''}{duration}{at_work}"
         if rules:
-            return f"the rules have admitted nobody{rules}{long}"
+            return f"the rules have admitted nobody{rules}{duration}"
         if self.failed:
-            return f"all clients that are free have failed repeatedly{long}: {join_names(self.failed)}"
-        return f"all clients online have been busy with something else{long}: {join_names(self.busy)}"
+            return f"all clients that are free have failed repeatedly{duration}: {join_names(self.failed)}"
+        return f"all clients online have been busy with something else{duration}: {join_names(self.busy)}"
 
     def error(self, round_: int, seconds: float, absent: Sequence[str] = ()) -> FederationTimeoutError:
-        """Return the error of a run that has waited too long before ``round_``."""
+        """Return the error for a run that has waited too long before ``round_``."""
         text = self.describe(seconds, absent)
         hint = "start more clients and run it again: it continues with this round"
         if self.needed > 1 and self.online >= self.wait_for:
@@ -683,7 +669,7 @@ class Shortage:
 
 
 def join_names(names: Sequence[str], most: int = _NAMED) -> str:
-    """Return names in one line, of many the first.
+    """Return names in one line, only the first ones if there are many.
 
     >>> join_names(["anna", "ben", "cem"], most=2)
     'anna, ben and 1 more'

@@ -1,4 +1,4 @@
-"""What a live run puts on record about itself, and reads when it continues; the same on every host."""
+"""What a live run records about itself and reads when it continues; the same on every host."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from fedcohort.journal.events import ENDED, SETTINGS
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 
-CHECKPOINT = "checkpoint"  # the key of the newest model in what is stored with the session
-RULES = "rules"  # the key of the rules a run was started with, among its settings
+CHECKPOINT = "checkpoint"  # the key of the newest checkpoint in the host's state
+RULES = "rules"  # the key, in the settings, of the rules that a run was started with
 
 
 def note_once(session: Session, kind: str, body: Mapping[str, Any]) -> None:
-    """Record something unless it is what was recorded last."""
-    # A run that is restarted every night would add the same settings every night.
+    """Record an event unless the last one of its kind is the same."""
     if session.journal.events(kind)[-1:] != [body]:
         session.note(kind, body)
 
 
 def started_with(journal: Path, rules: Rules | None) -> bool:
-    """Whether the last start of a run was given these rules too; those in force since may be an operator's."""
+    """Whether the last start of a run had the same rules; an operator may have changed them since."""
     with closing(read_journal(journal)) as record:
         before = record.events(SETTINGS)[-1:]
     return bool(before) and rules is not None and before[0].get(RULES) == rules.to_dict()
 
 
 def check_seed(session: Session, seed: int) -> None:
-    """Refuse to continue a journal with another seed; the session is closed then."""
+    """Close the session and raise an error if it has another seed."""
     if session.seed != seed:
         session.close()
         raise InputError(
@@ -45,22 +44,21 @@ def check_seed(session: Session, seed: int) -> None:
 
 
 def is_finished(session: Session, rounds: int) -> bool:
-    """Whether nothing is left to do: enough rounds, or the selector declared the run finished."""
+    """Whether the run is complete: it has enough rounds, or the selector has ended it."""
     last = session.journal.cohorts()[-1:]
     stopped = bool(last) and last[0].stop is not None
-    # Without rounds, clients are at work to the end; what they bring belongs to models that nobody wants.
+    # Without rounds, clients are at work until the end, and their last answers are not needed.
     unfinished = bool(session.pending) and not session.asynchronous
     return not unfinished and (session.round >= rounds or stopped)
 
 
 def checkpoint_to_load(session: Session, store: CheckpointFiles) -> str | None:
-    """Return the name of the checkpoint a session continues with; None before its first round."""
+    """Return the name of the checkpoint that a session continues from, or None before its first round."""
     if session.host_state is not None:
         return str(session.host_state[CHECKPOINT])
     if session.journal.last()[1] < 0:
         return None
-    # The first cohort was chosen and not finished: the model it began with is the one from before the first round.
-    first = store.name(0)
+    first = store.name(0)  # the first cohort was chosen but not finished
     if not store.exists(first):
         raise InputError(
             f"The journal {session.journal.path} has rounds, but {store.folder} has no checkpoint to continue from.",
@@ -70,14 +68,14 @@ def checkpoint_to_load(session: Session, store: CheckpointFiles) -> str | None:
 
 
 def record_end(session: Session, state: str, reason: str = "") -> None:
-    """Put the end of a run on record; a later ticket than the one named here means that it was started again."""
+    """Record the end of a run; if the journal has a later ticket, the run was started again."""
     body = {"state": state, "rounds": session.round, "ticket": session.journal.last()[1], "reason": reason}
     note_once(session, ENDED, body)
     session.commit()
 
 
 def record_failure(session: Session | None, reason: str) -> None:
-    """Put on record that a run ended with an error, as far as the journal lets it."""
+    """Record that a run ended with an error, if the journal can still be written."""
     if session is not None:
         with contextlib.suppress(FedcohortError):
             record_end(session, "failed", reason)

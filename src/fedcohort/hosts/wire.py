@@ -1,6 +1,7 @@
-"""What travels between server and client beside the model, whatever carries it: plain tables with plain values.
+"""What server and client exchange in addition to the model, on any host: plain tables with plain values.
 
-A host puts them where its own machinery leaves them alone: Flower's in one ConfigRecord, FLARE's in a model's ``meta``.
+A host puts them where its framework leaves them alone: in one ConfigRecord with Flower, in a model's ``meta`` with
+FLARE.
 """
 
 from __future__ import annotations
@@ -14,61 +15,59 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, FloatArray
-from fedcohort.core.protocol import Losses, Trial
 from fedcohort.core.signals import (
     REPORT_SIGNALS,
     SIGNALS,
     TABLE_SIGNALS,
+    UNAIDED_SIGNALS,
     Party,
     Signal,
     VectorOf,
-    losses_of,
-    same_of_received,
     vectors_of,
 )
 
 VERSION = 1  # a client of another version is refused before it trains
-RECORD = "fedcohort"  # the name of our record beside the model
-# For the client's own training:
-WORK = "fedcohort.work"  # local work as a multiple of the default; absent where the cohort says nothing
-SEED = "fedcohort.seed"  # of local training: the run's seed, another one in a trial that is thrown away
+RECORD = "fedcohort"  # the name of our record next to the model
+# For the client's local training:
+WORK = "fedcohort.work"  # a multiple of the default amount; absent if the cohort does not set it
+SEED = "fedcohort.seed"  # the run's seed, or another one in a trial
 COMMITMENT = "commitment"  # the newest link of the server's chained journal
-CONFIRMATION = "labels-confirmed"  # a key holder's signed word for what it opened of this client's labels
+CONFIRMATION = "labels-confirmed"  # the key holder's signed statement of what it opened of this client's labels
 _GRADIENT = "gradient"
 _SECONDS = "train-seconds"
-_LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53  # beyond 2**53 doubles skip whole numbers
-_ATTRIBUTE, _MOST_ATTRIBUTES = "attribute:", 100  # each in an entry of its own: Flower's records hold no tables
+_LONGEST_NAME, _MOST_CLASSES, _LARGEST_COUNT = 200, 10_000, 1 << 53  # beyond 2**53, doubles skip whole numbers
+_ATTRIBUTE, _MOST_ATTRIBUTES = "attribute:", 100  # a prefix, because Flower's records cannot hold tables
 _COUNT = f"a whole number from 0 to {_LARGEST_COUNT}"
 _TEXT = f"printable text of at most {_LONGEST_NAME} characters"
-_FEW = 0.2  # a share of clients that does not decide how many classes there are
+_FEW = 0.2  # the largest share of clients that may be wrong about the number of classes
 Attribute = str | float | int | bool
-_LARGEST = 1e30  # up to here every selector is tested to keep its state finite
+_LARGEST = 1e30  # every selector is tested to keep its state finite up to here
 
-# What clients measure and send as numbers; whatever else one claims to know is not looked at.
+# What clients measure and send as numbers; everything else they send is ignored.
 REPORTABLE = {s.value: s for s in REPORT_SIGNALS if s.by is Party.CLIENT and not isinstance(s.how, VectorOf)}
 GRADIENT_SIGNALS = frozenset(vectors_of(REPORT_SIGNALS, "gradient"))
-"""What the server takes from gradients, which clients send for it."""
-Value = float | FloatArray  # of a signal that is a number; of one that is a vector, (V,)
+"""What the server computes from the gradients that clients send."""
+Value = float | FloatArray  # a number, or (V,) if the signal is a vector
 
 
 def normal_form(name: str) -> str:
-    """Return a name in Unicode's composed form: what reads the same is the same client."""
+    """Return a name in Unicode's composed form, so that equal names compare equal."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def usable_name(name: str) -> str:
-    """Return the name a client chose for itself, composed; an empty one stands for none.
+    """Return the name that a client chose for itself, composed; an empty name means none.
 
-    It has at most 200 printable characters and no space at either end. The names a host gives its clients in a
+    It has at most 200 printable characters and no space at either end. The names that a host gives its clients in a
     :class:`~fedcohort.core.clients.ClientTable` may be any text.
     """
-    found = normal_form(name)
-    if len(found) > _LONGEST_NAME or not found.isprintable() or found != found.strip():
+    composed = normal_form(name)
+    if len(composed) > _LONGEST_NAME or not composed.isprintable() or composed != composed.strip():
         raise ValueError(
             f"'name' must be printable, without a space at either end, and have at most {_LONGEST_NAME} characters. "
             f"Got {name[: _LONGEST_NAME + 1]!r}"
         )
-    return found
+    return composed
 
 
 @dataclass(frozen=True)
@@ -78,17 +77,17 @@ class Description:
     Parameters
     ----------
     name : str
-        Stable over restarts; empty when the client has none. See :func:`usable_name`.
+        The same after a restart; empty if the client has none. See :func:`usable_name`.
     size : int or None
-        Training samples.
+        Number of training samples.
     label_counts : tuple of int or None
         Samples per class.
     sealed_labels : bytes or None
-        Label counts in an encrypted form, which only the key holder can open.
+        Encrypted label counts, which only the key holder can open.
     signals : frozenset of Signal
         What the client can report or answer.
     attributes : mapping of str to str, float, int or bool
-        What it says about itself besides, for an operator's rules: battery, network, region.
+        Anything else that an operator's rules use: battery, network, region.
     """
 
     name: str
@@ -101,8 +100,22 @@ class Description:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", usable_name(self.name))
 
+    def known_signals(self, sealed: bool = False) -> frozenset[Signal]:
+        """Return what is known about the client.
+
+        With ``sealed``, only sealed label counts count, because plain ones cannot be compared with them.
+        """
+        known = set(UNAIDED_SIGNALS | self.signals)
+        if self.size is not None:
+            known.add(Signal.SIZES)
+        if sealed and self.sealed_labels is not None:
+            known.add(Signal.LABEL_PRODUCTS)
+        if not sealed and self.label_counts is not None:
+            known |= {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}
+        return frozenset(known)
+
     def to_record(self) -> dict[str, Any]:
-        """Return the description as the record that travels."""
+        """Return the description as a record to send."""
         signals = sorted(s.value for s in self.signals)
         record: dict[str, Any] = {"version": VERSION, "name": self.name, "signals": signals}
         if self.size is not None:
@@ -134,38 +147,38 @@ class Description:
             size=size,
             label_counts=_label_counts(record.get("label-counts")),
             sealed_labels=sealed,
-            # Facts of the table are known by what was sent of them, not by a claim to have them.
-            signals=_known_signals(signals) - TABLE_SIGNALS,
+            # Facts for the table count only if they were sent, not if a client claims to have them.
+            signals=_signals_named(signals) - TABLE_SIGNALS,
             attributes=_attributes(record),
         )
 
 
-def most_classes(named: Iterable[int]) -> int | None:
-    """Return how many classes there are, by how many each client names: no single client decides it.
+def most_classes(counts: Iterable[int]) -> int | None:
+    """Return the number of classes in the federation, given how many each client names; None if no client names any.
 
-    As many as at least two clients, and more than a fifth of all, name; a client that names fewer holds none of the
-    others. None where nobody names any.
+    It is the largest number that at least two clients, and more than a fifth of all, reach, so no single client decides
+    it. A client that names fewer classes has no samples of the others.
 
     >>> most_classes([10, 10, 10, 10_000])
     10
     """
-    ordered = sorted(named, reverse=True)
+    ordered = sorted(counts, reverse=True)
     return ordered[min(max(1, int(_FEW * len(ordered))), len(ordered) - 1)] if ordered else None
 
 
-def _known_signals(names: Iterable[object]) -> frozenset[Signal]:
-    """Return the library's signals among names; those of a later version are skipped."""
+def _signals_named(names: Iterable[object]) -> frozenset[Signal]:
+    """Return the signals with these names; names from a later version are skipped."""
     known = {s.value: s for s in SIGNALS}
     return frozenset(known[name] for name in names if isinstance(name, str) and name in known)
 
 
 def _label_counts(counts: object) -> tuple[int, ...] | None:
-    """Return the samples per class of a description; a client that sends a million classes would fill the memory."""
+    """Return the samples per class of a description; their number is limited, because it takes memory."""
     if counts is None:
         return None
     if not isinstance(counts, list) or len(counts) > _MOST_CLASSES:
-        given = f"{len(counts)} classes" if isinstance(counts, list) else _brief(counts)
-        raise ValueError(f"'label-counts' must be a list of at most {_MOST_CLASSES} classes. Got {given}")
+        value = f"{len(counts)} classes" if isinstance(counts, list) else _brief(counts)
+        raise ValueError(f"'label-counts' must be a list of at most {_MOST_CLASSES} classes. Got {value}")
     wrong = next((count for count in counts if not _is_count(count)), None)
     if wrong is not None:
         raise ValueError(f"'label-counts' must be {_COUNT} each. Got {_brief(wrong)}")
@@ -173,11 +186,11 @@ def _label_counts(counts: object) -> tuple[int, ...] | None:
 
 
 def _attributes(record: Mapping[str, object]) -> dict[str, Attribute]:
-    """Return the attributes of a description; a number that is NaN is not known."""
+    """Return the attributes of a description; NaN counts as not given."""
     names = [key for key in record if isinstance(key, str) and key.startswith(_ATTRIBUTE)]
     if len(names) > _MOST_ATTRIBUTES:
         raise ValueError(f"there may be at most {_MOST_ATTRIBUTES} attributes. Got {len(names)} attributes")
-    found: dict[str, Attribute] = {}
+    attributes: dict[str, Attribute] = {}
     for key in names:
         name, value = key[len(_ATTRIBUTE) :], record[key]
         if not name or not _is_text(name):
@@ -189,8 +202,8 @@ def _attributes(record: Mapping[str, object]) -> dict[str, Attribute]:
                 f"the attribute {name!r} must be {_TEXT}, or a number from {-_LARGEST:g} to {_LARGEST:g}. "
                 f"Got {_brief(value)}"
             )
-        found[name] = cast(Attribute, value)
-    return found
+        attributes[name] = cast(Attribute, value)
+    return attributes
 
 
 def _is_text(value: str) -> bool:
@@ -202,21 +215,21 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def _brief(value: object) -> str:
-    """Return a value as a message shows it: its length in the place of a long text."""
+    """Return a value for an error message; for a long one, only its length."""
     if isinstance(value, (str, bytes, list)) and len(value) > 40:
         return f"{'entries' if isinstance(value, list) else 'a string'} of {len(value)} characters"
     return repr(value)[:60]
 
 
 def plain(values: Any) -> AnyArray:
-    """Return numbers as a NumPy array: a tensor leaves its graph and its GPU."""
+    """Return numbers or a torch tensor as a NumPy array."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     return np.asarray(values)
 
 
 def question(signals: Iterable[Signal], commitment: str | None = None) -> dict[str, Any]:
-    """Return the record that asks a client for ``signals`` and tells it what the server is committed to."""
+    """Return the record that asks a client for ``signals`` and tells it the server's commitment."""
     record: dict[str, Any] = {"version": VERSION, "signals": sorted(s.value for s in signals)}
     if commitment is not None:
         record[COMMITMENT] = commitment
@@ -224,9 +237,9 @@ def question(signals: Iterable[Signal], commitment: str | None = None) -> dict[s
 
 
 def asked_signals(record: Mapping[str, object]) -> frozenset[Signal]:
-    """Return the signals a record asks for; names of a later version are skipped."""
+    """Return the signals that a record asks for; names from a later version are skipped."""
     names = record.get("signals")
-    return _known_signals(names) if isinstance(names, list) else frozenset()
+    return _signals_named(names) if isinstance(names, list) else frozenset()
 
 
 def report(
@@ -235,7 +248,7 @@ def report(
     seconds: float | None = None,
     gradient: FloatArray | None = None,
 ) -> dict[str, Any]:
-    """Return a client's numbers as the record that travels, a vector as a list; the gradient goes as float32 bytes."""
+    """Return a client's numbers as a record to send, with vectors as lists and the gradient as float32 bytes."""
     record: dict[str, Any] = {"version": VERSION, "name": name}
     for signal in sorted(values):
         value = values[signal]
@@ -243,30 +256,30 @@ def report(
     if seconds is not None:
         record[_SECONDS] = float(seconds)
     if gradient is not None:
-        # Half the bytes of doubles; a direction and a length are all that is taken from it.
+        # Half the bytes of doubles, and precise enough for a direction and a length.
         record[_GRADIENT] = np.ascontiguousarray(gradient, np.float32).tobytes()
     return record
 
 
 def read_report(record: Mapping[str, object] | None) -> dict[Signal, Value]:
-    """Return the usable numbers of a client's report, by signal: (V,) arrays of signals that are vectors.
+    """Return the usable numbers of a client's report, by signal; a vector is a (V,) array.
 
-    NaN and what is beyond all that selectors are tested with counts as not reported.
+    NaN, and numbers larger than selectors are tested with, count as not reported.
     """
-    found: dict[Signal, Value] = {}
+    values: dict[Signal, Value] = {}
     if record is None:
-        return found
+        return values
     for key, value in record.items():
         signal = REPORTABLE.get(key)
         if signal is None:
             continue
         if signal.width is None:
             if _is_number(value):
-                found[signal] = value if type(value) is float else float(value)
-        # Whether all clients have as many classes is seen when their reports are put together.
+                values[signal] = value if type(value) is float else float(value)
+        # Whether all clients have the same number of classes is checked later, for all reports together.
         elif isinstance(value, list) and signal.width in ("classes", len(value)) and all(map(_is_number, value)):
-            found[signal] = np.array(value, np.float64)
-    return found
+            values[signal] = np.array(value, np.float64)
+    return values
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -279,16 +292,3 @@ def read_gradient(record: Mapping[str, object] | None) -> FloatArray | None:
     if not isinstance(data, bytes) or len(data) % 4:
         return None
     return np.frombuffer(data, np.float32).astype(np.float64)
-
-
-def supplied_signals(losses: frozenset[Signal] | None, gradient: bool) -> frozenset[Signal]:
-    """Return every signal a client can report or be asked for that computes these losses (None: none) and gradients."""
-    found: set[Signal] = set()
-    if losses is not None:
-        found |= {*losses, Losses.needs}
-        found |= {s for s in losses_of(REPORT_SIGNALS, "own") if same_of_received(s) in losses}
-        if Trial.measured in losses:
-            found.add(Trial.needs)
-    if gradient:
-        found |= GRADIENT_SIGNALS
-    return frozenset(found)

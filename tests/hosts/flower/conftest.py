@@ -59,14 +59,14 @@ class _Sent:
 
 
 class FakeGrid(Grid):
-    """Nodes that can be added, cut off and replaced while a run goes on; a SIGKILLed one stays listed for a while."""
+    """Nodes that can be added, cut off and replaced during a run; one killed with SIGKILL stays listed for a while."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.nodes: dict[int, Node] = {}
-        self.dead: set[int] = set()  # listed as online, but nobody is there any more
+        self.dead: set[int] = set()  # listed as online, but not running
         self.log: list[Message] = []
-        self.replies: list[Message] = []  # of the clients, as they were pulled
+        self.replies: list[Message] = []  # from clients, in the order in which they were pulled
         self.run_config: dict[str, Any] = {}
         self.hooks: list[Callable[[Message], None]] = []
         self._sent: dict[str, _Sent] = {}

@@ -118,7 +118,7 @@ class Service:
 
     def kill(self) -> None:
         """End the command and everything it started, at once, as a power cut would."""
-        # The tree is read first: once the parent is gone its children belong to nobody.
+        # First, because the children cannot be found once their parent is gone.
         _kill(list(descendants(self.process.pid)))
         self.process.wait(10)
         self._stream.close()
@@ -304,7 +304,7 @@ class Loopback:
         _kill(found)
         for run in self._runs:
             if run.alive:
-                run.kill()  # its stream would go on waiting for a log that nobody writes
+                run.kill()  # its stream would keep waiting for the log
         return bool(found)
 
     def cli(self, *arguments: str, timeout: float = 900) -> str:
@@ -341,7 +341,7 @@ class Loopback:
         *,
         timeout: float = 300,
     ) -> FinishedRun:
-        """Submit ``app`` and wait until its ServerApp has finished; so many seconds of silence are an error."""
+        """Submit ``app`` and wait until its ServerApp has finished; a long silence is an error."""
         return self.wait(self.start_run(app, config), timeout)
 
     def wait(self, run: Service, timeout: float) -> FinishedRun:
@@ -350,7 +350,7 @@ class Loopback:
         return FinishedRun(run.process.wait(), run.log_file.read_text(errors="replace"))
 
     def watch(self, run: Service, until: Callable[[], bool], timeout: float) -> None:
-        """Wait until ``until()`` holds, for as long as the run has something to say: a busy machine takes its time.
+        """Wait until ``until()`` holds, as long as the run keeps logging, because a busy machine may be slow.
 
         ``timeout`` seconds without a new line in its log, or the end of the run before that, are an error.
         """

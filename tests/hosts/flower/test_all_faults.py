@@ -40,7 +40,7 @@ ROUNDS = 12
 
 
 class PowerCutError(Exception):
-    """The server is gone."""
+    """The server was killed."""
 
 
 class Halving(FedAvg):
@@ -63,7 +63,7 @@ class Breaking(Uniform):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asking(PowerOfChoice):
-    """A shadow that would ask for losses nobody asks for."""
+    """A shadow that needs losses, which nobody requests."""
 
     def query(self, state: Any, slate: Any, rng: Any) -> Any:
         asked = super().query(state, slate, rng)
@@ -102,7 +102,7 @@ HOSTILE: list[Callable[[], Array]] = [
 
 
 class Hostile:
-    """Sends another reply of those that once ended runs, each time somebody trains with it."""
+    """Sends a different one of the replies that once ended runs, each time it trains."""
 
     def __init__(self, kit: Any) -> None:
         self.kit = kit
@@ -213,7 +213,7 @@ def test_everything_goes_wrong_and_the_run_completes(kit: Any, tmp_path: Path, c
     fleet.grid.hooks.append(cut_in_training)
     with pytest.raises(PowerCutError):
         start(fleet, accuracy)
-    with Session.open(journal, shadows=shadowing) as session:  # the operator gives up what is pending
+    with Session.open(journal, shadows=shadowing) as session:  # the operator abandons pending cohorts
         (stuck,) = session.pending
         assert stuck.round == 7
         session.abandon(stuck.ticket, "by the operator")

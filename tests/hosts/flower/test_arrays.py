@@ -1,4 +1,4 @@
-"""Whatever a model holds comes back as it was: through a checkpoint, over the wire, past the checks of a reply."""
+"""A model's arrays stay the same through a checkpoint, over the wire, and in the checks of a reply."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_model_comes_back_from_a_checkpoint_as_it_was(values: list[Any]) -> No
     for key, array in record.items():
         same(found[key].numpy(), array.numpy())
         assert (found[key].dtype, found[key].shape, found[key].stype) == (array.dtype, array.shape, array.stype)
-    # Whoever trained what was sent before the restart has a sound reply after it, and the other way round.
+    # A model that was sent before a restart gives a sound reply after it, and the other way round.
     for sent, answer in ((record, found), (found, record)):
         (checked,) = Checker(sent, "num-examples", ()).check_all([reply(answer)])
         assert (checked.status, checked.reason) == (Status.OK, "")
@@ -165,7 +165,7 @@ def norm_model(value: float = 0.0) -> ArrayRecord:
 
 
 def norm_step(message: Any, context: Any) -> RecordDict:
-    """Train as a torch app does: load what came, take steps, send the state."""
+    """Train like a torch app: load the received model, take steps, send the state."""
     number = int(context.node_config["partition-id"])
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())

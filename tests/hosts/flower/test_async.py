@@ -70,7 +70,7 @@ class PowerCut(BaseException):
 
 
 def quiet(*_: Any) -> None:
-    """Stands in for what a killed process does not do."""
+    """Stands for the end of a killed process."""
 
 
 def asynchronous(fleet: Fleet, *arguments: Any, **settings: Any) -> AsyncCohortStrategy:
@@ -94,7 +94,7 @@ def arrivals(journal: Path) -> list[tuple[int, Status]]:
 
 
 class ScriptedGrid(FakeGrid):
-    """A grid whose clients answer in an order of tickets that is given, some of them with an error."""
+    """A grid whose clients answer in a given order of tickets, some of them with an error."""
 
     def __init__(self, clock: Clock, script: Iterable[tuple[int, Status]]) -> None:
         super().__init__(clock)
@@ -313,9 +313,9 @@ def test_robust_strategies_see_updates_on_top_of_the_newest_model() -> None:
 
 
 def test_a_kill_anywhere_changes_no_dispatch_and_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut off again and again, before and after each message, file and commit; with nodes that come back as others."""
+    """Interrupted before and after each message, file and commit, with nodes that come back under other ids."""
     models, count = 24, 9
-    left = [10**9]  # steps until the power goes
+    left = [10**9]  # steps until the power cut
 
     def step_on() -> None:
         left[0] -= 1
@@ -448,7 +448,7 @@ def broken(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["raises", "nan", "shape", "weight"])
 @pytest.mark.parametrize("busy", [1, 4])
 def test_a_bad_client_frees_its_place(kind: str, busy: int, tmp_path: Path) -> None:
-    """Also one that is liked best: the largest loss, and nobody else at work."""
+    """Even one with the largest loss, while nobody else is at work."""
     fleet = numbered(5, Fleet())
     answers = Answers(facts=ANSWERS.facts, losses=lambda *_: {"loss": 1e6}, signals=ANSWERS.signals)
     fleet.grid.add(fleet.node(5, cohort_client(client_app(broken(kind)), answers), latency=0.1))

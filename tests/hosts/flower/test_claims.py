@@ -1,4 +1,4 @@
-"""What a client says about its data binds that client only: a bad claim is named, and the run goes on."""
+"""A client's false claim about its data affects only this client: it is reported, and the run continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Change = Callable[[ConfigRecord], None]
 
 
 def claiming(kit: Any, change: Change) -> Any:
-    """A ClientApp whose description of itself is changed before it leaves."""
+    """A ClientApp whose description is changed before it is sent."""
     honest = cohort_client(kit.client_app(), kit.ANSWERS)
 
     def app(message: Message, context: Any) -> Message:
@@ -65,7 +65,7 @@ def attributes(count: int, value: Any = 1) -> Change:
     return change
 
 
-# The claim, and what is said about it.
+# The claim, and the message about it.
 CLAIMS: dict[str, tuple[Change, str]] = {
     "label products that are not there": (no_counts_but_the_claim, "cannot supply 'label-(products|counts)'"),
     "sizes that are not there": (no_size_but_the_claim, "cannot supply 'sizes'"),
@@ -93,7 +93,7 @@ CLAIMS: dict[str, tuple[Change, str]] = {
 }
 
 
-# `balanced` goes without facts that not everybody tells, and `astraea` needs no sizes.
+# `balanced` does without facts that some clients do not supply, and `astraea` needs no sizes.
 WITHOUT = {
     ("label products that are not there", "balanced"),
     ("sizes that are not there", "balanced"),
@@ -167,7 +167,7 @@ def test_how_many_classes_there_are_is_not_said_by_one_client(
 
 
 def test_the_number_of_classes_lasts(kit: Any, tmp_path: Path, caplog: Any) -> None:
-    """A restart, and whoever joins or describes itself anew, finds the number the federation began with."""
+    """The number of classes stays the same after a restart, for new clients and for new descriptions."""
 
     def run(rounds: int, change: Change | None, **more: Any) -> None:
         fleet = kit.Fleet()
@@ -234,7 +234,7 @@ def test_hundreds_of_thousands_of_attributes_are_refused_in_a_moment(empty_fleet
 
 
 def test_plain_counts_do_not_pass_for_sealed_ones(fleet: Any, kit: Any, tmp_path: Path, caplog: Any) -> None:
-    """One client without encryption among others with it takes no part; it does not spoil the opening."""
+    """A client that does not encrypt its labels takes no part, and the labels of the others are still opened."""
     rotation = SecretRotation(b"thirty-two bytes that are shared", 2)
 
     def sealed(context: Any) -> Facts:

@@ -1,4 +1,4 @@
-"""The client side: what it answers, and that it changes nothing for servers that do not ask."""
+"""The client's side: its answers, and that nothing changes for servers that do not ask."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.signals import Signal
 from fedcohort.hosts import wire
 from fedcohort.hosts.flower.client import Answers, Facts, client_name, cohort_client, torch_answers
-from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES, ask_record, report_record
-from fedcohort.hosts.wire import RECORD, Description, read_gradient, read_report
+from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES
+from fedcohort.hosts.wire import RECORD, Description, question, read_gradient, read_report, report
 from fedcohort.training.local import LocalTraining
 
 
@@ -30,7 +30,7 @@ def _identity(empty_fleet: Any) -> None:
 
 
 def ask(kind: str, *signals: Signal, arrays: ArrayRecord | None = None) -> Message:
-    content = RecordDict({RECORD: ask_record(signals)})
+    content = RecordDict({RECORD: ConfigRecord(question(signals))})
     if arrays is not None:
         content["arrays"] = arrays
         content["config"] = ConfigRecord({"server-round": 1})
@@ -165,7 +165,7 @@ def test_torch_answers() -> None:
 
 
 def test_legacy_client_functions_are_left_alone(kit: Any) -> None:
-    """An app built on client_fn cannot answer; the roster takes it for a client without fedcohort."""
+    """An app built on client_fn cannot answer; for the roster, it is a client without fedcohort."""
     from flwr.client import NumPyClient
 
     class Legacy(NumPyClient):
@@ -180,12 +180,12 @@ def test_legacy_client_functions_are_left_alone(kit: Any) -> None:
 
 
 def test_vectors_travel_as_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No client measures a vector yet; one that did would be read like this."""
+    """No client measures a vector yet; this is how one would be read."""
     sketch, bias = Signal.UPDATE_SKETCH, Signal.OUTPUT_BIAS_UPDATE
     row = np.arange(64) / 3
-    record = report_record("a", {sketch: row, bias: np.array([1.0, 2.0]), Signal.LOSS: 0.5})
+    record = ConfigRecord(report("a", {sketch: row, bias: np.array([1.0, 2.0]), Signal.LOSS: 0.5}))
     assert record["update-sketch"] == row.tolist() and record["loss"] == 0.5
-    assert read_report(record) == {Signal.LOSS: 0.5}  # what the server measures, a client cannot claim
+    assert read_report(record) == {Signal.LOSS: 0.5}  # a client cannot report what the server measures
     monkeypatch.setitem(wire.REPORTABLE, "update-sketch", sketch)
     monkeypatch.setitem(wire.REPORTABLE, "output-bias-update", bias)
     found = read_report(record)

@@ -1,4 +1,4 @@
-"""Names: what one may be, and whoever is registered keeps its own."""
+"""Which names are allowed, and that registered names cannot be taken by others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedcohort.hosts.wire import Description
 from fedcohort.journal import read_journal
 from fedcohort.session.explain import history
 
-# isdigit() says yes to all of these, and int() takes none of them.
+# isdigit() is true for all of these, but int() accepts none.
 DIGITS = [c for c in map(chr, range(sys.maxunicode + 1)) if c.isdigit() and not c.isdecimal()]
 
 

@@ -1,4 +1,4 @@
-"""What clients of a live run can hold against its journal, and clients that the journal was made to forget."""
+"""What clients of a live run can compare with its journal, and clients that were removed from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One node has one name for as long as it is connected, and rules bind the node behind it."""
+"""A node has one name as long as it is connected, so it cannot escape rules by renaming itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedcohort.session.rules import Rules
 
 
 def renaming(fleet: Any, node: int) -> None:
-    """Let a node give itself another name whenever it is asked who it is."""
+    """Let a node give itself another name whenever it is asked."""
     fresh = (f"alias-{i}" for i in itertools.count())
 
     def rename(message: Message) -> None:
@@ -131,7 +131,7 @@ def test_registered_nodes_only_and_nobody_is(fleet: Any, kit: Any) -> None:
 
 
 def test_a_proof_says_whose_names_were_bound_to_a_key(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
-    """A name counts as registered from when it was: what somebody did under it before proves nothing."""
+    """A name counts as registered only from its registration on; earlier participation under it proves nothing."""
     grid = empty_fleet.grid
     grid.add(empty_fleet.node(0, registered="clinic-0"), node_id=10)
     grid.add(empty_fleet.node(1), node_id=11)
@@ -150,7 +150,7 @@ def test_a_proof_says_whose_names_were_bound_to_a_key(empty_fleet: Any, kit: Any
 
 @pytest.mark.parametrize("named", [{"blocked": ("cafe\u0301",)}, {"paused": {"cafe\u0301": 9}}])
 def test_rules_name_a_client_in_either_form_of_unicode(named: dict[str, Any], fleet: Any, kit: Any) -> None:
-    """What reads the same is the same client, for whoever is to be blocked too."""
+    """Names that look the same are the same client, also in the rules."""
     node = fleet.grid.node_of("client-3")
     fleet.grid.nodes[node].config["client-name"] = "caf\u00e9"
     rules = Rules(**named)

@@ -1,4 +1,4 @@
-"""What an operator orders while a run goes on: taken once, before the next round, and recorded."""
+"""An operator's orders during a run are carried out once, before the next round, and recorded."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_client_is_blocked_pinned_and_paused_while_a_run_goes_on(fleet: Any, k
 
 
 def test_a_file_of_rules_is_reloaded_while_the_run_waits(fleet: Any, kit: Any, tmp_path: Path) -> None:
-    """Rules that admit nobody do not end the night: others are taken over at once, attributes included."""
+    """A run whose rules admit nobody waits for an order, whose rules apply at once, with attributes."""
     path, file = tmp_path / "run.sqlite", tmp_path / "rules.toml"
     facts = lambda context: Facts(size=1, attributes={"battery": 20 * int(context.node_config["partition-id"])})  # noqa: E731
     for node in fleet.grid.nodes.values():
@@ -181,7 +181,7 @@ def test_rules_that_cannot_be_kept_are_refused_before_and_when_they_are_taken(
 
 
 def test_orders_outlast_a_restart_of_the_app_with_its_own_rules(kit: Any, tmp_path: Path, caplog: Any) -> None:
-    """What was blocked at night stays blocked when the app comes back with the rules in its code; new code wins."""
+    """An order survives a restart with the same rules in the app's code; changed rules in the code replace it."""
     path = tmp_path / "run.sqlite"
 
     def run(rounds: int, rules: Rules, order: tuple[str, ...] = ()) -> Any:
@@ -252,7 +252,7 @@ def test_nobody_else_is_obeyed(tmp_path: Path, caplog: Any) -> None:
         (folder / "1").write_text(body)
         for _ in range(3):
             assert orders.take(session) == []
-        assert caplog.text.count("can write to it") == 1  # a host looks all the time
+        assert caplog.text.count("can write to it") == 1  # although a host checks all the time
         with pytest.raises(FedcohortError, match="only the journal's owner"):
             orders.give(path, Order(block=["anna"]))
         folder.chmod(0o700)

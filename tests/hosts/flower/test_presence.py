@@ -1,4 +1,4 @@
-"""Whether a live run lives, what it waits for and who is away, seen from another process whatever becomes of it."""
+"""Another process can see whether a live run is alive, what it waits for and who is offline, however it ends."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) ->
 
 
 def test_a_server_that_is_killed_is_seen_to_be(tmp_path: Path) -> None:
-    """SIGKILL, in the middle of a round: nobody is left to say so, but the lock is free."""
+    """After SIGKILL in the middle of a round, only the free lock shows that the run has ended."""
     path = tmp_path / "run.sqlite"
     script = SERVER.format(tests=str(Path(__file__).parent))
     with subprocess.Popen([sys.executable, "-c", script, str(path)], env={**os.environ, "OMP_NUM_THREADS": "1"}) as run:
@@ -183,7 +183,7 @@ def test_what_a_run_waits_for_is_seen_from_outside(fleet: Any, kit: Any, tmp_pat
 
 
 def test_a_run_that_has_no_journal_yet_is_seen(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:
-    """Whoever starts a federation sees at once that it waits, and why it gave up."""
+    """The status shows at once that a new federation waits, and later why it gave up."""
     fleet, path = empty_fleet, tmp_path / "new" / "run.sqlite"
     fleet.fill(1)
     seen: list[dict[str, Any]] = []
@@ -203,7 +203,7 @@ def test_a_run_that_has_no_journal_yet_is_seen(empty_fleet: Any, kit: Any, tmp_p
 
 
 def test_a_failed_run_that_was_started_again_runs(fleet: Any, kit: Any, tmp_path: Path) -> None:
-    """What the journal says about its end is about an earlier start."""
+    """The end in the journal belongs to an earlier start."""
     path = tmp_path / "run.sqlite"
 
     def broken(message: Any, context: Any) -> Any:
@@ -225,7 +225,7 @@ def test_a_failed_run_that_was_started_again_runs(fleet: Any, kit: Any, tmp_path
 
 
 def test_looking_never_keeps_a_session_from_its_journal(tmp_path: Path) -> None:
-    """To look, the lock is shared for a moment; a session that wants it just then gets it all the same."""
+    """A reader shares the lock for a moment, but a session that needs it at that time still gets it."""
     path = tmp_path / "run.sqlite"
     Session(Uniform(), ClientTable(names=["anna", "ben"]), journal=path).close()
     with Path(f"{path}.lock").open() as looking:
@@ -237,7 +237,7 @@ def test_looking_never_keeps_a_session_from_its_journal(tmp_path: Path) -> None:
 
 
 def test_what_lies_beside_a_journal_may_be_anything(tmp_path: Path) -> None:
-    """A live file that is damaged, a link or a directory is not believed and not written through."""
+    """A status file that is damaged, a link or a directory is ignored and never written through."""
     path, live = tmp_path / "run.sqlite", tmp_path / "run.sqlite.live"
     with Session(Uniform(), ClientTable(names=["anna", "ben"]), journal=path):
         for text in ("", "{", "[]", "null", '{"state": "running"}', "[" * 100_000, '{"offline": 3}'):

@@ -1,4 +1,4 @@
-"""Under Flower's differential privacy a cohort is what the mechanism was told, or nothing is released."""
+"""Under Flower's differential privacy, a cohort has the size that the noise is made for, or nothing is released."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def base() -> FedAvg:
 
 
 class Around(FedAvg):
-    """A strategy of an app's own that holds another under a name of its own."""
+    """An app's strategy that wraps another in its own attribute."""
 
     def __init__(self, held: Any) -> None:
         super().__init__(fraction_evaluate=0.0)
@@ -83,7 +83,7 @@ every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
 
 
 def equal(kit: Any, fails: Any = lambda number: False) -> Any:
-    """Trains as all others do, with the weight of all others."""
+    """Trains like all others, with the same weight."""
 
     def train(message: Any, context: Any) -> RecordDict:
         if fails(int(context.node_config["partition-id"])):
@@ -135,7 +135,7 @@ def test_rules_that_leave_too_few_end_the_run_and_nothing_is_released(
 def test_a_client_that_never_answers_is_left_out_and_nothing_is_released_without_it(
     empty_fleet: Any, kit: Any, wrapper: str, tmp_path: Path
 ) -> None:
-    """Its silence is no error that a wrapper could see; without an accountant three models passed for four."""
+    """A wrapper does not see a missing reply; without an accountant, three models would pass for four."""
     fill(empty_fleet, kit, wrapper, count=5)
     silent = empty_fleet.grid.node_of("client-2")
     empty_fleet.grid.nodes[silent].latency = 1e9

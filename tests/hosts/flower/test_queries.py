@@ -1,4 +1,4 @@
-"""Questions to clients on an in-process grid: losses before the choice, trials that are thrown away."""
+"""Questions to clients on an in-process grid: losses before the choice, and trials."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_losses_are_asked_before_the_choice(fleet: Any, kit: Any) -> None:
 
 
 def test_silence_on_a_loss_query_is_nan(fleet: Any, kit: Any) -> None:
-    """Client 5 would be picked first, but does not say its loss in time."""
+    """Client 5 would be picked first, but does not report its loss in time."""
     fleet.grid.nodes[fleet.grid.node_of("client-5")].busy_until = 0.4
     strategy = fleet.strategy(PowerOfChoice(d=6), FedAvg(fraction_train=0.34), query_deadline=0.6)
     fleet.grid.hooks.append(
@@ -88,7 +88,7 @@ def test_a_trial_trains_and_averages_and_is_thrown_away(fleet: Any, kit: Any, tm
     moved = (1 * 10 + 2 * 20) / 30  # clients 0 and 1, weighted by their examples
     np.testing.assert_allclose(change[0], np.abs(moved - numbers) - numbers, rtol=1e-6)
     np.testing.assert_allclose(change[1], np.abs(3 - numbers) - numbers, rtol=1e-6)
-    assert inner.m_t is not None and float(inner.m_t["bias"][0]) == pytest.approx(moved)  # the round alone left a trace
+    assert inner.m_t is not None and float(inner.m_t["bias"][0]) == pytest.approx(moved)  # only the round left a trace
 
 
 def test_a_losses_query_names_clients_that_left(fleet: Any, kit: Any) -> None:

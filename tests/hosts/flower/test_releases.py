@@ -1,4 +1,4 @@
-"""What we need of Flower beyond documented calls: a new release that breaks it is named here first."""
+"""Undocumented parts of Flower that we use; these tests show if a new release breaks one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies are judged by what they hold, whatever they say about themselves."""
+"""Replies are judged by their content, whatever their headers claim."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def checked(*replies: GridReply, **settings: Any) -> list[Checked]:
 
 
 def told(dtype: str, shape: tuple[int, ...], array: Any) -> Array:
-    """An array that says of itself what it is not."""
+    """An array with a false description."""
     return Array(dtype, shape, "numpy.ndarray", Array(array).data)
 
 
@@ -150,7 +150,7 @@ def test_views_equal_what_numpy_reads(value: Any) -> None:
 
 @pytest.mark.parametrize("shape", ["(02, 3)", "(2,3)", "(2, 3,)"])
 def test_what_is_spelled_otherwise_is_written_anew(shape: str) -> None:
-    """Headers that we can read and NumPy may not: nobody after the checks has to."""
+    """After the checks, no code needs to read headers that NumPy may not understand."""
     data = Array(SENT["weight"]).data
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': " + shape.encode() + b", }"
     header = header.ljust(117) + b"\n"

@@ -1,4 +1,4 @@
-"""A run that is cut off anywhere and started again ends where an uninterrupted one ends."""
+"""A run that is interrupted anywhere and started again ends like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ POINTS = [
     (Session, "ask", 3, True),
     (Checkpoints, "save", 1, True),  # the first model, before round 1
     (Checkpoints, "save", 4, False),
-    (Checkpoints, "save", 4, True),  # a file nobody names
+    (Checkpoints, "save", 4, True),  # a file that the journal does not name
     (Session, "tell", 3, False),
     (Session, "tell", 3, True),
     (Checkpoints, "prune", 3, False),

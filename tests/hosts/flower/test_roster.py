@@ -1,4 +1,4 @@
-"""Names against node ids."""
+"""Names and node ids."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_newest_node_of_a_name_counts(fleet: Any, caplog: Any) -> None:
         settle(fleet, roster)
     assert roster.online["client-2"].node == new and len(roster.online) == 6
     assert f"node {new} answers to the name 'client-2'" in caplog.text
-    # The old one going offline at last, and staying forgotten, changes nothing.
+    # Nothing changes when the old node finally goes offline.
     fleet.grid.remove(old)
     settle(fleet, roster)
     assert roster.online["client-2"].node == new
@@ -141,7 +141,7 @@ def test_messages_the_superlink_refuses_are_named(fleet: Any, kit: Any) -> None:
         def push_messages(self, messages: Any) -> list[str]:
             for i, message in enumerate(messages):
                 message.metadata.__dict__["_message_id"] = f"m{i}"
-            return ["m0"]  # an in-memory grid leaves out what it does not take
+            return ["m0"]  # an in-memory grid leaves out messages that it refuses
 
     outbox = Outbox(Refusing(), fleet.clock, fleet.clock.sleep)  # type: ignore[arg-type]
     message = [Message(RecordDict(), dst_node_id=i, message_type="query") for i in (1, 2)]

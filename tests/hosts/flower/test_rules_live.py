@@ -48,7 +48,7 @@ def test_rules_hold_on_a_live_federation(fleet: Any, kit: Any, tmp_path: Path) -
 
 
 def test_rules_that_name_nobody_are_noticed(fleet: Any, kit: Any, caplog: Any) -> None:
-    """A name that is mistyped blocks nobody; who is not there yet may come."""
+    """A mistyped name blocks nobody; there is only a warning, because the client may still come."""
     rules = Rules(blocked=("client-1", "klient-2"), pinned=("client-3",), budgets={"client-9": {"rounds": 2}})
     fleet.strategy("uniform", FedAvg(), cohort_size=2, rules=rules).start(fleet.grid, kit.model(), num_rounds=1)
     assert "no client is called 'klient-2', 'client-9' so far, which the rules name" in caplog.text

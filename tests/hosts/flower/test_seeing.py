@@ -1,4 +1,4 @@
-"""What a live run tells people: its log, its failures, the history of a client."""
+"""What people can see of a live run: its log, its failures, the history of a client."""
 
 from __future__ import annotations
 

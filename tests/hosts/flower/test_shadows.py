@@ -1,4 +1,4 @@
-"""Shadow selectors on a live federation: they fail, come and go, and lack their signals; the run goes on."""
+"""Shadows on a live federation fail, come and go, and lack signals, and the run continues."""
 
 from __future__ import annotations
 

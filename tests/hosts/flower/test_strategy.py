@@ -1,4 +1,4 @@
-"""CohortStrategy on an in-process grid: who trains, what is averaged, what is on record."""
+"""CohortStrategy on an in-process grid: who trains, what is averaged, what is recorded."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Empty:
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(Selector[Empty]):
-    """Picks the first clients that are there, with weights and work."""
+    """Picks the first clients that are online, with weights and work."""
 
     weights: Any = None
     work: Any = None
@@ -197,7 +197,7 @@ def test_a_selector_that_needs_more_is_refused_with_a_reason(empty_fleet: Any, k
         empty_fleet.grid.add(empty_fleet.node(number, kit.client_app()), node_id=50 + number)
     with pytest.raises(SignalError, match=r"'loss-query', 'sizes': node-50, node-51"):
         empty_fleet.strategy(PowerOfChoice(), FedAvg(), patience=30.0).start(empty_fleet.grid, kit.model())
-    assert 30 < empty_fleet.clock.now < 60  # others might have come that can
+    assert 30 < empty_fleet.clock.now < 60  # other clients might have come that can
 
 
 def test_one_client_that_cannot_answer_is_left_out(fleet: Any, kit: Any, caplog: Any) -> None:
@@ -371,7 +371,7 @@ def test_nobody_sound_leaves_the_model_alone(fleet: Any, kit: Any, tmp_path: Pat
     assert len(failures(tmp_path / "j")) == 18
     with Session.open(tmp_path / "j") as session:
         assert session.round == 0 and not session.pending
-    for number in range(6):  # the clients are mended, and the run goes on with the model it had
+    for number in range(6):  # the clients are repaired, and the run continues with its model
         fleet.grid.nodes[fleet.grid.node_of(f"client-{number}")].app = fleet.node(number).app
     again = fleet.strategy("all", FedAvg(), journal=tmp_path / "j").start(fleet.grid, kit.model(0), num_rounds=2)
     assert value(again.arrays) == pytest.approx(7 + 2 * 91 / 21) and fleet.names(2)

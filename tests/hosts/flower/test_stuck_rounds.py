@@ -34,7 +34,7 @@ def value(arrays: Any) -> float:
 
 
 def test_a_round_is_abandoned_after_some_tries(kit: Any, tmp_path: Path) -> None:
-    """Two of its clients never come back: three starts are cut off in it, the fourth chooses anew."""
+    """Two of its clients never come back: three starts are interrupted in it, the fourth chooses another cohort."""
 
     class PowerCut(BaseException):
         pass
@@ -85,7 +85,7 @@ def test_an_abandoned_round_is_drawn_anew_and_its_clients_are_free(kit: Any, tmp
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_one_client_that_fails_on_purpose_does_not_end_the_run(size: int, fleet: Any, kit: Any, tmp_path: Path) -> None:
-    """Whoever the selector likes best, and voids the round: it is left out of the next try, after a restart too."""
+    """The selector's favourite client makes the round fail, and is left out of the next try, even after a restart."""
 
     def fails(message: Any, context: Any) -> Any:
         raise RuntimeError("not me")
@@ -115,7 +115,7 @@ def test_spares_never_close_a_round_below_its_size(empty_fleet: Any, kit: Any) -
 
 
 def test_adaptive_clipping_sees_no_round_without_a_model(fleet: Any, kit: Any) -> None:
-    """Its norm moves by what the clients say; nobody said anything."""
+    """Its norm depends on the clients' reports, and there are none."""
 
     def fail(message: Any, context: Any) -> RecordDict:
         raise ValueError("no data")
@@ -170,7 +170,7 @@ def test_a_stuck_round_is_abandoned_by_command(kit: Any, tmp_path: Path) -> None
 
 
 class Accountant:
-    """Counts releases, with the interface of Flower's own."""
+    """Counts releases, with the interface of Flower's accountant."""
 
     def __init__(self, population: int) -> None:
         self.config = PrivacyConfig(
@@ -198,7 +198,7 @@ class Accountant:
 
 
 def equal(kit: Any) -> Any:
-    """Trains as all others do, with the weight of all others, as an accountant demands."""
+    """Trains like all others, with the same weight, as an accountant demands."""
 
     def train(message: Any, context: Any) -> RecordDict:
         content = kit.step(message, context)
@@ -233,7 +233,7 @@ def test_with_an_accountant_a_cohort_that_lacks_a_node_is_chosen_anew(kit: Any, 
 
     with pytest.raises(PowerCut):
         start(range(4), Accountant(6), cut=True)
-    with pytest.raises(FederationTimeoutError):  # three are too few: it waits, and says so
+    with pytest.raises(FederationTimeoutError):  # three are too few, so the run waits and gives up
         start(range(1, 4), Accountant(6), cut=False)
     accountant = Accountant(6)
     fleet = start(range(1, 5), accountant, cut=False)

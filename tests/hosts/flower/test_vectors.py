@@ -37,7 +37,7 @@ class Heard:
 
 @dataclass(frozen=True, kw_only=True)
 class Listening(Selector[Heard]):
-    """Picks everybody and remembers what it is told."""
+    """Picks everybody and remembers its reports."""
 
     name = "listening"
 
@@ -109,7 +109,7 @@ def test_vectors_reach_the_selector_and_the_journal(empty_fleet: Any, kit: Any, 
     assert rows[BROKEN].status == Status.INVALID and rows[BROKEN].metrics.keys() <= {"duration", "loss-rms"}
     assert rows[3].metrics["output-bias-update"] == pytest.approx((4.0, 8.0, 12.0), rel=1e-6)
     assert len(rows[0].metrics["update-sketch"]) == 64
-    # Neither is a number a client was asked for or sent: only the loss travels.
+    # Clients are asked for and send only the loss.
     asked = [m.content["fedcohort"]["signals"] for m in empty_fleet.grid.log if m.metadata.message_type == "train"]
     assert asked == [["loss-rms", "output-bias-update", "update-sketch"]] * 4
 
@@ -120,7 +120,7 @@ def test_a_model_without_a_bias_is_refused_before_anybody_trains(empty_fleet: An
     with pytest.raises(SignalError, match=r"'output-bias-update'.*weight \(3, 4\) there is none"):
         strategy.start(empty_fleet.grid, model, num_rounds=1)
     assert not empty_fleet.trained()
-    # A shadow that would like to know it costs nothing: it goes without.
+    # A shadow that needs it does without, and costs nothing.
     shadowed = empty_fleet.strategy(
         Uniform(), FedAvg(fraction_evaluate=0.0), shadows={"listening": Listening()}, journal=tmp_path / "j"
     )

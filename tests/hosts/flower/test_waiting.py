@@ -51,7 +51,7 @@ def waits(caplog: Any) -> list[str]:
 
 
 def test_who_waits_says_for_what(kit: Any, caplog: Any) -> None:
-    """Six clients of four needed are there, and the run still waits: for a node that has not said who it is."""
+    """Six clients are online and four are needed, but the run still waits for a node that has not described itself."""
     fleet = kit.Fleet()
     fleet.fill(7)
     silent = fleet.grid.node_of("client-6")
@@ -97,7 +97,7 @@ def test_who_cannot_take_part_is_named_while_others_are_waited_for(kit: Any, cap
 
 
 def test_who_is_busy_is_named(kit: Any, caplog: Any) -> None:
-    """Everybody missed the deadline and still works: until the first is free there is nobody to ask."""
+    """Everybody missed the deadline and is still at work, so the run waits until the first client is free."""
     fleet = kit.Fleet()
     for number in range(2):
         fleet.grid.add(fleet.node(number, latency=60.0))
@@ -143,7 +143,7 @@ def test_metrics_of_the_last_round_survive_a_kill(kit: Any, tmp_path: Path) -> N
         strategy.start(fleet.grid, kit.model(), 3, evaluate_fn=evaluate)
 
     with pytest.raises(PowerCut):
-        run(cut=2)  # round 2 is closed, its evaluation is not on record
+        run(cut=2)  # round 2 is closed, its evaluation is not recorded
     assert read_journal(tmp_path / "j").metrics()[0]["accuracy"] == 0.1
     run(cut=None)
     assert [m["accuracy"] for m in read_journal(tmp_path / "j").metrics().values()] == [0.1, 0.2, 0.3]
@@ -151,7 +151,7 @@ def test_metrics_of_the_last_round_survive_a_kill(kit: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("selector", ["size-weighted", "fedcbs"])
 def test_new_facts_reach_the_table(selector: str, fleet: Any, kit: Any, tmp_path: Path) -> None:
-    """Sizes, and labels where the selector goes by them."""
+    """Sizes, and labels if the selector uses them."""
     samples = {"client-0": 10}
 
     def facts(context: Any) -> Facts:
@@ -192,7 +192,7 @@ def test_other_settings_are_recorded(
         with caplog.at_level(logging.WARNING, "flwr.fedcohort"):
             fleet.strategy("uniform", journal=tmp_path / "j", **settings).start(fleet.grid, kit.model(), rounds)
     assert caplog.text.count("other settings than when the journal was last written") == 1 and said in caplog.text
-    first, second = read_journal(tmp_path / "j").events("settings")  # what did not change again is not said again
+    first, second = read_journal(tmp_path / "j").events("settings")  # later starts changed nothing
     assert [key for key in first if first[key] != second[key]] == [what]
 
 
@@ -201,7 +201,7 @@ class PowerCut(BaseException):
 
 
 def restarted(kit: Any, journal: Path, selector: str, rounds: int, *, cut: int = 0, skip: int = 0, **more: Any) -> Any:
-    """Go on with a run of six clients, of whom the first ``skip`` are away; ``cut``: until that server round trains."""
+    """Continue a run of six clients, without the first ``skip``, until server round ``cut`` trains."""
 
     def stop(message: Any) -> None:
         if message.metadata.message_type == "train" and message.content["config"]["server-round"] == cut:
@@ -217,7 +217,7 @@ def restarted(kit: Any, journal: Path, selector: str, rounds: int, *, cut: int =
 
 
 def test_another_selector_goes_on_in_the_middle_of_a_run(kit: Any, tmp_path: Path) -> None:
-    """By command, also while a round is pending; the app must name it from then on."""
+    """By command, even while a round is pending; the app must name the new selector from then on."""
     journal = tmp_path / "j"
     with pytest.raises(PowerCut):
         restarted(kit, journal, "uniform", 8, cut=4)
@@ -239,7 +239,7 @@ def test_another_selector_goes_on_in_the_middle_of_a_run(kit: Any, tmp_path: Pat
 def test_what_a_selector_needs_to_know_is_asked_while_it_is_a_shadow(
     selector: str, audit: bool, kit: Any, tmp_path: Path
 ) -> None:
-    """The table of a uniform choice holds nobody's sizes or labels; a shadow brings them, then it can take over."""
+    """The table of 'uniform' has no sizes or labels. A shadow adds them and can then replace the selector."""
     journal = tmp_path / "j"
 
     def change() -> Any:
@@ -248,13 +248,13 @@ def test_what_a_selector_needs_to_know_is_asked_while_it_is_a_shadow(
     restarted(kit, journal, "uniform", 3, audit=audit)
     refused = change()
     assert isinstance(refused.exception, SignalError) and f"{selector!r} as a shadow" in str(refused.exception.hint)
-    restarted(kit, journal, "uniform", 3, shadows={"next": selector})  # finished: nobody is asked anything
+    restarted(kit, journal, "uniform", 3, shadows={"next": selector})  # finished, so no client is asked anything
     with closing(read_journal(journal)) as record:
         assert not record.table()[0].signals
     restarted(kit, journal, "uniform", 5, shadows={"next": selector}, skip=1)
     with closing(read_journal(journal)) as record:
         table, _ = record.table()
-        assert table.sizes.tolist() == [0, 20, 30, 40, 50, 60]  # one was away
+        assert table.sizes.tolist() == [0, 20, 30, 40, 50, 60]  # one was offline
         assert [set(record.scores(row.ticket)) for row in record.cohorts()] == [{""}] * 3 + [{"", "next"}] * 2
     assert change().exit_code == 0
     fleet = restarted(kit, journal, selector, 12)

@@ -1,4 +1,4 @@
-"""Strategies inside a CohortStrategy keep their meaning, and what cannot keep it is refused."""
+"""Strategies inside a CohortStrategy work as before, or are refused."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Selection on NVIDIA FLARE: the same selectors, the same cohorts, at sites that FLARE connects.
+"""Client selection on NVIDIA FLARE, with the same selectors and the same cohorts as in the simulator.
 
-:class:`CohortController` is a FLARE workflow that decides who takes part in each round. :class:`CohortClient` stands in
-for ``flare.receive`` and ``flare.send`` in a training script, and :class:`CohortExecutor` wraps an Executor; either
-answers what a selector may ask. nvflare 2.9 or newer.
+:class:`CohortController` is a FLARE workflow that decides which sites take part in each round. At a site,
+:class:`CohortClient` replaces ``flare.receive`` and ``flare.send`` in a training script, and :class:`CohortExecutor`
+wraps an Executor; both answer the questions of selectors. Needs nvflare 2.9 or newer.
 """
 
 import importlib
@@ -31,7 +31,7 @@ __all__ = [
     "torch_answers",
     "work_of",
 ]
-# A site need not import the server's side.
+# Loaded on demand, so that a site does not import the server's modules.
 _HOMES = {
     "fedcohort.hosts.answers": ("Answers", "Facts"),
     "fedcohort.hosts.incidents": ("corrections", "failures"),

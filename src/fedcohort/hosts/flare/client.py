@@ -1,6 +1,6 @@
-"""A site's side: answers to what a selector may ask, and what training reports beside the model.
+"""The site's side: answers to the questions of selectors, and reports about training.
 
-In a training script with FLARE's Client API, ``CohortClient`` takes the place of ``flare.receive`` and ``flare.send``::
+In a training script with FLARE's Client API, ``CohortClient`` replaces ``flare.receive`` and ``flare.send``::
 
     flare.init()
     client = CohortClient(torch_answers(make_model, load_data, classes=10))
@@ -8,7 +8,8 @@ In a training script with FLARE's Client API, ``CohortClient`` takes the place o
         steps = train(model)
         client.send(flare.FLModel(params=..., meta={"NUM_STEPS_CURRENT_ROUND": steps}))
 
-An Executor is wrapped instead: ``CohortExecutor(MyExecutor())``, and its ``answers()`` returns the :class:`Answers`.
+An Executor is wrapped instead: ``CohortExecutor(MyExecutor())``. Its method ``answers(fl_ctx)`` returns the
+:class:`Answers`.
 """
 
 from __future__ import annotations
@@ -70,15 +71,15 @@ def torch_answers(
     data : callable
         Returns the site's training inputs and integer labels, or a DataLoader of them.
     classes : int, optional
-        Number of classes, for the label counts. Without it no label counts are told.
+        Number of classes, for the label counts. Without it, no label counts are reported.
     validation : callable, optional
-        Returns held-out inputs and labels of the site.
+        Returns the site's held-out inputs and labels.
     robust : LocalTraining, optional
-        Weights of FLASH's noise-robust loss; with it robust and pseudo-label losses can be told.
+        Weights of FLASH's noise-robust loss, needed for robust and pseudo-label losses.
     share_labels : bool
         Whether label counts may leave the site.
     attributes : callable, optional
-        Returns what else an operator's rules go by: ``{"region": "north"}``.
+        Returns anything else that an operator's rules use: ``{"region": "north"}``.
     batch_size : int
         How many samples are evaluated at once.
     """
@@ -104,81 +105,80 @@ def _tensors(params: Params) -> dict[str, Any]:
 
 
 class _Respondent:
-    """One site's answers, and the training that is under way."""
+    """One site's answers, and what is measured during training."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._wanted: frozenset[Signal] = frozenset()
+        self._asked: frozenset[Signal] = frozenset()
         self._received: Params = {}
         self._values: dict[Signal, float] = {}
         self._gradient: FloatArray | None = None
         self._begun = 0.0
 
     def answer(self, task: str, model: FLModel) -> FLModel | None:
-        """Return the answer to a question of ours, or None when it is none."""
+        """Return the answer to a question of fedcohort, or None for any other task."""
         if task == DESCRIBE:
             facts = Facts() if self._answers.facts is None else self._answers.facts()
-            record = self._answers.description("", facts).to_record()  # FLARE vouches for the name
+            record = self._answers.description("", facts).to_record()  # the name comes from FLARE
         elif task == LOSSES:
-            wanted = asked_signals(_ours(model)) & LOSS_SIGNALS
-            record = report("", self._answers.measure(wanted, model.params, model.params))
+            asked = asked_signals(_ours(model)) & LOSS_SIGNALS
+            record = report("", self._answers.measure(asked, model.params, model.params))
         else:
             return None
         return FLModel(metrics={"answered": 1.0}, meta={RECORD: record})
 
     def begin(self, model: FLModel) -> None:
-        """Measure what is asked about the model that arrived, and start the clock."""
-        self._wanted = asked_signals(_ours(model))
-        # A copy: scripts train in place, and FLARE drops the model it handed out.
-        self._received = {key: np.array(plain(value)) for key, value in model.params.items()} if self._wanted else {}
-        self._values = {}
+        """Measure the received model and start the clock."""
+        self._asked = asked_signals(_ours(model))
+        # A copy, because scripts train in place, and FLARE drops the model that it passed on.
+        self._received = {key: np.array(plain(value)) for key, value in model.params.items()} if self._asked else {}
+        self._values = self._answers.measure(self._asked & LOSS_SIGNALS, self._received, self._received)
         self._gradient = None
-        self._values.update(self._answers.measure(self._wanted & LOSS_SIGNALS, self._received, self._received))
-        if self._wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
+        if self._asked & GRADIENT_SIGNALS and self._answers.gradient is not None:
             self._gradient = plain(self._answers.gradient(self._received))
         self._begun = time.monotonic()
 
     def end(self, model: FLModel) -> None:
-        """Measure what is asked about the trained model, and write it all into the reply."""
+        """Measure the trained model, and write everything into the reply."""
         seconds = time.monotonic() - self._begun
-        if losses_of(self._wanted, "own") and model.params:
+        if losses_of(self._asked, "own") and model.params:
             trained = {key: np.asarray(plain(value)) for key, value in model.params.items()}
             if model.params_type == "DIFF":
                 trained = {key: self._received[key] + value for key, value in trained.items()}
-            self._values.update(self._answers.measure_trained(self._wanted, trained, self._received))
+            self._values.update(self._answers.measure_trained(self._asked, trained, self._received))
         model.meta = {**(model.meta or {}), RECORD: report("", self._values, seconds, self._gradient)}
 
 
 def _ours(model: FLModel) -> Mapping[str, Any]:
-    found = (model.meta or {}).get(RECORD)
-    return found if isinstance(found, Mapping) else {}
+    record = (model.meta or {}).get(RECORD)
+    return record if isinstance(record, Mapping) else {}
 
 
 def seed_of(model: FLModel) -> int:
-    """Return the seed of local training: the run's, or another one in a trial that is thrown away."""
+    """Return the seed of local training: the run's seed, or another one in a trial."""
     return int(_ours(model).get(SEED, 0))
 
 
 def work_of(model: FLModel, site: str) -> float | None:
-    """Return how much a site shall train, as a multiple of its default; None where the cohort says nothing."""
+    """Return a site's amount of local training as a multiple of its default, or None if the cohort does not set it."""
     work = _ours(model).get(WORK)
     return float(work[site]) if isinstance(work, Mapping) and site in work else None
 
 
 class CohortClient:
-    """FLARE's Client API for a training script, with the answers a selector may ask for.
+    """FLARE's Client API for a training script, with answers to the questions of selectors.
 
     Parameters
     ----------
     answers : Answers, optional
-        What the site can tell. Default: that it is there.
+        What the site can tell. Default: nothing.
     """
 
     def __init__(self, answers: Answers | None = None) -> None:
         self._respondent = _Respondent(Answers() if answers is None else answers)
 
     def receive(self, timeout: float | None = None) -> FLModel | None:
-        """Return the next model to train, as ``flare.receive`` does; questions in between are answered."""
+        """Return the next model to train, like ``flare.receive``, and answer questions that come before it."""
         while (model := flare.receive(timeout)) is not None:
             answer = self._respondent.answer(flare.get_task_name(), model)
             if answer is None:
@@ -188,7 +188,7 @@ class CohortClient:
         return None
 
     def send(self, model: FLModel) -> None:
-        """Send a trained model, as ``flare.send`` does, with what the selector wants to know about it."""
+        """Send a trained model, like ``flare.send``, with what the selector asked about it."""
         self._respondent.end(model)
         flare.send(model)
 
@@ -199,12 +199,12 @@ class CohortClient:
 
 
 class CohortExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
-    """An Executor with the answers a selector may ask for.
+    """An Executor with answers to the questions of selectors.
 
     Parameters
     ----------
     executor : Executor
-        Trains. Where it has a method ``answers(fl_ctx)``, that returns the site's :class:`Answers`.
+        Trains. If it has a method ``answers(fl_ctx)``, this returns the site's :class:`Answers`.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -213,11 +213,11 @@ class CohortExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
         self._respondent: _Respondent | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Hand events on."""
+        """Pass events on to the executor."""
         self.executor.handle_event(event_type, fl_ctx)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: AbortSignal) -> Shareable:
-        """Answer a question, or let the executor train and report beside its model."""
+        """Answer a question, or let the executor train and add a report to its model."""
         if self._respondent is None:
             answers = getattr(self.executor, "answers", None)
             self._respondent = _Respondent(Answers() if answers is None else answers(fl_ctx))
@@ -227,7 +227,6 @@ class CohortExecutor(Executor):  # type: ignore[misc]  # nvflare has no types
             return FLModelUtils.to_shareable(answer)
         self._respondent.begin(model)
         result = self.executor.execute(task_name, shareable, fl_ctx, abort_signal)
-        # An error goes back as it is: there is no model to report beside.
         if result.get_return_code(ReturnCode.OK) != ReturnCode.OK:
             return result
         trained = FLModelUtils.from_shareable(result)

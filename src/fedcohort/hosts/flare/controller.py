@@ -1,4 +1,4 @@
-"""The server's side: a FLARE workflow whose cohorts a fedcohort selector chooses."""
+"""The server's side: a FLARE workflow in which a fedcohort selector chooses the cohorts."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ _FORMAT = "fedcohort-flare-1"  # of checkpoints
 
 
 class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no types
-    """FLARE's rounds with a selector, a deadline, spares, rules, a journal and a restart.
+    """A FLARE workflow with a selector, deadlines, spares, rules, and a journal from which it can be restarted.
 
-    FLARE writes a workflow's arguments into the job's configuration, so all of them are plain values.
+    All arguments are plain values, because FLARE writes them into the job's configuration.
 
     Parameters
     ----------
@@ -68,42 +68,42 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
     selector_params : dict, optional
         The selector's parameters.
     num_rounds : int
-        Rounds in all, those of earlier jobs with the same journal included.
+        Number of rounds, including those of earlier jobs with the same journal.
     cohort_size : int, optional
-        How many models a round needs. Default: those of every site.
+        How many models a round needs. Default: one from every site.
     journal : str, optional
-        Where the record is written, an absolute path at the server. When it exists, the run continues it. Default: in
-        memory only.
+        An absolute path at the server for the record of the run. An existing journal is continued. Default: in memory
+        only.
     seed : int
-        Of the selection.
+        Seed of the selection.
     spares, deadline, late, min_replies, tries, wait_for, patience
         As in :class:`~fedcohort.hosts.round.Policy`.
     query_deadline : float, optional
-        Seconds sites have to answer questions before the choice. Default: as ``deadline``.
+        Seconds that sites have to answer questions before the choice. Default: the ``deadline``.
     max_share : float, optional
         Largest share of a round's weight that one site may have.
     classes : int, optional
-        How many classes there are. Default: as many as most sites name.
+        Number of classes. Default: as many as at least two sites, and more than a fifth of all, name.
     filter : str, optional
-        Decides which models enter the average, by its name. Default: all sound ones.
+        Name of the filter that decides which models enter the average. Default: all sound ones.
     rules : dict, optional
-        What every cohort must meet, as in ``[rules]`` of an experiment.
+        Rules for every cohort, as in ``[rules]`` of an experiment.
     shadows : dict of str to str, optional
-        Selectors whose choices are recorded beside the real ones, by label.
+        By label, selectors whose choices are recorded next to the real ones.
     leases : str, optional
-        A file at the server that several runs of one federation share: a site that works for one of them is no
-        candidate in another.
+        A file at the server that several runs of one federation share: a site that works for one run is not a candidate
+        in another.
     audit : bool
-        Whether the journal is chained by digests, for ``fedcohort journal audit``.
+        Whether the journal is a chain of digests, for ``fedcohort journal audit``.
     aggregator_id : str, optional
-        The component that aggregates: one with ``accept_model``, ``aggregate_model`` and ``reset_stats``. Default:
+        The component that aggregates, with ``accept_model``, ``aggregate_model`` and ``reset_stats``. Default:
         FLARE's weighted average.
     task_name : str
-        Of the sites' training task.
+        Name of the sites' training task.
     persistor_id : str
         The component that loads the first model and saves each new one.
     keep_checkpoints : int
-        How many of the newest checkpoints stay beside the journal.
+        How many of the newest checkpoints to keep.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.task_name = task_name
         self.persistor_id = persistor_id
         self.keep_checkpoints = keep_checkpoints
-        # Whatever is wrong is found where the job is written, not when the sites are there.
+        # Created here, so that mistakes are found when the job is written and not when it runs.
         self._chosen: Selector[Any] = SELECTORS.create(selector, **(selector_params or {}))
         if self._chosen.requires & {Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}:
             raise ParameterError(
@@ -196,18 +196,18 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         name = self.filter
         if name is None and Signal.KEPT in self._chosen.requires:
             name = self._chosen.default_filter
-        found: Filter = KeepAll() if name is None else FILTERS.create(name)
-        if Need.LOGITS in found.needs:
+        filter_: Filter = KeepAll() if name is None else FILTERS.create(name)
+        if Need.LOGITS in filter_.needs:
             raise ParameterError(
-                f"The filter {found.name!r} judges models on data at the server, which a FLARE job lacks."
+                f"The filter {filter_.name!r} judges models on data at the server, which a FLARE job lacks."
             )
-        return found
+        return filter_
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run until ``num_rounds`` rounds are on record, continuing the journal when there is one."""
-        # A code that one site may send ends a whole job in FLARE; here it is that site's failure.
+        """Run until ``num_rounds`` rounds are recorded; an existing journal is continued."""
+        # In FLARE, some return codes of one site end the whole job. Here they are only this site's failure.
         runner = self.fl_ctx.get_prop(FLContextKey.RUNNER)
         if runner is not None:
             runner.ABORT_RETURN_CODES = []
@@ -226,7 +226,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
 
     def _play(self, host: FlareHost) -> None:
         first = arrays_of(self.load_model().params)
-        # An error before any site trains, not in the first round.
+        # Raises an error before any site trains.
         if needs_output_layer(self._chosen.requires):
             output_of(first)
         if self._journal is not None and not is_blank(self._journal):
@@ -246,7 +246,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         record_end(session, "finished")
 
     def _reopen_session(self, journal: Path, host: FlareHost) -> Session:
-        # An operator's orders outlast a start with the rules they were given against.
+        # If the run is started with the same rules again, an operator's later orders stay.
         rules = None if started_with(journal, self._rules) else self._rules
         session = Session.open(journal, self._chosen, shadows=self._shadows, rules=rules, commit="manual")
         host.sites.required |= session.selector.requires
@@ -258,7 +258,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
     def _create_session(self, host: FlareHost) -> Session:
         if self._journal is not None:
             self._journal.parent.mkdir(parents=True, exist_ok=True)
-        # From here on a site must supply what the selector, seeing who is there, decided to use.
+        # From here on, a site must supply what the selector has decided to use.
         selector = self._chosen.adapt(host.sites.known())
         host.sites.required |= selector.requires
         return Session(
@@ -274,7 +274,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         )
 
     def _load_checkpoint(self, session: Session, first: dict[str, AnyArray]) -> dict[str, AnyArray]:
-        """Return the model to continue with: the journal's checkpoint, or the persistor's before the first round."""
+        """Return the model of the journal's checkpoint, or the persistor's model before the first round."""
         store = self._checkpoints
         if store is None:
             return first
@@ -289,22 +289,22 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
     # -- for the host -------------------------------------------------------------------------------------------------
 
     def check_alive(self) -> None:
-        """Raise :class:`Aborted` when FLARE ends the job."""
+        """Raise :class:`Aborted` if FLARE ends the job."""
         if self.abort_signal.triggered:
             raise Aborted
 
     def connected(self) -> list[str]:
-        """Return the sites that are registered and not known to be dead."""
-        dead = self.communicator.get_client_disconnect_time
-        return [client.name for client in self.engine.get_clients() if not dead(client.name)]
+        """Return the sites that are registered and not known to be disconnected."""
+        disconnected = self.communicator.get_client_disconnect_time
+        return [client.name for client in self.engine.get_clients() if not disconnected(client.name)]
 
     def dispatch(self, task_name: str, data: FLModel, targets: Sequence[str], letter: Letter) -> None:
-        """Send a task; FLARE's threads hand the results to ``letter``."""
+        """Send a task; FLARE's threads pass the results to ``letter``."""
         self._outgoing = letter
         self.send_model(task_name=task_name, data=data, targets=list(targets), callback=letter)
 
     def save_checkpoint(self, rounds: int, model: Mapping[str, AnyArray]) -> str | None:
-        """Write a model after so many rounds; return the name of its checkpoint, if there is a journal."""
+        """Save the model after ``rounds`` rounds; return the name of its checkpoint, or None without a journal."""
         if self._checkpoints is None:
             return None
         return self._checkpoints.write(rounds, model, {"format": _FORMAT, "model": json.dumps(list(model))})
@@ -312,32 +312,32 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
     def aggregate(
         self, results: Sequence[FLModel], before: Mapping[str, AnyArray]
     ) -> tuple[dict[str, AnyArray], FLModel]:
-        """Return the next model and what FLARE's aggregation made of the results."""
+        """Return the next model, and the result of FLARE's aggregation."""
         self.event(AppEventType.BEFORE_AGGREGATION)
         if self.aggregator_id:
             aggregator = self.get_component(self.aggregator_id)
             if aggregator is None:
                 raise InputError(f"The job has no component {self.aggregator_id!r} to aggregate with.")
-            # An attempt may have failed half-way: nothing of it may count again.
+            # An earlier attempt may have failed half-way, and its models must not count again.
             aggregator.reset_stats()
             for model in results:
                 aggregator.accept_model(model)
-            found = aggregator.aggregate_model()
+            result = aggregator.aggregate_model()
         else:
-            found = BaseFedAvg.aggregate_fn(list(results))
-        self.fire_event_with_data(AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, found)
+            result = BaseFedAvg.aggregate_fn(list(results))
+        self.fire_event_with_data(AppEventType.AFTER_AGGREGATION, self.fl_ctx, AppConstants.AGGREGATION_RESULT, result)
         model = FLModel(params_type=ParamsType.FULL, params=dict(before))
-        updated = arrays_of(FLModelUtils.update_model(model, found).params)
-        return {k: a.astype(before[k].dtype) if k in before else a for k, a in updated.items()}, found
+        updated = arrays_of(FLModelUtils.update_model(model, result).params)
+        return {k: a.astype(before[k].dtype) if k in before else a for k, a in updated.items()}, result
 
     def round_begins(self, number: int, again: bool) -> None:
-        """Log and say to FLARE that a round begins."""
+        """Log that a round begins, and tell FLARE."""
         self.info(f"round {number}, {number + 1} of {self.num_rounds}{' again: it was interrupted' if again else ''}")
         self._set_ctx_prop_preserving_attrs(self.fl_ctx, AppConstants.CURRENT_ROUND, number)
         self.event(AppEventType.ROUND_STARTED)
 
     def round_ends(self, model: Mapping[str, AnyArray], result: FLModel, saved: str | None) -> None:
-        """Let the persistor save the new model, and old checkpoints go."""
+        """Let the persistor save the new model, delete old checkpoints, and tell FLARE that the round is done."""
         if self.persistor is not None:
             self.save_model(FLModel(params_type=ParamsType.FULL, params=dict(model), metrics=result.metrics))
         if saved is not None and self._checkpoints is not None:
@@ -347,10 +347,10 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
     # -- for FLARE ----------------------------------------------------------------------------------------------------
 
     def _build_shareable(self, data: FLModel = None) -> Shareable:
-        found = super()._build_shareable(data)
+        shareable = super()._build_shareable(data)
         if self._outgoing is not None and self._outgoing.ticket is not None:
-            found.add_cookie(TICKET, self._outgoing.ticket)
-        return found
+            shareable.add_cookie(TICKET, self._outgoing.ticket)
+        return shareable
 
     def _prepare_task(self, **about: Any) -> Task:
         task = super()._prepare_task(**about)
@@ -362,7 +362,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         super()._prepare_task_data(client_task, fl_ctx)
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        """Hand over what a site sent: a model, a return code, or something that is neither."""
+        """Pass on what a site sent: a model, a return code, or something that is neither."""
         letter: Letter = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
         site, result = client_task.client.name, client_task.result
         code = result.get_return_code() or ReturnCode.OK
@@ -371,24 +371,24 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         elif letter.kind == self.task_name:
             super()._process_result(client_task, fl_ctx)  # FLARE's events, then the letter
         else:
-            with contextlib.suppress(Exception):  # whatever a site sends; it is named below
+            with contextlib.suppress(Exception):  # a site may send anything; failures are reported below
                 model = FLModelUtils.from_shareable(result)
                 letter.arrive(site, model, "")
-        # Only a site's first answer counts, so this says something only where nothing was handed over above.
+        # Only a site's first answer counts, so this has no effect if something was passed on above.
         letter.arrive(site, None, "the result is not a model")
         client_task.result = None
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """Take a result that arrives after FLARE has forgotten its task: it is late."""
+        """Accept a late result, whose task FLARE has already forgotten."""
         host, ticket = self._host, result.get_cookie(TICKET)
         for letter in () if host is None else host.letters:
             if letter.ticket is not None and letter.ticket == ticket and client.name in letter.fetched:
                 letter.arrive(client.name, FLModel(params={}), "")
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """See that a site asks for work: it is busy with nothing else."""
+        """Mark a site that asks for work as free."""
         super().handle_event(event_type, fl_ctx)
         host, peer = self._host, fl_ctx.get_peer_context()
         if event_type == EventType.BEFORE_PROCESS_TASK_REQUEST and host is not None and peer is not None:

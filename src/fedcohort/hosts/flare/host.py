@@ -1,4 +1,4 @@
-"""A FLARE federation as a host: tasks out, checked results in, FLARE's own aggregation."""
+"""A FLARE federation as a host: it sends tasks, checks results, and uses FLARE's aggregation."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from fedcohort.session.session import Session
 if TYPE_CHECKING:
     from fedcohort.hosts.flare.controller import CohortController
 
-_SLICE = 0.25  # seconds between two looks at whether the job was aborted
-_SETTLE = 10.0  # seconds to wait for sites that have not said what they hold, once enough have
-_AFTERLIFE = 60.0  # seconds, at least, that a task outlives its round, so that a late result can arrive
-_SLOWEST = 10.0  # with an automatic deadline, so many times as long as its round
-_LOG_EVERY = 10.0  # seconds between two lines of the log that say what is waited for
+_SLICE = 0.25  # seconds between two checks whether the job was aborted
+_SETTLE = 10.0  # seconds to wait for sites that have not described themselves, once enough others have
+_AFTERLIFE = 60.0  # seconds, at least, that a task outlives its round, for late results
+_SLOWEST = 10.0  # with an automatic deadline, a task outlives its round by this multiple of the round's duration
+_LOG_EVERY = 10.0  # seconds between two log messages about what the run waits for
 
 
 class Aborted(Exception):
@@ -54,7 +54,7 @@ class Aborted(Exception):
 
 
 class Arrival(NamedTuple):
-    """What came back from one site for one letter."""
+    """A site's answer to a letter."""
 
     letter: Letter
     site: str
@@ -65,7 +65,7 @@ class Arrival(NamedTuple):
 
 @dataclass(eq=False)
 class Letter:
-    """A task sent to several sites. FLARE's threads hand results over; the run takes them from the inbox."""
+    """A task sent to several sites. FLARE's threads put results into the inbox, from which the run takes them."""
 
     inbox: queue.Queue[Arrival]
     kind: str
@@ -76,21 +76,21 @@ class Letter:
     fetched: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     task: Any = None
-    began: tuple[ResultChecker, Mapping[str, AnyArray]] | None = None  # what late models are checked against
+    began: tuple[ResultChecker, Mapping[str, AnyArray]] | None = None  # the checks and the model for late results
 
     def __call__(self, result: FLModel) -> None:
-        """Take a result from FLARE, which names its site."""
+        """Accept a result from FLARE, which adds the name of the site."""
         self.arrive(str(result.meta.get("client_name")), result, "")
 
     def arrive(self, site: str, result: FLModel | None, problem: str) -> None:
-        """Take what a site answered; only its first answer counts."""
+        """Put a site's answer into the inbox; only its first answer counts."""
         if site not in self.answered:
             self.answered.add(site)
             self.inbox.put(Arrival(self, site, result, problem, time.monotonic() - self.begun))
 
     @property
     def at_work(self) -> set[str]:
-        """Who has got the task and has not answered."""
+        """The sites that have fetched the task and not answered."""
         return self.fetched - self.answered
 
 
@@ -100,7 +100,7 @@ class FlareHost(Host):
     Attributes
     ----------
     session : Session or None
-        None until it is known who is there.
+        None until enough sites are connected.
     model : dict of str to array
         The global model.
     """
@@ -112,9 +112,9 @@ class FlareHost(Host):
         self.session: Session | None = None
         self.model: dict[str, AnyArray] = {}
         self.inbox: queue.Queue[Arrival] = queue.Queue()
-        self.letters: list[Letter] = []  # that are open, or on which somebody is still at work
+        self.letters: list[Letter] = []  # letters that are open, or that a site still works on
         self._open: tuple[Letter, ResultChecker] | None = None
-        self._next: tuple[dict[str, AnyArray], FLModel] | None = None  # of the round that was combined last
+        self._next: tuple[dict[str, AnyArray], FLModel] | None = None  # the newest average, and FLARE's result
         self._saved: str | None = None
         self._waited = 0.0
 
@@ -123,7 +123,7 @@ class FlareHost(Host):
         assert self.session is not None
         return self.session
 
-    # -- tasks out, results in ----------------------------------------------------------------------------------------
+    # -- tasks and results --------------------------------------------------------------------------------------------
 
     def now(self) -> float:
         """Return the time."""
@@ -140,40 +140,43 @@ class FlareHost(Host):
         return letter
 
     def _close(self, letter: Letter) -> None:
-        """Hand a task to nobody else, and wait for those at work on it no longer than makes sense."""
+        """Give a task to no more sites, and limit how long FLARE waits for those at work on it."""
         task = letter.task
         letter.closed = True
         if letter.at_work:
             lasted = time.monotonic() - letter.begun
-            # An automatic deadline is short. Late results still show how slow sites are.
-            more = _SLOWEST * lasted if self.policy.deadline == "auto" else self.policy.fixed_deadline or 0.0
+            # An automatic deadline is short, and late results show how slow sites are.
+            extra = _SLOWEST * lasted if self.policy.deadline == "auto" else self.policy.fixed_deadline or 0.0
             task.targets[:] = [name for name in task.targets if name in letter.fetched]
-            # FLARE forgets a task at its timeout, and counts it from when it was sent.
-            task.timeout = int(lasted + max(more, _AFTERLIFE)) + 1
+            # FLARE forgets a task at its timeout, which counts from when the task was sent.
+            task.timeout = int(lasted + max(extra, _AFTERLIFE)) + 1
         else:
             self.controller.communicator.cancel_task(task)
 
     def _arrivals(self, until: float) -> list[Arrival]:
-        """Return what has arrived; without anything, wait for the first until the time ``until``."""
-        found: list[Arrival] = []
-        while not found:
+        """Return the answers that have arrived; if there are none, wait for one until the time ``until``.
+
+        Descriptions are handled here and not returned.
+        """
+        arrivals: list[Arrival] = []
+        while not arrivals:
             self.controller.check_alive()
             self._write_off()
             left = until - self.now()
             try:
-                found.append(self.inbox.get(block=left > 0, timeout=min(left, _SLICE) if left > 0 else None))
+                arrivals.append(self.inbox.get(block=left > 0, timeout=min(left, _SLICE) if left > 0 else None))
             except queue.Empty:
                 if left <= 0:
                     return []
         while not self.inbox.empty():
-            found.append(self.inbox.get())
-        for arrival in found:  # descriptions are nobody's question: they come when a site connects
+            arrivals.append(self.inbox.get())
+        for arrival in arrivals:
             if arrival.letter.kind == DESCRIBE:
                 self._describe(arrival)
-        return [arrival for arrival in found if arrival.letter.kind != DESCRIBE]
+        return [arrival for arrival in arrivals if arrival.letter.kind != DESCRIBE]
 
     def _write_off(self) -> None:
-        """Do not wait for sites that FLARE has given up, with or without a deadline."""
+        """Stop waiting for sites that are no longer connected."""
         waiting = [letter for letter in self.letters if not letter.closed and letter.kind != DESCRIBE]
         connected = set(self.controller.connected()) if waiting else set()
         for letter in waiting:
@@ -188,39 +191,39 @@ class FlareHost(Host):
             self.controller.warning(f"{arrival.site} takes no part: {problem}")
 
     def look(self) -> None:
-        """See who is connected, and ask those who are new what they hold, and those who could not say."""
+        """Check who is connected, and ask sites for a description that have not given one yet."""
         self.sites.connected = tuple(self.controller.connected())
         questions = [letter for letter in self.letters if letter.kind == DESCRIBE and not letter.closed]
         for letter in questions:
             if self.now() - letter.begun > ASK_AGAIN_AFTER:
                 self._close(letter)
-        asked = {name for letter in questions if not letter.closed for name in letter.targets}
-        new = [name for name in self.sites.unknown() if name not in asked]
+        pending = {name for letter in questions if not letter.closed for name in letter.targets}
+        new = [name for name in self.sites.unknown() if name not in pending]
         if new:
             self._post(DESCRIBE, new, {}, {})
 
     def assemble(self) -> None:
-        """Wait until enough sites have said what they hold."""
+        """Wait until enough sites have described themselves."""
         begun, enough_since = self.now(), None
         while True:
             self.look()
             self._arrivals(self.now() + _SLICE)
-            now, there = self.now(), len(self.sites.fit())
-            if there >= self.policy.wait_for:
+            now, fit = self.now(), len(self.sites.fit())
+            if fit >= self.policy.wait_for:
                 enough_since = enough_since or now
-                # A silent site keeps the others waiting for a while, and never ends the run.
+                # A site that does not answer delays the run for a while, but cannot end it.
                 if not self.sites.unknown() or now - enough_since > _SETTLE or now - begun > self.policy.patience:
                     return
             if now - begun > self.policy.patience:
                 absent = "; ".join(self.sites.absent())
                 raise FederationTimeoutError(
-                    f"Waited {self.policy.patience:g} s for {self.policy.wait_for} sites; {there} can take part"
+                    f"Waited {self.policy.patience:g} s for {self.policy.wait_for} sites; {fit} can take part"
                     f"{': ' if absent else '.'}{absent}",
                     hint="connect more sites, give them the answers they lack, lower wait_for, or raise patience",
                 )
 
     def online(self) -> Online:
-        """Look who is connected, and let newcomers join."""
+        """Check who is connected, and let new sites join."""
         self.look()
         joined = self.sites.welcome(self._running)
         if joined:
@@ -231,11 +234,11 @@ class FlareHost(Host):
         return Online(names, [name for name in names if name in busy])
 
     def absent(self) -> Sequence[str]:
-        """Return in words who is connected and cannot take part, and why."""
+        """Describe the sites that are connected but cannot take part, with the reasons."""
         return self.sites.absent()
 
     def set_free(self, site: str) -> None:
-        """Take note that a site asks for a new task: it works on no other."""
+        """Mark a site as free, because it asks for a new task."""
         for letter in self.letters:
             if letter.closed:
                 letter.fetched.discard(site)
@@ -247,43 +250,46 @@ class FlareHost(Host):
         record = question(required, receipt(session.journal, cohort.ticket, cohort.round))
         record[SEED] = session.seed
         if cohort.work is not None:
-            # One task goes to all sites, so each finds its own amount by its name.
+            # All sites get the same task, so each finds its amount by its name.
             record[WORK] = dict(zip(cohort.names, cohort.work.tolist(), strict=True))
-        there = set(self.sites.connected)
-        names = [name for name in cohort.names if name in there]
+        connected = set(self.sites.connected)
+        names = [name for name in cohort.names if name in connected]
         letter = self._train(names, self.model, record, cohort)
         checker = ResultChecker(self.model, required)
         if self.policy.late == "count":
             letter.began = (checker, self.model)
         self._open = (letter, checker)
-        return {name: "not connected" for name in cohort.names if name not in there}
+        return {name: "not connected" for name in cohort.names if name not in connected}
 
     def _train(
         self, names: Sequence[str], params: Mapping[str, AnyArray], record: Mapping[str, Any], cohort: Cohort | None
     ) -> Letter:
-        about: dict[str, Any] = {"ticket": None if cohort is None else cohort.ticket}
-        number = self._running.round if cohort is None else cohort.round
-        task = self.controller.task_name
         return self._post(
-            task, names, params, record, current_round=number, total_rounds=self.controller.num_rounds, **about
+            self.controller.task_name,
+            names,
+            params,
+            record,
+            ticket=None if cohort is None else cohort.ticket,
+            current_round=self._running.round if cohort is None else cohort.round,
+            total_rounds=self.controller.num_rounds,
         )
 
     def receive(self, until: float) -> list[Reply]:
         """Return checked results of the cohort that trains, and late ones of earlier rounds."""
-        found = []
+        replies = []
         for arrival in self._arrivals(until):
             letter, checker = self._open or (None, None)
             ticket = arrival.letter.ticket
             if ticket is None:
                 continue  # a late answer to a question, or a late trial
             if arrival.letter is letter and checker is not None:
-                found.append(self._reply(ticket, self._check(checker, arrival), arrival.seconds))
+                replies.append(self._reply(ticket, self._check(checker, arrival), arrival.seconds))
             else:
-                found.append(self._late(ticket, arrival))
-        return found
+                replies.append(self._late(ticket, arrival))
+        return replies
 
     def _late(self, ticket: int, arrival: Arrival) -> Reply:
-        """Return a result that came after its round was closed; one that will count is checked."""
+        """Return a result that arrived after its round was closed; it is checked only if it will count."""
         if arrival.letter.began is None or arrival.result is None:
             status = Status.FAILED if arrival.result is None else Status.OK
             return Reply(ticket, arrival.site, status, arrival.problem, arrival.seconds)
@@ -304,14 +310,14 @@ class FlareHost(Host):
     # -- the average --------------------------------------------------------------------------------------------------
 
     def combine(self, round_: Round) -> Aggregation:
-        """Filter the sound models and let FLARE's aggregation make the next one."""
+        """Filter the sound models and average them with FLARE's aggregation."""
         assert self._open is not None
         letter, _ = self._open
         self._open = None
         self._close(letter)
         checked: list[CheckedResult] = [reply.content for reply in round_.in_order()]
-        # A late model is what its site added to an older one.
-        late = [move_update(self.model, *one.reply.content) for one in round_.late]
+        # The update of a late model is applied to the current one.
+        late = [move_update(self.model, *late_reply.reply.content) for late_reply in round_.late]
         weights, corrections = self._weigh(round_, checked, late)
         measures = measures_of(self.model, checked)
         kept = measures.apply_filter(self.controller.filter_)
@@ -324,13 +330,17 @@ class FlareHost(Host):
             error=error,
             refused={name: why for name, why in refused.items() if name in round_.cohort.names},
             corrections=corrections,
-            late=[one for one in round_.late if one.reply.client not in refused and weights[one.reply.client] > 0],
+            late=[
+                late_reply
+                for late_reply in round_.late
+                if late_reply.reply.client not in refused and weights[late_reply.reply.client] > 0
+            ],
         )
 
     def _weigh(
         self, round_: Round, checked: Sequence[CheckedResult], late: Sequence[CheckedResult]
     ) -> tuple[dict[str, float], dict[str, list[str]]]:
-        """Return what sound models weigh in the average, by site, and what was changed about whose reply."""
+        """Return the weights of sound models by site, and the corrections by site."""
         weights, lowered = self._bound_weights([reply for reply in [*checked, *late] if reply.status is Status.OK])
         corrections = {name: [text] for name, text in lowered.items()}
         for reply in checked:
@@ -339,13 +349,14 @@ class FlareHost(Host):
         if round_.cohort.weights is not None:
             share = dict(zip(round_.cohort.names, round_.cohort.weights.tolist(), strict=True))
             weights = {name: weight * share.get(name, 1.0) for name, weight in weights.items()}
-        weights |= {one.reply.client: weights[one.reply.client] * one.discount for one in round_.late}
+        for late_reply in round_.late:
+            weights[late_reply.reply.client] *= late_reply.discount
         return weights, corrections
 
     def _average(
         self, round_: Round, chosen: Sequence[CheckedResult], weights: Mapping[str, float]
     ) -> tuple[str, dict[str, str]]:
-        """Make the next model; return why there is none, and whose model cannot be aggregated."""
+        """Make the next model; return why there is none, and by site why its model cannot be aggregated."""
         error = round_.shortfall(len(chosen)) or ("" if chosen else "too few valid models")
         if error:
             return error, {}
@@ -353,15 +364,15 @@ class FlareHost(Host):
         return error or round_.shortfall(len(chosen) - len(refused)), refused
 
     def _bound_weights(self, replies: Sequence[CheckedResult]) -> tuple[dict[str, float], dict[str, str]]:
-        """Return what sound replies weigh, by site, and for each that was lowered why."""
+        """Return the weights of sound replies by site, and the reason for each that was lowered."""
         sizes = {name: description.size for name, description in self.sites.described.items()}
         return bounded_weights({reply.name: reply.weight for reply in replies}, sizes, self.controller.max_share)
 
     def _aggregate(self, chosen: Sequence[CheckedResult], weights: Mapping[str, float]) -> tuple[str, dict[str, str]]:
-        """Let FLARE aggregate; return why nothing came of it, and whose model it cannot take.
+        """Let FLARE aggregate; return the error, if any, and by site why its model cannot be aggregated.
 
-        The checks cannot know what an aggregator will make of a model. When it raises, or its result is not finite,
-        models are left out one by one; one without which the others aggregate is to blame.
+        The checks of single models cannot know what an aggregator will do with them. If it raises an error, or its
+        result is not finite, models are left out one by one to find one without which the others aggregate.
         """
         error = self._attempt(chosen, weights)
         if not error or len(chosen) == 1:
@@ -376,7 +387,7 @@ class FlareHost(Host):
     def _attempt(self, chosen: Sequence[CheckedResult], weights: Mapping[str, float]) -> str:
         try:
             model, result = self.controller.aggregate(to_aggregate(chosen, self.model, weights), self.model)
-        except Exception as error:  # an aggregator of the job's own may raise anything
+        except Exception as error:  # the job's own aggregator may raise anything
             return shorten(f"{type(error).__name__}: {error}")
         if model.keys() != self.model.keys():
             return "the aggregated model has other arrays than the one before"
@@ -387,12 +398,12 @@ class FlareHost(Host):
         return ""
 
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
-        """Return what is required, and what every sound reply also contains."""
+        """Return the report's numbers: required signals, and everything that all sound replies contain."""
         signals = (self._running.requires & METRIC_SIGNALS) | measures.common_signals()
         return {signal: measures.column(signal) for signal in sorted(signals)}
 
     def store(self, round_: Round, aggregation: Aggregation) -> Any:
-        """Put the sites' metrics on record, and the model into a checkpoint."""
+        """Record the sites' metrics, and save the model in a checkpoint."""
         assert self._next is not None
         model, result = self._next
         if result.metrics:
@@ -404,50 +415,41 @@ class FlareHost(Host):
 
     def answer(self, query: Query, available: IntArray) -> Answer:
         """Ask sites for losses, or try cohorts out."""
+        session, losses = self._running, self._losses
         match query:
             case Losses(clients=clients, signals=signals):
-                return Answer(query, self._losses(self.model, self._running.table.names_of(clients), signals))
+                return Answer(query, losses(self.model, session.table.names_of(clients), signals))
             case Trial():
-                return self._try_out(query, available)
+                return try_out(session, query, available, model=self.model, losses=losses, train=self._train_trial)
 
     def _exchange(self, letter: Letter, names: Collection[str], deadline: float | None) -> dict[str, Arrival]:
-        """Return what comes back for a letter within its time, by site."""
+        """Return the answers to a letter that arrive before the deadline, by site."""
         until = self.now() + deadline if deadline is not None else float("inf")
-        found: dict[str, Arrival] = {}
-        # A minute at a time: sites that FLARE gives up meanwhile are not waited for.
-        while len(found) < len(names) and self.now() < until:
-            found.update({a.site: a for a in self._arrivals(min(until, self.now() + 60.0)) if a.letter is letter})
+        answers: dict[str, Arrival] = {}
+        while len(answers) < len(names) and self.now() < until:
+            answers.update({a.site: a for a in self._arrivals(until) if a.letter is letter})
         self._close(letter)
-        return found
+        return answers
 
     def _losses(
         self, params: Mapping[str, AnyArray], names: Sequence[str], signals: frozenset[Signal]
     ) -> Mapping[Signal, FloatArray]:
-        """Ask sites for losses of a model; NaN for those who do not answer in time."""
-        there = [name for name in names if name in set(self.sites.connected)]
-        found: Mapping[str, Arrival] = {}
-        if there:
-            letter = self._post(LOSSES, there, params, question(signals), current_round=self._running.round)
-            found = self._exchange(letter, there, self.controller.query_deadline or self.policy.fixed_deadline)
+        """Ask sites for losses of a model; NaN for those that do not answer in time."""
+        connected = [name for name in names if name in set(self.sites.connected)]
+        answers: Mapping[str, Arrival] = {}
+        if connected:
+            letter = self._post(LOSSES, connected, params, question(signals), current_round=self._running.round)
+            answers = self._exchange(letter, connected, self.controller.query_deadline or self.policy.fixed_deadline)
         reports = {
             name: arrival.problem if arrival.result is None else record_of(arrival.result)
-            for name, arrival in found.items()
+            for name, arrival in answers.items()
         }
         return read_losses(
-            names, signals, reports, lambda who, why: self.controller.warning(f"{who} gave no losses: {why}")
+            names, signals, reports, lambda site, why: self.controller.warning(f"{site} gave no losses: {why}")
         )
 
-    def _try_out(self, query: Trial, available: IntArray) -> Answer:
-        """Train each trial cohort, average, and ask everybody for the change of loss."""
-        asked = frozenset({query.measured})
-
-        def losses(model: Mapping[str, AnyArray], names: Sequence[str]) -> FloatArray:
-            return self._losses(model, names, asked)[query.measured]
-
-        return try_out(self._running, query, available, model=self.model, losses=losses, train=self._train_trial)
-
     def _train_trial(self, cohort: Sequence[str], seed: int) -> dict[str, AnyArray] | None:
-        """Let a trial cohort train; return the average of its models, or None when none came."""
+        """Let a trial cohort train; return the average of its models, or None if it has none."""
         names = [name for name in cohort if name in set(self.sites.connected)]
         if not names:
             return None
@@ -461,20 +463,20 @@ class FlareHost(Host):
             return None
         return weighted_average(models, self._bound_weights(models)[0])
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- the log ------------------------------------------------------------------------------------------------------
 
     def on_round(self, number: int, again: bool) -> None:
         """Log the beginning of a round."""
         self.controller.round_begins(number, again)
 
     def on_waiting(self, shortage: Shortage, seconds: float) -> None:
-        """Log every few seconds what is waited for."""
+        """Log every few seconds what the run waits for."""
         if seconds - self._waited >= _LOG_EVERY:
             self._waited = seconds
             self.controller.info(f"waiting: {shortage.describe(seconds, self.absent())}")
 
     def on_ready(self) -> None:
-        """Forget how long the run has waited."""
+        """Reset how long the run has waited."""
         self._waited = 0.0
 
     def on_rules(self, order: Order) -> None:
@@ -486,7 +488,7 @@ class FlareHost(Host):
         self.controller.info(f"selected {', '.join(cohort.names)} ({cohort.size} of {available} available)")
 
     def on_closed(self, round_: Round, aggregation: Aggregation) -> None:
-        """Go on with the new model."""
+        """Replace the global model and log."""
         assert self._next is not None
         self.model, result = self._next
         self._log(round_, aggregation)

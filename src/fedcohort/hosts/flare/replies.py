@@ -1,7 +1,7 @@
-"""From a site's result to a model that can be averaged: each is checked by itself, so one bad site spoils nothing.
+"""Checks the results of sites before they are averaged, each by itself, so that one bad site cannot spoil a round.
 
-FLARE's aggregation takes results as they come: a NaN or an array of another shape reaches the global model or ends the
-job. Here it becomes a status with a reason, and the aggregation sees the rest.
+FLARE's aggregation does not check results: a NaN or an array of another shape reaches the global model or ends the job.
+Here, such a result gets a status with a reason, and the aggregation sees only the others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, plain, read_gr
 
 Model = Mapping[str, AnyArray]
 WEIGHT = FLMetaKey.NUM_STEPS_CURRENT_ROUND
-_LARGEST = 1e150  # the square of a larger double overflows, and with it every distance between models
-_LARGEST_WEIGHT = float(1 << 53)  # a count of steps beyond is none, and sums of them lose whole numbers
-_LARGEST_METRIC = 1e30  # beyond it sums overflow
-_NAMED = 3  # metrics of one site that are named
+_LARGEST = 1e150  # the squares of larger doubles overflow, and so do distances between models
+_LARGEST_WEIGHT = float(1 << 53)  # larger numbers cannot be counts of steps, and their sums are not exact
+_LARGEST_METRIC = 1e30  # sums of larger numbers may overflow
+_NAMED = 3  # how many metrics of one site to name
 
 
 class CheckedResult(NamedTuple):
@@ -39,14 +39,14 @@ class CheckedResult(NamedTuple):
     reason : str
         Why it is not OK.
     params : mapping of str to array
-        The site's whole model, in the types of the one sent; empty when it is not OK.
+        The site's whole model, in the types of the one sent; empty if it is not OK.
     weight : float
-        What it weighs in an average, as the site says.
+        Its weight in an average, as the site sent it.
     values : mapping of Signal to float or (V,) array
-        What it reported, and how long it took.
+        What the site reported, and how long it took.
     gradient : (d,) array or None
     result : FLModel or None
-        As it came.
+        The result as it arrived.
     """
 
     name: str
@@ -65,7 +65,7 @@ def arrays_of(params: Mapping[str, Any]) -> dict[str, AnyArray]:
 
 
 def record_of(result: FLModel | None) -> Mapping[str, Any] | None:
-    """Return what a site sent for fedcohort beside its model, or None."""
+    """Return fedcohort's record in a site's result, or None."""
     meta = None if result is None else result.meta
     record = meta.get(RECORD) if isinstance(meta, Mapping) else None
     return record if isinstance(record, Mapping) else None
@@ -79,25 +79,25 @@ class ResultChecker:
     model : mapping of str to array
         The model that was sent.
     required : set of Signal
-        What the selector must learn from each site whose model counts.
+        What each OK result must report.
     """
 
     def __init__(self, model: Model, required: Iterable[Signal]) -> None:
-        wanted = frozenset(required) & METRIC_SIGNALS
+        required = frozenset(required) & METRIC_SIGNALS
         self._model = model
-        self._reported = reported_signals(wanted)
-        self._gradient = bool(wanted & GRADIENT_SIGNALS)
+        self._reported = reported_signals(required)
+        self._gradient = bool(required & GRADIENT_SIGNALS)
         self._parameters = sum(array.size for array in model.values() if array.dtype.kind == "f")
 
     def check(self, name: str, result: FLModel, seconds: float) -> CheckedResult:
-        """Return a site's result as it may enter an average, or why it may not."""
+        """Return a site's result with its status."""
         meta = result.meta if isinstance(result.meta, Mapping) else {}
         record = record_of(result)
         values = {**read_report(record), Signal.DURATION: seconds}
         gradient = read_gradient(record) if self._gradient else None
         params: dict[str, AnyArray] = {}
         reason = self._read(result, params)
-        weight = meta.get(WEIGHT, 1.0)  # FLARE takes 1 where a site says nothing
+        weight = meta.get(WEIGHT, 1.0)  # the same default as FLARE's
         if not reason and not _is_weight(weight):
             reason = f"{WEIGHT!r} must be a number above 0, not {shorten(repr(weight), 40)}"
         reason = reason or self._missing_reports(values, gradient)
@@ -107,18 +107,18 @@ class ResultChecker:
 
     def _read(self, result: FLModel, params: dict[str, AnyArray]) -> str:
         """Fill ``params`` with the site's whole model; return what is wrong with it, or an empty string."""
-        sent, given = self._model, result.params
-        if not isinstance(given, Mapping) or not given:
+        sent, received = self._model, result.params
+        if not isinstance(received, Mapping) or not received:
             return "the result holds no model"
-        if given.keys() != sent.keys():
-            odd = min(given.keys() ^ sent.keys(), key=str)
+        if received.keys() != sent.keys():
+            odd = min(received.keys() ^ sent.keys(), key=str)
             return f"the model's arrays have other names than the ones sent: {shorten(repr(odd), 80)}"
         is_diff = result.params_type == ParamsType.DIFF
         for key, before in sent.items():
-            found = _whole_array(given[key], before, is_diff)
-            if isinstance(found, str):
-                return f"the array {key!r} {found}"
-            params[key] = found
+            array = _whole_array(received[key], before, is_diff)
+            if isinstance(array, str):
+                return f"the array {key!r} {array}"
+            params[key] = array
         return ""
 
     def _missing_reports(self, values: Mapping[Signal, Value], gradient: FloatArray | None) -> str:
@@ -128,11 +128,11 @@ class ResultChecker:
         return reason
 
 
-def _whole_array(given: Any, before: AnyArray, is_diff: bool) -> AnyArray | str:
-    """Return one array of a site's model, in the type it was sent in, or in words why it cannot be averaged."""
+def _whole_array(received: Any, before: AnyArray, is_diff: bool) -> AnyArray | str:
+    """Return one array of a site's model, in the type it was sent in, or why it cannot be averaged."""
     try:
-        array = plain(given)
-    except Exception as error:  # whatever a site sends in the place of an array
+        array = plain(received)
+    except Exception as error:  # a site may send anything in place of an array
         return f"cannot be read: {shorten(str(error), 80)}"
     if array.dtype.kind not in "biuf":
         return f"has the type {array.dtype} instead of {before.dtype}"
@@ -156,12 +156,12 @@ def flat(model: Model) -> FloatArray:
 
 
 def output_of(model: Model) -> OutputLayer:
-    """Return where the output layer stands in :func:`flat`; an error for a model whose output layer has no bias."""
+    """Return the position of the output layer in :func:`flat`; raise an error if the layer has no bias."""
     return output_layer({key: array.shape for key, array in model.items() if array.dtype.kind == "f"})
 
 
 def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
-    """Return what the server can measure of the OK replies to a model."""
+    """Return the measures of replies to a model."""
     weights = np.array([r.weight if r.status is Status.OK else 0.0 for r in replies], np.float64)
     return Measures(
         replies, weights, sent=lambda: flat(sent), model=lambda r: flat(r.params), output=lambda: output_of(sent)
@@ -169,7 +169,7 @@ def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
 
 
 def move_update(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult:
-    """Return a sound reply to the model ``sent`` as one to ``model``: what the site added to floating-point arrays."""
+    """Return a sound reply with its update of floating-point arrays of ``sent`` applied to ``model``."""
     params = {
         key: (array + (reply.params[key] - sent[key])).astype(array.dtype) if array.dtype.kind == "f" else array
         for key, array in model.items()
@@ -178,17 +178,17 @@ def move_update(model: Model, reply: CheckedResult, sent: Model) -> CheckedResul
 
 
 def to_aggregate(replies: Sequence[CheckedResult], sent: Model, weights: Mapping[str, float]) -> list[FLModel]:
-    """Return sound replies as FLARE's aggregation takes them: all of one kind, each with its weight."""
+    """Return sound replies in the form for FLARE's aggregation: all of one kind, each with its weight."""
     diff = all(reply.result is not None and reply.result.params_type == ParamsType.DIFF for reply in replies)
-    found = [_weighted_model(reply, sent if diff else None, weights[reply.name]) for reply in replies]
-    if any(model.metrics for model in found):
-        for model in found:  # FLARE averages no metrics at all when one site has none
+    models = [_weighted_model(reply, sent if diff else None, weights[reply.name]) for reply in replies]
+    if any(model.metrics for model in models):
+        for model in models:  # FLARE averages no metrics if those of one site are None
             model.metrics = model.metrics or {}
-    return found
+    return models
 
 
 def _weighted_model(reply: CheckedResult, sent: Model | None, weight: float) -> FLModel:
-    """Return a sound reply with its weight: as a whole model, or as what the site added to the one ``sent``."""
+    """Return a sound reply with its weight: the whole model, or its difference from the one ``sent``."""
     before = reply.result
     assert before is not None
     whole = dict(reply.params)
@@ -210,16 +210,16 @@ def _numbers(metrics: object) -> dict[str, float] | None:
 
 
 def odd_metrics(metrics: object) -> list[str]:
-    """Return in words what a site sent as metrics and cannot be averaged."""
+    """Describe the metrics of a site that cannot be averaged."""
     if metrics is None:
         return []
     if not isinstance(metrics, Mapping):
         return [f"its metrics are {short_repr(metrics, 40)} and are left out"]
     odd = [key for key, value in metrics.items() if not _is_metric(value)]
-    found = [
+    texts = [
         f"its metric {short_repr(key, 80)} is {short_repr(metrics[key], 40)} and is left out" for key in odd[:_NAMED]
     ]
-    return found + ([f"and {len(odd) - _NAMED} more of this kind"] if len(odd) > _NAMED else [])
+    return texts + ([f"and {len(odd) - _NAMED} more of this kind"] if len(odd) > _NAMED else [])
 
 
 def _is_metric(value: object) -> bool:
@@ -227,11 +227,11 @@ def _is_metric(value: object) -> bool:
 
 
 def weighted_average(replies: Sequence[CheckedResult], weights: Mapping[str, float]) -> dict[str, AnyArray]:
-    """Return the mean of models by weight, for trials."""
+    """Return the weighted mean of models, for trials."""
     total = math.fsum(weights.values())
     shares = {r.name: weights[r.name] / total if total > 0 else 1 / len(replies) for r in replies}
-    found = {}
+    mean = {}
     for key, like in replies[0].params.items():
         parts = [reply.params[key].astype(np.float64) * shares[reply.name] for reply in replies]
-        found[key] = np.asarray(sum(parts)).astype(like.dtype)
-    return found
+        mean[key] = np.asarray(sum(parts)).astype(like.dtype)
+    return mean

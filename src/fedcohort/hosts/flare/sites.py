@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import FedcohortError
-from fedcohort.core.signals import TABLE_SIGNALS, UNAIDED_SIGNALS, Signal
+from fedcohort.core.signals import TABLE_SIGNALS, Signal
 from fedcohort.core.text import natural, shorten
 from fedcohort.hosts.ask_again import Postponed
 from fedcohort.hosts.round import join_names
@@ -17,14 +17,14 @@ _LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 
 
 class Sites:
-    """Who is connected, and what each says about itself. FLARE vouches for the names.
+    """The connected sites and their descriptions. FLARE authenticates their names.
 
     Parameters
     ----------
     required : set of Signal
-        What the selector must be able to know about a site.
+        What the selector needs to know about a site.
     classes : int, optional
-        How many classes there are. Default: as many as at least two sites, and more than a fifth of all, name.
+        Number of classes. Default: as many as at least two sites, and more than a fifth of all, name.
     """
 
     def __init__(self, required: frozenset[Signal], classes: int | None = None) -> None:
@@ -36,16 +36,16 @@ class Sites:
         self.postponed = Postponed[str]()
 
     def unknown(self) -> list[str]:
-        """Return the connected sites to ask what they hold: for the first time, or again after a while."""
+        """Return the connected sites that should be asked for a description."""
         return [name for name in self.connected if name not in self.described and not self.postponed.waits(name)]
 
     def describe(self, name: str, record: Mapping[str, object] | None, problem: str) -> str:
-        """Take over what a site says about itself; return why it takes no part, or an empty string."""
+        """Store a site's description; return why the site takes no part, or an empty string."""
         try:
             if record is None:
                 raise ValueError(problem or "it does not answer fedcohort's questions")
             description = Description.from_record(record)
-            lacking = sorted(self.required - signals_of(description))
+            lacking = sorted(self.required - description.known_signals())
             counts = description.label_counts
             if lacking:
                 raise ValueError(f"it cannot supply {', '.join(repr(s.value) for s in lacking)}")
@@ -63,48 +63,48 @@ class Sites:
         return self.unfit[name]
 
     def fit(self) -> list[str]:
-        """Return who is connected and can take part, in natural order of the names."""
+        """Return the connected sites that can take part, in natural order of their names."""
         most = self._most_classes()
-        there = (name for name in self.connected if name in self.described and not self._flaw(name, most))
-        return sorted(there, key=natural)
+        names = (name for name in self.connected if name in self.described and not self._flaw(name, most))
+        return sorted(names, key=natural)
 
     def _most_classes(self) -> int | None:
         if self.classes is not None:
             return self.classes
-        counts = (self.described[name].label_counts for name in self.connected if name in self.described)
-        return most_classes(len(found) for found in counts if found is not None)
+        described = (self.described[name].label_counts for name in self.connected if name in self.described)
+        return most_classes(len(counts) for counts in described if counts is not None)
 
     def _flaw(self, name: str, most: int | None) -> str:
-        """Return why what a site says about its labels cannot be right where there are so many classes."""
+        """Return why a site's label counts cannot be right if there are ``most`` classes, or an empty string."""
         counts = self.described[name].label_counts
         if not self.required & _LABELS or counts is None or most is None or len(counts) <= most:
             return ""
         return f"it names {len(counts)} classes; there are {most}"
 
     def absent(self) -> list[str]:
-        """Return in words who is connected and cannot take part, and why."""
-        found: dict[str, list[str]] = {}
+        """Describe the sites that are connected but cannot take part, with the reasons."""
+        reasons: dict[str, list[str]] = {}
         most = self._most_classes()
         for name in self.connected:
             why = self.unfit.get(name) or (self._flaw(name, most) if name in self.described else "")
             if why:
-                found.setdefault(why, []).append(name)
+                reasons.setdefault(why, []).append(name)
         silent = [name for name in self.unknown() if name not in self.unfit]
         if silent:
-            found["have not said what they hold"] = silent
-        return [f"{why.rstrip('.')}: {join_names(names)}" for why, names in found.items()]
+            reasons["have not said what they hold"] = silent
+        return [f"{why.rstrip('.')}: {join_names(names)}" for why, names in reasons.items()]
 
     def supplied(self) -> frozenset[Signal]:
         """Return what every site that can take part can report or answer."""
         return self.known() - TABLE_SIGNALS
 
     def known(self) -> frozenset[Signal]:
-        """Return what can be known about every site that can take part."""
-        found = [signals_of(self.described[name]) for name in self.fit()]
-        return frozenset.intersection(*found) if found else frozenset()
+        """Return what is known about every site that can take part."""
+        signals = [self.described[name].known_signals() for name in self.fit()]
+        return frozenset.intersection(*signals) if signals else frozenset()
 
     def table(self, names: Sequence[str]) -> ClientTable:
-        """Return a table of sites with the facts that are required, and no others, so that anybody can join."""
+        """Return a table of sites with only the facts that are required, so that any site can join later."""
         facts = [self.described[name] for name in names]
         labels = None
         if self.required & _LABELS:
@@ -119,7 +119,7 @@ class Sites:
         """Let sites that are new to the session join; return their names."""
         newcomers = [name for name in self.fit() if name not in session.table]
         joined = []
-        for name in newcomers:  # one by one, so that one that cannot join keeps nobody out
+        for name in newcomers:  # one by one, so that a site that cannot join does not keep others out
             try:
                 session.join(self.table([name]))
                 joined.append(name)
@@ -127,16 +127,6 @@ class Sites:
                 self._refuse(name, error.message)
                 del self.described[name]
         if session.rules is not None:
-            told = {name: self.described[name].attributes for name in self.fit() if self.described[name].attributes}
-            session.set_attributes(told)
+            described = {name: self.described[name].attributes for name in self.fit()}
+            session.set_attributes({name: attributes for name, attributes in described.items() if attributes})
         return joined
-
-
-def signals_of(description: Description) -> frozenset[Signal]:
-    """Return what can be known about a site that describes itself so."""
-    found = set(UNAIDED_SIGNALS | description.signals)
-    if description.size is not None:
-        found.add(Signal.SIZES)
-    if description.label_counts is not None:
-        found |= _LABELS
-    return frozenset(found)

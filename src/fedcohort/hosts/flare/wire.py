@@ -1,5 +1,5 @@
-"""How FLARE carries what travels beside the model: tasks of our own, and one entry of a model's ``meta``."""
+"""The names of fedcohort's own tasks and of its cookie; everything else travels in a model's ``meta``."""
 
-DESCRIBE = "fedcohort_describe"  # who are you, what do you hold, what can you report?
-LOSSES = "fedcohort_losses"  # losses of this model on your data
-TICKET = "fedcohort_ticket"  # a cookie, which comes back with the result
+DESCRIBE = "fedcohort_describe"  # asks for facts about the data, and signals
+LOSSES = "fedcohort_losses"  # asks for losses of a model on the site's data
+TICKET = "fedcohort_ticket"  # a cookie, which FLARE returns with the result

@@ -1,7 +1,7 @@
-"""Selection on a live Flower federation: the same selectors, the same cohorts, on other people's machines.
+"""Client selection on a live Flower federation, with the same selectors and the same cohorts as in the simulator.
 
-:class:`CohortStrategy` wraps any Flower strategy and decides who takes part, :class:`AsyncCohortStrategy` does so
-without rounds; :func:`cohort_client` gives a ClientApp the answers a selector may ask for. All of it works with
+:class:`CohortStrategy` wraps any Flower strategy and decides who takes part. :class:`AsyncCohortStrategy` does the same
+without rounds. :func:`cohort_client` makes a ClientApp answer the questions of selectors. All of them work with
 Flower's message API (flwr 1.41 or newer).
 """
 
@@ -37,7 +37,7 @@ __all__ = [
     "failures",
     "torch_answers",
 ]
-# A SuperNode starts a process for every message; it should not import the server's side as well.
+# Loaded on demand: a SuperNode starts a process for every message, which should not import the server's modules.
 _HOMES = {
     "fedcohort.hosts.incidents": ("Incident", "corrections", "failures"),
     "fedcohort.hosts.flower.async_strategy": ("AsyncCohortStrategy",),

@@ -41,13 +41,13 @@ _OF_ROUNDS = {
 class AsyncCohortStrategy(CohortStrategy):
     """Choose clients one by one with a fedcohort selector; average their stale updates with any Flower strategy.
 
-    Flower's rounds are global models here: ``num_rounds`` is their number, and ``server-round`` in a client's config is
-    one more than the number of the model it is sent.
+    Each of Flower's rounds is one global model: ``num_rounds`` is the number of models, and ``server-round`` in a
+    client's config is one more than the number of the model that it is sent.
 
     Parameters
     ----------
     selector : Selector or str
-        One that can choose one client at a time: ``uniform``, ``balanced``, ``fedcbs`` and others.
+        One that can choose a single client at a time: ``uniform``, ``balanced``, ``fedcbs`` and others.
     strategy : Strategy
         Any strategy of Flower's message API except those for differential privacy and trees.
     busy : int
@@ -55,12 +55,12 @@ class AsyncCohortStrategy(CohortStrategy):
     buffer : int
         How many sound answers make a new global model: 1 is FedAsync, more is FedBuff.
     period : float, optional
-        Seconds between two models instead, whatever has come by then.
+        Seconds between two models, instead of a number of answers.
     aggregator : Aggregator or str
-        What each answer counts for, by its staleness: ``fedbuff``, ``fedasync`` or ``fedavg-stale``.
+        How much each answer counts, given its staleness: ``fedbuff``, ``fedasync`` or ``fedavg-stale``.
     **settings
         As in :class:`CohortStrategy`, except ``cohort_size``, ``spares``, ``late``, ``min_replies`` and ``filter``,
-        which belong to rounds. ``deadline`` is how long one client has; then another one takes its place.
+        which only make sense for rounds. ``deadline`` is the time one client has before another takes its place.
     """
 
     def __init__(
@@ -83,31 +83,29 @@ class AsyncCohortStrategy(CohortStrategy):
                 hint="pass deadline=SECONDS, how long one client has",
             )
         self.flow = FlowPolicy(busy, buffer, period)
-        found = create_part("aggregator", aggregator, Aggregator, AGGREGATORS)
-        if not isinstance(found, FedBuff | FedAsync | FedAvgStale):
+        created = create_part("aggregator", aggregator, Aggregator, AGGREGATORS)
+        if not isinstance(created, FedBuff | FedAsync | FedAvgStale):
             raise ParameterError(
                 "The 'aggregator' parameter of AsyncCohortStrategy must be 'fedbuff', 'fedasync' or 'fedavg-stale'. "
-                f"Got {found.name!r}.",
+                f"Got {created.name!r}.",
                 hint="the wrapped strategy may be FedAdam or another of Flower's strategies",
             )
-        self.aggregator = found
+        self.aggregator = created
         if strategy is not None:
             check_strategy(strategy)
-        for what, refused in (
-            ("adds noise for a cohort", strategy is not None and private_cohort_size(strategy) is not None),
-            ("adds trees", strategy is not None and changes_shape(strategy)),
-        ):
-            if refused:
+            adds_noise = private_cohort_size(strategy) is not None
+            if adds_noise or changes_shape(strategy):
                 raise ParameterError(
-                    f"{type(strategy).__name__} {what}, and cannot average updates of older models.",
+                    f"{type(strategy).__name__} adds {'noise for a cohort' if adds_noise else 'trees'}, and cannot "
+                    "average updates of older models.",
                     hint="use CohortStrategy, which runs rounds",
                 )
-        # As many as work at once: what rules and the wrapped strategy call a cohort.
+        # For rules and for the wrapped strategy, a cohort is the clients that work at the same time.
         super().__init__(selector, strategy, cohort_size=busy, **settings)
         check_one_at_a_time(True, self.selector)
 
     def more_settings(self) -> dict[str, Any]:
-        """Return what a journal says about the flow."""
+        """Return the settings of the flow for the journal."""
         return {**dataclasses.asdict(self.flow), "aggregator": repr(self.aggregator)}
 
     def _warn_of_bias(self) -> None:
@@ -123,7 +121,7 @@ class AsyncCohortStrategy(CohortStrategy):
 
 
 class _AsyncRun(LiveRun):
-    """One call of ``start``, without rounds."""
+    """One call of ``AsyncCohortStrategy.start``."""
 
     asynchronous = True
 

@@ -1,14 +1,14 @@
-"""Aggregation that no reply can end: what the wrapped strategy raises is contained, and the reply behind it found.
+"""Aggregation that survives errors of the wrapped strategy, and finds the reply that caused them.
 
-The checks of single replies cannot know what a strategy will make of them: a Krum that is short of models, trees that
-are no JSON, a metric function of the app's own. When aggregation raises or its result is not finite, copies of the
-strategy try the replies one by one and together; whoever makes the difference is left out and named.
+The checks of single replies cannot know what a strategy will do with them: Krum may have too few models, trees may not
+be JSON, an app's metric function may fail. If aggregation raises an error or its result is not finite, copies of the
+strategy try the replies one by one and together. The replies that make the difference are left out and reported.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,22 +22,22 @@ from fedcohort.hosts.flower.replies import Checked, is_finite
 from fedcohort.hosts.flower.wrapped_strategy import levels, private_cohort_size, strategy_copy
 
 log = logging.getLogger("flwr.fedcohort")
-_STARTS = 4  # from so many replies a largest set that aggregates is searched
+_STARTS = 4  # how many replies to try as the start of a largest set that aggregates
 _NOT_TOGETHER = "the strategy can aggregate the others, but not together with it"
 
 
 @dataclass(frozen=True)
 class Average:
-    """What came out of a round's aggregation.
+    """The result of a round's aggregation.
 
     Attributes
     ----------
     arrays : ArrayRecord or None
-        The next model; None when the round brings none.
+        The next model; None if the round gives none.
     blamed : dict of str to str
-        The clients whose replies made aggregation fail, each with what went wrong.
+        The clients whose replies made aggregation fail, each with the error.
     error : str
-        What the strategy raised when nobody could be blamed; empty when it raised nothing.
+        What the strategy raised if no client could be blamed; empty if it raised nothing.
     """
 
     arrays: ArrayRecord | None = None
@@ -47,21 +47,21 @@ class Average:
 
 
 class _Attempt:
-    """One strategy, one set of replies: each call sees the strategy and the messages as they were at first."""
+    """One strategy and a set of replies, to be aggregated several times from the same initial state."""
 
     def __init__(self, strategy: Strategy, server_round: int, replies: Sequence[Checked], errors: Sequence[Message]):
         self._strategy = strategy
         self._round = server_round
         self._errors = list(errors)
         self._levels = levels(strategy)
-        # Some strategies change themselves before they raise: moments, counters, pending privacy events.
+        # Some strategies change their state before they raise an error: moments, counters, pending privacy events.
         self._before = [_copy_tables(vars(level)) for level in self._levels]
         self._contents = {reply.name: dict(reply.message.content) for reply in replies if reply.message is not None}
 
     def __call__(self, replies: Sequence[Checked], strategy: Strategy | None = None) -> Average:
         messages = [reply.message for reply in replies if reply.message is not None]
         for reply, message in zip(replies, messages, strict=True):
-            # Strategies write into replies (clipping) and take their arrays out (the median): each call gets its own.
+            # Each call gets copies, because strategies write into replies (clipping) or remove arrays (the median).
             parts = self._contents[reply.name].items()
             message.content = RecordDict({key: cast(Any, part.copy()) for key, part in parts})
         arrays, metrics = (strategy or self._strategy).aggregate_train(self._round, [*messages, *self._errors])
@@ -70,25 +70,25 @@ class _Attempt:
         return Average(arrays, metrics)
 
     def restore(self) -> None:
-        """Put the strategy's attributes back."""
+        """Restore the strategy's attributes."""
         for level, before in zip(self._levels, self._before, strict=True):
             vars(level).clear()
             vars(level).update(_copy_tables(before))
 
     def fails(self, replies: Sequence[Checked]) -> str:
-        """Return what a copy of the strategy raises on ``replies``, or an empty string."""
+        """Return the error of a copy of the strategy on ``replies``, or an empty string."""
         try:
-            found = self(replies, strategy_copy(self._strategy))
+            average = self(replies, strategy_copy(self._strategy))
         except Exception as error:
-            return _error_text(error)
-        return "" if found.arrays is not None else "it gave no model"
+            return error_text(error)
+        return "" if average.arrays is not None else "it gave no model"
 
 
 def _check_model(arrays: ArrayRecord, like: ArrayRecord) -> None:
-    """Raise ValueError for an aggregated model that lacks an array of the others, or is not finite."""
-    lost = [key for key in like if key not in arrays]
-    if lost:
-        raise ValueError(f"the aggregated model lacks the array {lost[0]!r}")
+    """Raise ValueError if an aggregated model lacks an array of ``like`` or is not finite."""
+    missing = [key for key in like if key not in arrays]
+    if missing:
+        raise ValueError(f"the aggregated model lacks the array {missing[0]!r}")
     for key, array in arrays.items():
         if not is_finite(as_numpy(array).ravel()):
             raise ValueError(f"the aggregated array {key!r} has NaN or infinite entries")
@@ -97,14 +97,14 @@ def _check_model(arrays: ArrayRecord, like: ArrayRecord) -> None:
 def aggregate(
     strategy: Strategy, server_round: int, replies: Sequence[Checked], errors: Sequence[Message] = ()
 ) -> Average:
-    """Aggregate sound replies as the strategy does; never raises what the strategy raises.
+    """Aggregate sound replies with the strategy; its errors are returned, not raised.
 
     Parameters
     ----------
     replies : sequence of Checked
-        The replies that shall enter the average.
+        The replies to average.
     errors : sequence of Message
-        The errors of other clients of the cohort, which some strategies judge (those for differential privacy).
+        The errors of other clients of the cohort, which some strategies need (those for differential privacy).
     """
     if not replies:
         return Average()
@@ -112,58 +112,56 @@ def aggregate(
     try:
         return attempt(replies)
     except Exception as error:
-        log.warning(
-            "%s could not aggregate round %d: %s", type(strategy).__name__, server_round - 1, _error_text(error)
-        )
+        log.warning("%s could not aggregate round %d: %s", type(strategy).__name__, server_round - 1, error_text(error))
         log.debug("aggregation failed", exc_info=True)
         attempt.restore()
         blamed = _find_culprits(attempt, replies)
         rest = [reply for reply in replies if reply.name not in blamed]
-        # Under differential privacy fewer models than the noise was made for must not be released.
+        # Under differential privacy, an average of fewer models than the noise is made for must not be released.
         if not blamed or not rest or private_cohort_size(strategy) is not None:
-            return Average(blamed=blamed, error="" if blamed else _error_text(error))
+            return Average(blamed=blamed, error="" if blamed else error_text(error))
     try:
-        found = attempt(rest)
+        average = attempt(rest)
     except Exception as error:
         attempt.restore()
-        return Average(blamed=blamed, error=_error_text(error))
-    return Average(found.arrays, found.metrics, blamed)
+        return Average(blamed=blamed, error=error_text(error))
+    return Average(average.arrays, average.metrics, blamed)
 
 
 def with_integers(arrays: ArrayRecord, sent: ArrayRecord) -> ArrayRecord:
-    """Return an averaged model in which counters and booleans have the type they were sent in, rounded.
+    """Return an averaged model whose counters and booleans are rounded and have the types they were sent in.
 
-    Flower's strategies make floats of them. Taken for parameters from then on, BatchNorm's count of batches would be
-    most of what updates differ by.
+    Flower's strategies turn them into floats. BatchNorm's count of batches would then pass for a parameter and dominate
+    the updates.
     """
-    found = {}
+    restored = {}
     for key, array in arrays.items():
         before = as_numpy(sent[key]).dtype if key in sent else None
         after = as_numpy(array)
         if before is not None and before.kind in "biu" and after.dtype.kind == "f":
             limits = (0, 1) if before.kind == "b" else (np.iinfo(before).min, np.iinfo(before).max)
             whole = np.rint(after.astype(np.float64))
-            with np.errstate(invalid="ignore"):  # the largest of 64 bits is no double; the next lines put it right
+            with np.errstate(invalid="ignore"):  # the largest 64-bit integer is not a double; see the next lines
                 cast = np.asarray(whole.astype(before))
             cast[whole >= limits[1]] = limits[1]
             cast[whole <= limits[0]] = limits[0]
-            found[key] = to_array(cast)
-    return ArrayRecord({**arrays, **found}) if found else arrays
+            restored[key] = to_array(cast)
+    return ArrayRecord({**arrays, **restored}) if restored else arrays
 
 
 def _find_culprits(attempt: _Attempt, replies: Sequence[Checked]) -> dict[str, str]:
-    """Return whose replies make aggregation fail, with what it raises because of each."""
-    # Each alone first: most of what a strategy cannot take, it cannot take from one client either.
-    alone = {reply.name: attempt.fails([reply]) for reply in replies}
-    sound = [reply for reply in replies if not alone[reply.name]]
+    """Return the clients whose replies make aggregation fail, each with the error."""
+    # One by one first, because most bad replies fail even without the others.
+    errors = {reply.name: attempt.fails([reply]) for reply in replies}
+    sound = [reply for reply in replies if not errors[reply.name]]
     best = {reply.name for reply in _best_group(attempt, sound)}
     if best:
         return {
-            name: f"the strategy cannot aggregate it: {said}" if said else _NOT_TOGETHER
-            for name, said in alone.items()
+            name: f"the strategy cannot aggregate it: {error}" if error else _NOT_TOGETHER
+            for name, error in errors.items()
             if name not in best
         }
-    # Some strategies need several models: then find the replies that make the others fail.
+    # Some strategies need several models. For these, look for a reply without which the others aggregate.
     for reply in replies:
         if not attempt.fails([other for other in replies if other is not reply]):
             return {reply.name: _NOT_TOGETHER}
@@ -171,9 +169,9 @@ def _find_culprits(attempt: _Attempt, replies: Sequence[Checked]) -> dict[str, s
 
 
 def _best_group(attempt: _Attempt, sound: Sequence[Checked]) -> list[Checked]:
-    """Return a largest set of replies that aggregate together, as far as a few starts find it."""
+    """Return the largest set of replies that aggregate together, among those found from a few starts."""
     best: list[Checked] = []
-    for start in sound[:_STARTS]:  # a bad reply may pass alone and then make all others fail
+    for start in sound[:_STARTS]:  # several, because a bad reply may pass by itself and make all others fail
         others = [reply for reply in sound if reply is not start]
         best = max(best, _largest_group(attempt, [start], others), key=len)
         if len(best) == len(sound):
@@ -182,7 +180,7 @@ def _best_group(attempt: _Attempt, sound: Sequence[Checked]) -> list[Checked]:
 
 
 def _largest_group(attempt: _Attempt, base: list[Checked], group: list[Checked]) -> list[Checked]:
-    """Return ``base`` with as many of ``group`` as aggregate together with it, found by halves."""
+    """Return ``base`` with as many of ``group`` as aggregate together with it, found by bisection."""
     if not group or not attempt.fails([*base, *group]):
         return [*base, *group]
     if len(group) == 1:
@@ -192,20 +190,11 @@ def _largest_group(attempt: _Attempt, base: list[Checked], group: list[Checked])
 
 
 def _copy_tables(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes such that what a strategy takes out of a table or record of its own can be put back."""
+    """Return attributes with copies of tables and records, from which a strategy may remove entries."""
     kinds = (dict, list, ArrayRecord)
     return {key: value.copy() if type(value) in kinds else value for key, value in attributes.items()}
 
 
-def value_or_none(what: str, call: Callable[[], MetricRecord | None]) -> MetricRecord | None:
-    """Return what ``call`` returns, or None when it raises; the error is logged."""
-    try:
-        return call()
-    except Exception as error:
-        log.warning("%s failed and is left out: %s", what, _error_text(error))
-        log.debug("%s failed", what, exc_info=True)
-        return None
-
-
-def _error_text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
+    """Return an error with its type in one short line."""
     return shorten(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What a Flower run saves: the model and the strategy's memory after a round, and answers that wait for a model."""
+"""The files of a Flower run: the model and the strategy's memory after a round, and answers that wait for a model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedcohort.hosts.flower.npy import as_numpy, to_array
 from fedcohort.hosts.flower.replies import Checked
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
 
-_FORMAT = "fedcohort-flower-2"  # raised when a checkpoint could be misread by an earlier version
-_OLDER = "fedcohort-flower-1"  # of 0.2: arrays without dimensions got one
+_FORMAT = "fedcohort-flower-2"  # increased when an earlier version could misread a checkpoint
+_OLDER = "fedcohort-flower-1"  # written by version 0.2, which gave arrays without dimensions one
 _ANSWER = "fedcohort-flower-answer-1"
-_MODEL, _STRATEGY = "model/", "strategy/"  # prefixes of tensors, which share one file
+_MODEL, _STRATEGY = "model/", "strategy/"  # prefixes of tensors in the common file
 
 
 class WaitingAnswer(NamedTuple):
@@ -28,11 +28,11 @@ class WaitingAnswer(NamedTuple):
     Attributes
     ----------
     reply : Checked
-        With nothing in its message but the model and the metrics.
+        Its message holds only the model and the metrics.
     size : int or None
-        The samples the client had declared.
+        The number of samples that the client had declared.
     times : float
-        How often it counts, by the selector.
+        How often the selector counts it.
     """
 
     reply: Checked
@@ -41,7 +41,7 @@ class WaitingAnswer(NamedTuple):
 
     @classmethod
     def of(cls, reply: Checked, size: int | None, times: float) -> WaitingAnswer:
-        """Return an answer with what is worth keeping of a reply."""
+        """Return an answer with the parts of a reply that are needed later."""
         arrays_key, metrics_key, _ = reply.kind
         content = RecordDict({arrays_key: reply.arrays, metrics_key: reply.metrics})
         message = Message(content, dst_node_id=1, message_type="train")
@@ -53,7 +53,7 @@ class AnswerFiles(CheckpointFiles):
 
     @staticmethod
     def name(rounds: int) -> str:
-        """Return the file name of the answer to a ticket."""
+        """Return the file name of a ticket's answer."""
         return f"answer-{rounds:08d}.safetensors"
 
     def save(self, ticket: int, answer: WaitingAnswer) -> None:
@@ -98,7 +98,7 @@ class AnswerFiles(CheckpointFiles):
 
 
 def _types(arrays: ArrayRecord) -> str:
-    # safetensors sorts its tensors; Flower's strategies and torch go by the order of the record.
+    # Keeps the order of the record, which Flower's strategies and torch need; safetensors sorts its tensors.
     return json.dumps({key: array.dtype for key, array in arrays.items()})
 
 
@@ -111,10 +111,10 @@ def _model(types: Mapping[str, str], tensors: Mapping[str, AnyArray]) -> ArrayRe
 
 
 def _older_model(names: Iterable[str], tensors: Mapping[str, AnyArray], like: ArrayRecord | None) -> ArrayRecord:
-    """Return the model of a checkpoint of version 0.2, in which arrays without dimensions had got one."""
+    """Return the model of a checkpoint of version 0.2, which gave arrays without dimensions one."""
     flat = {key for key, array in (like or {}).items() if array.shape == ()}
-    found = {key: tensors[f"{_MODEL}{key}"] for key in names}
-    return ArrayRecord({key: Array(array.reshape(()) if key in flat else array) for key, array in found.items()})
+    arrays = {key: tensors[f"{_MODEL}{key}"] for key in names}
+    return ArrayRecord({key: Array(array.reshape(()) if key in flat else array) for key, array in arrays.items()})
 
 
 class Checkpoints(CheckpointFiles):
@@ -123,7 +123,7 @@ class Checkpoints(CheckpointFiles):
     def save(self, rounds: int, arrays: ArrayRecord, memory: StrategyState, config: Mapping[str, Any]) -> str:
         """Write the checkpoint after ``rounds`` rounds and return its name; it is durable when this returns.
 
-        ``config`` is what the strategy has written into the train config, as a schedule does.
+        ``config`` is what the strategy has written into the train config, such as a schedule.
         """
         plain, state = memory.save()
         tensors = _tensors(arrays)
@@ -143,16 +143,15 @@ class Checkpoints(CheckpointFiles):
         config: ConfigRecord | None = None,
         like: ArrayRecord | None = None,
     ) -> ArrayRecord:
-        """Return the model of a checkpoint; put the strategy's memory back, and what it wrote into the config.
+        """Return the model of a checkpoint, and restore the strategy's memory and what it wrote into the config.
 
-        ``like`` is the model the run was started with, which tells arrays of one entry from those without dimensions
-        in a checkpoint of version 0.2.
+        ``like`` is the model that the run was started with. A checkpoint of version 0.2 needs it to tell arrays without
+        dimensions from those with one entry.
         """
         header, tensors = self.read(name, _FORMAT, _OLDER)
         if memory is not None:
             state = {key[len(_STRATEGY) :]: value for key, value in tensors.items() if key.startswith(_STRATEGY)}
             plain: dict[str, Any] = json.loads(header["strategy"])
-            # In place: the strategy is the app's own object.
             memory.restore(plain, state)
         if config is not None:
             written: dict[str, Any] = json.loads(header.get("config", "{}"))

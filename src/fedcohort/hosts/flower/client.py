@@ -1,13 +1,13 @@
-"""The client side: answers to what a selector may ask.
+"""The client's side: answers to the questions of selectors.
 
-Two lines at the end of an existing ClientApp::
+Add two lines at the end of an existing ClientApp::
 
     from fedcohort.hosts.flower.client import cohort_client, torch_answers
     app = cohort_client(app, torch_answers(model=make_model, data=load_data))
 
 ``make_model(context)`` returns a torch module, ``load_data(context)`` the client's training data as (inputs, labels).
-Without torch, or with a loss of one's own, :class:`Answers` takes the functions one by one. A server that does not use
-fedcohort sees no difference.
+Without torch, or with your own loss, pass the functions to :class:`Answers` one by one. For a server without fedcohort,
+nothing changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedcohort.core.signals import LOSS_SIGNALS, Signal
 from fedcohort.core.validate import instance
 from fedcohort.hosts.answers import Answers as AnyAnswers
 from fedcohort.hosts.answers import Facts, TorchMeasures
-from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES, only_arrays, report_record
+from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES, only_arrays
 from fedcohort.hosts.wire import (
     COMMITMENT,
     CONFIRMATION,
@@ -41,6 +41,7 @@ from fedcohort.hosts.wire import (
     asked_signals,
     normal_form,
     plain,
+    report,
 )
 from fedcohort.privacy.scheme import LabelSeal
 
@@ -56,9 +57,9 @@ if TYPE_CHECKING:
 def client_name(context: Context) -> str:
     """Return the client's stable name from its node config, or an empty string.
 
-    ``client-name`` comes first (``--node-config 'client-name="hospital-north"'``), then ``partition-id`` as
-    ``partition-3``. Without either the server falls back to the name the node was registered under, and at last to the
-    node id, which changes with every start of the SuperNode.
+    This is ``client-name`` (``--node-config 'client-name="hospital-north"'``), or else ``partition-id``, as
+    ``partition-3``. Without either, the server uses the name that the node was registered under, or else the node id,
+    which changes with every start of the SuperNode.
     """
     config = context.node_config
     if "client-name" in config:
@@ -70,28 +71,29 @@ def client_name(context: Context) -> str:
 
 @dataclass(frozen=True)
 class Answers(AnyAnswers):
-    """What a client can tell a selector. Every function is given the Context of the ClientApp.
+    """What a client can tell a selector. Every function gets the Context of the ClientApp.
 
     Parameters
     ----------
     facts : callable, optional
         ``facts(context)`` returns :class:`Facts`.
     losses : callable, optional
-        ``losses(arrays, context, received)`` returns losses of the model ``arrays`` on the client's data, by name
-        (those of ``signals``). ``received`` is the model the round started with: pseudo-labels come from it. It is the
-        same as ``arrays`` except after training.
+        ``losses(arrays, context, received)`` returns the losses of the model ``arrays`` on the client's data, by the
+        names of ``signals``. ``received`` is the model that the round started with; pseudo-labels come from it. It is
+        the same as ``arrays`` except after training.
     signals : set of Signal
-        Which losses that function returns.
+        The losses that this function returns.
     gradient : callable, optional
         ``gradient(arrays, context)`` returns the (d,) full-batch gradient of the mean training loss.
     name : callable
         ``name(context)`` returns the stable name; see :func:`client_name`.
     noised : bool
-        Whether labels and losses carry noise of their own, as those of ``torch_answers(private=...)`` do. Beside
-        Flower's ``LocalDpMod`` nothing else may leave the client.
+        Whether labels and losses already have noise, like those of ``torch_answers(private=...)``. With Flower's
+        ``LocalDpMod``, nothing without noise may leave the client.
     confirm : callable, optional
         ``confirm(context, confirmation)`` checks what the key holder says it opened of this client's sealed labels
-        and returns the digest of the set of clients (``LabelSeal.confirm``). When it raises, the client does not train.
+        and returns the digest of the set of clients (``LabelSeal.confirm``). If it raises an error, the client does not
+        train.
     """
 
     name: Callable[[Context], str] = client_name
@@ -100,22 +102,22 @@ class Answers(AnyAnswers):
 
 
 def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
-    """Return ``app`` with the answers a selector may ask for.
+    """Return ``app`` with answers to the questions of selectors.
 
     Parameters
     ----------
     app : ClientApp
-        Any ClientApp, with its functions and mods; it is not changed. One with Flower's ``LocalDpMod`` may tell nothing
-        about its data that has no noise: no losses, no gradients, no labels, unless they are ``noised``.
+        Any ClientApp, with its functions and mods; it is not changed. If it has Flower's ``LocalDpMod``, losses,
+        gradients and labels must be ``noised``.
     answers : Answers, optional
-        What the client can tell. Default: its name only.
+        What the client can tell. Default: only its name.
     """
     instance(app, ClientApp, "'app'")
     answers = Answers() if answers is None else instance(answers, Answers, "'answers'")
     bare = _adds_local_noise(app) and not answers.noised
     if bare and (answers.losses is not None or answers.gradient is not None):
-        given = [name for name in ("losses", "gradient") if getattr(answers, name) is not None]
-        raise _useless_noise(" and ".join(given), f"leave {' and '.join(map(repr, given))} out of the Answers")
+        exact = [name for name in ("losses", "gradient") if getattr(answers, name) is not None]
+        raise _useless_noise(" and ".join(exact), f"leave {' and '.join(map(repr, exact))} out of the Answers")
     return _CohortClient(app, answers, bare)
 
 
@@ -129,26 +131,23 @@ def _useless_noise(what: str, instead: str) -> ParameterError:
 
 def _adds_local_noise(app: ClientApp) -> bool:
     """Whether a ClientApp, or one of its functions, has a mod for local differential privacy."""
-    found: list[Any] = [*getattr(app, "_registered_funcs", {}).values(), *getattr(app, "_mods", [])]
-    seen = 0
-    while seen < len(found):  # mods are closures around each other
-        thing = found[seen]
-        seen += 1
-        if isinstance(thing, (LocalDpMod, LegacyLocalDpMod)):
+    functions: list[Any] = [*getattr(app, "_registered_funcs", {}).values(), *getattr(app, "_mods", [])]
+    for function in functions:  # the list grows, because mods are closures around each other
+        if isinstance(function, (LocalDpMod, LegacyLocalDpMod)):
             return True
-        inside = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
-        found += [each for part in inside for each in (part if isinstance(part, list) else [part]) if callable(each)]
+        inside = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+        functions += [f for part in inside for f in (part if isinstance(part, list) else [part]) if callable(f)]
     return False
 
 
 class _CohortClient(ClientApp):
-    """A ClientApp that answers fedcohort's questions itself and hands everything else on."""
+    """A ClientApp that answers fedcohort's questions itself and passes everything else on."""
 
     def __init__(self, app: ClientApp, answers: Answers, bare: bool) -> None:
         super().__init__()
         self._app = app
         self._answers = answers
-        self._bare = bare  # beside a mod for local differential privacy, without noise of their own
+        self._bare = bare  # whether exact answers would make the noise of a LocalDpMod useless
 
     def __call__(self, message: Message, context: Context) -> Message:
         kind = message.metadata.message_type
@@ -163,7 +162,7 @@ class _CohortClient(ClientApp):
     def _describe(self, message: Message, context: Context) -> Message:
         facts = Facts() if self._answers.facts is None else self._answers.facts(context)
         if self._bare and (facts.label_counts is not None or facts.sealed_labels is not None):
-            # Sealed ones too: the key holder learns exact products of the counts.
+            # Sealed counts too, because the key holder learns exact products of them.
             raise _useless_noise("label counts", "leave the labels out of the Facts")
         description = self._answers.description(self._answers.name(context), facts)
         return Message(RecordDict({RECORD: ConfigRecord(description.to_record())}), reply_to=message)
@@ -172,43 +171,44 @@ class _CohortClient(ClientApp):
         arrays = only_arrays(message.content)
         if arrays is None:
             raise InputError("A question for losses must carry exactly one model.")
-        wanted = asked_signals(cast(ConfigRecord, message.content[RECORD]))
-        values = self._answers.measure(wanted & LOSS_SIGNALS, arrays, context, arrays)
-        return Message(RecordDict({RECORD: report_record(self._answers.name(context), values)}), reply_to=message)
+        signals = asked_signals(cast(ConfigRecord, message.content[RECORD]))
+        values = self._answers.measure(signals & LOSS_SIGNALS, arrays, context, arrays)
+        record = ConfigRecord(report(self._answers.name(context), values))
+        return Message(RecordDict({RECORD: record}), reply_to=message)
 
     def _train(self, message: Message, context: Context) -> Message:
         question = cast(ConfigRecord, message.content[RECORD])
-        wanted = asked_signals(question)
-        if COMMITMENT in question:  # kept, it shows later whether the server's journal is the one it was
+        signals = asked_signals(question)
+        if COMMITMENT in question:  # logged, so that it can later be compared with the server's journal
             log.info("the server is committed to %s", question[COMMITMENT])
         if self._answers.confirm is not None:
             self._confirm(self._answers.confirm, question.get(CONFIRMATION), context)
         received = only_arrays(message.content)
-        # Mods of Flower's own refuse a message with a second ConfigRecord, and the app has no use for it.
+        # Removed, because some of Flower's mods refuse a message with a second ConfigRecord.
         message.content = RecordDict({k: v for k, v in message.content.items() if k != RECORD})
         values: dict[Signal, float] = {}
         gradient = None
         if received is not None:
-            values.update(self._answers.measure(wanted & LOSS_SIGNALS, received, context, received))
-            if wanted & GRADIENT_SIGNALS and self._answers.gradient is not None:
+            values.update(self._answers.measure(signals & LOSS_SIGNALS, received, context, received))
+            if signals & GRADIENT_SIGNALS and self._answers.gradient is not None:
                 gradient = plain(self._answers.gradient(received, context))
-        # Measured around the app alone: what we ask beside training must not make a client look slow.
+        # Only the app is timed, so that our own questions do not make a client look slow.
         begun = time.monotonic()
         reply = self._app(message, context)
         seconds = time.monotonic() - begun
         if reply.has_content():
             trained = only_arrays(reply.content)
             if trained is not None and received is not None:
-                values.update(self._answers.measure_trained(wanted, trained, context, received))
-            reply.content[RECORD] = report_record(self._answers.name(context), values, seconds, gradient)
+                values.update(self._answers.measure_trained(signals, trained, context, received))
+            reply.content[RECORD] = ConfigRecord(report(self._answers.name(context), values, seconds, gradient))
         return reply
 
-    def _confirm(self, confirm: Callable[[Context, bytes], str], word: object, context: Context) -> None:
-        if not isinstance(word, bytes):
+    def _confirm(self, confirm: Callable[[Context, bytes], str], confirmation: object, context: Context) -> None:
+        if not isinstance(confirmation, bytes):
             log.warning("the server shows no confirmation from the key holder, so it is not known what was opened")
             return
         try:
-            digest = confirm(context, word)
+            digest = confirm(context, confirmation)
         except FedcohortError as error:
             log.error("this client does not train: %s", error)
             raise
@@ -216,10 +216,10 @@ class _CohortClient(ClientApp):
 
 
 class LabelSealer(Protocol):
-    """How label counts leave a client; :class:`~fedcohort.privacy.LabelSeal` also checks what became of them."""
+    """Protects label counts that leave a client, like :class:`~fedcohort.privacy.LabelSeal`."""
 
     def seal(self, client: str, counts: Any) -> bytes:
-        """Return a client's label counts as they may travel."""
+        """Return a client's label counts in a form that may be sent."""
 
 
 def torch_answers(
@@ -244,23 +244,24 @@ def torch_answers(
         ``model(context)`` returns a module whose ``state_dict`` fits the arrays of the federation.
     data : callable
         ``data(context)`` returns the client's training inputs and integer labels, or a DataLoader of them, or several
-        DataLoaders of which the first is for training, as the ``load_data`` of Flower's quickstart does. Batches are
+        DataLoaders of which the first is for training, like the ``load_data`` of Flower's quickstart. Batches are
         pairs, or tables with a column of labels (``label``, ``labels``, ``target`` or ``y``).
     classes : int, optional
-        Number of classes, for the label counts. Without it no label counts are reported.
+        Number of classes, for the label counts. Without it, no label counts are reported.
     validation : callable, optional
-        ``validation(context)`` returns held-out inputs and labels of the client.
+        ``validation(context)`` returns the client's held-out inputs and labels.
     robust : LocalTraining, optional
-        Weights of FLASH's noise-robust loss; with it robust and pseudo-label losses can be reported.
+        Weights of FLASH's noise-robust loss, needed for robust and pseudo-label losses.
     share_labels : bool
         Whether label counts may leave the client in the clear.
     seal : LabelSeal or SecretRotation, optional
-        Its ``seal(name, counts)`` returns label counts as they may leave the client instead. With a ``LabelSeal`` the
-        client also checks what the key holder made of them before it trains.
+        Its ``seal(name, counts)`` returns label counts in a protected form, which is sent instead. With a
+        ``LabelSeal``, the client also checks before it trains what the key holder opened.
     private : Private, optional
-        Noise on label counts and losses and the ledger that books them; gradients are then not reported.
+        Noise for label counts and losses, and the ledger that records it; gradients are then not reported.
     attributes : callable, optional
-        ``attributes(context)`` returns what else an operator's rules go by: ``{"battery": 80, "region": "north"}``.
+        ``attributes(context)`` returns anything else that an operator's rules use:
+        ``{"battery": 80, "region": "north"}``.
     batch_size : int
         How many samples are evaluated at once.
     name : callable
@@ -273,9 +274,9 @@ def torch_answers(
         model, data, classes, validation, robust, share_labels, seal, private, attributes, batch_size, name
     )
     if private is not None:
-        # No gradient: the ledger books counts and losses, and nothing else may leave.
-        tells = client.noisy_losses if private.losses is not None else None
-        return Answers(facts=client.facts, losses=tells, signals=frozenset({Signal.LOSS}), name=name, noised=True)
+        # No gradient, because the ledger records only counts and losses.
+        losses = client.noisy_losses if private.losses is not None else None
+        return Answers(facts=client.facts, losses=losses, signals=frozenset({Signal.LOSS}), name=name, noised=True)
     return Answers(
         facts=client.facts,
         losses=client.losses,
@@ -288,7 +289,7 @@ def torch_answers(
 
 @dataclass(frozen=True)
 class _TorchClient:
-    """The answers of :func:`torch_answers`, whose parameters these are."""
+    """The answers of :func:`torch_answers`, with the same parameters."""
 
     model: Callable[[Context], torch.nn.Module]
     data: Callable[[Context], tuple[Any, Any]]
@@ -314,19 +315,19 @@ class _TorchClient:
     def facts(self, context: Context) -> Facts:
         """Return size, attributes and label counts: noisy, sealed or in the clear."""
         labels = self._measures(context).labels()
-        known = Facts(size=len(labels), attributes={} if self.attributes is None else self.attributes(context))
+        facts = Facts(size=len(labels), attributes={} if self.attributes is None else self.attributes(context))
         if self.classes is None:
-            return known
+            return facts
         counts = np.bincount(labels, minlength=self.classes)
         if self.private is not None:
             sealed = self.private.seal(context, normal_form(self.name(context)), counts)
-            return replace(known, sealed_labels=sealed)
+            return replace(facts, sealed_labels=sealed)
         if self.seal is not None:
-            return replace(known, sealed_labels=self.seal.seal(normal_form(self.name(context)), counts))
-        return replace(known, label_counts=counts if self.share_labels else None)
+            return replace(facts, sealed_labels=self.seal.seal(normal_form(self.name(context)), counts))
+        return replace(facts, label_counts=counts if self.share_labels else None)
 
     def confirm(self, context: Context, confirmation: bytes) -> str:
-        """Compare what the key holder opened with the counts as they are."""
+        """Compare what the key holder opened with the true counts."""
         assert isinstance(self.seal, LabelSeal)
         counts = np.bincount(self._measures(context).labels(), minlength=self.classes or 0)
         return self.seal.confirm(self.name(context), counts, confirmation)
@@ -338,7 +339,7 @@ class _TorchClient:
         return self._measures(context).losses(state, teacher)
 
     def noisy_losses(self, arrays: ArrayRecord, context: Context, received: ArrayRecord) -> dict[str, float]:
-        """Return one loss, so that one answer is one release."""
+        """Return only one loss, so that an answer is a single release."""
         assert self.private is not None
         by_label = self._measures(context).by_label(arrays.to_torch_state_dict())
         return {Signal.LOSS.value: self.private.loss(context, by_label) if len(by_label) else float("nan")}

@@ -1,4 +1,4 @@
-"""Evaluation of the global model, at the server and on clients; what goes wrong on a client is left out."""
+"""Evaluation of the global model, at the server and on clients; failures of clients are left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedcohort.core import rng as streams
-from fedcohort.hosts.flower.averaging import value_or_none
+from fedcohort.hosts.flower.averaging import error_text
 from fedcohort.hosts.flower.exchange import Debts, Outbox, exchange, with_ttl
 from fedcohort.hosts.flower.replies import evaluations
 from fedcohort.hosts.flower.roster import Card
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
     from fedcohort.hosts.flower.strategy import EvaluateFn
 
 log = logging.getLogger("flwr.fedcohort")
-_EVALUATION = "evaluation"  # the stream from which evaluating clients are drawn
-
-
-def has_evaluation(numbers: Mapping[str, float]) -> bool:
-    """Whether a round's numbers include those of an evaluation."""
-    return any(not key.startswith("train/") for key in numbers)
+_EVALUATION = "evaluation"  # the random stream for the choice of evaluating clients
 
 
 def scalars(metrics: MetricRecord | None) -> dict[str, float]:
@@ -42,19 +37,19 @@ class Evaluation:
     Parameters
     ----------
     strategy : Strategy
-        The wrapped strategy, which says how many clients evaluate and averages what they say.
+        The wrapped strategy, which decides how many clients evaluate and averages their metrics.
     config : ConfigRecord
         Sent to the clients.
     function : callable or None
         Evaluates at the server.
     result : Result
-        Takes up the metrics.
+        Collects the metrics.
     seed : int
-        Draws the clients.
+        For the choice of clients.
     deadline : float
-        Seconds they have.
+        Seconds that clients have.
     debts : Debts
-        Takes up who has not answered by then.
+        Collects the clients that have not answered by then.
     max_share : float, optional
         Largest share of the weights that one client may have.
     """
@@ -97,10 +92,7 @@ class Evaluation:
     def on_clients(
         self, server_round: int, arrays: ArrayRecord, online: Mapping[str, Card], outbox: Outbox
     ) -> tuple[dict[str, float], dict[str, list[str]]]:
-        """Return the averaged numbers of clients, drawn by the seed among those that are free.
-
-        Beside them, by client, what was changed about an answer before it entered the average.
-        """
+        """Return the averaged numbers of clients, drawn among those that are free, and the corrections by client."""
         chosen = self._draw(server_round, online)
         if not chosen:
             return {}, {}
@@ -115,18 +107,20 @@ class Evaluation:
                 sound[name] = reply.message
         sizes = {name: chosen[name].description.size for name in sound}
         usable, corrections = evaluations(sound, self._weight_key, sizes, self._max_share)
-        # An app's own function may raise; evaluation changes no model, and must not end a run.
-        metrics = value_or_none(
-            f"the evaluation of round {server_round - 1}",
-            lambda: self._strategy.aggregate_evaluate(server_round, usable) if usable else None,
-        )
+        metrics: MetricRecord | None = None
+        try:
+            if usable:
+                metrics = self._strategy.aggregate_evaluate(server_round, usable)
+        except Exception as error:  # it must not end the run, because evaluation changes no model
+            log.warning("the evaluation of round %d failed and is left out: %s", server_round - 1, error_text(error))
+            log.debug("the evaluation failed", exc_info=True)
         if metrics is not None:
             log.info("\t└──> Aggregated evaluation: %s", metrics)
             self._result.evaluate_metrics_clientapp[server_round] = metrics
         return {f"evaluate/{key}": value for key, value in scalars(metrics).items()}, corrections
 
     def _draw(self, server_round: int, online: Mapping[str, Card]) -> dict[str, Card]:
-        """Return the clients that evaluate: as many as the strategy wants, drawn among those that are free."""
+        """Return as many clients as the strategy wants, drawn among those that are free."""
         if sample_size(self._levels, "evaluate", 1) == 0:
             return {}
         free = {name: card for name, card in online.items() if not self._debts.busy(name, card.node)}
@@ -138,11 +132,11 @@ class Evaluation:
         return {names[int(i)]: free[names[int(i)]] for i in np.sort(draw.choice(len(names), count, replace=False))}
 
     def _messages(self, server_round: int, arrays: ArrayRecord, chosen: Mapping[str, Card]) -> dict[str, Message]:
-        """Return the strategy's own messages; it may write to fewer clients than it is offered."""
+        """Return the strategy's own messages, which may go to fewer clients than ``chosen``."""
         nodes = [card.node for card in chosen.values()]
         with taking_all(self._strategy, len(nodes)):
             view = GridView(self._grid, nodes)
-            # The strategy finds what it wrote last time; a copy keeps this out of messages still on their way.
+            # The strategy must find what it wrote last time. A copy protects messages that are still on their way.
             self._config = ConfigRecord(dict(self._config))
             written = self._strategy.configure_evaluate(server_round, arrays, self._config, view)
             by_node = {message.metadata.dst_node_id: message for message in written}

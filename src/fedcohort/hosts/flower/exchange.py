@@ -1,7 +1,8 @@
-"""Messages out, replies in, never longer than a deadline.
+"""Send messages and collect replies, at most until a deadline.
 
-``Grid.send_and_receive`` looks for replies every three seconds and cannot stop at the first k. Here replies are pulled
-at short, growing intervals, each is matched to the name it was sent to, and what is still owed can be collected later.
+``Grid.send_and_receive`` checks for replies every three seconds and cannot stop at the first k. Here, replies are
+pulled at short, growing intervals and matched to the client that each message was sent to. Replies that are still
+missing can be collected later.
 """
 
 from __future__ import annotations
@@ -20,18 +21,16 @@ from flwr.serverapp import Grid
 from fedcohort.core.text import OneLine, shorten
 
 log = logging.getLogger("flwr.fedcohort")
-log.addFilter(OneLine())  # everybody here logs through it, and quotes what clients wrote
-SHORTEST_PAUSE = 0.02  # seconds; each look is a call of the SuperLink
-LONGEST_PAUSE = 1.0  # seconds that a round may last longer because of it
-_RESOLUTION = 0.05  # a pause is this share of the time waited so far, and so is the error of a measured duration
-_RAISED = re.compile(r"^<class '(?:\w+\.)*(\w+)'>:<'(.*)'>$", re.DOTALL)  # as Flower writes what a ClientApp raised
-_LOST = frozenset(
-    {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE}
-)  # Flower's words for an expired message or reply
+log.addFilter(OneLine())  # all modules of this package use this logger, and quote what clients wrote
+SHORTEST_PAUSE = 0.02  # seconds; each check is a call to the SuperLink
+LONGEST_PAUSE = 1.0  # seconds by which a pause may prolong a round
+_RESOLUTION = 0.05  # a pause, and so the error of a measured duration, is this share of the time waited so far
+_RAISED = re.compile(r"^<class '(?:\w+\.)*(\w+)'>:<'(.*)'>$", re.DOTALL)  # how Flower writes an error of a ClientApp
+_EXPIRED = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
 
 
 class GridReply(NamedTuple):
-    """One reply: to whom the message went, what came back, and how long it took."""
+    """One reply: the client's name, what it sent, and how long it took."""
 
     name: str
     message: Message
@@ -52,30 +51,30 @@ class GridReply(NamedTuple):
 
     @property
     def expired(self) -> bool:
-        """Whether Flower reports that message or reply are past their time to live."""
-        return self.message.has_error() and self.message.error.code in _LOST
+        """Whether Flower reports that the message or the reply has expired."""
+        return self.message.has_error() and self.message.error.code in _EXPIRED
 
 
 @dataclass
 class Outbox:
-    """Messages that were sent and are not answered yet."""
+    """Messages that were sent and have not been answered yet."""
 
     grid: Grid
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     waiting: dict[str, tuple[str, float]] = field(default_factory=dict)  # message id -> (name, when it was sent)
-    _pause_first: bool = False  # whether messages were pulled already, so that a pause is due
+    _pause_first: bool = False  # whether replies were pulled before, so that a pause is due
 
     def send(self, messages: Mapping[str, Message]) -> list[str]:
-        """Push one message per name; return the names whose message the SuperLink did not take."""
+        """Push one message per name; return the names whose message the SuperLink did not accept."""
         if not messages:
             return []
         outgoing = list(messages.values())
         now = self.clock()
         ids = list(self.grid.push_messages(outgoing))
-        if len(ids) != len(outgoing):  # an in-memory grid leaves out what it refused
-            taken = set(ids)
-            ids = [m.metadata.message_id if m.metadata.message_id in taken else "" for m in outgoing]
+        if len(ids) != len(outgoing):  # an in-memory grid leaves out the messages that it refused
+            accepted = set(ids)
+            ids = [m.metadata.message_id if m.metadata.message_id in accepted else "" for m in outgoing]
         refused = []
         for name, message_id in zip(messages, ids, strict=True):
             if message_id:
@@ -85,33 +84,32 @@ class Outbox:
         return refused
 
     def pull(self) -> list[GridReply]:
-        """Return what has arrived by now."""
+        """Return the replies that have arrived."""
         if not self.waiting:
             return []
-        arrived = []
+        replies = []
         messages = list(self.grid.pull_messages(list(self.waiting)))
         now = self.clock()
         for message in messages:
-            answered = message.metadata.reply_to_message_id
-            # A grid may deliver a reply twice.
-            sent = self.waiting.pop(answered, None)
-            if sent is None:
-                log.debug("a reply to the unknown message %s was dropped", answered)
+            message_id = message.metadata.reply_to_message_id
+            sent = self.waiting.pop(message_id, None)
+            if sent is None:  # a grid may deliver a reply twice
+                log.debug("a reply to the unknown message %s was dropped", message_id)
                 continue
             name, since = sent
-            arrived.append(GridReply(name, message, now - since))
-        return arrived
+            replies.append(GridReply(name, message, now - since))
+        return replies
 
     def receive(self, until: float) -> list[GridReply]:
-        """Return what has arrived; without anything, wait for it until the time ``until``."""
+        """Return the replies that have arrived; if there are none, wait for one until the time ``until``."""
         begun = max((since for _, since in self.waiting.values()), default=until)
         while True:
             if self._pause_first:
                 self._pause(begun, until)
-            news = self.pull()
+            replies = self.pull()
             self._pause_first = True
-            if news or not self.waiting or self.clock() >= until:
-                return news
+            if replies or not self.waiting or self.clock() >= until:
+                return replies
 
     def _pause(self, begun: float, until: float) -> None:
         now = self.clock()
@@ -120,7 +118,7 @@ class Outbox:
             self.sleep(pause)
 
     def gather(self, seconds: float) -> list[GridReply]:
-        """Return the replies that arrive within so many seconds."""
+        """Return the replies that arrive within ``seconds``."""
         until = self.clock() + seconds
         replies = self.receive(until)
         while self.waiting and self.clock() < until:
@@ -128,7 +126,7 @@ class Outbox:
         return replies
 
     def owing(self) -> set[str]:
-        """Return the names that have not answered."""
+        """Return the names of the clients that have not answered."""
         return {name for name, _ in self.waiting.values()}
 
 
@@ -139,9 +137,9 @@ class Debt:
     Attributes
     ----------
     nodes : mapping of str to int
-        The node each name had; one that restarted since owes nothing.
+        The node of each client; a client that has restarted since then owes nothing.
     ticket : int or None
-        Of the cohort that was asked to train; None for questions and evaluations.
+        The ticket of a cohort that trains; None for questions and evaluations.
     """
 
     outbox: Outbox
@@ -151,19 +149,19 @@ class Debt:
 
 @dataclass
 class Debts:
-    """Everything that is still owed by anybody.
+    """All answers that clients still owe.
 
     Attributes
     ----------
     working : dict of str to int
-        Who trains and will be waited for, with its node; only where clients answer one by one.
+        The clients that train and are waited for, with their nodes; only used without rounds.
     """
 
     open: list[Debt] = field(default_factory=list)
     working: dict[str, int] = field(default_factory=dict)
 
     def add(self, outbox: Outbox, nodes: Mapping[str, int], ticket: int | None = None) -> None:
-        """Note who has not answered, if anybody."""
+        """Add the clients of an outbox that have not answered, if any."""
         if outbox.waiting:
             owing = outbox.owing()
             self.open.append(Debt(outbox, {n: node for n, node in nodes.items() if n in owing}, ticket))
@@ -175,14 +173,14 @@ class Debts:
         )
 
     def collect(self) -> list[tuple[Debt, GridReply]]:
-        """Return the answers that have come since, and forget what is settled."""
-        found = [(debt, reply) for debt in self.open for reply in debt.outbox.pull()]
+        """Return the answers that have arrived since the last call, and forget what is settled."""
+        replies = [(debt, reply) for debt in self.open for reply in debt.outbox.pull()]
         self.open = [debt for debt in self.open if debt.outbox.waiting]
-        return found
+        return replies
 
 
 def exchange(outbox: Outbox, messages: Mapping[str, Message], deadline: float, debts: Debts) -> dict[str, GridReply]:
-    """Send one message per name and return the replies of ``deadline`` seconds, by name; the others owe theirs."""
+    """Send one message per name and return the replies within ``deadline`` seconds, by name; add the rest to debts."""
     outbox.send(messages)
     replies = {reply.name: reply for reply in outbox.gather(deadline)}
     debts.add(outbox, {name: message.metadata.dst_node_id for name, message in messages.items()})
@@ -190,6 +188,6 @@ def exchange(outbox: Outbox, messages: Mapping[str, Message], deadline: float, d
 
 
 def with_ttl(messages: Iterable[Message], seconds: float) -> None:
-    """Let messages expire, so that a node that returns much later does not train a model nobody waits for."""
+    """Let messages expire, so that a node that returns much later does not train a model that nobody needs."""
     for message in messages:
         message.metadata.ttl = seconds

@@ -1,4 +1,4 @@
-"""A Flower federation as a host: the strategy's messages out, checked replies in, the strategy's average."""
+"""A Flower federation as a host: it sends the strategy's messages, checks replies, and lets the strategy average."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,8 +65,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr.fedcohort")
 _OK, _INVALID = Status.OK, Status.INVALID
-_LOG_EVERY = 10.0  # seconds between two lines of the log that say what is waited for
-_NAMED = 8  # clients named in a line of the log
+_LOG_EVERY = 10.0  # seconds between two log messages about what the run waits for
+_NAMED = 8  # how many clients a log message names
 
 
 class FlowerHost(Host):
@@ -74,7 +75,7 @@ class FlowerHost(Host):
     Attributes
     ----------
     session : Session or None
-        None until it is known who is there.
+        None until enough clients are online.
     arrays : ArrayRecord
         The global model.
     policy : Policy
@@ -97,9 +98,9 @@ class FlowerHost(Host):
         self.num_rounds = num_rounds
         self.config = train_config
         self._given = dict(train_config)
-        self._config_before = self._given  # of the round that is open
+        self._config_before = self._given  # before the open round was configured
         self.levels = levels(self.inner)
-        # With an automatic deadline, messages live as long as without one: late answers show how slow clients are.
+        # With an automatic deadline, messages live as long as without one, so that late answers show who is slow.
         deadline = settings.deadline if isinstance(settings.deadline, int | float) else timeout
         self.query_deadline = settings.query_deadline or deadline
         self.private = private_cohort_size(self.inner)  # None without differential privacy
@@ -117,7 +118,7 @@ class FlowerHost(Host):
         self.memory = StrategyState(self.inner)
         self.weight_key, _ = keys(self.inner)
         shadows = frozenset[Signal]().union(*(shadow.requires for shadow in settings.shadows.values()))
-        # A shadow must be able to read the table; what else it would like to know is reported where clients can.
+        # The table must have the facts that shadows need. Other signals are reported only if all clients can.
         self.shadow_facts = shadows & TABLE_SIGNALS
         self.wished = shadows & REPORT_SIGNALS
         self.population = Population(
@@ -150,22 +151,22 @@ class FlowerHost(Host):
         self.arrays = ArrayRecord()
         self.pulse = Pulse(settings.journal, num_rounds, settings.clock)
         self._open: tuple[Cohort, Outbox] | None = None  # the cohort that trains, and its messages
-        self._began: dict[int, tuple[Checker, ArrayRecord]] = {}  # by ticket, what late models are checked against
-        self._average = Average()  # of the round that was combined last
+        self._began: dict[int, tuple[Checker, ArrayRecord]] = {}  # by ticket, the checks and the model for late replies
+        self._average = Average()  # of the newest round
         self._saved: str | None = None  # the newest checkpoint
-        self._logged = 0.0  # for how long the run had waited when that was last logged
+        self._logged = 0.0  # how long the run had waited at the last log message about it
 
     def _size(self, online: int) -> int | None:
         return self.settings.cohort_size or sample_size(self.levels, "train", online)
 
     def _sleep(self, seconds: float) -> None:
-        """Wait, and see now and then who is still there."""
+        """Sleep, and check every few seconds who is still connected."""
         self.pulse.look(self.grid.get_node_ids)
         self.settings.sleep(seconds)
 
-    def _waits(self, what: str) -> None:
+    def _waits(self, reason: str) -> None:
         self.pulse.update_online(self.population.online, self.session)
-        self.pulse.waiting(what)
+        self.pulse.waiting(reason)
 
     def _outbox(self) -> Outbox:
         return Outbox(self.grid, self.settings.clock, self._sleep)
@@ -175,29 +176,29 @@ class FlowerHost(Host):
         assert self.session is not None
         return self.session
 
-    # -- messages out, replies in -------------------------------------------------------------------------------------
+    # -- messages and replies -----------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Return the time of the settings' clock."""
+        """Return the time on the clock of the settings."""
         return self.settings.clock()
 
     def online(self) -> Online:
-        """Look who is online, and let newcomers join."""
+        """Check who is online, and let new clients join."""
         session, population = self._running, self.population
         population.refresh()
         population.welcome(session)
         self.pulse.update_online(population.online, session)
-        everybody = population.available(session)
-        return Online(everybody, population.busy(session, everybody))
+        clients = population.available(session)
+        return Online(clients, population.busy(session, clients))
 
     def absent(self) -> Sequence[str]:
-        """Return in words who is connected and cannot take part, and why."""
+        """Describe the clients that are connected but cannot take part, with the reasons."""
         return self.population.absent()
 
     def send(self, cohort: Cohort) -> Mapping[str, str]:
         """Send the strategy's own train messages."""
         self._config_before = dict(self.config)
-        forget_round(self.inner, cohort.round + 1)  # of a run in this process that was cut off
+        forget_round(self.inner, cohort.round + 1)  # it may be left from an interrupted run in this process
         outbox = self._outbox()
         self._open = (cohort, outbox)
         return self._send(cohort, self.arrays, self.config, outbox, self._running.seed)
@@ -221,22 +222,21 @@ class FlowerHost(Host):
         )
 
     def receive(self, until: float) -> list[Reply]:
-        """Return checked replies of the cohort that trains, and what was owed from earlier rounds."""
-        if self._open is not None:
-            cohort, outbox = self._open
-            replies = outbox.receive(until)
-            checked = self.training.checker.check_all(replies)
-            found = [
-                Reply(cohort.ticket, reply.name, found.status, found.reason, reply.seconds, found)
-                for reply, found in zip(replies, checked, strict=True)
-            ]
-            return found + self._late()
-        self._sleep_until(until)
-        return self._late()
+        """Return checked replies of the cohort that trains, and late ones of earlier rounds."""
+        if self._open is None:
+            self._sleep_until(until)
+            return self._late()
+        cohort, outbox = self._open
+        arrived = outbox.receive(until)
+        replies = [
+            Reply(cohort.ticket, reply.name, checked.status, checked.reason, reply.seconds, checked)
+            for reply, checked in zip(arrived, self.training.checker.check_all(arrived), strict=True)
+        ]
+        return replies + self._late()
 
     def _late(self) -> list[Reply]:
-        """Return what was owed from earlier rounds and has come."""
-        found = []
+        """Return late replies of earlier rounds that have arrived."""
+        replies = []
         for debt, reply in self.debts.collect():
             if debt.ticket is None:
                 continue
@@ -245,11 +245,11 @@ class FlowerHost(Host):
                 checker, sent = self._began[debt.ticket]
                 (checked,) = checker.check_all([reply])
                 status, reason, content = checked.status, checked.reason, (checked, sent)
-            found.append(Reply(debt.ticket, reply.name, status, reason, reply.seconds, content))
-        # A model is kept only while somebody may still send an update of it: models are large.
+            replies.append(Reply(debt.ticket, reply.name, status, reason, reply.seconds, content))
+        # Models are large, so they are kept only as long as a client may still send an update.
         owed = {debt.ticket for debt in self.debts.open}
         self._began = {ticket: model for ticket, model in self._began.items() if ticket in owed}
-        return found
+        return replies
 
     def _sleep_until(self, until: float) -> None:
         if (left := until - self.now()) > 0:
@@ -258,17 +258,17 @@ class FlowerHost(Host):
     # -- the average --------------------------------------------------------------------------------------------------
 
     def combine(self, round_: Round) -> Aggregation:
-        """Filter the sound models and let the strategy average them; what it cannot average is refused."""
+        """Filter the sound models and let the strategy average them; refuse those that it cannot average."""
         assert self._open is not None
         cohort, outbox = self._open
         self._open = None
         online, sent = self.population.online, self.arrays
-        # Who has not answered is busy until it does, and its late answer must find its round.
+        # A client that has not answered stays busy, and its late answer must find its round.
         self.debts.add(outbox, {name: online[name].node for name in outbox.owing() if name in online}, cohort.ticket)
         if self.policy.late == "count":
             self._began[cohort.ticket] = (self.training.checker, sent)
         checked, late, corrections = self._bounded_replies(round_)
-        # What was sound by itself may differ from most others in the size of a vector; only together is it seen.
+        # A reply that was sound by itself may be refused because its vectors differ in size from those of the others.
         refused = {
             now.name: now.reason
             for now, before in zip(checked, round_.in_order(), strict=True)
@@ -292,22 +292,22 @@ class FlowerHost(Host):
             error="" if average.arrays is not None else average.error or "it gave no model",
             refused=refused,
             corrections=corrections,
-            late=[one for one, reply in late if reply.name not in average.blamed],
+            late=[late_reply for late_reply, reply in late if reply.name not in average.blamed],
         )
 
     def _bounded_replies(self, round_: Round) -> tuple[list[Checked], list[tuple[Late, Checked]], dict[str, list[str]]]:
-        """Return replies within their bounds, sound late ones with their smaller weight, and what was changed."""
+        """Return replies within their bounds, sound late ones with their smaller weight, and the corrections."""
         answered: list[Checked] = [reply.content for reply in round_.in_order()]
-        # A late model is what its client added to an older one.
+        # The update of a late model is applied to the current one.
         stale = [move_update(reply, began, self.arrays, 1.0) for reply, began in (x.reply.content for x in round_.late)]
-        # Together, because weights are bounded by those of the others.
-        found, corrections = self.training.bound([*answered, *stale], self.population.online, self.arrays)
+        # All together, because each weight is bounded by those of the others.
+        bounded, corrections = self.training.bound([*answered, *stale], self.population.online, self.arrays)
         late = [
-            (one, with_weight(reply, self.weight_key, reply.weight * one.discount))
-            for one, reply in zip(round_.late, found[len(answered) :], strict=True)
+            (late_reply, with_weight(reply, self.weight_key, reply.weight * late_reply.discount))
+            for late_reply, reply in zip(round_.late, bounded[len(answered) :], strict=True)
             if reply.status is _OK
         ]
-        return found[: len(answered)], late, corrections
+        return bounded[: len(answered)], late, corrections
 
     def _keep_average(self, average: Average, server_round: int) -> None:
         if average.metrics is not None:
@@ -316,7 +316,7 @@ class FlowerHost(Host):
         self._average = average
 
     def _apply_filter(self, checked: Sequence[Checked], measures: Measures) -> BoolArray:
-        """Return which of the replies the filter keeps."""
+        """Return whether the filter keeps each of the replies."""
         validation = self.settings.validation
         if validation is None:
             kept = measures.apply_filter(self.settings.filter)
@@ -338,7 +338,7 @@ class FlowerHost(Host):
         cohort = round_.cohort
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
         if self.private is not None:
-            # An accountant raises for unequal weights. Found here, it is one client's fault and not the round's.
+            # An accountant raises an error for unequal weights. Found here, they fail one client and not the round.
             odd = _odd_weights(chosen, self.weight_key) if has_accountant(self.inner) else {}
             if short := round_.shortfall(len(chosen) - len(odd)):
                 return Average(blamed=odd, error=short)
@@ -358,7 +358,7 @@ class FlowerHost(Host):
         corrections: dict[str, list[str]],
         shortfall: Callable[[int], str],
     ) -> Average:
-        """Let the strategy average models that are weighted already; ``shortfall`` says whether they are too few."""
+        """Let the strategy average models with their final weights; ``shortfall`` says whether they are too few."""
         metrics, uneven = common_metrics({reply.name: reply.metrics for reply in chosen}, self.weight_key)
         if uneven:
             chosen = [with_metrics(reply, metrics[reply.name]) for reply in chosen]
@@ -366,54 +366,56 @@ class FlowerHost(Host):
                 corrections.setdefault(name, []).extend(texts)
         if short := shortfall(len(chosen)):
             return Average(error=short)
-        # FedAvg would divide by the sum of weights.
+        # FedAvg divides by the sum of weights.
         if not any(weight_of(reply, self.weight_key) > 0 for reply in chosen):
             return Average(error="too few valid models")
-        found = aggregate(self.inner, server_round, chosen, errors)
-        # Counted again: those whose models could not be averaged are out.
-        if len(chosen) - len(found.blamed) < self.policy.fewest:
-            return Average(blamed=found.blamed, error=found.error)
-        return found if found.arrays is None else replace(found, arrays=with_integers(found.arrays, self.arrays))
+        average = aggregate(self.inner, server_round, chosen, errors)
+        # Checked again without the models that could not be averaged.
+        if len(chosen) - len(average.blamed) < self.policy.fewest:
+            return Average(blamed=average.blamed, error=average.error)
+        if average.arrays is None:
+            return average
+        return replace(average, arrays=with_integers(average.arrays, self.arrays))
 
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
-        """Return the report's numbers: what is required, the duration, and what every sound reply also contains."""
+        """Return the report's numbers: required signals, duration, and everything that all sound replies contain."""
         session = self._running
         signals = (session.requires & METRIC_SIGNALS) | measures.common_signals() | (self.wished & MEASURED)
         columns = {signal: measures.column(signal) for signal in sorted(signals - {Signal.SERVER_LOSS})}
-        if Signal.SERVER_LOSS in session.requires:  # never what a client says
+        if Signal.SERVER_LOSS in session.requires:  # never from a client
             assert self.settings.validation is not None
             columns[Signal.SERVER_LOSS] = np.where(measures.ok, self.settings.validation.loss(self.arrays), np.nan)
         return columns
 
     def store(self, round_: Round, aggregation: Aggregation) -> Any:
-        """Put the strategy's metrics on record, and the model and the strategy's memory into a checkpoint."""
+        """Record the strategy's metrics, and save the model and the strategy's memory in a checkpoint."""
         self._record_metrics(round_.cohort.round)
         return self._save_model(round_.cohort.round + 1)
 
     def _record_metrics(self, round_: int) -> None:
-        """Put the strategy's metrics of the newest average on record."""
+        """Record the strategy's metrics of the newest average."""
         numbers = {f"train/{key}": value for key, value in scalars(self._average.metrics).items()}
         if numbers:
             self._running.record(round_, numbers)
 
     def _save_model(self, rounds: int) -> dict[str, Any] | None:
-        """Save the newest average as the model after so many rounds; return what names it."""
+        """Save the newest average as the model after ``rounds`` rounds; return the state that names it."""
         store, arrays = self.settings.checkpoints, self._average.arrays
         if store is None:
             return None
         assert arrays is not None
-        # Of the config only what the strategy wrote; the rest is the app's, which may say otherwise next time.
+        # Only what the strategy wrote into the config; the app may change the rest in the next run.
         written = {k: v for k, v in self.config.items() if k not in self._given or self._given[k] != v}
         self._saved = store.save(rounds, arrays, self.memory, written)
         return {CHECKPOINT: self._saved}
 
     def evaluate(self, round_: int, arrays: ArrayRecord) -> None:
-        """Evaluate the model after a round on clients and at the server, and put the numbers on record."""
+        """Evaluate the model after a round on clients and at the server, and record the numbers."""
         session = self._running
         numbers, corrections = self.evaluation.on_clients(round_ + 1, arrays, self.population.online, self._outbox())
         log_corrections(round_, corrections)
         if corrections:
-            session.note(CORRECTED, {"round": round_, "corrections": {n: list(t) for n, t in corrections.items()}})
+            session.note(CORRECTED, {"round": round_, "corrections": corrections})
         numbers.update(self.evaluation.at_server(round_ + 1, arrays))
         if numbers:
             session.record(round_, numbers)
@@ -424,37 +426,27 @@ class FlowerHost(Host):
 
     def answer(self, query: Query, available: IntArray) -> Answer:
         """Ask clients for losses, or try cohorts out."""
-        table = self._running.table
+        session, losses = self._running, partial(self.population.losses, deadline=self.query_deadline)
         match query:
             case Losses(clients=clients, signals=signals):
-                names = table.names_of(clients)
-                return Answer(query, self.population.losses(self.arrays, names, signals, self.query_deadline))
+                return Answer(query, losses(self.arrays, session.table.names_of(clients), signals))
             case Trial():
                 if self.private is not None:
                     raise InnerStrategyError(
-                        f"The selector {self._running.selector.name!r} wants to try cohorts out, and their models "
-                        "would be sent to clients without the noise of differential privacy.",
+                        f"The selector {session.selector.name!r} tries out cohorts, and their models would be "
+                        "sent to clients without the noise of differential privacy.",
                         hint="use a selector without trials; FedCor has none with samples='round'",
                     )
-                return self._try_out(query, available)
-
-    def _try_out(self, query: Trial, available: IntArray) -> Answer:
-        """Train each trial cohort on a copy of the strategy, average, and ask everybody for the change of loss."""
-        asked = frozenset({query.measured})
-
-        def losses(model: ArrayRecord, names: Sequence[str]) -> FloatArray:
-            return self.population.losses(model, names, asked, self.query_deadline)[query.measured]
-
-        return try_out(self._running, query, available, model=self.arrays, losses=losses, train=self._train_trial)
+                return try_out(session, query, available, model=self.arrays, losses=losses, train=self._train_trial)
 
     def _train_trial(self, cohort: Sequence[str], seed: int) -> ArrayRecord | None:
-        """Let a trial cohort train; return the average of its models, or None when none came."""
+        """Let a trial cohort train; return the average of its models, or None if it has none."""
         online, arrays, deadline = self.population.online, self.arrays, self.training.deadline
         cards = {name: online[name] for name in cohort if name in online}
-        # Copies, because a trial must leave no trace in the strategy: no moments, no privacy spent.
-        double, config = strategy_copy(self.inner), ConfigRecord(dict(self.config))
+        # Copies, because a trial must not change the strategy: no moments, no privacy budget.
+        strategy, config = strategy_copy(self.inner), ConfigRecord(dict(self.config))
         server_round = self._running.round + 1
-        messages = self.training.messages(double, server_round, cards, arrays, config, seed=seed, work={}, report=())
+        messages = self.training.messages(strategy, server_round, cards, arrays, config, seed=seed, work={}, report=())
         with_ttl(messages.values(), 2 * deadline)
         replies = exchange(self._outbox(), messages, deadline, self.debts)
         sound = self.training.checks(arrays, ()).check_all(replies[name] for name in cards if name in replies)
@@ -465,7 +457,7 @@ class FlowerHost(Host):
             return None
         return weighted_average(models, self.weight_key)
 
-    # -- what happens, for the log ------------------------------------------------------------------------------------
+    # -- the log ------------------------------------------------------------------------------------------------------
 
     def on_round(self, number: int, again: bool) -> None:
         """Log the beginning of a round."""
@@ -473,7 +465,7 @@ class FlowerHost(Host):
         log.info(text, number, number + 1, self.num_rounds)
 
     def on_waiting(self, shortage: Shortage, seconds: float) -> None:
-        """Say beside the journal what is waited for, and every few seconds in the log."""
+        """Write what the run waits for next to the journal, and every few seconds to the log."""
         absent = self.absent()
         self.pulse.waiting(shortage.describe(absent=absent))
         if seconds - self._logged >= _LOG_EVERY:
@@ -488,7 +480,7 @@ class FlowerHost(Host):
     def on_rules(self, order: Order) -> None:
         """Log that an operator has changed the rules."""
         session = self._running
-        self.population.meet_again()  # rules that are new may go by what clients say about themselves
+        self.population.meet_again()  # the new rules may use the clients' attributes
         say(
             "rules", "the operator's rules apply from round %d on: %s", session.round, session.rules,
             round=session.round, order=order.id, rules={} if session.rules is None else session.rules.to_dict(),
@@ -504,7 +496,7 @@ class FlowerHost(Host):
         )  # fmt: skip
 
     def on_closed(self, round_: Round, aggregation: Aggregation) -> None:
-        """Go on with the new model: let old checkpoints go, log, evaluate."""
+        """Replace the global model, delete old checkpoints, log, and evaluate."""
         cohort = round_.cohort
         self._take_over_model()
         _log_replies(round_, aggregation)
@@ -517,14 +509,14 @@ class FlowerHost(Host):
         self.evaluate(cohort.round, self.arrays)
 
     def _take_over_model(self, needed: Container[str] = ()) -> None:
-        """Go on with the newest average; old checkpoints go, except those ``needed``."""
+        """Make the newest average the global model, and delete old checkpoints except those ``needed``."""
         assert self._average.arrays is not None
         self.result.arrays = self.arrays = self._average.arrays
         if self.settings.checkpoints is not None and self._saved is not None:
             self.settings.checkpoints.prune(self._saved, needed)
 
     def on_abandoned(self, round_: Round, aggregation: Aggregation) -> None:
-        """Make the strategy forget the round, which is configured again for the next try."""
+        """Make the strategy forget the round, which will be configured again for the next try."""
         cohort = round_.cohort
         self.config = ConfigRecord(self._config_before)
         forget_round(self.inner, cohort.round + 1)
@@ -548,7 +540,7 @@ class FlowerHost(Host):
 
 
 def _log_replies(round_: Round, aggregation: Aggregation) -> None:
-    """Log whose model is missing and whose was corrected."""
+    """Log which models are missing and which were corrected."""
     log_failures(round_.cohort, round_.reasons)
     log_corrections(round_.cohort.round, aggregation.corrections)
 
@@ -563,14 +555,14 @@ def log_failures(cohort: Cohort, reasons: Mapping[str, str]) -> None:
 
 
 def log_corrections(round_: int, corrections: Mapping[str, Sequence[str]]) -> None:
-    """Log what was changed about replies."""
+    """Log the changes made to replies."""
     for name, texts in corrections.items():
         for text in texts:
             say("corrected", "\t> %s: %s", name, text, level=logging.WARNING, round=round_, client=name, reason=text)
 
 
 def _with_blame(replies: Sequence[Checked], blamed: Mapping[str, str]) -> list[Checked]:
-    """Return replies in which those of the blamed clients are INVALID, with the reason."""
+    """Return the replies with those of the blamed clients as INVALID."""
     return [
         reply._replace(status=_INVALID, reason=blamed[reply.name]) if reply.name in blamed else reply
         for reply in replies
@@ -578,7 +570,7 @@ def _with_blame(replies: Sequence[Checked], blamed: Mapping[str, str]) -> list[C
 
 
 def _odd_weights(replies: Sequence[Checked], key: str) -> dict[str, str]:
-    """Return whose weight is not that of most others, which a privacy accountant demands; nobody without a majority."""
+    """Return the clients whose weight differs from the majority's, which a privacy accountant does not allow."""
     weights = {reply.name: weight_of(reply, key) for reply in replies}
     usual, count = Counter(weights.values()).most_common(1)[0] if weights else (0.0, 0)
     if 2 * count <= len(weights):

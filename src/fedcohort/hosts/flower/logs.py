@@ -1,7 +1,6 @@
-"""The log of a live run: each event is a line for people, and the same with its fields for machines.
+"""The log of a live run: each event is a line of text for people, and a set of fields for machines.
 
-Every line of the log that says something about the run carries named fields. ``CohortStrategy(json_log=PATH)`` writes
-them as JSON, one object a line, which log shippers read as they are::
+``CohortStrategy(json_log=PATH)`` writes the fields as JSON, one object per line, which log shippers can read::
 
     {"time": "2026-03-01T12:00:00.125+00:00", "level": "info", "event": "selected", "round": 12, ...}
 
@@ -26,13 +25,13 @@ _FIELDS = "fedcohort"
 
 
 def say(event: str, message: str, *values: object, level: int = logging.INFO, **fields: Any) -> None:
-    """Log a message, with the name of what happened and its fields for :class:`JsonLines`."""
+    """Log a message with the name of the event and its fields, for :class:`JsonLines`."""
     if log.isEnabledFor(level):
         log.log(level, message, *values, extra={_FIELDS: {"event": event, **fields}})
 
 
 class JsonLines(logging.Formatter):
-    """A line of the log as one JSON object: time, level, event, message and the event's own fields.
+    """Formats a log record as one JSON object: time, level, event, message and the event's fields.
 
     >>> record = logging.LogRecord("flwr.fedcohort", logging.INFO, "", 0, "round %d", (3,), None)
     >>> record.created = 0.0
@@ -55,7 +54,7 @@ class JsonLines(logging.Formatter):
 
 
 class _Onward(logging.Handler):
-    """Hands on what a logger would have shown by itself to the handlers above it."""
+    """Passes to the parent's handlers what the logger would have passed by itself."""
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger.getEffectiveLevel())
@@ -68,7 +67,7 @@ class _Onward(logging.Handler):
 
 
 class _Tap:
-    """A logger from which files take every line from INFO on, while everybody else sees what its level lets through."""
+    """Lets files receive every record of a logger from INFO on, while other handlers see what its level admits."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
@@ -76,14 +75,14 @@ class _Tap:
         self._undo = contextlib.ExitStack()
 
     def add(self, file: logging.Handler) -> None:
-        """Let a file take the lines; several runs of one process may do so at a time."""
+        """Add a file; several runs of one process may have one at the same time."""
         if not self._files:
             self._open()
         self._files.append(file)
         self._logger.addHandler(file)
 
     def remove(self, file: logging.Handler) -> None:
-        """Let the file go; with the last one the logger is as it was before."""
+        """Remove a file; after the last one, the logger is as it was before."""
         self._logger.removeHandler(file)
         self._files.remove(file)
         if not self._files:
@@ -110,7 +109,7 @@ _TAPPING = threading.Lock()
 
 @contextlib.contextmanager
 def written_to(path: Path | None) -> Iterator[None]:
-    """Write the log of a run to ``path`` as well, as JSON lines, whatever the loggers' levels; it is appended."""
+    """Also append the log of a run to ``path``, as JSON lines, whatever the levels of the loggers."""
     if path is None:
         yield
         return

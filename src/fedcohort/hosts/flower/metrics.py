@@ -1,8 +1,8 @@
-"""The metrics of several replies made fit to be averaged together, so that no client's touch another's.
+"""Makes the metrics of several replies fit to be averaged, so that no client can spoil the others' metrics.
 
-Flower's strategies average replies whose metrics have the same names, and abort otherwise; one NaN makes the average
-NaN. Here a value that is missing or cannot be used is replaced by the weighted mean of the others. The average over all
-is then the average over the clients that have a value, however the strategy computes it.
+Flower's strategies abort if replies have metrics with different names, and one NaN makes the average NaN. Here, a value
+that is missing or cannot be used is replaced by the weighted mean of the others. The average of all clients is then the
+average of those that have a value, however the strategy computes it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from flwr.app import MetricRecord
 
 from fedcohort.core.text import short_repr
 
-_LARGEST = 1e30  # beyond it sums overflow, and one client's number would make everybody's infinite
-_NAMED = 3  # metrics of one client that are named
+_LARGEST = 1e30  # sums of larger numbers may overflow
+_NAMED = 3  # how many metrics of one client to name
 _Number = int | float
 _Value = _Number | list[int] | list[float]
 
@@ -25,30 +25,30 @@ _Value = _Number | list[int] | list[float]
 def common_metrics(
     records: Mapping[str, MetricRecord], key: str
 ) -> tuple[dict[str, MetricRecord], dict[str, list[str]]]:
-    """Return metrics that have the same names and forms in every reply, and what is different about each client's.
+    """Return metrics with the same names and forms in every reply, and by client what had to be changed.
 
     Parameters
     ----------
     records : mapping of str to MetricRecord
         By client. They are not changed.
     key : str
-        The metric they are weighted by; a number of at least 0 in every record.
+        The metric used as weight; a number of at least 0 in every record.
 
     >>> replies = {"anna": MetricRecord({"n": 1, "loss": 2.0}), "ben": MetricRecord({"n": 1, "loss": math.nan})}
     >>> common_metrics(replies, "n")[1]
     {'ben': ["its metric 'loss' is nan and is left out"]}
     """
-    every: dict[str, dict[str, _Value]] = {}
+    by_name: dict[str, dict[str, _Value]] = {}
     for client, record in records.items():
         for name, value in record.items():
-            every.setdefault(name, {})[client] = value
-    every.pop(key, None)
-    found = {client: {key: record[key]} for client, record in records.items()}
+            by_name.setdefault(name, {})[client] = value
+    by_name.pop(key, None)
+    common = {client: {key: record[key]} for client, record in records.items()}
     remarks: dict[str, list[str]] = {}
-    for name, sent in every.items():
+    for name, sent in by_name.items():
         values, texts = _one_metric(short_repr(name, 80), sent, records, key)
         for client, value in values.items():
-            found[client][name] = value
+            common[client][name] = value
         for client, text in texts.items():
             remarks.setdefault(client, []).append(text)
     if not remarks:
@@ -56,17 +56,17 @@ def common_metrics(
     for lines in remarks.values():
         if len(lines) > _NAMED:
             lines[_NAMED:] = [f"and {len(lines) - _NAMED} more of this kind"]
-    return {client: MetricRecord(values) for client, values in found.items()}, remarks
+    return {client: MetricRecord(values) for client, values in common.items()}, remarks
 
 
 def _one_metric(
     name: str, sent: Mapping[str, _Value], records: Mapping[str, MetricRecord], key: str
 ) -> tuple[dict[str, _Value], dict[str, str]]:
-    """Return one metric's value for every client (for none, if it is left out), and what is different about whose."""
+    """Return one metric's value for every client (for none if it is left out), and by client what was changed."""
     usable = {client: value for client, value in sent.items() if _form(value) is not None}
     unusable = {client: value for client, value in sent.items() if client not in usable}
     texts = {c: f"its metric {name} is {short_repr(value, 40)} and is left out" for c, value in unusable.items()}
-    # What most do not send would be an average over a minority, made by whoever sends it.
+    # Otherwise a minority that sends this metric would decide its average.
     if 2 * len(sent) < len(records):
         rare = f"its metric {name} is left out: most replies have none"
         return {}, texts | dict.fromkeys(usable, rare)
@@ -76,7 +76,7 @@ def _one_metric(
     values = {client: value for client, value in usable.items() if _form(value) == usual}
     without = [client for client in records if client not in values]
     if without:
-        # Strategies average what every reply has; the mean of the others leaves their average as it is.
+        # The mean of the others does not change their average.
         values |= dict.fromkeys(without, _mean(values, records, key))
     for client in without:
         if client in usable:
@@ -88,13 +88,13 @@ def _one_metric(
 
 
 def _usual_form(values: Iterable[object]) -> int | None:
-    """Return the most common form; of two that are as common, the shorter list, whatever the order."""
+    """Return the most common form; if two are equally common, the shorter list."""
     forms = Counter(map(_form, values))
     return max(forms, key=lambda form: (forms[form], -(form or 0)))
 
 
 def _form(value: object) -> int | None:
-    """Return 0 for a number, 1 + n for a list of n numbers, None for what cannot be averaged."""
+    """Return 0 for a number, 1 + n for a list of n numbers, None for anything else."""
     if isinstance(value, list):
         return 1 + len(value) if all(map(_is_usable, value)) else None
     return 0 if _is_usable(value) else None

@@ -1,4 +1,4 @@
-"""What a live run puts on record about itself: its settings, how long it should be, how it ended."""
+"""What a live run records about itself: its settings, the number of planned rounds, how it ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("flwr.fedcohort")
 def record_start(
     session: Session, settings: CohortStrategy, levels: Sequence[Strategy], signals: frozenset[Signal], rounds: int
 ) -> None:
-    """Put what the run was started with on record; where it differs from the start before, a warning says so."""
+    """Record the settings of a run; warn if they differ from those of the previous start."""
     now = {
         "cohort-size": settings.cohort_size,
         "spares": settings.spares,
@@ -44,14 +44,14 @@ def record_start(
     if changed:
         log.warning("other settings than when the journal was last written: %s", "; ".join(changed))
     note_once(session, SETTINGS, now)
-    strangers = [name for name in _named_by(session.rules) if name not in session.table]
-    if strangers:
-        log.warning("no client is called %s so far, which the rules name", ", ".join(map(repr, strangers[:8])))
+    unknown = [name for name in _named_by(session.rules) if name not in session.table]
+    if unknown:
+        log.warning("no client is called %s so far, which the rules name", ", ".join(map(repr, unknown[:8])))
     note_once(session, PLANNED, {"rounds": rounds})
 
 
 def _named_by(rules: Rules | None) -> dict[str, None]:
-    """Return the clients that rules name, each once, in order."""
+    """Return the clients that rules name, each once, in their order."""
     if rules is None:
         return {}
     return dict.fromkeys((*rules.blocked, *rules.pinned, *(rules.paused or {}), *(rules.budgets or {})))
@@ -73,13 +73,13 @@ def log_rules(session: Session, before: Rules | None, given: Rules | None) -> No
 
 
 def record_end(session: Session, seconds: float) -> None:
-    """Put the end of a run on record."""
+    """Record the end of a run."""
     run_record.record_end(session, "finished")
     say("finished", "Strategy execution finished in %.2fs", seconds, rounds=session.round, seconds=seconds)
 
 
 def record_failure(session: Session | None, error: BaseException) -> None:
-    """Put on record that a run ended with an error."""
+    """Record that a run ended with an error."""
     reason = shorten(str(error) or type(error).__name__)
     say("failed", "the run ended: %s", reason, level=logging.ERROR, reason=reason)
     run_record.record_failure(session, reason)

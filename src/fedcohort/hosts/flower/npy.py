@@ -1,12 +1,12 @@
-"""Reading the entries of Flower's arrays where they lie: an Array holds the bytes of a .npy file.
+"""Reads the entries of Flower's arrays without a copy: an Array holds the bytes of a .npy file.
 
-``Array.numpy()`` believes the header: it makes room for whatever the header claims, reads any type, and opens archives.
-Here type, shape and length are judged from the header first, and bytes that do not fit it are never read. All replies
-of a round are laid out like the model that was sent, so its header, parsed once, vouches for every reply that begins
-with the same bytes: same type, same order, same shape.
+``Array.numpy()`` trusts the header: it allocates whatever the header claims, reads any type, and opens archives. Here,
+type, shape and length in the header are checked first, and bytes that do not match it are never read. Replies usually
+have the same layout as the model that was sent. So its header is parsed once, and a reply that begins with the same
+bytes has the same type, order and shape.
 
-NumPy has no bfloat16. Libraries that have it write its entries as ``V2``, two bytes each, and so they are kept here;
-:func:`numbers` reads them and :func:`converted` makes them.
+NumPy has no bfloat16. Libraries that have it write its entries as ``V2``, two bytes each, and so does this module;
+:func:`numbers` reads them and :func:`convert` makes them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fedcohort.core.arrays import AnyArray
 
 _MAGIC = b"\x93NUMPY"  # then version, length of the header, a header of that length, the entries
 _LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # by version of the format
-BFLOAT16: np.dtype[Any] = np.dtype("V2")  # two bytes that NumPy does not compute with
+BFLOAT16: np.dtype[Any] = np.dtype("V2")  # two bytes that NumPy cannot compute with
 _NUMBERS = r"[<>|=]?[biufc]\d{1,2}|[<|]V2"
-_LONGEST_HEADER = 1024  # what NumPy writes for an array of numbers has about 128 bytes
-# A header is parsed as what NumPy writes for numbers and nothing else; the literal parser can be led into recursion.
+_LONGEST_HEADER = 1024  # NumPy's header for an array of numbers has about 128 bytes
+# Only what NumPy writes for numbers; Python's literal parser could be attacked with deep nesting.
 _HEADER = re.compile(
     rf"\{{'descr': '({_NUMBERS})', 'fortran_order': (True|False), "
     r"'shape': \(((?:\d{1,18}, ?){0,32}(?:\d{1,18})?)\), ?\}[ ]*\n?",
@@ -36,18 +36,18 @@ _HEADER = re.compile(
 )
 
 
-@lru_cache(maxsize=4096)  # a federation sends models of the same arrays round after round
+@lru_cache(maxsize=4096)  # the same arrays are sent in every round
 def _fields(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
-    """Return type, shape and whether the order is C of a header, or None when it is not a type of numbers."""
-    found = _HEADER.fullmatch(header.decode("latin1"))
-    if found is None:
+    """Return the type and shape in a header and whether the order is C; None if it is not an array of numbers."""
+    match = _HEADER.fullmatch(header.decode("latin1"))
+    if match is None:
         return None
     try:
-        dtype = np.dtype(found[1])
+        dtype = np.dtype(match[1])
     except TypeError:
         return None
-    shape = tuple(int(n) for n in found[3].replace(" ", "").split(",") if n)
-    return dtype, shape, found[2] == "False" or len(shape) < 2
+    shape = tuple(int(n) for n in match[3].replace(" ", "").split(",") if n)
+    return dtype, shape, match[2] == "False" or len(shape) < 2
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Layout:
     Attributes
     ----------
     header : bytes
-        All that stands before the entries.
+        All bytes before the entries.
     rowwise : bool
-        Whether the entries follow each other in C order.
+        Whether the entries are in C order.
     length : int
-        Bytes in all.
+        Number of bytes, with the header.
     """
 
     header: bytes
@@ -72,7 +72,7 @@ class Layout:
 
     @classmethod
     def of(cls, array: Array) -> Layout | None:
-        """Return the layout of an array of numbers whose bytes are as many as its header says, else None."""
+        """Return the layout of an array of numbers, or None if its number of bytes does not match its header."""
         data = array.data
         if array.stype != SType.NUMPY or not isinstance(data, bytes) or data[:6] != _MAGIC:
             return None
@@ -85,12 +85,12 @@ class Layout:
         if fields is None:
             return None
         dtype, shape, rowwise = fields
-        # Python's integers do not overflow, whatever shape a header claims.
+        # Python's integers cannot overflow, whatever shape a header claims.
         total = begin + dtype.itemsize * math.prod(shape)
         return cls(data[:begin], dtype, shape, rowwise, total) if total == len(data) else None
 
     def entries(self, array: Array) -> AnyArray | None:
-        """Return the entries of an array in memory order as one vector, or None when it is laid out otherwise."""
+        """Return the entries of an array in memory order as one vector, or None if it has another layout."""
         data = array.data
         if len(data) != self.length or array.stype != SType.NUMPY or not data.startswith(self.header):
             return None
@@ -103,14 +103,14 @@ class Layout:
 
 
 def as_numpy(array: Array) -> AnyArray:
-    """Return an array in C order, read-only and without a copy where its bytes allow it."""
+    """Return an array in C order, read-only and without a copy if possible."""
     layout = Layout.of(array)
-    # Not ascontiguousarray, which gives an array without dimensions one.
+    # Not ascontiguousarray, which adds a dimension to an array without any.
     return np.asarray(array.numpy() if layout is None else layout.read(array), order="C")
 
 
 def to_array(values: AnyArray, dtype: str | None = None) -> Array:
-    """Return entries as an array that travels; ``dtype`` is what it calls its type, where that is not NumPy's name."""
+    """Return entries as Flower's Array; ``dtype`` is the name of its type, if that is not NumPy's name."""
     array = Array(values)
     if dtype is None and values.dtype == BFLOAT16:
         dtype = "bfloat16"
@@ -130,13 +130,13 @@ def numbers(values: AnyArray) -> AnyArray:
 
 
 def convert(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
-    """Return entries in another type of numbers, to bfloat16 rounded to the nearest, ties to even."""
-    values = np.asarray(numbers(values))  # of arrays without dimensions NumPy computes numbers, not arrays
+    """Convert entries to another type of numbers; bfloat16 is rounded to nearest, ties to even."""
+    values = np.asarray(numbers(values))  # from arrays without dimensions, NumPy computes scalars
     if dtype != BFLOAT16:
         return values.astype(dtype)
     single = values.astype(np.float32)
     bits = single.view(np.uint32)
-    # Half of the last place kept, less one, plus its parity: rounds to nearest, ties to even.
+    # Adding half a unit of the last place, minus one, plus its parity, rounds to nearest, ties to even.
     upper = np.asarray((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
     # Rounding a NaN could carry into its exponent and make it infinity.
     return np.where(np.isnan(single), 0x7FC0, upper).astype(np.uint16).view(BFLOAT16)
@@ -154,9 +154,9 @@ def unreadable(array: Array) -> str:
     if not isinstance(data, bytes) or data[:6] != _MAGIC:
         return "the bytes are not those of a .npy file"
     start = data[8 : 8 + _LONGEST_HEADER].decode("latin1")
-    found = re.search(r"'descr': '([^']{1,20})'", start)
-    if found is not None and _HEADER.search(start) is None and re.fullmatch(_NUMBERS, found[1]) is None:
-        return f"its type {found[1]!r} is not a type of numbers"
+    match = re.search(r"'descr': '([^']{1,20})'", start)
+    if match is not None and _HEADER.search(start) is None and re.fullmatch(_NUMBERS, match[1]) is None:
+        return f"its type {match[1]!r} is not a type of numbers"
     if _HEADER.search(start) is None:
         return "its header cannot be read"
     return f"its header does not match its {len(data)} bytes"

@@ -1,4 +1,4 @@
-"""A live run says every few seconds that it is alive, whom it waits for and who is online; see `journal.presence`."""
+"""Writes every few seconds that a live run is alive, what it waits for and who is online; see `journal.presence`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ log = logging.getLogger("flwr.fedcohort")
 
 
 class Pulse:
-    """What a run says about itself beside its journal, for as long as it lasts.
+    """The status of a run, in a file next to its journal, for as long as the run lasts.
 
-    A thread writes it, so that it is said while a strategy averages or a server evaluates for an hour. Who is online is
-    looked at by the run's own thread, whenever it sleeps.
+    A separate thread writes it, so that it also appears while a strategy averages or a server evaluates for an hour.
+    The run's own thread checks who is online whenever it sleeps.
 
     Parameters
     ----------
     journal : Path or None
-        Without a journal nothing is said.
+        Without a journal, nothing is written.
     planned : int
-        Rounds the run is to have.
+        Planned number of rounds.
     clock : callable
-        Of the run.
+        The clock of the run.
     """
 
     def __init__(self, journal: Path | None, planned: int, clock: Callable[[], float]) -> None:
@@ -52,7 +52,7 @@ class Pulse:
         self._thread = threading.Thread(target=self._beat, name="fedcohort-pulse", daemon=True)
 
     def start(self, session: Session | None) -> None:
-        """Begin; only when no other process is at work on the journal."""
+        """Start writing; no other process may have the journal open."""
         if self._journal is not None:
             if session is None:
                 self._journal.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ class Pulse:
             self._thread.start()
 
     def stop(self, failed: BaseException | None) -> None:
-        """End; only of a run that failed before it had a journal something stays, because nothing else tells why."""
+        """Stop writing, and remove the file unless the run failed before it had a journal to say why."""
         self._over.set()
         if self._journal is None or not self._thread.is_alive():
             return
@@ -82,9 +82,9 @@ class Pulse:
         if self._journal is None:
             return
         with self._lock:
-            # Those that went last come first: they are what an operator looks for.
+            # The newest come first, because an operator looks for these.
             newest = sorted(self._offline.items(), key=lambda item: (-item[1], natural(item[0])))[:MOST_OFFLINE]
-            said = Presence(
+            presence = Presence(
                 state=self._state,
                 since=self._since,
                 why=self._why,
@@ -96,41 +96,41 @@ class Pulse:
                 offline_count=len(self._offline),
             )
             try:
-                said.write(self._journal)
+                presence.write(self._journal)
             except OSError as error:
                 if not self._warned:
                     self._warned = True
-                    log.warning("no status can be written beside the journal: %s", error)
+                    log.warning("no status can be written next to the journal: %s", error)
 
-    # -- what the run says --------------------------------------------------------------------------------------------
+    # -- news from the run --------------------------------------------------------------------------------------------
 
     def attach(self, session: Session) -> None:
-        """Say which opening of the journal this is about."""
+        """Add which opening of the journal this status belongs to."""
         if self._journal is not None:
             with self._lock:
                 self._generation = session.journal.database.seal.generation
             self._write()
 
     def waiting(self, why: str) -> None:
-        """The run waits for something."""
-        self._say("waiting", why)
+        """Set the status of a run that waits for something."""
+        self._set_state("waiting", why)
 
     def running(self) -> None:
-        """The run continues."""
-        self._say("running", "")
+        """Set the status of a run that continues."""
+        self._set_state("running", "")
 
-    def _say(self, state: str, why: str) -> None:
+    def _set_state(self, state: str, why: str) -> None:
         if (state, why) == (self._state, self._why):
             return
         with self._lock:
-            news = state != self._state
-            self._since = time.time() if news else self._since
+            is_new = state != self._state
+            self._since = time.time() if is_new else self._since
             self._state, self._why = state, why
-        if news:
+        if is_new:
             self._write()
 
     def update_online(self, online: Mapping[str, Card], session: Session | None) -> None:
-        """Take over who can take part, and who of the members cannot."""
+        """Update which clients can take part and which members are offline."""
         changes = -1 if session is None else session.changes
         if self._journal is None or (online is self._online and changes == self._changes):
             return
@@ -138,28 +138,30 @@ class Pulse:
         if session is not None:
             members = zip(session.table.names, session.active.tolist(), strict=True)
             self._members = frozenset(name for name, active in members if active)
-        self._count_out(set())
+        self._set_offline(set())
 
     def look(self, nodes: Callable[[], Iterable[int]]) -> None:
-        """See now and then who is still connected, while the run sleeps; what it goes by does not change."""
+        """Check every few seconds who is still connected, only for the status."""
         if self._journal is None or self._online is None or self._clock() - self._looked < BEAT_SECONDS:
             return
         self._looked = self._clock()
         try:
-            found = set(nodes())
-        except Exception as error:  # the run itself will ask again, and knows what to do
+            connected = set(nodes())
+        except Exception as error:  # the run will ask again and handle the error
             log.debug("who is online cannot be seen now: %s", error)
             return
-        self._count_out({name for name, card in self._online.items() if card.node not in found})
+        self._set_offline({name for name, card in self._online.items() if card.node not in connected})
 
-    def _count_out(self, gone: set[str]) -> None:
-        """Note who is offline: members that are not online, and those who are gone since the run looked."""
+    def _set_offline(self, gone: set[str]) -> None:
+        """Set who is offline: members that are not online, and clients that are gone since the run last checked."""
         now = time.time()
         with self._lock:
-            there = set(self._online or ()) - gone
-            self._count = len(there)
-            self._ever |= there
-            away = (self._members | gone) - there
-            # Of somebody who has not been there since the run began nothing else is known.
-            self._offline = {name: self._offline.get(name, now if name in self._ever else self._begun) for name in away}
+            online = set(self._online or ()) - gone
+            self._count = len(online)
+            self._ever |= online
+            offline = (self._members | gone) - online
+            # A client that was never online in this run counts as offline since the run began.
+            self._offline = {
+                name: self._offline.get(name, now if name in self._ever else self._begun) for name in offline
+            }
         self._write()

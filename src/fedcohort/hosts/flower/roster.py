@@ -1,9 +1,9 @@
-"""Who is who: node ids of the moment against names that last.
+"""Maps temporary node ids to lasting names.
 
-A SuperNode gets a new random node id with every start, so a journal keeps names. Every node that appears is asked once
-to describe itself; a ClientApp without fedcohort cannot answer and takes part under a name made of its node id.
+A SuperNode gets a new random node id with every start, so journals use names. Every new node is asked once to describe
+itself. A ClientApp without fedcohort cannot answer, and takes part under a name made from its node id.
 
-A node id has one name: the one it first took part under. Otherwise a node could pass every limit by renaming itself.
+A node keeps the name under which it first took part. Otherwise, it could escape every limit by renaming itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedcohort.core.signals import UNAIDED_SIGNALS, Signal
+from fedcohort.core.signals import Signal
 from fedcohort.core.text import natural
 from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER, Postponed
 from fedcohort.hosts.flower.exchange import GridReply, Outbox
@@ -26,7 +26,7 @@ from fedcohort.hosts.flower.wire import DESCRIBE
 from fedcohort.hosts.wire import RECORD, VERSION, Description, normal_form
 
 log = logging.getLogger("flwr.fedcohort")
-_NOT_OURS = re.compile(r"No query function registered|Invalid message type")  # what Flower replies for such a ClientApp
+_NOT_OURS = re.compile(r"No query function registered|Invalid message type")  # Flower's errors for such a ClientApp
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Card:
     name : str
         Its name in session and journal.
     node : int
-        Flower's node id of the moment.
+        Flower's current node id.
     description : Description
-        How it described itself.
+        How the client described itself.
     answers : bool
-        Whether its ClientApp speaks fedcohort.
+        Whether its ClientApp uses fedcohort.
     registered : bool
         Whether the SuperLink binds the name to the node's key.
     """
@@ -53,24 +53,9 @@ class Card:
     answers: bool
     registered: bool = False
 
-    def signals(self, sealed: bool) -> frozenset[Signal]:
-        """Return what can be known about this client.
-
-        ``sealed``: whether label counts come sealed, and somebody opens them. Counts in the clear then count as none,
-        because they cannot be put beside those of others.
-        """
-        found = set(UNAIDED_SIGNALS | self.description.signals)
-        if self.description.size is not None:
-            found.add(Signal.SIZES)
-        if sealed and self.description.sealed_labels is not None:
-            found.add(Signal.LABEL_PRODUCTS)
-        if not sealed and self.description.label_counts is not None:
-            found |= {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}
-        return frozenset(found)
-
     def lacks(self, required: Iterable[Signal], sealed: bool) -> list[Signal]:
-        """Return the required signals nobody can know about this client."""
-        return sorted(frozenset(required) - self.signals(sealed))
+        """Return the required signals that this client cannot supply."""
+        return sorted(frozenset(required) - self.description.known_signals(sealed))
 
 
 class Roster:
@@ -85,26 +70,26 @@ class Roster:
         self._grid = grid
         self._clock = clock
         self._outbox = Outbox(grid, clock, sleep)
-        self._seen: set[int] = set()  # the keys of `_registered`, because two sets are compared fast
-        self._registered: dict[int, str] = {}  # names given to nodes at registration with the SuperLink
+        self._seen: set[int] = set()  # the keys of `_registered`, because comparing two sets is fast
+        self._registered: dict[int, str] = {}  # the names under which nodes were registered with the SuperLink
         self._cards: dict[int, Card] = {}
         self._unfit = Postponed[int](clock)
         self._described: dict[int, float] = {}  # node id -> when it was last asked
         self.describe_every: float | None = None
-        self._due = math.inf  # when somebody is to be asked again
+        self._due = math.inf  # when a node must be asked again
         self._by_name: dict[str, int] = {}
-        self._names: dict[int, str] = {}  # the first name of every node id, also while it is away
-        self._renamed: set[int] = set()  # who was warned about
-        self._sorted: dict[str, Card] | None = None  # `online`, until something changes
-        self.version = 0  # raised whenever it does
+        self._names: dict[int, str] = {}  # the first name of every node id, even while it is offline
+        self._renamed: set[int] = set()  # nodes with a warning about another name
+        self._sorted: dict[str, Card] | None = None  # cache of `online`
+        self.version = 0  # increased whenever `online` changes
 
     @classmethod
     def of(cls, grid: Grid, clock: Callable[[], float], sleep: Callable[[float], None]) -> Roster:
-        """Return the roster of a grid; strategies started one after the other on it ask every node only once."""
-        # Kept on the grid itself, so that it lives exactly as long.
-        found = vars(grid).setdefault("_fedcohort_roster", None) or cls(grid, clock, sleep)
-        vars(grid)["_fedcohort_roster"] = found
-        return found
+        """Return the roster of a grid, so that consecutive strategies on one grid ask every node only once."""
+        # Stored on the grid, so that it lives as long.
+        roster = vars(grid).get("_fedcohort_roster") or cls(grid, clock, sleep)
+        vars(grid)["_fedcohort_roster"] = roster
+        return roster
 
     @property
     def online(self) -> dict[str, Card]:
@@ -115,12 +100,12 @@ class Roster:
 
     @property
     def unanswered(self) -> int:
-        """How many nodes have been asked who they are and have not answered."""
+        """How many nodes have not answered the question who they are."""
         return len(self._outbox.waiting)
 
     @property
     def silent(self) -> list[str]:
-        """The nodes that have been asked who they are and have not answered, as an operator can find them."""
+        """The nodes that have not answered the question who they are, by registered name or node id."""
         nodes = sorted(int(node) for node in self._outbox.owing())
         return [self._registered.get(node) or f"node {node}" for node in nodes]
 
@@ -130,14 +115,14 @@ class Roster:
         return len(self._registered)
 
     def refresh(self) -> None:
-        """Look who is online, ask newcomers who they are, read the answers that have come. Does not wait."""
-        found = self._grid.get_node_ids()
-        ids = found if isinstance(found, set) else set(found)
-        # Ids are one short call; names and descriptions are asked for only when somebody new is there.
+        """Check who is online, ask new nodes who they are, and read the answers that have arrived. Does not wait."""
+        nodes = self._grid.get_node_ids()
+        ids = nodes if isinstance(nodes, set) else set(nodes)
+        # Ids take one short call. Names and descriptions are requested only if the ids change.
         if ids != self._seen:
             self._look_up_names()
         elif len(self._cards) == len(ids) and not self._outbox.waiting and not self._is_due():
-            return  # nobody came or went, and nobody owes an answer
+            return
         now = self._clock()
         for message_id, (asked_node, sent) in list(self._outbox.waiting.items()):
             if int(asked_node) not in self._registered or now - sent > ASK_AGAIN_AFTER:
@@ -147,7 +132,7 @@ class Roster:
             self._read(int(reply.name), reply)
 
     def _look_up_names(self) -> None:
-        """Ask the grid for the names its nodes were registered under; only newcomers are worth this longer question."""
+        """Ask the grid for the names under which its nodes were registered, and forget nodes that are gone."""
         self._registered = {
             int(n.node_id): normal_form(n.name) if n.HasField("name") else "" for n in self._grid.get_nodes()
         }
@@ -159,15 +144,16 @@ class Roster:
             if node not in self._registered or (not card.registered and card.name in names)
         ]
         for node in gone:
-            if node in self._cards:  # forgetting one may have taken another along
+            if node in self._cards:  # forgetting one node may also forget another
                 self._forget(node)
 
     def _ask_newcomers(self, now: float) -> None:
-        asked = {int(node) for node in self._outbox.owing()}
+        pending = {int(node) for node in self._outbox.owing()}
         newcomers = [
             node
             for node in self._registered
-            if node not in asked and (self._is_stale(node, now) if node in self._cards else self._is_new(node))
+            if node not in pending
+            and (self._is_stale(node, now) if node in self._cards else not self._unfit.waits(node))
         ]
         self._described.update(dict.fromkeys(newcomers, now))
         if self.describe_every is not None:
@@ -183,9 +169,6 @@ class Roster:
     def _is_stale(self, node: int, now: float) -> bool:
         return self.describe_every is not None and now - self._described.get(node, now) >= self.describe_every
 
-    def _is_new(self, node: int) -> bool:
-        return not self._unfit.waits(node)
-
     def _bump_version(self) -> None:
         self._sorted = None
         self.version += 1
@@ -196,19 +179,19 @@ class Roster:
         card = self._cards.pop(node)
         if self._by_name.get(card.name) == node:
             del self._by_name[card.name]
-            # Whoever answered to the name before may still be there; it is asked again.
+            # An earlier node with this name may still be online, so it is asked again.
             for other in [n for n, c in self._cards.items() if c.name == card.name]:
                 del self._cards[other]
 
     def _read(self, node: int, reply: GridReply) -> None:
-        """Take what a node answered to the question who it is."""
+        """Read a node's answer to the question who it is."""
         if node not in self._registered or reply.vanished or reply.expired:
             return
         described = self._description_in(node, reply)
         if described is None:
             return
         description, answers = described
-        # The name a node was registered under is bound to its key; what a client says of itself is not.
+        # A registered name is bound to the node's key; a name that a client gives itself is not.
         registered = bool(self._registered[node])
         name = self._registered[node] or self._first_name(node, description)
         if not registered and name in self._registered.values():
@@ -217,7 +200,7 @@ class Roster:
         rival = self._by_name.get(name, node)
         if rival != node:
             if node in self._cards:
-                return  # another node came later and answers to the name
+                return  # a node that came later has the name now
             log.warning(
                 "node %d answers to the name %r, so node %d is taken for an earlier connection of it and left alone",
                 node,
@@ -233,7 +216,7 @@ class Roster:
         self._names[node] = name
 
     def _description_in(self, node: int, reply: GridReply) -> tuple[Description, bool] | None:
-        """Return how a node describes itself, and whether its ClientApp speaks fedcohort; None for nothing of use."""
+        """Return a node's description and whether its ClientApp uses fedcohort, or None if it cannot be used."""
         if reply.error is None:
             try:
                 return Description.from_record(reply.message.content.config_records.get(RECORD, {})), True
@@ -243,7 +226,6 @@ class Roster:
                 return None
         if node in self._cards:
             return None  # its earlier description still holds
-        # Flower's own words for a message that the app has no function for.
         if _NOT_OURS.search(reply.error) is not None:
             return Description(""), False
         log.warning("node %d could not describe itself and takes no part for now: %s", node, reply.error)
@@ -251,7 +233,7 @@ class Roster:
         return None
 
     def _refuse_borrowed_name(self, node: int, name: str) -> None:
-        """Leave out a node that calls itself by the name that another was registered under."""
+        """Leave out a node that gives itself the name of a registered node."""
         if not self._unfit.waits(node):
             log.warning("node %d takes no part: it calls itself %r, the name of a registered node", node, name)
         self._unfit.add(node)
@@ -259,10 +241,10 @@ class Roster:
             self._forget(node)
 
     def _first_name(self, node: int, description: Description) -> str:
-        """Return the name a node took part under before, or the one it gives itself now."""
-        says = description.name or f"node-{node}"
-        first = self._names.get(node, says)
-        if says != first and node not in self._renamed:
+        """Return the name under which a node first took part, or the one it gives itself now."""
+        name = description.name or f"node-{node}"
+        first = self._names.get(node, name)
+        if name != first and node not in self._renamed:
             self._renamed.add(node)
-            log.warning("node %d now calls itself %r; it stays %r as long as this run lasts", node, says, first)
+            log.warning("node %d now calls itself %r; it stays %r as long as this run lasts", node, name, first)
         return first

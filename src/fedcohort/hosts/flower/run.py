@@ -1,4 +1,4 @@
-"""One call of ``CohortStrategy.start``: open or continue the session, play its rounds, put the end on record."""
+"""One call of ``CohortStrategy.start``: open or continue the session, play its rounds, record the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fedcohort.core.protocol import Selector
 from fedcohort.core.signals import SIGNALS, Signal
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.flower import notes
-from fedcohort.hosts.flower.evaluation import has_evaluation
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.population import facts_in, rules_in
@@ -32,7 +31,7 @@ log = logging.getLogger("flwr.fedcohort")
 
 
 class LiveRun:
-    """One call of ``start``."""
+    """One call of ``CohortStrategy.start``."""
 
     asynchronous = False
 
@@ -43,22 +42,22 @@ class LiveRun:
 
     @property
     def session(self) -> Session | None:
-        """The session, once there is one."""
+        """The session, or None if there is none yet."""
         return self.host.session
 
     def close(self, failed: BaseException | None = None) -> None:
-        """Close the journal; ``failed``: why the run ended."""
+        """Close the journal; ``failed`` is the error that ended the run."""
         self.host.pulse.stop(failed)
         if self.session is not None:
             self.session.close()
 
     def play(self, initial_arrays: ArrayRecord) -> Result:
-        """Run until as many rounds are on record as were asked for."""
+        """Run until the journal has ``num_rounds`` rounds."""
         host, settings, num_rounds = self.host, self.settings, self.host.num_rounds
         begun, journal = settings.clock(), settings.journal
         unknown = frozenset[Signal]()
         if journal is not None and not is_blank(journal):
-            # As long as its table lacks facts that new shadows go by, those it has go on.
+            # If its table lacks facts that new shadows need, the old shadows continue for now.
             unknown = host.shadow_facts - facts_in(journal)
             session = host.session = self._reopen_session(None if unknown else settings.shadows)
             self.population.require(session.selector.requires)
@@ -82,7 +81,7 @@ class LiveRun:
         host.pulse.attach(session)
         host.pulse.running()
         self.population.remember(session)
-        # After the session exists and before anything is asked of clients: a run that fails has its settings on record.
+        # Before anything is asked of clients, so that a run that fails has recorded its settings.
         notes.record_start(session, settings, host.levels, self.population.supplied_signals(), num_rounds)
         self._resume(session, initial_arrays)
         leases = None if settings.leases is None else leases_of(settings.leases, journal, host.policy.fixed_deadline)
@@ -99,7 +98,7 @@ class LiveRun:
         return play(self.host, session, self.host.policy, self.host.num_rounds, leases)
 
     def _check_model(self, arrays: ArrayRecord) -> None:
-        """Refuse a model that cannot supply what the selector requires, before anybody trains."""
+        """Refuse a model without the output layer that the selector needs; shadows do without it."""
         required, wished = self.settings.selector.requires, self.host.wished
         try:
             if needs_output_layer(required | wished):
@@ -110,7 +109,7 @@ class LiveRun:
             self.host.wished = frozenset(s for s in wished if not needs_output_layer({s}))
 
     def _check_rules(self) -> None:
-        """Refuse rules that the clients there are cannot keep, before they are on record; warn of what may come."""
+        """Refuse rules that the clients online cannot satisfy, before they are recorded; warn of later shortages."""
         session, online = self.session, self.population.online
         rules = self.settings.rules if session is None else session.rules
         size = self.host.policy.size_for(len(online))
@@ -122,23 +121,18 @@ class LiveRun:
         try:
             rules.check_feasible(spent, size, left)
         except ParameterError:
-            if session is not None:  # without a commit, so that the journal keeps the rules it has
+            if session is not None:  # closed without a commit, so that the journal keeps its old rules
                 session.close()
                 self.host.session = None
             raise
-        for what in rules.shortages(spent, size, left):
-            log.warning("the rules cannot be kept to the end unless other clients join: %s", what)
-        if rules.by_name:
-            self._warn_of_strangers()
-
-    def _warn_of_strangers(self) -> None:
-        online = self.population.online
-        strangers = [name for name, card in online.items() if not card.registered]
-        if strangers:
+        for shortage in rules.shortages(spent, size, left):
+            log.warning("the rules cannot be kept to the end unless other clients join: %s", shortage)
+        unregistered = [name for name, card in online.items() if not card.registered]
+        if rules.by_name and unregistered:
             log.warning(
                 "the rules go by names, and %d of %d clients are not registered (%s): nothing keeps them from coming "
                 "back under other names (registered_only=True admits registered nodes only)",
-                len(strangers), len(online), join_names(strangers),
+                len(unregistered), len(online), join_names(unregistered),
             )  # fmt: skip
 
     # -- the session --------------------------------------------------------------------------------------------------
@@ -147,7 +141,7 @@ class LiveRun:
         settings = self.settings
         assert settings.journal is not None
         before = rules_in(settings.journal)
-        # An operator's orders outlast a start with the rules they were given against.
+        # If the run is started with the same rules again, an operator's later orders stay.
         rules = None if started_with(settings.journal, settings.rules) else settings.rules
         session = Session.open(
             settings.journal, settings.selector, shadows=shadows, rules=rules, commit="manual", sign=settings.sign
@@ -173,7 +167,7 @@ class LiveRun:
         settings = self.settings
         if settings.journal is not None:
             settings.journal.parent.mkdir(parents=True, exist_ok=True)
-        # From here on a client must supply what the selector, seeing who is there, decided to use.
+        # From here on, a client must supply what the selector has decided to use.
         selector = settings.selector.adapt(self.population.known_signals())
         for signal, names in self.population.partly_supplied(
             settings.selector.adapt(frozenset(SIGNALS)).requires
@@ -189,8 +183,7 @@ class LiveRun:
             journal=settings.journal,
             shadows=settings.shadows,
             rules=settings.rules,
-            # A round is made durable twice, when it is chosen and when it is closed; the rest can wait for these.
-            commit="manual",
+            commit="manual",  # twice a round, when it is chosen and when it is closed
             audit=settings.audit,
             sign=settings.sign,
             asynchronous=self.asynchronous,
@@ -199,7 +192,7 @@ class LiveRun:
     # -- the model ----------------------------------------------------------------------------------------------------
 
     def _resume(self, session: Session, initial_arrays: ArrayRecord) -> None:
-        """Go on with the journal's checkpoint and metrics, or with ``initial_arrays`` before the first round."""
+        """Load the journal's checkpoint and metrics, or ``initial_arrays`` before the first round."""
         host, result = self.host, self.host.result
         host.arrays = result.arrays = self._load_model(session, initial_arrays)
         recorded = session.journal.metrics()
@@ -209,9 +202,9 @@ class LiveRun:
             host.evaluation.at_server(0, host.arrays)
             return
         between_rounds = self.asynchronous or not session.pending
-        evaluated = has_evaluation(recorded.get(session.round - 1, {}))
+        evaluated = any(not key.startswith("train/") for key in recorded.get(session.round - 1, {}))
         if between_rounds and self.population.online and not evaluated:
-            host.evaluate(session.round - 1, host.arrays)  # the run was cut off before this was on record
+            host.evaluate(session.round - 1, host.arrays)  # the run was interrupted before this was recorded
 
     def _load_model(self, session: Session, initial_arrays: ArrayRecord) -> ArrayRecord:
         host, store = self.host, self.settings.checkpoints
@@ -228,14 +221,14 @@ class LiveRun:
 
 
 def _add_metrics(result: Result, server_round: int, numbers: Mapping[str, float]) -> None:
-    """Put the numbers of a round on record back where Flower keeps them: the prefix says who measured."""
-    for prefix, into in (
+    """Add a round's recorded numbers to Flower's result; the prefix says who measured them."""
+    for prefix, records in (
         ("train/", result.train_metrics_clientapp),
         ("evaluate/", result.evaluate_metrics_clientapp),
     ):
-        found = {key[len(prefix) :]: value for key, value in numbers.items() if key.startswith(prefix)}
-        if found:
-            into[server_round] = MetricRecord({**found})
+        metrics = {key[len(prefix) :]: value for key, value in numbers.items() if key.startswith(prefix)}
+        if metrics:
+            records[server_round] = MetricRecord({**metrics})
     at_server = {key: value for key, value in numbers.items() if "/" not in key}
     if at_server:
         result.evaluate_metrics_serverapp[server_round] = MetricRecord({**at_server})

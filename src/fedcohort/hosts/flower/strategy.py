@@ -1,6 +1,6 @@
 """A Flower strategy that decides who takes part and leaves everything else to the strategy it wraps.
 
-Five lines turn an existing ServerApp into one with selection::
+Five lines add selection to an existing ServerApp::
 
     from fedcohort.hosts.flower import CohortStrategy
     from fedcohort.selectors import PowerOfChoice
@@ -82,7 +82,7 @@ _CONSTRAINTS: Mapping[str, Constraint] = {
 
 @dataclass(frozen=True)
 class ServerValidation:
-    """The server's own validation set, for filters that judge models by it (FedCA).
+    """The server's own validation set, for filters that use it to judge models (FedCA).
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class CohortStrategy(Strategy):
     Parameters
     ----------
     selector : Selector or str
-        The strategy of selection, or its registered name.
+        The selector, or its registered name.
     strategy : Strategy
         Any strategy of Flower's message API. DP wrappers go inside: ``CohortStrategy(s, strategy=DP(FedAvg()))``.
     journal : path, optional
@@ -144,7 +144,7 @@ class CohortStrategy(Strategy):
         Default: as many as at least two clients, and more than a fifth of all, have.
     min_replies : int, optional
         With fewer models than this, a round does not change the global model (Krum needs several). An automatic
-        deadline aims at rounds with at least so many. Default: 1, and automatic deadlines aim at half of the cohort.
+        deadline aims at rounds with at least this many. Default: 1, and automatic deadlines aim at half of the cohort.
     max_share : float, optional
         Largest share of a round's weight that one client may have, whatever size it claims. Default: limited only by
         the size it declared.
@@ -250,19 +250,19 @@ class CohortStrategy(Strategy):
         self.journal = None if journal is None else place(journal)
         self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
         self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
-        # Clients' names are composed when they arrive; an operator's editor may write them otherwise.
+        # Like the names of clients, because an operator's editor may use another Unicode form.
         self.rules = None if rules is None else rules.with_names(normal_form)
         self.leases = None if leases is None else Path(leases)
         self.json_log = None if json_log is None else Path(json_log)
         if checkpoints is None and self.journal is not None:
             checkpoints = self.journal.with_name(f"{self.journal.name}.checkpoints")
         self.checkpoints = None if checkpoints is None else Checkpoints(checkpoints, keep_checkpoints)
-        # Tests put their own here, so that hours of waiting take no time.
+        # Tests replace these, so that hours of waiting take no time.
         self.clock: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
 
     def _check_signature(self) -> None:
-        """Refuse a key that would sign nothing, or cannot be read: now, and not when the clients are there."""
+        """Refuse a key that would sign nothing or cannot be read, before clients come online."""
         if self.sign is None:
             return
         if not self.audit:
@@ -271,20 +271,20 @@ class CohortStrategy(Strategy):
 
     @staticmethod
     def _check_wrapped(strategy: Strategy | None, max_update_norm: float | None) -> Strategy:
-        """Return the strategy that configures and averages; one that cannot be wrapped is refused."""
-        found = FedAvg() if strategy is None else check_strategy(strategy)
-        if any(isinstance(level, CohortStrategy) for level in levels(found)):
+        """Return the strategy that configures and averages; refuse one that cannot be wrapped."""
+        inner = FedAvg() if strategy is None else check_strategy(strategy)
+        if any(isinstance(level, CohortStrategy) for level in levels(inner)):
             raise ParameterError("A CohortStrategy cannot wrap another one.")
-        # Of a million, so that a small fraction does not round down to nobody.
-        if sample_size(levels(found), "train", 1_000_000) == 0:
+        # Of a million, so that a small fraction does not round down to 0.
+        if sample_size(levels(inner), "train", 1_000_000) == 0:
             raise ParameterError("The wrapped strategy has fraction_train=0, so there is nobody to choose.")
-        if max_update_norm is not None and changes_shape(found):
+        if max_update_norm is not None and changes_shape(inner):
             raise ParameterError(
                 "The 'max_update_norm' parameter of CohortStrategy needs a model that keeps its shape; "
-                f"{type(found).__name__} adds trees.",
+                f"{type(inner).__name__} adds trees.",
                 hint="leave max_update_norm out",
             )
-        return found
+        return inner
 
     def _check_needs(self, validation: ServerValidation | None) -> None:
         """Refuse a selector or filter that needs what this server does not have."""
@@ -305,26 +305,26 @@ class CohortStrategy(Strategy):
             )
 
     def _check_late(self, late: str) -> None:
-        """Refuse to count late models where the models of a round belong together."""
+        """Refuse to count late models if a round's average needs exactly the models of this round."""
         inner = type(self.strategy).__name__
-        why = {
+        obstacles = {
             "a filter compares the models of a round": not isinstance(self.filter, KeepAll),
             f"{inner} adds trees": changes_shape(self.strategy),
             f"{inner} adds noise for a cohort": private_cohort_size(self.strategy) is not None,
         }
-        for reason, found in why.items():
-            if late == "count" and found:
+        for reason, applies in obstacles.items():
+            if late == "count" and applies:
                 raise ParameterError(
                     f"The 'late' parameter of CohortStrategy must be 'discard': {reason}. Got {late!r}.",
                     hint="models of earlier rounds can be counted with a plain average or an optimiser of the server",
                 )
 
     def more_settings(self) -> dict[str, Any]:
-        """Return what a journal says about the settings of a strategy of another kind."""
+        """Return a subclass's additional settings for the journal."""
         return {}
 
     def _warn_of_bias(self) -> None:
-        if self.selector.aggregator not in (None, "fedavg"):  # what Flower's strategies are
+        if self.selector.aggregator not in (None, "fedavg"):  # like Flower's strategies
             log.warning(
                 "the selector %r is unbiased with the aggregator %r, which Flower does not have; the wrapped strategy "
                 "takes a mean by size of its weights, and the average may be biased",
@@ -332,7 +332,7 @@ class CohortStrategy(Strategy):
             )  # fmt: skip
 
     def summary(self) -> None:
-        """Log the settings, the wrapped strategy's after our own."""
+        """Log the settings, then those of the wrapped strategy."""
         log.info("\t├──> Selection:")
         log.info("\t│\t├── Selector: %s (seed %d)", self.selector, self.seed)
         log.info("\t│\t├── Journal: %s", self.journal or "in memory")
@@ -349,59 +349,47 @@ class CohortStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run the federation until ``num_rounds`` rounds are on record, continuing the journal when there is one.
+        """Run the federation until ``num_rounds`` rounds are recorded; an existing journal is continued.
 
         Parameters
         ----------
         initial_arrays : ArrayRecord
-            The model to begin with; a journal that already has rounds brings its own.
+            The first model; a journal with rounds continues from its own.
         num_rounds : int
-            Rounds in all, those of earlier runs with the same journal included.
+            Number of rounds, including those of earlier runs with the same journal.
         timeout : float
-            Seconds to wait for replies where ``deadline`` says nothing else.
+            Seconds to wait for replies if there is no ``deadline``.
         train_config, evaluate_config : ConfigRecord, optional
             Sent to the clients.
         evaluate_fn : callable, optional
             Evaluates the global model at the server, before the first round and after each.
         """
         with written_to(self.json_log):
-            return self._run(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
-
-    def _run(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int,
-        timeout: float,
-        train_config: ConfigRecord | None,
-        evaluate_config: ConfigRecord | None,
-        evaluate_fn: EvaluateFn | None,
-    ) -> Result:
-        log.info("Starting %s around %s:", type(self).__name__, type(self.strategy).__name__)
-        self.summary()
-        everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
-        if self.cohort_size is None and everybody and self.selector.selects:
-            log.warning(
-                "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
-                "or cohort_size"
+            log.info("Starting %s around %s:", type(self).__name__, type(self.strategy).__name__)
+            self.summary()
+            everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
+            if self.cohort_size is None and everybody and self.selector.selects:
+                log.warning(
+                    "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
+                    "or cohort_size"
+                )
+            run = self._live_run(
+                grid,
+                num_rounds=num_rounds,
+                timeout=timeout,
+                train_config=train_config or ConfigRecord(),
+                evaluate_config=evaluate_config or ConfigRecord(),
+                evaluate_fn=evaluate_fn,
             )
-        run = self._live_run(
-            grid,
-            num_rounds=num_rounds,
-            timeout=timeout,
-            train_config=train_config or ConfigRecord(),
-            evaluate_config=evaluate_config or ConfigRecord(),
-            evaluate_fn=evaluate_fn,
-        )
-        failed: BaseException | None = None
-        try:
-            return run.play(initial_arrays)
-        except BaseException as error:
-            failed = error
-            notes.record_failure(run.session, error)
-            raise
-        finally:
-            run.close(failed)
+            failed: BaseException | None = None
+            try:
+                return run.play(initial_arrays)
+            except BaseException as error:
+                failed = error
+                notes.record_failure(run.session, error)
+                raise
+            finally:
+                run.close(failed)
 
     def _live_run(self, grid: Grid, **options: Any) -> LiveRun:
         return LiveRun(FlowerHost(self, grid, **options))
@@ -409,7 +397,7 @@ class CohortStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Refuse: a choice needs the reports of the rounds before, which only :meth:`start` sees."""
+        """Refuse, because a choice needs the reports of earlier rounds, which only :meth:`start` has."""
         raise InnerStrategyError(
             "A CohortStrategy runs the rounds itself and cannot be wrapped by another strategy.",
             hint="put the other strategy inside: CohortStrategy(selector, strategy=...), and call its start()",
@@ -418,17 +406,17 @@ class CohortStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate as the wrapped strategy does."""
+        """Aggregate with the wrapped strategy."""
         return self.strategy.aggregate_train(server_round, replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure evaluation as the wrapped strategy does."""
+        """Configure evaluation with the wrapped strategy."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Aggregate evaluation as the wrapped strategy does."""
+        """Aggregate evaluation with the wrapped strategy."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
 
@@ -440,14 +428,14 @@ def _check_kind(name: str, value: object, kind: type) -> None:
         )
 
 
-def create_part(parameter: str, given: T | str, kind: Any, registry: Registry[T]) -> T:
-    """Return an object that was given, or the one its registered name stands for."""
-    if isinstance(given, str):
-        return registry.create(given)
-    if isinstance(given, kind):
-        return cast(T, given)
-    what = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r}"
+def create_part(parameter: str, value: T | str, kind: Any, registry: Registry[T]) -> T:
+    """Return ``value``, or create it if it is a registered name."""
+    if isinstance(value, str):
+        return registry.create(value)
+    if isinstance(value, kind):
+        return cast(T, value)
+    what = f"the class {value.__name__}" if isinstance(value, type) else f"{value!r}"
     raise ParameterError(
         f"The {parameter!r} parameter of CohortStrategy must be a {kind.__name__} or its name. Got {what}.",
-        hint=f"create an instance: {given.__name__}()" if isinstance(given, type) else None,
+        hint=f"create an instance: {value.__name__}()" if isinstance(value, type) else None,
     )

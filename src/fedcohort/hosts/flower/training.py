@@ -1,4 +1,4 @@
-"""A cohort's training messages, made by the wrapped strategy, and the bounds that replies are kept within."""
+"""A cohort's training messages, made by the wrapped strategy, and the bounds for replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower.exchange import Outbox, with_ttl
 from fedcohort.hosts.flower.replies import Checked, Checker, clip_update, with_common_names, with_weight
 from fedcohort.hosts.flower.roster import Card
-from fedcohort.hosts.flower.wire import ask_record
 from fedcohort.hosts.flower.wrapped_strategy import (
     GridView,
     changes_shape,
@@ -25,41 +24,41 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     taking_all,
 )
 from fedcohort.hosts.weights import bounded_weights
-from fedcohort.hosts.wire import CONFIRMATION, RECORD, SEED, WORK
+from fedcohort.hosts.wire import CONFIRMATION, RECORD, SEED, WORK, question
 
 log = logging.getLogger("flwr.fedcohort")
 _OK = Status.OK
-_AFTERLIFE = 60.0  # seconds, at least, that a train message outlives its deadline, so that a late answer can arrive
+_AFTERLIFE = 60.0  # seconds, at least, between a train message's deadline and its end, for late answers
 
 
 def as_errors(replies: Iterable[Checked], sent: Mapping[str, Message]) -> list[Message]:
-    """Return the replies without a sound model as errors, for strategies that judge them.
+    """Return the replies without a sound model as errors, for strategies that count them.
 
     Parameters
     ----------
     sent : mapping of str to Message
         The message that each client got.
     """
-    found = []
+    errors = []
     for reply in replies:
         if reply.status is _OK:
             continue
         if reply.message is not None and reply.message.has_error():
-            found.append(reply.message)
+            errors.append(reply.message)
         else:
-            # A reply that we refuse is to the strategy what an error of the app is.
+            # For the strategy, a reply that we refuse is an error of the app.
             error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reply.reason)
-            found.append(Message(error, reply_to=sent[reply.name]))
-    return found
+            errors.append(Message(error, reply_to=sent[reply.name]))
+    return errors
 
 
 class Training:
-    """How cohorts of one run are trained.
+    """Sends the training messages of a run and bounds the replies.
 
     Parameters
     ----------
     strategy : Strategy
-        The wrapped strategy, whose messages are sent.
+        The wrapped strategy, which makes the messages.
     deadline : float
         Seconds after which a round closes.
     max_share : float, optional
@@ -96,16 +95,17 @@ class Training:
     def bound(
         self, replies: Iterable[Checked], online: Mapping[str, Card], arrays: ArrayRecord
     ) -> tuple[list[Checked], dict[str, list[str]]]:
-        """Return checked replies to ``arrays`` as they may enter an average, and what was changed about each."""
-        found, said = self.bound_weights(replies, {name: card.description.size for name, card in online.items()})
-        for i, reply in enumerate(found):
-            found[i], texts = self.shorten(reply, arrays)
+        """Return checked replies to ``arrays`` within all bounds, and the corrections by client."""
+        sizes = {name: card.description.size for name, card in online.items()}
+        bounded, corrections = self.bound_weights(replies, sizes)
+        for i, reply in enumerate(bounded):
+            bounded[i], texts = self.shorten(reply, arrays)
             if texts:
-                said.setdefault(reply.name, []).extend(texts)
-        return found, said
+                corrections.setdefault(reply.name, []).extend(texts)
+        return bounded, corrections
 
     def shorten(self, reply: Checked, arrays: ArrayRecord) -> tuple[Checked, list[str]]:
-        """Return a checked reply to ``arrays`` whose update is within its bound, and what was changed about it."""
+        """Return a checked reply to ``arrays`` with its update within the norm, and the corrections."""
         most = self._max_update_norm
         if most is None or reply.status is not _OK:
             return reply, []
@@ -115,23 +115,20 @@ class Training:
     def bound_weights(
         self, replies: Iterable[Checked], sizes: Mapping[str, int | None]
     ) -> tuple[list[Checked], dict[str, list[str]]]:
-        """Return checked replies with weights within their bounds, and what was changed about each.
+        """Return checked replies with weights within their bounds, and the corrections by client.
 
-        ``sizes`` are the samples that clients declared, by name.
+        ``sizes`` are the numbers of samples that clients declared.
         """
-        # Before weights are bounded: a reply that is refused here must not count among the others.
-        found = with_common_names(list(replies), self._records)
-        said: dict[str, list[str]] = {}
-        weights, lowered = bounded_weights(
-            {reply.name: reply.weight for reply in found if reply.status is _OK},
-            sizes,
-            self._max_share,
-        )
-        for i, reply in enumerate(found):
+        # First, because the weights of replies that are refused here must not influence the bounds.
+        bounded = with_common_names(list(replies), self._records)
+        corrections: dict[str, list[str]] = {}
+        sent_weights = {reply.name: reply.weight for reply in bounded if reply.status is _OK}
+        weights, lowered = bounded_weights(sent_weights, sizes, self._max_share)
+        for i, reply in enumerate(bounded):
             if reply.name in lowered:
-                found[i] = with_weight(reply, self._weight_key, weights[reply.name])
-                said[reply.name] = [lowered[reply.name]]
-        return found, said
+                bounded[i] = with_weight(reply, self._weight_key, weights[reply.name])
+                corrections[reply.name] = [lowered[reply.name]]
+        return bounded, corrections
 
     def messages(
         self,
@@ -145,19 +142,19 @@ class Training:
         work: Mapping[str, float],
         report: Iterable[Signal],
     ) -> dict[str, Message]:
-        """Return the strategy's own train messages for ``cards``, with what fedcohort adds for each client."""
+        """Return the strategy's own train messages for ``cards``, with fedcohort's additions for each client."""
         nodes = [card.node for card in cards.values()]
         if not nodes:
             return {}
         with taking_all(strategy, len(nodes)):
             written = strategy.configure_train(server_round, arrays, config, GridView(self._grid, nodes))
             messages = messages_by_node(strategy, written, nodes)
-        ask = ask_record(report, self.commitment)
-        # Equal contents stay one object: Flower then hashes and uploads them once.
+        ask = ConfigRecord(question(report, self.commitment))
+        # Equal contents share one object, which Flower then hashes and uploads only once.
         variants: dict[tuple[int, float | None, bool, bytes | None], tuple[RecordDict, RecordDict]] = {}
-        found: dict[str, Message] = {}
+        by_name: dict[str, Message] = {}
         for name, card in cards.items():
-            message = found[name] = messages[card.node]
+            message = by_name[name] = messages[card.node]
             original = message.content
             factor = work.get(name)
             confirmation = self.confirmations.get(name)
@@ -167,14 +164,14 @@ class Training:
                 content = RecordDict(dict(original))
                 theirs = content.config_records.get(self._config_key, ConfigRecord())
                 ours = {SEED: seed} if factor is None else {SEED: seed, WORK: float(factor)}
-                # A copy: the strategy keeps writing into its own, while this message is on its way.
+                # A copy, because the strategy may write into its config while this message is on its way.
                 content[self._config_key] = ConfigRecord({**theirs, **ours})
                 if card.answers:
                     content[RECORD] = ask if confirmation is None else ConfigRecord({**ask, CONFIRMATION: confirmation})
-                # The original is held, or its id could be given out again.
+                # The original must stay alive, or its id could be used again.
                 known = variants[variant] = (original, content)
             message.content = known[1]
-        return found
+        return by_name
 
     def send(
         self,
@@ -190,20 +187,20 @@ class Training:
         commitment: str | None,
         confirmations: Mapping[str, bytes],
     ) -> dict[str, str]:
-        """Send a cohort its train messages; return who could not be sent one, and why.
+        """Send a cohort its train messages; return the clients that could not be sent one, with the reasons.
 
         Parameters
         ----------
         arrays : ArrayRecord
             The global model; replies are checked against it.
         outbox : Outbox
-            Takes the messages.
+            Sends the messages.
         required, asked : frozenset of Signal
             What a reply must report, and what it is asked to report.
         commitment : str, optional
-            To the choice, shown to every client.
+            The server's commitment to the choice, for every client.
         confirmations : mapping of str to bytes
-            A key holder's, shown to each client.
+            By client, the key holder's confirmation for it.
         """
         cards = {name: card for name in cohort.names if (card := online.get(name)) is not None}
         reasons = {} if len(cards) == cohort.size else {n: "not online" for n in cohort.names if n not in online}

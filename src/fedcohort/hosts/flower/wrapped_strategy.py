@@ -1,8 +1,8 @@
-"""Wrapping a Flower strategy: make it address exactly the nodes it is offered, and keep what it must remember.
+"""Wraps a Flower strategy: makes it address exactly the chosen nodes, and saves its memory.
 
 Flower's strategies sample nodes inside ``configure_train`` and ``configure_evaluate`` with an unseeded generator, and
-wait without end for nodes to appear. Offered a grid of exactly the chosen nodes, with its fraction set to all of them,
-a strategy has nothing left to sample and nothing to wait for; everything else it does stays as it is.
+wait forever for nodes to appear. If a strategy gets a grid of exactly the chosen nodes, and its fraction is set to all
+of them, it has nothing to sample and nothing to wait for. Everything else it does stays the same.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from fedcohort.core.errors import FedcohortError, ParameterError
 log = logging.getLogger("flwr.fedcohort")
 Phase = Literal["train", "evaluate"]
 SAMPLING = ("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
-# What a strategy sets anew in every configure_train; saving it would only double the checkpoint.
+# What a strategy sets again in every configure_train; saving it would only double the checkpoint.
 _TRANSIENT = frozenset({"current_arrays", "current_bst", "registered_nodes", "_pending_events", *SAMPLING})
 
 
 class InnerStrategyError(FedcohortError, RuntimeError):
-    """The wrapped strategy did something that selection cannot work with."""
+    """The wrapped strategy does something that selection does not support."""
 
 
 def levels(strategy: Strategy) -> list[Strategy]:
-    """Return a strategy and those it wraps under whatever name, outermost first."""
-    found = [strategy]
-    for level in found:
+    """Return a strategy and those that it wraps, in any attribute, outermost first."""
+    strategies = [strategy]
+    for level in strategies:
         for value in vars(level).values():
-            if isinstance(value, Strategy) and not any(value is other for other in found):
-                found.append(value)
-    return found
+            if isinstance(value, Strategy) and not any(value is other for other in strategies):
+                strategies.append(value)
+    return strategies
 
 
 def sample_size(strategies: Iterable[Strategy], phase: Phase, online: int) -> int | None:
-    """Return how many of ``online`` nodes the levels of a strategy would sample, or None when they do not say."""
+    """Return how many of ``online`` nodes the levels of a strategy would sample, or None if they do not say."""
     for level in strategies:
         fraction = getattr(level, f"fraction_{phase}", None)
         if fraction is not None:
@@ -54,7 +54,7 @@ def sample_size(strategies: Iterable[Strategy], phase: Phase, online: int) -> in
 
 
 def min_clients(strategy: Strategy) -> int:
-    """Return how many nodes the strategy wants to see before it starts."""
+    """Return how many nodes must be online before the strategy starts."""
     least = 1
     for level in levels(strategy):
         for name in ("min_available_nodes", "min_train_nodes"):
@@ -63,10 +63,10 @@ def min_clients(strategy: Strategy) -> int:
 
 
 def private_cohort_size(strategy: Strategy) -> int | None:
-    """Return for how many clients a strategy's differential privacy makes its noise; None without such a wrapper.
+    """Return the number of clients for which a privacy wrapper makes its noise, or None without such a wrapper.
 
-    All of Flower's wrappers divide the noise by ``num_sampled_clients``, however many take part. With fewer clients in
-    the average the noise is too small for what each of them adds.
+    All of Flower's wrappers divide the noise by ``num_sampled_clients``, however many take part. In an average of fewer
+    clients, the noise would be too small.
     """
     sizes = {int(level.num_sampled_clients) for level in levels(strategy) if hasattr(level, "num_sampled_clients")}
     if len(sizes) > 1:
@@ -79,19 +79,19 @@ def private_cohort_size(strategy: Strategy) -> int | None:
 
 
 def has_accountant(strategy: Strategy) -> bool:
-    """Whether a privacy accountant watches, which demands equal weights."""
+    """Whether the strategy has a privacy accountant, which demands equal weights."""
     return any(getattr(level, "accountant", None) is not None for level in levels(strategy))
 
 
 def strategy_copy(strategy: Strategy) -> Strategy:
-    """Return a copy of a strategy to try things out on; what it does is not booked as a private release."""
+    """Return a copy of a strategy for trials, without its privacy accountants."""
     accountants = [getattr(level, "accountant", None) for level in levels(strategy)]
-    # An accountant that the copying already "knows" as None is left out; Flower's cannot be copied.
+    # Flower's accountants cannot be copied, so the copy's memo maps them to None.
     return copy.deepcopy(strategy, {id(accountant): None for accountant in accountants if accountant is not None})
 
 
 def forget_round(strategy: Strategy, server_round: int) -> None:
-    """Let a strategy be configured again for a round that released nothing: privacy wrappers book it once."""
+    """Let a strategy be configured again for a round that released nothing, which privacy wrappers allow only once."""
     for level in levels(strategy):
         pending = getattr(level, "_pending_events", None)
         if isinstance(pending, dict):
@@ -99,7 +99,7 @@ def forget_round(strategy: Strategy, server_round: int) -> None:
 
 
 def check_strategy(strategy: object) -> Strategy:
-    """Refuse what cannot be wrapped: another API's strategy, and one that runs the rounds by itself."""
+    """Refuse a strategy that cannot be wrapped: one of another API, or one with its own ``start``."""
     if not isinstance(strategy, Strategy):
         what = strategy.__name__ if isinstance(strategy, type) else type(strategy).__name__
         legacy = "flwr.server.strategy" in getattr(strategy, "__module__", type(strategy).__module__)
@@ -120,7 +120,7 @@ def check_strategy(strategy: object) -> Strategy:
 
 
 def check_private(strategy: Strategy, cohort_size: int | None, spares: int, everybody_kept: bool) -> int | None:
-    """Return the cohort size under differential privacy: the number its noise is made for, or a ParameterError."""
+    """Return the cohort size, which under differential privacy is the number that the noise is made for."""
     size = private_cohort_size(strategy)
     if size is None:
         return cohort_size
@@ -146,7 +146,7 @@ def check_private(strategy: Strategy, cohort_size: int | None, spares: int, ever
 
 
 def keys(strategy: Strategy) -> tuple[str, str]:
-    """Return the strategy's key of the weight in a reply's metrics, and of the ConfigRecord in a message."""
+    """Return the strategy's keys for the weight in a reply's metrics and for the ConfigRecord in a message."""
     for level in levels(strategy):
         if hasattr(level, "weighted_by_key"):
             return str(level.weighted_by_key), str(getattr(level, "configrecord_key", "config"))
@@ -154,19 +154,19 @@ def keys(strategy: Strategy) -> tuple[str, str]:
 
 
 def record_names(strategy: Strategy) -> tuple[str, str]:
-    """Return how the strategy calls the model's record in a message, and how replies usually call their metrics'."""
+    """Return the strategy's name for the record of the model, and the usual name for the record of metrics."""
     names = (str(level.arrayrecord_key) for level in levels(strategy) if hasattr(level, "arrayrecord_key"))
     return next(names, "arrays"), "metrics"
 
 
 def changes_shape(strategy: Strategy) -> bool:
-    """Whether the model changes its shape from round to round, as an ensemble of trees does."""
+    """Whether the model changes its shape from round to round, like an ensemble of trees."""
     return any(isinstance(level, (FedXgbBagging, FedXgbCyclic)) for level in levels(strategy))
 
 
 @contextlib.contextmanager
 def taking_all(strategy: Strategy, count: int) -> Iterator[None]:
-    """Let every level of a strategy take all of ``count`` nodes; a fraction of 0 stays 0."""
+    """Make every level of a strategy take all of ``count`` nodes; a fraction of 0 stays 0."""
     saved: list[tuple[Strategy, str, Any]] = []
     try:
         for level in levels(strategy):
@@ -177,8 +177,7 @@ def taking_all(strategy: Strategy, count: int) -> Iterator[None]:
                 saved.append((level, name, value))
                 if name.startswith("min_"):
                     setattr(level, name, count)
-                # A fraction of 0 means 'no evaluation', which stays the app's decision.
-                elif value != 0.0:
+                elif value != 0.0:  # 0 means no evaluation
                     setattr(level, name, 1.0)
         yield
     finally:
@@ -194,18 +193,18 @@ class GridView(Grid):
         self._nodes = list(nodes)
 
     def set_run(self, run: Run) -> None:
-        """Set the run of the grid behind."""
+        """Set the run of the underlying grid."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Run:
-        """The run of the grid behind."""
+        """The run of the underlying grid."""
         return self._grid.run
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Build a message as the grid behind does."""
+        """Create a message with the underlying grid."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -213,63 +212,59 @@ class GridView(Grid):
         return list(self._nodes)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return what is known about the nodes of this view."""
+        """Return the information about the nodes of this view."""
         chosen = set(self._nodes)
         return [node for node in self._grid.get_nodes() if node.node_id in chosen]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push through the grid behind."""
+        """Push messages through the underlying grid."""
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull through the grid behind."""
+        """Pull messages through the underlying grid."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send and receive through the grid behind."""
+        """Send and receive messages through the underlying grid."""
         return self._grid.send_and_receive(messages, timeout=timeout)
 
 
 def messages_by_node(strategy: Strategy, messages: Iterable[Message], nodes: Sequence[int]) -> dict[int, Message]:
-    """Return a strategy's messages by node, in the order of ``nodes``; it must have written to each exactly once."""
-    found = {message.metadata.dst_node_id: message for message in messages}
-    if found.keys() != set(nodes):
+    """Return a strategy's messages by node, in the order of ``nodes``; there must be exactly one for each."""
+    by_node = {message.metadata.dst_node_id: message for message in messages}
+    if by_node.keys() != set(nodes):
         raise InnerStrategyError(
             f"The strategy {type(strategy).__name__} was offered {len(nodes)} chosen nodes and wrote to "
-            f"{len(set(found) & set(nodes))} of them and {len(set(found) - set(nodes))} others.",
+            f"{len(set(by_node) & set(nodes))} of them and {len(set(by_node) - set(nodes))} others.",
             hint="a strategy that picks nodes by itself can only be wrapped with cohort_size=1",
         )
-    return {node: found[node] for node in nodes}
+    return {node: by_node[node] for node in nodes}
 
 
-# -- what a strategy must remember ------------------------------------------------------------------------------------
+# -- the memory of a strategy -----------------------------------------------------------------------------------------
 
 
 def _arrays_of(value: Any) -> dict[str, AnyArray] | None:
-    """Return the arrays inside an attribute by key, or None when it is something else."""
+    """Return the arrays in an attribute by key, or None if it is something else."""
     match value:
         case np.ndarray():
             return {"": value}
         case ArrayRecord():
             return {key: array.numpy() for key, array in value.items()}
         case dict() if all(isinstance(key, str) for key in value):
-            found = value
+            parts = value
         case list() | tuple():
-            found = {str(i): part for i, part in enumerate(value)}
+            parts = {str(i): part for i, part in enumerate(value)}
         case _:
             return None
-    return _as_arrays(found)
-
-
-def _as_arrays(parts: dict[str, Any]) -> dict[str, AnyArray] | None:
-    # What NumPy computes from arrays without dimensions are numbers of its own: a counter's moments, for example.
+    # Not only arrays: from those without dimensions, such as a counter's moments, NumPy computes scalars.
     if not parts or not all(isinstance(part, (np.ndarray, np.generic)) for part in parts.values()):
         return None
     return {key: np.asarray(part) for key, part in parts.items()}
 
 
 def _has_own_state(value: Any) -> bool:
-    """Whether something can be saved and restored as torch's optimisers are, such as a privacy accountant."""
+    """Whether an object can be saved and restored like torch's optimisers, such as a privacy accountant."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
@@ -294,12 +289,12 @@ def _kind_of(value: Any) -> str:
 
 
 class StrategyState:
-    """The part of a strategy that changes from round to round, saved and restored with the model.
+    """The attributes of a strategy that change from round to round, saved and restored with the model.
 
-    Saved are attributes that hold numbers, strings, None, arrays, lists and dicts of arrays or ArrayRecords and differ
-    from what the constructor left (the moments of FedAdam, FedYogi and FedAdagrad, the momentum of FedAvgM, the
-    clipping norm of adaptive DP), and whatever has ``state_dict`` and ``load_state_dict`` (privacy accountants).
-    Anything else that changes is named once in a warning.
+    An attribute is saved if it differs from what the constructor set and holds a number, a string, None, an array, a
+    list or dict of arrays, or an ArrayRecord (the moments of FedAdam, FedYogi and FedAdagrad, the momentum of FedAvgM,
+    the clipping norm of adaptive DP). Objects with ``state_dict`` and ``load_state_dict`` (privacy accountants) are
+    saved too. For any other attribute that changes, there is one warning.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -308,16 +303,16 @@ class StrategyState:
         self._warned: set[str] = set()
 
     def save(self) -> tuple[dict[str, Any], dict[str, AnyArray]]:
-        """Return the changed attributes: JSON for the plain ones, arrays under flat keys for the others."""
+        """Return the changed attributes: values for JSON, and arrays under flat keys."""
         plain: dict[str, Any] = {}
         arrays: dict[str, AnyArray] = {}
         for path, level, name, value in self._changed_attributes():
-            found = _arrays_of(value)
+            parts = _arrays_of(value)
             if _has_own_state(value):
                 plain[path] = {"kind": "state", "value": value.state_dict()}
-            elif found is not None:
-                plain[path] = {"kind": _kind_of(value), "keys": list(found)}
-                arrays.update({f"{path}/{key}": array for key, array in found.items()})
+            elif parts is not None:
+                plain[path] = {"kind": _kind_of(value), "keys": list(parts)}
+                arrays.update({f"{path}/{key}": array for key, array in parts.items()})
             elif value is None or isinstance(value, (bool, int, float, str)):
                 plain[path] = {"kind": "plain", "value": value}
             elif isinstance(value, np.generic):
@@ -331,20 +326,19 @@ class StrategyState:
         return plain, arrays
 
     def _changed_attributes(self) -> Iterator[tuple[str, Strategy, str, Any]]:
-        """Yield what may differ from what the constructor left: its path, its level, its name and its value."""
+        """Yield path, level, name and value of each attribute that may differ from what the constructor set."""
         for i, (level, fresh) in enumerate(zip(self._levels, self._fresh, strict=True)):
             for name, value in vars(level).items():
                 if name in _TRANSIENT or isinstance(value, Strategy) or callable(value):
                     continue
-                # An object with a state of its own changes inside; of all others, strategies put new ones in place.
+                # Strategies replace values by new objects, except those with their own state, which change inside.
                 if _has_own_state(value) or value is not fresh.get(name):
                     yield f"{i}.{name}", level, name, value
 
     def restore(self, plain: dict[str, Any], arrays: dict[str, AnyArray]) -> None:
-        """Put saved attributes back into the strategy."""
+        """Restore saved attributes of the strategy."""
         for path, entry in plain.items():
             index, _, name = path.partition(".")
-            # Attributes are saved by level: with fewer wrappers they would be put into the wrong one.
             if int(index) >= len(self._levels):
                 raise InnerStrategyError(
                     f"The checkpoint was written by {int(index) + 1} or more strategies around each other; now there "
