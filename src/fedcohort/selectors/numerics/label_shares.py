@@ -9,8 +9,6 @@ D the client's label shares and :math:`\bar p` what the model predicts on its da
 
 .. [Chen2024] H. Chen, H. Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated
    Learning" (HiCS-FL), NeurIPS 2024.
-.. [Yang2020] M. Yang, X. Wang, H. Zhu, H. Wang, H. Qian, "Federated Learning with Class Imbalance Reduction"
-   (Fed-cucb), EUSIPCO 2021.
 """
 
 from __future__ import annotations
@@ -61,62 +59,10 @@ def by_moments(updates: ArrayLike, step: float, predicted: ArrayLike | None = No
     """
     moved = np.atleast_2d(np.asarray(updates, np.float64))
     mean = 1.0 / moved.shape[1] if predicted is None else np.asarray(predicted, np.float64)
-    return _shares(mean + moved / step)
+    return nearest_shares(mean + moved / step)
 
 
-def by_auxiliary_moments(updates: ArrayLike, step: float, confusion: ArrayLike) -> FloatArray:
-    r"""Return (k, B) shares from :math:`\bar p = P' D`, where P is what the model predicts for each class.
-
-    Parameters
-    ----------
-    updates : (k, B) array
-    step : float
-        :math:`\eta R`.
-    confusion : (B, B) array
-        Row c: mean prediction of the model on samples of class c, from a small balanced set at the server.
-    """
-    moved = np.atleast_2d(np.asarray(updates, np.float64))
-    p = np.asarray(confusion, np.float64)
-    b = p.shape[0]
-    # (I - P') D = Delta b / eta R is singular, because both sides sum to 0; the shares sum to 1.
-    system = np.vstack([np.eye(b) - p.T, np.ones(b)])
-    right = np.vstack([(moved / step).T, np.ones(len(moved))])
-    return _shares(np.linalg.lstsq(system, right, rcond=None)[0].T)
-
-
-def by_gradient_norms(norms: ArrayLike, beta: float) -> FloatArray:
-    r"""Return (k, B) shares :math:`\propto e^{\beta / g_i}`, as Fed-cucb takes them ([Yang2020]_, Eq. 6).
-
-    Parameters
-    ----------
-    norms : (k, B) array
-        :math:`g_i`, squared norm of the gradient of output i's weights on auxiliary samples of class i, at the client's
-        model after training: small where the client has trained much.
-    beta : float
-    """
-    exponent = beta / np.maximum(np.asarray(norms, np.float64), 1e-12)
-    weights = np.exp(exponent - exponent.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
-
-
-def auxiliary_norms(logits: ArrayLike, labels: ArrayLike, classes: int) -> FloatArray:
-    r"""Return (k, B) squared gradients of output i's bias, :math:`(\overline{1 - p_i})^2`, on samples of class i.
-
-    Parameters
-    ----------
-    logits : (k, V, B) array
-        Outputs of k clients' models on the auxiliary set.
-    labels : (V,) array
-    classes : int
-    """
-    outputs = np.asarray(logits, np.float64)
-    p = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
-    of = np.asarray(labels)
-    return np.stack([(1.0 - p[:, of == c, c]).mean(axis=1) ** 2 for c in range(classes)], axis=1)
-
-
-def _shares(values: FloatArray) -> FloatArray:
+def nearest_shares(values: FloatArray) -> FloatArray:
     """Return the nearest shares, not negative with sum 1, to each row."""
     ordered = np.sort(values, axis=1)[:, ::-1]
     excess = (np.cumsum(ordered, axis=1) - 1.0) / np.arange(1, values.shape[1] + 1)
