@@ -19,8 +19,16 @@ from fedcohort.core.params import Interval, OneOf, Optional, Sequence, param
 from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
-from fedcohort.selectors.papers.flash.context import ELEMENTS, LOSS_OF, State, columns, with_losses
-from fedcohort.selectors.papers.flash.observation import observed_round
+from fedcohort.selectors.papers.flash.context import (
+    ELEMENTS,
+    LOSS_OF,
+    State,
+    columns,
+    contexts,
+    in_units,
+    time_unit,
+    with_losses,
+)
 from fedcohort.selectors.papers.flash.reward import READINGS, Reading, rate
 
 Notes = dict[str, str | float | int]
@@ -158,13 +166,38 @@ class ContextualBandit(Selector[State]):
         return np.arange(len(slate.candidates))
 
     def update(self, state: State, outcome: Outcome) -> State:
-        """Learn from the contexts the clients were picked by and the rewards they brought."""
-        state, seen = observed_round(state, outcome, self.context, self._reading, losses=self.contexts == "last")
-        if seen.rewards is None:
+        """Learn from the contexts clients were picked by and the rewards they earned (Algorithm 1, lines 7 to 9)."""
+        reading, duration, before = self._reading, outcome[Signal.DURATION], outcome[self._reading.before]
+        usable = outcome.ok & np.isfinite(duration) & np.isfinite(before)
+        if reading.after is not None:
+            usable &= np.isfinite(outcome[reading.after])
+        clients, before = outcome.clients[usable], before[usable]
+        context = contexts(state, self.context, clients)  # before the reports change it
+        unit = state.time_unit or time_unit(duration[usable])
+        tau = in_units(duration[usable], unit)
+        if self.contexts == "last":
+            reported = {s: outcome[s][usable] for name, s in LOSS_OF.items() if name in self.context}
+            state = with_losses(state, clients, reported)
+        durations, level = state.duration.copy(), state.level.copy()
+        durations[clients], level[clients] = tau, before
+        last_reward, rewarded = state.reward.copy(), state.rewarded.copy()
+        last_reward[outcome.clients[~usable]] = 0.0
+        rewarded[outcome.clients] = True
+        state = dataclasses.replace(
+            state,
+            duration=durations,
+            level=level,
+            reward=last_reward,
+            rewarded=rewarded,
+            rounds=state.rounds + 1,
+            time_unit=unit,
+        )
+        if reading.after is None:  # the reward needs the next global model
             return dataclasses.replace(
                 state,
-                waiting=np.concatenate([state.waiting, seen.clients]),
-                waiting_context=np.concatenate([state.waiting_context, seen.context]),
-                waiting_loss=np.concatenate([state.waiting_loss, seen.before]),
+                waiting=np.concatenate([state.waiting, clients]),
+                waiting_context=np.concatenate([state.waiting_context, context]),
+                waiting_loss=np.concatenate([state.waiting_loss, before]),
             )
-        return self.learn(state.with_rewards(seen.clients, seen.rewards), seen.clients, seen.context, seen.rewards)
+        rewards = rate(reading, before, outcome[reading.after][usable], tau, state.usual)
+        return self.learn(state.with_rewards(clients, rewards), clients, context, rewards)

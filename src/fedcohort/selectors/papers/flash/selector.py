@@ -183,9 +183,5 @@ class Flash(ContextualBandit[FlashState]):
             return everybody
         return np.flatnonzero(~out)
 
-    def theta(self, state: FlashState) -> dict[str, float]:
-        """Return the fitted weight of each context element."""
-        return dict(zip(self.context, solution(state.gram, state.moment).tolist(), strict=True))
-
     def _is_retired(self, state: FlashState) -> BoolArray:
         return np.asarray(state.streak >= (self.patience or np.inf))
