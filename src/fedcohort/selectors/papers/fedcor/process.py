@@ -65,42 +65,8 @@ def group_samples(changes: FloatArray, weights: FloatArray) -> list[SampleGroup]
     return groups
 
 
-def log_likelihood(embedding: FloatArray, groups: list[SampleGroup], noise: float) -> float:
-    r"""Return the weighted log-likelihood of the samples, :math:`\Phi(X)` of [Tang2022]_ Eq. 17.
-
-    With K = X X' + s^2 I over the n clients that answered and the inner matrix A = X' X + s^2 I (d, d),
-
-    1. log det K = (n - d) log s^2 + log det A (determinant lemma),
-    2. y' K^-1 y = (y'y - b' A^-1 b) / s^2, b = X'y (Woodbury),
-
-    so one sample costs O(n d^2 + d^3).
-
-    Parameters
-    ----------
-    embedding : (N, d) float array
-        X.
-    groups : list of SampleGroup
-        From :func:`group_samples`.
-    noise : float
-        s, a standard deviation, > 0.
-    """
-    s2 = noise * noise
-    total = 0.0
-    for group in groups:
-        x = embedding if group.rows is None else embedding[group.rows]
-        n, d = x.shape
-        y, w = group.changes, group.weights
-        inner = x.T @ x
-        inner[np.diag_indices(d)] += s2
-        b = x.T @ y
-        log_det = (n - d) * math.log(s2) + float(np.linalg.slogdet(inner)[1])
-        quadratic = (np.einsum("nt,nt->t", y, y) - np.einsum("dt,dt->t", b, np.linalg.solve(inner, b))) / s2
-        total += -0.5 * float(w @ (quadratic + log_det + n * math.log(2 * math.pi)))
-    return total
-
-
 def likelihood_gradient(embedding: FloatArray, groups: list[SampleGroup], noise: float) -> FloatArray:
-    r"""Return the gradient (N, d) of :func:`log_likelihood` with respect to the embedding.
+    r"""Return the gradient (N, d) of the weighted log-likelihood, :math:`\Phi(X)` of [Tang2022]_ Eq. 17.
 
     For one sample, with c = A^-1 X'y: :math:`\partial/\partial X = -X A^{-1} + s^{-2} (y - X c) c^T`, because
     K^-1 X = X A^-1. Collected over samples that share their clients this is X P + Y Q with a (d, d) matrix P and a
@@ -276,20 +242,3 @@ def _blocks(embedding: FloatArray, groups: list[SampleGroup], precision: type[np
     memory, room = np.zeros((height + 2 * d) * n, precision), np.empty(d * min(n, BLOCK), precision)
     starts = range(0, n, BLOCK)
     return [_Block(embedding, groups, start, min(start + BLOCK, n), memory, room) for start in starts]
-
-
-def correlations(embedding: FloatArray, rows: IntArray | None = None) -> FloatArray:
-    """Return the correlations r_ij of the loss changes of some clients, (n, n): cosines of their embeddings.
-
-    >>> correlations(np.array([[3.0, 0.0], [1.0, 1.0]])).round(3)
-    array([[1.   , 0.707],
-           [0.707, 1.   ]])
-    """
-    unit = unit_embedding(embedding if rows is None else embedding[rows])
-    return unit @ unit.T
-
-
-def unit_embedding(embedding: FloatArray) -> FloatArray:
-    """Return the embeddings scaled to length 1, as they are drawn ([Tang2022]_ Fig. 7); zero rows stay zero."""
-    lengths = np.sqrt(np.einsum("nd,nd->n", embedding, embedding))
-    return embedding / np.where(lengths > 0, lengths, 1.0)[:, None]
