@@ -12,18 +12,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, Optional, ParamSets, param
-from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate, register
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Slate, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
-from fedcohort.selectors.baselines.uniform import NoState
+from fedcohort.selectors.baselines.uniform import NoState, Stateless
 from fedcohort.selectors.numerics.sampling import weighted_sample
 
 
 @register("power-of-choice")
 @dataclass(frozen=True, kw_only=True)
-class PowerOfChoice(Selector[NoState]):
+class PowerOfChoice(Stateless):
     r"""Ask d clients for their losses and take the largest ([Cho2020]_, Sec. 3.1).
 
     The m largest of :math:`F_k(w), k \in A`. Symbols: A = the d asked clients, drawn without replacement with
@@ -65,10 +64,6 @@ class PowerOfChoice(Selector[NoState]):
         """Data sizes, and losses on demand."""
         return frozenset({Signal.SIZES, Signal.LOSS_QUERY})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
     def query(self, state: NoState, slate: Slate, rng: np.random.Generator) -> Query:
         """Ask d clients, drawn by size, for their losses."""
         d = 2 * slate.size if self.d is None else max(self.d, slate.size)
@@ -87,7 +82,3 @@ class PowerOfChoice(Selector[NoState]):
         picked = top_k(score, slate.size, rng)
         asked = answer.query.clients
         return Cohort(asked[picked], candidates=asked, score=score, parts={"loss": loss}), state
-
-    def update(self, state: NoState, outcome: Outcome) -> NoState:
-        """Learn nothing."""
-        return state

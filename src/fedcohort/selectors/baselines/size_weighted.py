@@ -11,15 +11,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.clients import ClientTable
-from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, register
+from fedcohort.core.protocol import Answer, Cohort, Slate, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.uniform import NoState
+from fedcohort.selectors.baselines.uniform import NoState, Stateless
 
 
 @register("size-weighted")
 @dataclass(frozen=True, kw_only=True)
-class SizeWeighted(Selector[NoState]):
+class SizeWeighted(Stateless):
     r"""Draw by data size, with replacement ([Li2018]_, Algorithm 2, line 2).
 
     Each of m draws takes client k with probability :math:`p_k = n_k / \sum_j n_j`. A client drawn several times
@@ -61,10 +60,6 @@ class SizeWeighted(Selector[NoState]):
         """The plain mean: sizes have counted in the draw."""
         return "mean"
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
     def select(
         self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, NoState]:
@@ -86,7 +81,3 @@ class SizeWeighted(Selector[NoState]):
             weights=counts.astype(np.float64),
         )
         return cohort, state
-
-    def update(self, state: NoState, outcome: Outcome) -> NoState:
-        """Learn nothing."""
-        return state

@@ -20,9 +20,21 @@ class NoState:
     """Nothing to remember."""
 
 
+class Stateless(Selector[NoState]):
+    """A selector that learns nothing from reports."""
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def update(self, state: NoState, outcome: Outcome) -> NoState:
+        """Learn nothing."""
+        return state
+
+
 @register("uniform")
 @dataclass(frozen=True, kw_only=True)
-class Uniform(Selector[NoState]):
+class Uniform(Stateless):
     r"""Every cohort of the wanted size is equally likely ([McMahan2017]_, Algorithm 1).
 
     :math:`P(S^t) = 1 / \binom{N}{m}`. Symbols: m = slate.size, drawn without replacement from the available
@@ -40,10 +52,6 @@ class Uniform(Selector[NoState]):
     one_at_a_time = True
     picks_by: ClassVar[str] = "Every client has the same chance, so only chance decides."
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
     def select(
         self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, NoState]:
@@ -51,14 +59,10 @@ class Uniform(Selector[NoState]):
         picked = rng.choice(len(slate.candidates), slate.size, replace=False)
         return Cohort(slate.candidates[picked]), state
 
-    def update(self, state: NoState, outcome: Outcome) -> NoState:
-        """Learn nothing."""
-        return state
-
 
 @register("all")
 @dataclass(frozen=True, kw_only=True)
-class All(Selector[NoState]):
+class All(Stateless):
     """Everybody who is available, whatever size was asked for ([McMahan2017]_ with C = 1).
 
     :math:`S^t = S`. Symbols: S = slate.candidates. Deviations: none.
@@ -76,10 +80,6 @@ class All(Selector[NoState]):
 
     selects = False
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
     def size(self, state: NoState, asked: int, candidates: int) -> int:
         """Return the number of candidates."""
         return candidates
@@ -89,7 +89,3 @@ class All(Selector[NoState]):
     ) -> tuple[Cohort, NoState]:
         """Return all candidates."""
         return Cohort(slate.candidates), state
-
-    def update(self, state: NoState, outcome: Outcome) -> NoState:
-        """Learn nothing."""
-        return state
