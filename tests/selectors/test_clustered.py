@@ -6,7 +6,7 @@ import pytest
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
 from fedcohort.core.signals import SKETCH_WIDTH, Signal
-from fedcohort.selectors.baselines.clustered import Clustered, ClusteredState, by_similarity, by_size
+from fedcohort.selectors.baselines.clustered import Clustered, by_similarity, by_size
 from fedcohort.selectors.numerics.groups import angles, ward_groups
 from fedcohort.selectors.numerics.recent import RecentVectors
 from fedcohort.session import Session
@@ -108,7 +108,7 @@ def test_the_average_is_unbiased_and_varies_less_than_drawing_by_size(by, averag
     n, m, draws = len(sizes), 4, 1500
     p = sizes / sizes.sum()
     vectors = np.eye(4)[np.arange(8) % 4]
-    state = ClusteredState(np.arange(8), np.zeros(8, np.int64), vectors)
+    state = RecentVectors(np.arange(8), np.zeros(8, np.int64), vectors)
     slate = Slate(round=5, size=m, candidates=np.arange(n), clients=ClientTable(sizes=sizes))
     rng = np.random.default_rng(1)
     weight = np.zeros((draws, n))
@@ -173,7 +173,7 @@ def test_groups_are_those_of_scipy():
 
 
 def test_memory_replaces_in_place_and_drops_the_oldest():
-    book = RecentVectors(**RecentVectors.empty())
+    book = RecentVectors.empty()
     book = book.heard(np.array([4, 1]), np.array([[4.0], [1.0]]), 0, 3)
     book = book.heard(np.array([9, 1]), np.array([[9.0], [1.5]]), 1, 3)
     assert book.rows_of(np.array([0, 1, 4, 9])).tolist() == [-1, 0, 1, 2]

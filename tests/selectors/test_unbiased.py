@@ -6,10 +6,11 @@ import pytest
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
 from fedcohort.core.signals import SKETCH_WIDTH
-from fedcohort.selectors.baselines.clustered import Clustered, ClusteredState
+from fedcohort.selectors.baselines.clustered import Clustered
 from fedcohort.selectors.baselines.delta import Delta, DeltaState
 from fedcohort.selectors.baselines.feel import Feel, FeelState
 from fedcohort.selectors.baselines.gradnorm import GradNorm, NormState
+from fedcohort.selectors.numerics.recent import RecentVectors
 from fedcohort.selectors.ours.e3cs_exact import E3CSExact
 from fedcohort.session import Session
 from fedcohort.simulate.config.experiment import Experiment
@@ -49,7 +50,7 @@ def state_of(selector, table, norm):
         case Clustered():
             kinds = np.eye(4, SKETCH_WIDTH)[np.arange(N) % 4] * 9
             sketches = kinds + np.random.default_rng(5).normal(size=(N, SKETCH_WIDTH))
-            return ClusteredState(np.arange(N), np.zeros(N, np.int64), sketches)
+            return RecentVectors(np.arange(N), np.zeros(N, np.int64), sketches)
     return selector.init(table, np.random.default_rng(0))
 
 

@@ -24,11 +24,6 @@ _ROUNDING = 1e-9  # of a distribution's capacity
 
 
 @dataclass(frozen=True)
-class ClusteredState(RecentVectors):
-    """The representative gradients G_i: the last updates of the clients heard lately."""
-
-
-@dataclass(frozen=True)
 class Allocation:
     """The m distributions W_k: parts of clients' samples, ordered by distribution.
 
@@ -60,7 +55,7 @@ class Allocation:
 
 @register("clustered")
 @dataclass(frozen=True, kw_only=True)
-class Clustered(Selector[ClusteredState]):
+class Clustered(Selector[RecentVectors]):
     r"""Draw one client from each of m distributions :math:`W_k = (r_{k,i})_i` ([Fraboni2021]_, Algorithms 1 and 2).
 
     .. math:: \sum_i r_{k,i} = 1, \qquad \sum_{k=1}^m r_{k,i} = m p_i
@@ -133,13 +128,13 @@ class Clustered(Selector[ClusteredState]):
         """The one that the weights are made for."""
         return self.average
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> ClusteredState:
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> RecentVectors:
         """No updates are known."""
-        return ClusteredState(**RecentVectors.empty())  # type: ignore[arg-type]
+        return RecentVectors.empty()
 
     def select(
-        self, state: ClusteredState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, ClusteredState]:
+        self, state: RecentVectors, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, RecentVectors]:
         """Build the distributions, draw from each, merge who was drawn twice."""
         sizes = np.asarray(slate.of_candidates(slate.clients.sizes), np.float64)
         if sizes.max() <= 0:
@@ -176,7 +171,7 @@ class Clustered(Selector[ClusteredState]):
         )
         return cohort, state
 
-    def update(self, state: ClusteredState, outcome: Outcome) -> ClusteredState:
+    def update(self, state: RecentVectors, outcome: Outcome) -> RecentVectors:
         """Remember the updates, where they are compared."""
         if self.by == "size":
             return state

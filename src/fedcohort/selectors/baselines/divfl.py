@@ -109,7 +109,7 @@ class DivFL(Selector[DiverseState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> DiverseState:
         """Nobody was asked."""
-        return DiverseState(**RecentVectors.empty(), asked=np.zeros(clients.n, np.bool_))  # type: ignore[arg-type]
+        return DiverseState.empty(asked=np.zeros(clients.n, np.bool_))
 
     def select(
         self, state: DiverseState, slate: Slate, answer: Answer | None, rng: np.random.Generator

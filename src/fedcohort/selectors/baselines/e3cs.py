@@ -16,7 +16,6 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
-from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.sampling import weighted_sample
 
 _RANGE = 30.0  # of the weights' logarithms: the lightest client has 1e-13 of the weight of the heaviest
@@ -90,11 +89,6 @@ class E3CS(Selector[WeightState]):
         super().__post_init__()
         if self.fairness == 0 and self.until is None:
             object.__setattr__(self, "starves", "without a quota a client that does not finish is asked less and less")
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Nothing but who finished."""
-        return frozenset()
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> WeightState:
         """All weights are equal."""

@@ -101,7 +101,7 @@ class FedStas(Selector[RecentVectors]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> RecentVectors:
         """Nothing is known."""
-        return RecentVectors(**RecentVectors.empty())  # type: ignore[arg-type]
+        return RecentVectors.empty()
 
     def select(
         self, state: RecentVectors, slate: Slate, answer: Answer | None, rng: np.random.Generator

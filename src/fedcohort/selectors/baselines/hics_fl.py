@@ -143,7 +143,7 @@ class HicsFL(Selector[HicsState]):
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> HicsState:
         """S_0 is everybody."""
-        return HicsState(**RecentVectors.empty(), asked=np.zeros(clients.n, np.bool_))  # type: ignore[arg-type]
+        return HicsState.empty(asked=np.zeros(clients.n, np.bool_))
 
     def select(
         self, state: HicsState, slate: Slate, answer: Answer | None, rng: np.random.Generator

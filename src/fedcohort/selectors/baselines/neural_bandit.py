@@ -83,7 +83,6 @@ class NeuralBandit(ContextualBandit[NeuralState]):
     array([ True,  True])
     """
 
-    picks_by: ClassVar[str] = "The clients with the highest scores are picked, and chance decides between equals."
     part_meanings: ClassVar[Mapping[str, str]] = {
         "promise": "reward that the network expects",
         "exploration": "bonus for contexts seen rarely",

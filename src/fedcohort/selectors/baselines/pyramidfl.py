@@ -63,17 +63,7 @@ class PyramidFL(Guidance, Selector[PyramidState]):
     4.0
     """
 
-    picks_by: ClassVar[str] = (
-        "Clients that were picked often enough are left out, and a few places go to clients never tried; the others "
-        "are drawn by chance among the clients near the best, the higher the score the likelier."
-    )
-    part_meanings: ClassVar[Mapping[str, str]] = {
-        "statistical": "size times root mean square of its losses, cut off above",
-        "staleness": "bonus for not having been picked lately",
-        "slowness": "deduction for being slower than preferred",
-        "unexplored": "1 if it was never tried",
-        "seconds": "how long it took",
-    }
+    part_meanings: ClassVar[Mapping[str, str]] = {**Guidance.part_meanings, "seconds": "how long it took"}
 
     most_extra: float = param(10.0, Interval(float, 0, None), "most work beyond the usual, as a multiple of it (e)")
 

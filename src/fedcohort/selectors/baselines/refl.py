@@ -16,7 +16,6 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
-from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 
 
@@ -83,11 +82,6 @@ class Refl(Selector[PresenceState]):
     memory: int = param(50, Interval(int, 1, None), "rounds the counts of staying and leaving remember")
 
     starves = "clients that stay come after all that leave sooner"
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Nothing but who is available."""
-        return frozenset()
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> PresenceState:
         """Nothing was seen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -24,14 +24,11 @@ class RecentVectors:
     when: IntArray  # (r,) the round of its last report
     vectors: FloatArray  # (r, V)
 
-    @staticmethod
-    def empty() -> dict[str, IntArray | FloatArray]:
-        """Return the fields before the first report; how long a vector is, is not known then."""
-        return {
-            "known": np.empty(0, np.int64),
-            "when": np.empty(0, np.int64),
-            "vectors": np.empty((0, 0)),
-        }
+    @classmethod
+    def empty(cls, **more: Any) -> Self:
+        """Return the state before the first report; ``more`` are the fields that a subclass adds."""
+        # The length of a vector is not known yet.
+        return cls(known=np.empty(0, np.int64), when=np.empty(0, np.int64), vectors=np.empty((0, 0)), **more)
 
     def rows_of(self, clients: IntArray) -> IntArray:
         """Return the row of each of ``clients`` (c,), -1 where nothing is remembered."""
@@ -56,7 +53,7 @@ class RecentVectors:
 
         Examples
         --------
-        >>> book = RecentVectors(**RecentVectors.empty()).heard(np.array([7, 3]), np.eye(2), 0, 2)
+        >>> book = RecentVectors.empty().heard(np.array([7, 3]), np.eye(2), 0, 2)
         >>> book.heard(np.array([3, 5]), np.ones((2, 2)), 1, 2).known
         array([3, 5])
         """

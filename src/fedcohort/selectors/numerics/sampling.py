@@ -135,3 +135,26 @@ def scale_to_everybody(shares: FloatArray, candidates: IntArray) -> float:
     """
     there = float(shares[candidates].sum())
     return 1.0 / there if there > 0 else 1.0
+
+
+def beta_draws(alpha: FloatArray, beta: FloatArray, rng: np.random.Generator) -> FloatArray:
+    r"""Return one draw :math:`\theta_i \sim Beta(\alpha_i, \beta_i)` per arm.
+
+    Beta(1, 1) is the uniform distribution, which costs a tenth of a Beta draw: in a large federation nearly every
+    client is still untouched.
+
+    Parameters
+    ----------
+    alpha, beta : (n,) float array
+        Positive.
+    rng : Generator
+
+    Returns
+    -------
+    (n,) float array
+    """
+    theta = rng.random(len(alpha))
+    touched = np.flatnonzero((alpha != 1) | (beta != 1))
+    if len(touched):
+        theta[touched] = rng.beta(alpha[touched], beta[touched])
+    return theta

@@ -32,7 +32,7 @@ from fedcohort.core.plots import (
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
-from fedcohort.selectors.numerics.thompson import beta_draws
+from fedcohort.selectors.numerics.sampling import beta_draws
 
 
 def _arms(record: SelectorRun) -> Intervals:
@@ -117,7 +117,6 @@ class FedCmUcb(Selector[UcbState]):
     }
 
     pictures = (ARMS,)
-    default_filter = "fedca"
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -199,7 +198,6 @@ class FedCmTs(Selector[ThompsonState]):
     }
 
     pictures = (ARMS,)
-    default_filter = "fedca"
 
     @property
     def requires(self) -> frozenset[Signal]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -57,6 +58,17 @@ class Choice(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Guidance(Parameterized):
     """Parameters of Oort's ranking, and what they do."""
+
+    picks_by: ClassVar[str] = (
+        "Clients that were picked often enough are left out, and a few places go to clients never tried; the others "
+        "are drawn by chance among the clients near the best, the higher the score the likelier."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "statistical": "size times root mean square of its losses, cut off above",
+        "staleness": "bonus for not having been picked lately",
+        "slowness": "deduction for being slower than preferred",
+        "unexplored": "1 if it was never tried",
+    }
 
     checked_params: ClassVar[ParamSets] = {
         "exploit": {"exploration": 0.0, "least_exploration": 0.0, "cut_off": 0.0, "blacklist": None},

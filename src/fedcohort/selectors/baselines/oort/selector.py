@@ -6,9 +6,7 @@ r"""Oort: guided participant selection.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -56,17 +54,6 @@ class Oort(Guidance, Selector[OortState]):
     >>> session.ask(RoundRequest(size=1)).clients  # client 3 has the largest loss, and is slow
     array([1])
     """
-
-    picks_by: ClassVar[str] = (
-        "Clients that were picked often enough are left out, and a few places go to clients never tried; the others "
-        "are drawn by chance among the clients near the best, the higher the score the likelier."
-    )
-    part_meanings: ClassVar[Mapping[str, str]] = {
-        "statistical": "size times root mean square of its losses, cut off above",
-        "staleness": "bonus for not having been picked lately",
-        "slowness": "deduction for being slower than preferred",
-        "unexplored": "1 if it was never tried",
-    }
 
     pictures = (PACE,)
 

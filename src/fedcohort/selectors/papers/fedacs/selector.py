@@ -17,7 +17,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.thompson import beta_draws
+from fedcohort.selectors.numerics.sampling import beta_draws
 from fedcohort.selectors.papers.fedacs.plots import SKEWNESS
 from fedcohort.selectors.papers.fedacs.pool import repeated_argmax
 
