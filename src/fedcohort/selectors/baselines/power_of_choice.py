@@ -1,4 +1,4 @@
-"""Power-of-Choice: among d candidates, those with the largest loss.
+"""Power-of-Choice: ask d clients for their losses and take the largest.
 
 .. [Cho2020] Y. J. Cho, J. Wang, G. Joshi, "Client Selection in Federated Learning: Convergence Analysis and
    Power-of-Choice Selection Strategies", arXiv:2010.01243.
@@ -23,11 +23,11 @@ from fedcohort.selectors.numerics.sampling import weighted_sample
 @register("power-of-choice")
 @dataclass(frozen=True, kw_only=True)
 class PowerOfChoice(Stateless):
-    r"""Ask d clients for their losses and take the largest ([Cho2020]_, Sec. 3.1).
+    r"""Ask d random clients for their losses and take those with the largest ([Cho2020]_, Sec. 3.1).
 
-    The m largest of :math:`F_k(w), k \in A`. Symbols: A = the d asked clients, drawn without replacement with
-    probability p_k; m = slate.size; F_k(w) = Signal.LOSS of the current global model. Deviations: a client that
-    does not answer is taken only when too few do; d is raised to m where it is smaller.
+    The cohort is the m largest of :math:`F_k(w), k \in A`. Symbols: A = the d clients asked, drawn without replacement
+    with probability p_k; m = slate.size; F_k(w) = Signal.LOSS of the current global model. Deviations: a client that
+    does not answer is taken only when too few do. A d below m is raised to m.
 
     Examples
     --------
@@ -43,11 +43,11 @@ class PowerOfChoice(Stateless):
 
     one_at_a_time = True
     picks_by: ClassVar[str] = (
-        "Some clients are drawn by chance and asked for their loss; those with the highest losses are picked. "
-        "Clients not drawn have no score."
+        "Some clients are drawn at random and asked for their loss. Those with the highest losses are picked. "
+        "Clients that were not asked have no score."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "loss": "its loss of the current model",
+        "loss": "its loss under the current model",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -55,9 +55,7 @@ class PowerOfChoice(Stateless):
         "all": {"d": 10_000},
     }
 
-    d: int | None = param(
-        None, Optional(Interval(int, 1, None)), "clients asked per round (d); None is twice the cohort"
-    )
+    d: int | None = param(None, Optional(Interval(int, 1, None)), "clients asked per round (d); None: twice the cohort")
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -65,7 +63,7 @@ class PowerOfChoice(Stateless):
         return frozenset({Signal.SIZES, Signal.LOSS_QUERY})
 
     def query(self, state: NoState, slate: Slate, rng: np.random.Generator) -> Query:
-        """Ask d clients, drawn by size, for their losses."""
+        """Ask d clients for their losses, drawn in proportion to size."""
         d = 2 * slate.size if self.d is None else max(self.d, slate.size)
         sizes = slate.of_candidates(slate.clients.sizes)
         asked = weighted_sample(sizes, min(d, len(slate.candidates)), rng)
@@ -74,7 +72,7 @@ class PowerOfChoice(Stateless):
     def select(
         self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, NoState]:
-        """Take the largest losses among those asked."""
+        """Take the clients with the largest losses."""
         assert answer is not None
         assert isinstance(answer.query, Losses)
         loss = answer[Signal.LOSS]

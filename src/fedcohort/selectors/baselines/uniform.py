@@ -35,7 +35,7 @@ class Stateless(Selector[NoState]):
 @register("uniform")
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Stateless):
-    r"""Every cohort of the wanted size is equally likely ([McMahan2017]_, Algorithm 1).
+    r"""Draw a cohort uniformly: every cohort of the requested size is equally likely ([McMahan2017]_, Algorithm 1).
 
     :math:`P(S^t) = 1 / \binom{N}{m}`. Symbols: m = slate.size, drawn without replacement from the available
     clients. Deviations: none.
@@ -50,7 +50,7 @@ class Uniform(Stateless):
     """
 
     one_at_a_time = True
-    picks_by: ClassVar[str] = "Every client has the same chance, so only chance decides."
+    picks_by: ClassVar[str] = "Every client has the same chance."
 
     def select(
         self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -63,7 +63,7 @@ class Uniform(Stateless):
 @register("all")
 @dataclass(frozen=True, kw_only=True)
 class All(Stateless):
-    """Everybody who is available, whatever size was asked for ([McMahan2017]_ with C = 1).
+    """Take every available client, whatever size was requested ([McMahan2017]_ with C = 1).
 
     :math:`S^t = S`. Symbols: S = slate.candidates. Deviations: none.
 
@@ -76,7 +76,7 @@ class All(Stateless):
     array([0, 1, 2, 3, 4])
     """
 
-    picks_by: ClassVar[str] = "Everybody who is there is picked."
+    picks_by: ClassVar[str] = "Every available client is picked."
 
     selects = False
 
