@@ -91,7 +91,7 @@ class FedCucb(Selector[CucbState]):
     temperature: float = param(
         0.5,
         Interval(float, 0, None, "neither"),
-        "temperature of the softmax, as a multiple of the cohort's typical update (T)",
+        "of the softmax, as a multiple of the cohort's typical update (T)",
     )
 
     starves = "once all clients have been seen, the client that seems most balanced leads every cohort"
