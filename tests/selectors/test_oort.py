@@ -141,8 +141,8 @@ def test_the_picture_of_the_pacer_says_what_happened():
     notes = [(t, {"preferred seconds": s}) for t, s in enumerate((0.0, 2.0, 2.0, 4.0, 6.0))]
     view = picture.view(SelectorRun("mine", 0, 5, {}, notes))
     assert view.lines["preferred"] == ((1, 2, 3, 4), (2.0, 2.0, 4.0, 6.0))
-    assert "take 2 s at first; the pacer relaxed that 2 times, to 6 s" in view.text
-    assert "never relaxed" in picture.view(SelectorRun("mine", 0, 3, {}, notes[:3])).text
+    assert "duration was 2 s at first. The pacer extended it 2 times, to 6 s" in view.text
+    assert "never extended" in picture.view(SelectorRun("mine", 0, 3, {}, notes[:3])).text
 
 
 def test_the_blacklist_leaves_out_and_comes_back_where_too_few_remain():

@@ -1,6 +1,6 @@
 """Oort: statistical utility times speed, with exploration.
 
-- :mod:`~fedcohort.selectors.baselines.oort.guidance`: the ranking, which PyramidFL shares
+- :mod:`~fedcohort.selectors.baselines.oort.guidance`: the ranking, which PyramidFL also uses
 - :mod:`~fedcohort.selectors.baselines.oort.selector`: the selector
 """
 
