@@ -320,7 +320,7 @@ def test_blocks_do_not_change_a_group(monkeypatch):
 
 
 def test_mistakes_are_named():
-    with pytest.raises(InputError, match="does not tell how many samples"):
+    with pytest.raises(InputError, match="does not say how many samples"):
         imbalance.group_of(LabelGram(np.eye(3), 3))
     with pytest.raises(InputError, match="Got size=4"):
         selector.draw_group(

@@ -1,11 +1,11 @@
-r"""Label shares estimated from what a server sees anyway: a client's update of the output layer's bias.
+r"""Label shares of a client, estimated from its update of the output layer's bias.
 
 For softmax and cross-entropy the gradient of bias i is the mean of :math:`p_i(x) - 1[y = i]` over the batch, so R steps
 of SGD with learning rate :math:`\eta` move the bias by
 
 .. math:: \Delta b \approx \eta R\, (D - \bar p),
 
-D the client's label shares and :math:`\bar p` what the model predicts on its data on average.
+where D are the client's label shares and :math:`\bar p` is the model's mean prediction on its data.
 
 .. [Chen2024] H. Chen, H. Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated
    Learning" (HiCS-FL), NeurIPS 2024.
@@ -20,7 +20,7 @@ from fedcohort.core.arrays import FloatArray
 
 
 def by_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
-    r"""Return (k, B) shares :math:`\mathrm{softmax}(\Delta b / T)`, as HiCS-FL takes them ([Chen2024]_, Eq. 6).
+    r"""Return (k, B) shares :math:`\mathrm{softmax}(\Delta b / T)`, as in HiCS-FL ([Chen2024]_, Eq. 6).
 
     Examples
     --------
@@ -35,8 +35,8 @@ def by_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
 def by_relative_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
     r"""Return (k, B) shares as :func:`by_softmax` does, with T a multiple of the cohort's typical update.
 
-    T = ``temperature`` times the root mean square of the cohort's updates, each without its mean. Learning rate, number
-    of local steps and the round then need no tuning; a client that moves less than the others counts as balanced.
+    T = ``temperature`` times the root mean square of the cohort's updates, each without its mean. So learning rate,
+    number of local steps and round need no tuning. A client that moves less than the others counts as balanced.
     """
     moved = np.asarray(updates, np.float64)
     scale = float(np.sqrt(((moved - moved.mean(axis=-1, keepdims=True)) ** 2).mean())) if moved.size else 0.0
@@ -63,7 +63,7 @@ def by_moments(updates: ArrayLike, step: float, predicted: ArrayLike | None = No
 
 
 def nearest_shares(values: FloatArray) -> FloatArray:
-    """Return the nearest shares, not negative with sum 1, to each row."""
+    """Return for each row the closest point whose entries are at least 0 and sum to 1."""
     ordered = np.sort(values, axis=1)[:, ::-1]
     excess = (np.cumsum(ordered, axis=1) - 1.0) / np.arange(1, values.shape[1] + 1)
     last = (ordered > excess).sum(axis=1) - 1
