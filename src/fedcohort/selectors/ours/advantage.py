@@ -120,10 +120,10 @@ class FlashAdvantage(Advantage[FlashState], Flash):
     clients stays above the mean and their advantage is below 0. The loss of skewed but clean clients falls below the
     mean, whatever the model knew before.
 
-    *The draw.* As long as scores differ, the top M_t are always the same few clients. Here the cohort is drawn uniformly
-    from all promising candidates, whose score or last reward is above 0. If there are too few, it is drawn from the top
-    four fifths of the scores (``pool=0.8``). With probability ``uniform_share``, a place goes to a client drawn from
-    all candidates.
+    *The draw.* As long as scores differ, the top M_t are always the same few clients. Here the cohort is drawn
+    uniformly from all promising candidates, whose score or last reward is above 0. If there are too few, it is drawn
+    from the top four fifths of the scores (``pool=0.8``). With probability ``uniform_share``, a place goes to a client
+    drawn from all candidates.
 
     *Exploration.* The alpha_t of the theory is scaled by 0.1, because rewards are far smaller than the unit variance
     that the theory assumes. *Contexts* are those last reported, so that no client is asked before a round

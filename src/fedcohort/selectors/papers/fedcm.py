@@ -1,11 +1,11 @@
-r"""FedCM: client selection as a combinatorial bandit whose reward is that the client's model was kept.
+r"""FedCM: client selection as a combinatorial bandit; a client is rewarded if its model was kept.
 
 .. [Kim2020] T. Kim, S. Bae, J. Lee, S. Yun, "Accurate and Fast Federated Learning via Combinatorial Multi-Armed
    Bandits", arXiv:2012.03270, 2020.
 
-The paper's whole method is one of these selectors together with the filter ``fedca`` (its Eq. 4). Any filter will do:
-the selectors only see which models were kept. Without a filter every model that arrives is kept, and nothing can be
-learned but who fails.
+The paper's whole method is one of these selectors together with the filter ``fedca`` (its Eq. 4). Any filter works,
+because the selectors only see which models were kept. Without a filter, every model that arrives is kept, and the
+selectors can only learn which clients fail.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedcohort.selectors.numerics.sampling import beta_draws
 
 
 def _arms(record: SelectorRun) -> Intervals:
-    """Show each client's estimated chance to be kept: by UCB with the width of its bound, by Thompson with 90%."""
+    """Show each client's estimated chance of being kept, with the width of the UCB bound or Thompson's 90% interval."""
     state = record.state
     if "kept" in state:
         good, bad = state["kept"], state["dropped"]
@@ -54,10 +54,10 @@ def _arms(record: SelectorRun) -> Intervals:
         notes = [f"asked {number_text(n)} time{'s' * (n != 1)}" if n else "never asked" for n in asked]
     best, worst = int(middle.argmax()), len(middle) - 1 - int(middle[::-1].argmin())
     if middle[best] == middle[worst]:
-        text = f"{record.opening} every client has the same estimated chance to be kept"
+        text = f"{record.opening} every client has the same estimated chance of being kept"
     else:
         text = (
-            f"{record.opening} client {best} has the highest estimated chance to be kept, {middle[best]:.0%} "
+            f"{record.opening} client {best} has the highest estimated chance of being kept, {middle[best]:.0%} "
             f"({notes[best]}), and client {worst} the lowest, {middle[worst]:.0%} ({notes[worst]})"
         )
     if record.noise is not None:
@@ -71,7 +71,7 @@ def _arms(record: SelectorRun) -> Intervals:
     return Intervals(middle, low, high, notes, text + ".")
 
 
-ARMS = Picture("fedcm-arms", "FedCM: what each arm is worth", "estimated chance to be kept", _arms, share=True)
+ARMS = Picture("fedcm-arms", "FedCM: what each arm is worth", "estimated chance of being kept", _arms, share=True)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class UcbState:
     """What FedCM-UCB knows about each client."""
 
     mean: FloatArray = per_client()  # (N,) mu_hat_k, share of rounds in which the client's model was kept
-    pulls: FloatArray = per_client()  # (N,) a_k, rounds it was asked in, plus the one it starts with
+    pulls: FloatArray = per_client()  # (N,) a_k, rounds in which it was asked, plus 1
 
 
 @register("fedcm-ucb")
@@ -90,13 +90,13 @@ class FedCmUcb(Selector[UcbState]):
     .. math:: \bar\mu_k = \hat\mu_k + \sqrt{\frac{3 \ln t}{2 a_k}}, \qquad
               (\hat\mu_k, a_k) \leftarrow \left(\frac{a_k \hat\mu_k + r_k}{a_k + 1},\; a_k + 1\right)
 
-    Symbols: t = round + 1; :math:`a_k` = ``pulls``; :math:`\hat\mu_k` = ``mean``; r_k = 1 when the filter kept the
-    model (k in S_opt). It starts with a_k = 1 and a mean drawn from Bernoulli(1/2) (Appendix C). The first round
-    therefore picks among the clients that drew a 1.
+    Symbols: t = round + 1; :math:`a_k` = ``pulls``; :math:`\hat\mu_k` = ``mean``; r_k = 1 if the filter kept the
+    model (k in S_opt). The start is a_k = 1 and a mean drawn from Bernoulli(1/2) (Appendix C), so the first round
+    picks from the clients that drew a 1.
 
     Deviations from the paper: equal bounds, which Algorithm 2 leaves open, are ordered at random. A client that was
-    asked and did not deliver a sound model in time counts as not kept, r_k = 0: it is in S^t and not in S_opt. (To
-    leave it alone would let a dead client with a high bound hold its place in the cohort for ever.)
+    asked and did not deliver a valid model in time counts as not kept, r_k = 0, because it is in S^t and not in S_opt.
+    (If it were ignored, a dead client with a high bound would keep its place in the cohort forever.)
 
     Examples
     --------
@@ -110,7 +110,7 @@ class FedCmUcb(Selector[UcbState]):
     array([2, 1])
     """
 
-    picks_by: ClassVar[str] = "The clients with the highest scores are picked, and chance decides between equals."
+    picks_by: ClassVar[str] = "The clients with the highest scores are picked; ties are broken at random."
     part_meanings: ClassVar[Mapping[str, str]] = {
         "estimate": "share of its models that were kept",
         "exploration": "bonus for having been picked rarely",
@@ -124,14 +124,14 @@ class FedCmUcb(Selector[UcbState]):
         return frozenset({Signal.KEPT})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> UcbState:
-        """One imaginary pull per client, kept with probability 1/2."""
+        """Start with one imaginary pull per client, kept with probability 1/2."""
         mean = rng.integers(0, 2, clients.n).astype(np.float64)
         return UcbState(mean=mean, pulls=np.ones(clients.n))
 
     def select(
         self, state: UcbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, UcbState]:
-        """Take the top of the upper confidence bounds."""
+        """Take the largest upper confidence bounds."""
         mean = slate.of_candidates(state.mean)
         exploration = 1.5 * math.log(slate.round + 1) / slate.of_candidates(state.pulls)
         np.sqrt(exploration, out=exploration)
@@ -146,11 +146,11 @@ class FedCmUcb(Selector[UcbState]):
         return cohort, state
 
     def update(self, state: UcbState, outcome: Outcome) -> UcbState:
-        """Move the mean of each asked client by its reward."""
-        who = outcome.clients
+        """Update the mean of each client that was asked."""
+        clients = outcome.clients
         mean, pulls = state.mean.copy(), state.pulls.copy()
-        mean[who] = (pulls[who] * mean[who] + outcome.kept) / (pulls[who] + 1)
-        pulls[who] += 1
+        mean[clients] = (pulls[clients] * mean[clients] + outcome.kept) / (pulls[clients] + 1)
+        pulls[clients] += 1
         return UcbState(mean=mean, pulls=pulls)
 
 
@@ -170,11 +170,12 @@ class FedCmTs(Selector[ThompsonState]):
     .. math:: \hat\theta_k \sim Beta(\alpha_k, \beta_k), \qquad
               (\alpha_k, \beta_k) \leftarrow (\alpha_k + r_k,\; \beta_k + 1 - r_k)
 
-    Symbols: :math:`\alpha_k` = ``kept`` and :math:`\beta_k` = ``dropped``, both 1 at the start; r_k = 1 when the filter
+    Symbols: :math:`\alpha_k` = ``kept`` and :math:`\beta_k` = ``dropped``, both 1 at the start; r_k = 1 if the filter
     kept the model.
 
-    Deviations from the paper: line 4 compares a count with the sampling *ratio*; it is read as in Algorithm 2, the top
-    of the draws. A client that was asked and did not deliver a sound model in time counts as not kept, r_k = 0.
+    Deviations from the paper: line 4 compares a count with the sampling *ratio*. It is read as in Algorithm 2: the
+    largest draws are taken. A client that was asked and did not deliver a valid model in time counts as not kept,
+    r_k = 0.
 
     Examples
     --------
@@ -189,12 +190,11 @@ class FedCmTs(Selector[ThompsonState]):
     """
 
     picks_by: ClassVar[str] = (
-        "The clients with the highest scores are picked; a score is a draw by chance from what is believed of the"
-        " client."
+        "The clients with the highest scores are picked. A score is a random draw from the client's posterior."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "estimate": "estimated chance that its model is kept",
-        "exploration": "what chance added to the estimate, or took from it",
+        "exploration": "what the random draw added to the estimate",
     }
 
     pictures = (ARMS,)
@@ -205,14 +205,14 @@ class FedCmTs(Selector[ThompsonState]):
         return frozenset({Signal.KEPT})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> ThompsonState:
-        """Beta(1, 1) for everybody."""
+        """Start with Beta(1, 1) for every client."""
         ones = np.ones(clients.n)
         return ThompsonState(kept=ones, dropped=ones)
 
     def select(
         self, state: ThompsonState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, ThompsonState]:
-        """Take the top of one draw per candidate."""
+        """Take the largest of one draw per candidate."""
         kept, dropped = slate.of_candidates(state.kept), slate.of_candidates(state.dropped)
         draw = beta_draws(kept, dropped, rng)
         mean = kept / (kept + dropped)
@@ -226,7 +226,7 @@ class FedCmTs(Selector[ThompsonState]):
         return cohort, state
 
     def update(self, state: ThompsonState, outcome: Outcome) -> ThompsonState:
-        """Count each asked client as kept or dropped."""
+        """Count each client that was asked as kept or dropped."""
         kept, dropped = state.kept.copy(), state.dropped.copy()
         kept[outcome.clients] += outcome.kept
         dropped[outcome.clients] += ~outcome.kept
