@@ -245,7 +245,7 @@ def test_the_map_compares_with_chance_and_says_when_it_is_worse():
     corner = np.array([[0, 0], [0.1, 0], [0, 0.1], [9, 9], [9.1, 9], [9, 9.1]], float)
     alike = [[1, 0]] * 3 + [[0, 1]] * 3
     text = shown("fedcor", {"embedding": corner, "samples": 9}, counts=alike)
-    assert "100% of the clients have a nearest neighbour of the same main class, by chance it would be 40%" in text
+    assert "100% of the clients have a nearest neighbour of the same main class; by chance it would be 40%" in text
     assert "move together" in text
     pairs = np.array([[0, 0], [0, 0.1], [5, 0], [5, 0.1], [0, 5], [0, 5.1]], float)
     text = shown("fedcor", {"embedding": pairs, "samples": 9}, counts=[[1, 0], [0, 1]] * 3)

@@ -59,8 +59,7 @@ class FedAcs(Selector[FedAcsState]):
     N in lambda * N is the number of candidates, since only they can be in the pool. The pool has at least kappa
     clients. A client that delivers no valid reply does not duel. The pool is drawn without the lambda * N * N draws of
     Algorithm 1, but is exact in distribution (``pool.py``). With more than 20,000 candidates it is the top of one
-    Thompson draw per candidate; the note
-    "pool" of the cohort says which of the two was used.
+    Thompson draw per candidate; the cohort's note "pool" says which of the two was used.
 
     If every client is skewed, gradients point apart and the shortest one wins, so clients whose classes the model has
     learnt fill the pool. ``fedacs-near`` ignores such rounds.
