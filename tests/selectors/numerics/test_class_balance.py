@@ -37,7 +37,7 @@ def test_the_past_is_in_every_sum_but_in_that_of_the_members_alone(form, candida
     def check(members):
         total = counts[who[members]].sum(0)
         assert group.qcid() == pytest.approx(imbalance(before + total), abs=1e-12)
-        assert group.alone() == pytest.approx(imbalance(total) if members else 2 / 3, abs=1e-12)
+        assert group.qcid_of_members() == pytest.approx(imbalance(total) if members else 2 / 3, abs=1e-12)
         extended = group.qcid_with_each(np.empty(len(who)))
         chance = group.extended_by_chance()
         for position, client in enumerate(who):

@@ -17,7 +17,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.sampling import inclusion_probabilities, scale_to_everybody, systematic_sample
+from fedcohort.selectors.numerics.sampling import inclusion_probabilities, scale_to_all_clients, systematic_sample
 
 _LARGEST = 1e100  # larger distances are clipped, so that their squares stay finite
 
@@ -113,7 +113,7 @@ class Delta(Selector[DeltaState]):
             candidates=slate.candidates,
             score=chance,
             parts={"diversity": mass},
-            weights=scale_to_everybody(slate.clients.weights, slate.candidates) / chance[picked],
+            weights=scale_to_all_clients(slate.clients.weights, slate.candidates) / chance[picked],
             notes={"certain": int((chance == 1).sum())},
         )
         return cohort, state

@@ -141,15 +141,17 @@ class FedCucb(Selector[CucbState]):
         ok = outcome.ok
         if not ok.any():
             return state
-        who, updates = outcome.clients[ok], outcome[Signal.OUTPUT_BIAS_UPDATE][ok]
+        clients, updates = outcome.clients[ok], outcome[Signal.OUTPUT_BIAS_UPDATE][ok]
         estimated = by_relative_softmax(updates, self.temperature)
         pulls, weight, reward = state.pulls.copy(), state.weight.copy(), state.reward.copy()
         shares = state.shares.copy() if state.shares.shape[1] else np.zeros((len(pulls), updates.shape[1]))
-        pulls[who] += 1
-        weight[who] = self.forgetting * weight[who] + 1.0
-        share = 1.0 / weight[who]
-        shares[who] += share[:, None] * (estimated - shares[who])
-        reward[who] += share * (1.0 / np.maximum(divergence_from_uniform(estimated), _LEAST_DIVERGENCE) - reward[who])
+        pulls[clients] += 1
+        weight[clients] = self.forgetting * weight[clients] + 1.0
+        share = 1.0 / weight[clients]
+        shares[clients] += share[:, None] * (estimated - shares[clients])
+        reward[clients] += share * (
+            1.0 / np.maximum(divergence_from_uniform(estimated), _LEAST_DIVERGENCE) - reward[clients]
+        )
         return CucbState(pulls, weight, reward, shares)
 
     def grow(self, state: CucbState, clients: ClientTable, rng: np.random.Generator) -> CucbState:

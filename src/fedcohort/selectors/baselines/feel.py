@@ -19,7 +19,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Boolean, Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.sampling import scale_to_everybody, weighted_sample
+from fedcohort.selectors.numerics.sampling import scale_to_all_clients, weighted_sample
 
 _NEGLIGIBLE = 1e-100  # the square of a smaller importance underflows
 _LEAST = 0.01  # least norm as a share of the mean, so that a client whose gradient was 0 can still be drawn
@@ -123,7 +123,7 @@ class Feel(Selector[FeelState]):
             candidates=slate.candidates,
             score=p,
             parts={"importance": importance, "seconds": seconds},
-            weights=scale_to_everybody(slate.clients.weights, slate.candidates) * weights if self.unbiased else None,
+            weights=scale_to_all_clients(slate.clients.weights, slate.candidates) * weights if self.unbiased else None,
             notes={"never reported": int(np.isnan(slate.of_candidates(state.norm)).sum())},
         )
         return cohort, state

@@ -34,7 +34,7 @@ class ShapleyState:
 @register("greedyfed")
 @dataclass(frozen=True, kw_only=True)
 class GreedyFed(Selector[ShapleyState]):
-    r"""Everybody once, then the top of the cumulative Shapley values ([Singhal2024]_, Algorithm 1).
+    r"""Ask every client once, then take those with the largest mean Shapley values ([Singhal2024]_, Algorithm 1).
 
     After each round the server values every model w_k of the cohort S by its Shapley value
 

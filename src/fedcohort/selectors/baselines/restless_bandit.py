@@ -66,7 +66,7 @@ class RestlessBandit(ContextualBandit[RestlessState]):
     distribution with the running mean and variance, in which a past round loses a tenth of its weight every round. In
     that paper, each arm also has a state of its own, independent from round to round; here it is part of the
     regression's noise. Its actions come from a polytope; here they are the contexts of the clients, several of which
-    are taken. The paper of FLASH says no more about this bandit than what is said above.
+    are taken. The paper of FLASH says no more about this bandit than this.
 
     Examples
     --------

@@ -56,7 +56,7 @@ class ClassBalance(ABC):
     """Running sums of a group of clients, and the QCID it would have with each candidate added.
 
     Candidates are addressed by position 0..c-1. Build a group with :func:`group_of`. It may include data of the past,
-    which counts in all of its sums except those of :meth:`alone`.
+    which counts in all of its sums except those of :meth:`qcid_of_members`.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class ClassBalance(ABC):
         """Return the group's QCID; the worst value for a group without samples."""
         return self._value(self.total, self._size)
 
-    def alone(self) -> float:
+    def qcid_of_members(self) -> float:
         """Return the QCID of the members without the past."""
         return self._value(self._total_alone, float(self.sizes[self.members].sum()))
 
@@ -289,46 +289,57 @@ def group_of(
             f"{type(labels).__name__} does not say how many samples a client has.", hint="pass sizes as well"
         )
     rows: IntArray | slice = slice(None) if candidates is None else candidates
-    before, weights = past.clients, past.weights
+    weights = past.weights
     match labels:
         case LabelCounts():
-            gone = labels.counts[before]
+            past_rows = labels.counts[past.clients]
             counts = _rows(labels.counts, candidates)
-            if (
-                labels.largest <= _LARGE and labels.counts.flags.c_contiguous
-            ):  # otherwise sums would be rounded differently
+            # Precomputed sums of other arrays would be rounded differently.
+            if labels.largest <= _LARGE and labels.counts.flags.c_contiguous:
                 sizes, own = _rows(labels.sizes, candidates), _rows(labels.squares, candidates)
-                past_size = float(weights @ gone.sum(axis=1))
-                return _FactorBalance(counts, sizes, labels.classes, 1.0, weights @ gone, past_size, own)
-            unit = _unit(counts, gone)
+                past_size = float(weights @ past_rows.sum(axis=1))
+                return _FactorBalance(counts, sizes, labels.classes, 1.0, weights @ past_rows, past_size, own)
+            unit = _unit(counts, past_rows)
             counts = counts if unit == 1.0 else counts / unit
             weights = weights / unit
             return _FactorBalance(
-                counts, counts.sum(axis=1), labels.classes, unit, weights @ gone, float(weights @ gone.sum(axis=1))
+                counts,
+                counts.sum(axis=1),
+                labels.classes,
+                unit,
+                weights @ past_rows,
+                float(weights @ past_rows.sum(axis=1)),
             )
         case LabelFactor():
             assert sizes is not None
-            gone = labels.factor[before]
-            return _factor_group(labels.factor[rows], sizes[rows], gone, sizes[before], weights, labels.classes)
+            past_rows = labels.factor[past.clients]
+            return _factor_group(
+                labels.factor[rows], sizes[rows], past_rows, sizes[past.clients], weights, labels.classes
+            )
         case LabelGram():
             assert sizes is not None
             gram, own = labels.gram, sizes[rows]
             unit = _unit(np.sqrt(np.abs(np.diagonal(gram))), sizes)
             if unit != 1.0:
                 gram, own = gram / unit / unit, own / unit
-            samples = float(weights @ sizes[before]) / unit
+            samples = float(weights @ sizes[past.clients]) / unit
             return _GramBalance(gram, candidates, own, labels.classes, unit, past, samples)
 
 
 def _factor_group(
-    factor: FloatArray, sizes: FloatArray, gone: FloatArray, gone_sizes: FloatArray, weights: FloatArray, classes: int
+    factor: FloatArray,
+    sizes: FloatArray,
+    past_rows: FloatArray,
+    past_sizes: FloatArray,
+    weights: FloatArray,
+    classes: int,
 ) -> ClassBalance:
-    """Return an empty group over candidates with rows ``factor`` (c, r) and a past of rows ``gone`` (p, r)."""
-    unit = _unit(factor, sizes, gone)
+    """Return an empty group over candidates with rows ``factor`` (c, r) and a past of rows ``past_rows`` (p, r)."""
+    unit = _unit(factor, sizes, past_rows)
     if unit != 1.0:
         factor, sizes = factor / unit, sizes / unit
     weights = weights / unit
-    return _FactorBalance(factor, sizes, classes, unit, weights @ gone, float(weights @ gone_sizes))
+    return _FactorBalance(factor, sizes, classes, unit, weights @ past_rows, float(weights @ past_sizes))
 
 
 def group_off_mix(labels: LabelInfo, sizes: FloatArray, candidates: IntArray, past: Past) -> ClassBalance:
@@ -399,8 +410,8 @@ def mix_qcid(labels: LabelInfo, sizes: FloatArray, rates: FloatArray) -> float:
     >>> mix_qcid(counts, counts.counts.sum(axis=1), np.array([0.75, 0.75, 1.5]))
     0.0
     """
-    nobody = np.zeros(0, np.int64)
-    return group_of(labels, sizes, nobody, Past(np.arange(len(sizes)), rates)).qcid()
+    no_candidates = np.zeros(0, np.int64)
+    return group_of(labels, sizes, no_candidates, Past(np.arange(len(sizes)), rates)).qcid()
 
 
 def centre_on_mix(labels: LabelInfo, sizes: FloatArray) -> LabelInfo:
@@ -445,9 +456,9 @@ def _ones(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
     return np.asarray(np.linalg.lstsq(labels.factor, sizes, rcond=None)[0], np.float64)
 
 
-def _rows(values: FloatArray, who: IntArray | None) -> FloatArray:
+def _rows(values: FloatArray, clients: IntArray | None) -> FloatArray:
     """Return the rows of some clients, or all rows without a copy. ``take`` is several times as fast as indexing."""
-    return values if who is None else values.take(who, axis=0)
+    return values if clients is None else values.take(clients, axis=0)
 
 
 def _unit(*arrays: FloatArray) -> float:

@@ -121,13 +121,13 @@ def log_choice(logits: FloatArray, uniform: float) -> tuple[int, float]:
     return position, float(logits[position]) - highest - math.log(total)
 
 
-def scale_to_everybody(shares: FloatArray, candidates: IntArray) -> float:
+def scale_to_all_clients(shares: FloatArray, candidates: IntArray) -> float:
     """Return the factor by which the candidates' data must count more to stand for the data of all clients.
 
     Only available clients can be drawn, so only their mean update can be estimated without bias. Without this factor,
     the others would count as updates of 0, and with few clients available the model would hardly move.
 
-    >>> scale_to_everybody(np.array([0.5, 0.3, 0.2]), np.array([1, 2]))
+    >>> scale_to_all_clients(np.array([0.5, 0.3, 0.2]), np.array([1, 2]))
     2.0
     """
     present = float(shares[candidates].sum())

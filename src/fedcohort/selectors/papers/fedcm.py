@@ -66,7 +66,7 @@ def _arms(record: SelectorRun) -> Intervals:
             perfect=-1,
             good="clients with more wrong labels get lower estimates, as they should",
             bad="clients with more wrong labels get higher estimates, the wrong way round",
-            none="the estimates say little about who has wrong labels",
+            none="the estimates say little about which clients have wrong labels",
         )
     return Intervals(middle, low, high, notes, text + ".")
 

@@ -172,7 +172,7 @@ class Balanced(Selector[BalanceState]):
         )
 
     def grow(self, state: BalanceState, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
-        """Let newcomers start with the mean of the turns; who joins may change what rates balance."""
+        """Let new clients start with the mean number of turns, and compute the rates again."""
         old, width = len(state.turns), state.directions.shape[1]
         grown = super().grow(dataclasses.replace(state, directions=state.directions[:, :0]), clients, rng)
         rates, natural = self._rates(clients)
@@ -268,7 +268,7 @@ class Balanced(Selector[BalanceState]):
         if group is None:
             return {}
         measure = "off_mix" if state.natural else "qcid"
-        return {measure: group.alone(), f"{measure}_with_past": group.qcid()}
+        return {measure: group.qcid_of_members(), f"{measure}_with_past": group.qcid()}
 
     def update(self, state: BalanceState, outcome: Outcome) -> BalanceState:
         """Undo the count of models that did not arrive; learn directions and durations if they are used."""

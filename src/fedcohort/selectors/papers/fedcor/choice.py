@@ -95,7 +95,7 @@ def pick_by_expected_drop(
     shrink, shift = 0.0, 0.0  # 1 / (sigma_k^2 + s^2) and n_k / (sigma_k^2 + s^2) of that client
     for turn in range(size):
         best, best_drop = -1, -math.inf
-        for rows, gone in zip(bounds, taken, strict=True):
+        for rows, picked in zip(bounds, taken, strict=True):
             v, n, out = variance[rows], covariance[rows], drop[rows]
             u, w = product[: len(out)], work[: len(out)]
             if turn > 0:
@@ -111,7 +111,7 @@ def pick_by_expected_drop(
             out /= w
             out *= n
             out *= scale[rows]
-            out[gone] = -math.inf
+            out[picked] = -math.inf
             local = int(out.argmax())
             if out[local] > best_drop:
                 best, best_drop = rows.start + local, float(out[local])
