@@ -20,7 +20,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.oort.guidance import PACE, Guidance, OortState
+from fedcohort.selectors.baselines.oort.guidance import Guidance, OortState
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,6 @@ class PyramidFL(Guidance, Selector[PyramidState]):
     part_meanings: ClassVar[Mapping[str, str]] = {**Guidance.part_meanings, "seconds": "how long it took"}
 
     most_extra: float = param(10.0, Interval(float, 0, None), "most extra work, as a multiple of the usual work (e)")
-
-    pictures = (PACE,)
 
     @property
     def requires(self) -> frozenset[Signal]:

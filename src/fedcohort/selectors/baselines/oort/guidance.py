@@ -7,7 +7,6 @@ r"""How Oort ranks and draws clients ([Lai2021]_, Algorithm 1). PyramidFL uses t
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeVar
@@ -17,10 +16,11 @@ import numpy as np
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Boolean, Interval, Optional, Parameterized, ParamSets, param
-from fedcohort.core.plots import Lines, Picture, SelectorRun, number_text
+from fedcohort.core.plots import Picture
 from fedcohort.core.protocol import Outcome, Slate, per_client
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
+from fedcohort.selectors.baselines.oort.plots import PACE
 from fedcohort.selectors.numerics.sampling import weighted_sample
 
 
@@ -69,6 +69,8 @@ class Guidance(Parameterized):
         "slowness": "penalty for being slower than preferred",
         "unexplored": "1 if it was never tried",
     }
+
+    pictures: ClassVar[tuple[Picture, ...]] = (PACE,)
 
     checked_params: ClassVar[ParamSets] = {
         "exploit": {"exploration": 0.0, "least_exploration": 0.0, "cut_off": 0.0, "blacklist": None},
@@ -219,25 +221,6 @@ class Guidance(Parameterized):
             seconds=durations,
             picks=picks,
         )
-
-
-def _pace(record: SelectorRun) -> Lines | None:
-    """Return the preferred duration over the rounds, once there is one."""
-    known = [(t, float(notes["preferred seconds"])) for t, notes in record.notes if notes.get("preferred seconds")]
-    if not known:
-        return None
-    rounds, seconds = zip(*known, strict=True)
-    steps = sum(later > sooner for sooner, later in itertools.pairwise(seconds))
-    text = (
-        f"{record.opening}, the preferred duration was {number_text(seconds[0])} s at first. The pacer extended it "
-        f"{steps:,} time{'s' * (steps != 1)}, to {number_text(seconds[-1])} s."
-        if steps
-        else f"{record.opening}, the preferred duration was {number_text(seconds[0])} s. The pacer never extended it."
-    )
-    return Lines({"preferred": (rounds, seconds)}, text=text)
-
-
-PACE = Picture("oort-pace", "Preferred duration of a round", "seconds", _pace)
 
 
 def _spread(values: FloatArray, positions: IntArray, n: int) -> FloatArray:

@@ -13,7 +13,7 @@ import numpy as np
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.oort.guidance import PACE, Guidance, OortState
+from fedcohort.selectors.baselines.oort.guidance import Guidance, OortState
 
 
 @register("oort")
@@ -56,8 +56,6 @@ class Oort(Guidance, Selector[OortState]):
     >>> session.ask(RoundRequest(size=1)).clients  # client 3 has the largest loss, but is slow
     array([1])
     """
-
-    pictures = (PACE,)
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> OortState:
         """Start with no client explored."""
