@@ -258,8 +258,6 @@ def test_ranking_orders_by_skew_and_its_intervals_hold():
         covered.append((found.low <= truth) & (truth <= found.high))
         wide.append(found.high - found.low)
         assert ((found.best_rank <= rank + 1) & (rank + 1 <= found.worst_rank)).all()
-        narrow = ranking(session.state, unit="duel")
-        assert (narrow.high - narrow.low < found.high - found.low).all()
     assert np.mean(covered) >= 0.95
     assert np.mean(wide) < 0.45
 
@@ -271,7 +269,7 @@ def test_ranking_knows_what_it_does_not_know():
     fresh = ranking(FedAcs().init(ClientTable(n=3), np.random.default_rng(0)))
     assert fresh.best_rank.tolist() == [1, 1, 1] and fresh.worst_rank.tolist() == [3, 3, 3]
     assert fresh.low == pytest.approx([0.025] * 3) and fresh.win_rate.tolist() == [0.5] * 3
-    for bad in ({"level": 0.0}, {"level": 1.0}, {"unit": "fight"}):
+    for bad in ({"level": 0.0}, {"level": 1.0}):
         with pytest.raises(ParameterError):
             ranking(state_of([1], [1]), **bad)
 

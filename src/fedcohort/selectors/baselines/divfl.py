@@ -140,9 +140,7 @@ class DivFL(Selector[DiverseState]):
             notes["mean distance to a representative"] = float(apart[:, chosen].min(axis=1).mean())
         if len(picks) < slate.size:  # the rest were asked before, but no update is remembered
             others = np.setdiff1d(np.arange(len(candidates)), picks)
-            picks = np.concatenate(
-                [picks, rng.choice(others, min(slate.size - len(picks), len(others)), replace=False)]
-            )
+            picks = np.concatenate([picks, rng.choice(others, slate.size - len(picks), replace=False)])
         asked = state.asked.copy()
         asked[candidates[picks]] = True
         cohort = Cohort(
@@ -150,7 +148,7 @@ class DivFL(Selector[DiverseState]):
             candidates=candidates,
             score=np.where(fresh, gain.max() + 1.0, gain),
             parts={"representation": gain, "never asked": fresh.astype(np.float64)},
-            weights=weights[: len(picks)],
+            weights=weights,
             notes=notes,
         )
         return cohort, DiverseState(state.known, state.when, state.vectors, asked)

@@ -173,7 +173,7 @@ class HicsFL(Selector[HicsState]):
             mean = float(np.nanmean(entropy)) if len(known) else 0.0
             estimate = np.where(np.isnan(entropy[rest]), mean, entropy[rest])
             chance[rest] = sampling_chances(cluster[rest], estimate, sizes, annealed)
-            drawn = weighted_sample(chance[rest], min(slate.size - len(picks), len(rest)), rng)
+            drawn = weighted_sample(chance[rest], slate.size - len(picks), rng)
             picks = np.concatenate([picks, rest[drawn]])
         now = state.asked.copy()
         now[candidates[picks]] = True

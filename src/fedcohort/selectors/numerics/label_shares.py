@@ -45,8 +45,10 @@ def by_relative_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
     return by_softmax(moved, temperature * scale)
 
 
-def by_moments(updates: ArrayLike, step: float, predicted: ArrayLike | None = None) -> FloatArray:
-    r"""Return (k, B) shares :math:`D = \bar p + \Delta b / \eta R`, made shares. Exact for one full-batch step.
+def by_moments(updates: ArrayLike, step: float) -> FloatArray:
+    r"""Return (k, B) shares :math:`D = \bar p + \Delta b / \eta R`, with :math:`\bar p = 1 / B` as for an untrained model.
+
+    Exact for one full-batch step.
 
     Parameters
     ----------
@@ -54,12 +56,9 @@ def by_moments(updates: ArrayLike, step: float, predicted: ArrayLike | None = No
         Updates of the output layer's bias.
     step : float
         :math:`\eta R`, learning rate times local steps.
-    predicted : (B,) or (k, B) array, optional
-        :math:`\bar p`; default 1 / B, what an untrained model predicts.
     """
     moved = np.atleast_2d(np.asarray(updates, np.float64))
-    mean = 1.0 / moved.shape[1] if predicted is None else np.asarray(predicted, np.float64)
-    return nearest_shares(mean + moved / step)
+    return nearest_shares(1.0 / moved.shape[1] + moved / step)
 
 
 def nearest_shares(values: FloatArray) -> FloatArray:

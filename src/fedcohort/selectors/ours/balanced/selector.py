@@ -33,7 +33,7 @@ from fedcohort.selectors.numerics.class_balance import (
 from fedcohort.selectors.numerics.running import update_means
 from fedcohort.selectors.ours.balanced.directions import direction_group, update_directions
 from fedcohort.selectors.ours.balanced.draw import Objective
-from fedcohort.selectors.ours.balanced.turns import cap_debt, first_and_eligible, mean_turns
+from fedcohort.selectors.ours.balanced.turns import cap_debt, first_and_eligible
 
 _STIFFNESS = 0.05  # resistance to rates other than 1, see balancing_rates
 _LEAST_RATE = 0.5  # rates are between a half and two
@@ -199,7 +199,8 @@ class Balanced(Selector[BalanceState]):
     ) -> tuple[Cohort, BalanceState]:
         """Take the clients that are behind, draw the others, and swap."""
         own = slate.of_candidates(state.turns)
-        mean = mean_turns(own, slate.of_candidates(state.rates))
+        rates = slate.of_candidates(state.rates)
+        mean = float((rates @ own) / rates.sum())
         lead = own - mean
         first, eligible = first_and_eligible(lead, slate.size, self.slack)
         group, floor, luck = self._group(state, slate)

@@ -13,15 +13,6 @@ import numpy as np
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 
 
-def mean_turns(turns: FloatArray, rates: FloatArray) -> float:
-    """Return the mean of the turns (c,) of candidates with ``rates`` (c,).
-
-    >>> mean_turns(np.array([3.0, 1.0, 0.0]), np.array([1.0, 1.0, 2.0]))
-    1.0
-    """
-    return float((rates @ turns) / rates.sum())
-
-
 def first_and_eligible(lead: FloatArray, size: int, slack: float) -> tuple[BoolArray, BoolArray]:
     """Return which candidates come first in a cohort of ``size`` (c,), and which are eligible at all (c,).
 

@@ -10,7 +10,7 @@ opponents), report the gradient distances, and call :func:`ranking` on the state
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
@@ -48,11 +48,11 @@ class Ranking:
     rounds: FloatArray
 
 
-def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "duel"] = "round") -> Ranking:
+def ranking(state: FedAcsState, level: float = 0.95) -> Ranking:
     r"""Rank all clients by skewness, with credible intervals of their probability of winning a duel.
 
     The duels of one round share the client's one reward. They are not independent, so counting each as an observation
-    gives intervals that are too narrow. By default, a round counts as one observation, the share of duels won. That
+    gives intervals that are too narrow. Instead, a round counts as one observation, the share of duels won. That
     gives :math:`Beta(1 + T_i \hat p_i, 1 + T_i (1 - \hat p_i))` with :math:`\hat p_i = A_i / (A_i + B_i)` and T_i
     rounds. These intervals are conservative, because the share of a round never varies more than a coin with the same
     mean.
@@ -64,8 +64,6 @@ def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "due
         other, which narrows the differences.
     level : float
         Level of the credible intervals.
-    unit : "round" or "duel"
-        What counts as one observation; "duel" gives the bandit's own posterior (eta should then be 1).
 
     Returns
     -------
@@ -83,14 +81,9 @@ def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "due
     """
     if not 0 < level < 1:
         raise ParameterError(f"The 'level' of a credible interval must be a number in (0, 1). Got {level!r}.")
-    if unit not in ("round", "duel"):
-        raise ParameterError(f"The 'unit' of a ranking must be one of 'round', 'duel'. Got {unit!r}.")
     fought = state.wins + state.losses
-    if unit == "round":
-        scale = np.divide(state.rounds, fought, out=np.zeros(len(fought)), where=fought > 0)
-        alpha, beta = 1 + scale * state.wins, 1 + scale * state.losses
-    else:
-        alpha, beta = 1 + state.wins, 1 + state.losses
+    scale = np.divide(state.rounds, fought, out=np.zeros(len(fought)), where=fought > 0)
+    alpha, beta = 1 + scale * state.wins, 1 + scale * state.losses
     tail = (1 - level) / 2
     rate: FloatArray = alpha / (alpha + beta)
     low: FloatArray = special.betaincinv(alpha, beta, tail)
