@@ -46,9 +46,7 @@ def by_relative_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
 
 
 def by_moments(updates: ArrayLike, step: float) -> FloatArray:
-    r"""Return (k, B) shares :math:`D = \bar p + \Delta b / \eta R`, with :math:`\bar p = 1 / B` as for an untrained model.
-
-    Exact for one full-batch step.
+    r"""Return (k, B) shares :math:`D = 1 / B + \Delta b / \eta R`, exact for one full-batch step of an untrained model.
 
     Parameters
     ----------
