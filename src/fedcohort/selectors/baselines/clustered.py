@@ -69,8 +69,8 @@ class Clustered(Selector[RecentVectors]):
       distributions. The clients of the other groups fill the room that is left.
 
     Symbols: m = slate.size; n_i = clients.sizes, p_i = n_i / M; M = the sum of n_i over the candidates and the capacity
-    of a distribution, into which client i brings m n_i samples; r_ki = ``Allocation.amount`` / M; G_i = Signal
-    .UPDATE_SKETCH of its last round; q_k = samples of a group.
+    of a distribution, to which client i brings m n_i samples; r_ki = ``Allocation.amount`` / M;
+    G_i = Signal.UPDATE_SKETCH of its last round; q_k = samples of a group.
 
     A client drawn from several distributions trains once and counts that often, so a cohort may be smaller than
     requested. **The weights** (``Cohort.weights``) make the average unbiased under the aggregator named by

@@ -31,8 +31,8 @@ class CucbState:
 
     pulls: FloatArray = per_client()  # (N,) T_k, how often the client's update was seen
     weight: FloatArray = per_client()  # (N,) sum of rho^j over the updates in its means
-    reward: FloatArray = per_client()  # (N,) forgetting mean of 1 / D_KL
-    shares: FloatArray = per_client()  # (N, B) forgetting mean of estimated label shares; B is 0 before any update
+    reward: FloatArray = per_client()  # (N,) decaying mean of 1 / D_KL
+    shares: FloatArray = per_client()  # (N, B) decaying mean of estimated label shares; B is 0 before any update
 
 
 @register("fed-cucb")
@@ -87,7 +87,9 @@ class FedCucb(Selector[CucbState]):
     }
 
     exploration: float = param(0.2, Interval(float, 0, None), "weight of rarely seen clients (alpha)")
-    forgetting: float = param(0.99, Interval(float, 0, 1, "right"), "weight of an estimate against the next (rho)")
+    forgetting: float = param(
+        0.99, Interval(float, 0, 1, "right"), "weight of an estimate relative to the next one (rho)"
+    )
     temperature: float = param(
         0.5,
         Interval(float, 0, None, "neither"),

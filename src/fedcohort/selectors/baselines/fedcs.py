@@ -28,8 +28,8 @@ class DurationState:
     """What FedCS remembers about each client."""
 
     seconds: FloatArray = per_client()  # (N,) mean of its last durations
-    timed: FloatArray = per_client()  # (N,) how many durations
-    asked: FloatArray = per_client()  # (N,) cohorts it was in
+    timed: FloatArray = per_client()  # (N,) number of durations
+    asked: FloatArray = per_client()  # (N,) number of cohorts it was in
 
 
 @register("fedcs")
@@ -83,7 +83,7 @@ class FedCS(Selector[DurationState]):
     }
 
     deadline: float | None = param(
-        None, Optional(Interval(float, 0, None, "neither")), "seconds a round may take (T_round); None: no limit"
+        None, Optional(Interval(float, 0, None, "neither")), "most seconds of a round (T_round); None: no limit"
     )
     asked: float = param(2.0, Interval(float, 1, None), "size of the random set as a multiple of the cohort")
     upload: float = param(0.0, Interval(float, 0, 1), "part of a duration that is upload, one client after another")

@@ -74,8 +74,8 @@ class HicsFL(Selector[HicsState]):
     p_k / \sum p_j`, which is done in one pass here and cannot loop forever.
 
     Symbols: Delta b = Signal.OUTPUT_BIAS_UPDATE of the client's last round, T = ``temperature``, lambda =
-    ``entropy_weight``, M = ``clusters``, K = slate.size, gamma_0 = ``preference``, the number of rounds (T in
-    calligraphic letters) = ``rounds``, t = round + 1, p_k = the client's size.
+    ``entropy_weight``, M = ``clusters``, K = slate.size, gamma_0 = ``preference``,
+    :math:`T_{rounds}` (a calligraphic T in the paper) = ``rounds``, t = round + 1, p_k = the client's size.
 
     **The temperature** must fit the size of the updates, which grows with the learning rate and the number of steps.
     The paper's 0.0025 (Fashion-MNIST) and 0.0015 (CIFAR-10) belong to a learning rate of 0.001. At 0.1 they give every
@@ -135,7 +135,9 @@ class HicsFL(Selector[HicsState]):
     preference: float = param(
         4.0, Interval(float, 0, None), "preference for balanced clusters at the start (gamma_0; the paper: 4 or 2)"
     )
-    rounds: int = param(200, Interval(int, 1, None), "rounds after which the preference is gone (the paper's run: 200)")
+    rounds: int = param(
+        200, Interval(int, 1, None), "rounds after which the preference has vanished (in the paper, 200)"
+    )
     memory: int = param(1000, Interval(int, 2, None), "most clients whose last updates are compared")
 
     @property

@@ -54,7 +54,7 @@ class NeuralBandit(ContextualBandit[NeuralState]):
     paper replaces the linear bandit with a neural one ([Chang2024]_, Sec. 3.5), which has more to learn from the same
     few rounds.
 
-    Symbols: x = FLASH's context with a constant 1, scaled to norm 1 as the theory assumes; sigma = max(0, .); h =
+    Symbols: x = the context of FLASH with a constant 1, scaled to norm 1 as the theory assumes; sigma = max(0, .); h =
     ``width``; alpha = ``exploration``; lambda = ``ridge``; H = ``interval``; n = ``steps`` of size eta = ``rate``;
     r = FLASH's reward (``reward``).
 
@@ -188,10 +188,10 @@ def forward(first: FloatArray, second: FloatArray, x: FloatArray) -> Layers:
 def gradients(
     first: FloatArray, second: FloatArray, theta: FloatArray, x: FloatArray, target: FloatArray
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the mean of (theta' phi(x) - r)^2 / 2 and its gradients by W_1 and W_2."""
+    """Return the mean of (theta' phi(x) - r)^2 / 2 and its gradients with respect to W_1 and W_2."""
     hidden, features = forward(first, second, x)
     error = features @ theta - target
-    top = (error[:, None] * theta) * (features > 0)  # (n, h), by the second layer's input
+    top = (error[:, None] * theta) * (features > 0)  # (n, h) gradient with respect to the second layer's input
     bottom = (top @ second) * (hidden > 0)
     return float((error**2).mean() / 2), bottom.T @ x / len(x), top.T @ hidden / len(x)
 

@@ -31,7 +31,7 @@ class QueueState:
     queue: FloatArray = per_client()  # (N,) Z, rounds that the client is owed
     last: FloatArray = per_client()  # (N,) round it was last picked in, -2 before the first
     warm: FloatArray = per_client()  # (N,) 1 if it had also taken part in the round before that one
-    count: FloatArray = per_client()  # (N,) durations seen
+    count: FloatArray = per_client()  # (N,) number of durations seen
     count_warm: FloatArray = per_client()  # (N,) how many of them with warm = 1
     total: FloatArray = per_client()  # (N,) sum of durations
     total_warm: FloatArray = per_client()  # (N,) sum of those with warm = 1

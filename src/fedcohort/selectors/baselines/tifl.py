@@ -33,8 +33,8 @@ class TierState:
     credits: FloatArray  # (T,) how many more times each tier may be drawn
     before: FloatArray  # (T,) mean loss of each tier's clients at the last comparison
     seconds: FloatArray = per_client()  # (N,) mean of its last durations
-    timed: FloatArray = per_client()  # (N,) how many durations
-    asked: FloatArray = per_client()  # (N,) cohorts it was in
+    timed: FloatArray = per_client()  # (N,) number of durations
+    asked: FloatArray = per_client()  # (N,) number of cohorts it was in
     loss: FloatArray = per_client()  # (N,) at its last report, NaN before the first
 
 

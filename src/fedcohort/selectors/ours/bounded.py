@@ -128,12 +128,12 @@ class Bounded(Selector[Any]):
     most: float | None = param(
         2.0,
         Optional(Interval(float, 1, None)),
-        "how many times its fair share of the places a client can take; None: any number (c)",
+        "most places of a client, as a multiple of its fair share; None: no limit (c)",
     )
     audit: float | None = param(
         None,
         Optional(Interval(float, 1, None, "right")),
-        "factor within which a loss must be of the loss on the server's own samples; None: not compared",
+        "largest ratio between a loss and the loss on the server's own samples; None: not compared",
     )
     is_wrapper: ClassVar[bool] = True
     added: ClassVar[Mapping[str, object]] = MappingProxyType({"most": None})

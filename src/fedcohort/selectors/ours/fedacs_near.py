@@ -134,5 +134,5 @@ def near(distance: FloatArray, norm: FloatArray, samples: FloatArray) -> BoolArr
     p = samples / total if total > 0 else np.full(len(samples), 1.0 / len(samples))
     mean = max(0.0, float(p @ (norm**2 - distance**2)))
     product = (norm**2 + mean - distance**2) / 2
-    others = mean - 2 * p * product + (p * norm) ** 2  # times (1 - p)^2, as the distance
+    others = mean - 2 * p * product + (p * norm) ** 2  # times (1 - p)^2, like the distance
     return np.asarray((distance**2 < others) & (p < 1))

@@ -28,8 +28,8 @@ class CompassState:
     pace: FloatArray = per_client()  # (N,) seconds for the usual work; NaN before the first report
     begun: FloatArray = per_client()  # (N,) when the client was last asked
     work: FloatArray = per_client()  # (N,) the work it was assigned
-    due: FloatArray = per_client()  # (N,) when its group is expected (T_a); NaN: in no group
-    latest: FloatArray = per_client()  # (N,) until when its group is waited for (T_max)
+    due: FloatArray = per_client()  # (N,) when its group is expected (T_a); NaN: not in a group
+    latest: FloatArray = per_client()  # (N,) how long the server waits for its group (T_max)
 
 
 @register("fedcompass")

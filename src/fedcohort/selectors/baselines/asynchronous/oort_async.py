@@ -28,7 +28,7 @@ class AsyncOortState:
 
     achieved: FloatArray  # (2 W,) statistical utility reported during each of the last models, the newest last
     models: int  # number of models so far, from the newest report
-    threshold: float  # percentile of the durations that is preferred
+    threshold: float  # the preferred percentile of the durations
     utility: FloatArray = per_client()  # (N,) U(i), at the client's last report; NaN: not explored yet
     last: FloatArray = per_client()  # (N,) L(i), model at which the client was last picked, counted from 1; 0: never
     seconds: FloatArray = per_client()  # (N,) D(i), duration at the last report
@@ -80,7 +80,7 @@ class AsyncOort(Selector[AsyncOortState]):
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "statistical": "size times the root mean square of its losses, capped",
-        "staleness": "bonus for not having been picked lately",
+        "staleness": "bonus for a pick long ago",
         "slowness": "penalty for being slower than preferred",
         "unexplored": "1 if it never reported",
     }
@@ -98,7 +98,7 @@ class AsyncOort(Selector[AsyncOortState]):
     penalty: float = param(2.0, Interval(float, 0, None), "exponent of the penalty for slow clients (alpha)")
     clip: float = param(0.95, Interval(float, 0, 1, "right"), "quantile that utilities are capped at")
     cut_off: float = param(0.95, Interval(float, 0, 1), "share of the largest utility that is enough to be drawn (c)")
-    threshold: float = param(30.0, Interval(float, 0, 100), "percentile of durations that is preferred at first (p)")
+    threshold: float = param(30.0, Interval(float, 0, 100), "preferred percentile of durations, at first (p)")
     pace: float = param(5.0, Interval(float, 0, 100), "how much the percentile grows when utility falls")
     window: int = param(20, Interval(int, 1, None), "models that the pacer compares with as many before them (W)")
 

@@ -30,12 +30,12 @@ class OortState:
 
     achieved: FloatArray  # (2 W,) statistical utility of each of the last rounds, the newest last
     reported: int  # rounds with a report
-    step: float  # Delta, seconds; 0 before it is known
+    step: float  # Delta, seconds; 0 while it is unknown
     relaxed: int  # how often the pacer added a step; T = Delta * (1 + relaxed)
     utility: FloatArray = per_client()  # (N,) U(i), at the client's last report
     last: FloatArray = per_client()  # (N,) L(i), round of the last report counted from 1; 0: not explored yet
     seconds: FloatArray = per_client()  # (N,) D(i), duration at the last report
-    picks: FloatArray = per_client()  # (N,) cohorts the client was in
+    picks: FloatArray = per_client()  # (N,) number of cohorts the client was in
 
     @property
     def preferred(self) -> float:

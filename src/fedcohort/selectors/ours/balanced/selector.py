@@ -60,7 +60,7 @@ class BalanceState:
     turns: FloatArray = per_client()  # (N,) cohorts the client was in, each counting 1 / r_n
     recent: FloatArray = per_client()  # (N,) cohorts it recently delivered to, each weighted by powers of "past"
     seconds: FloatArray = per_client()  # (N,) mean of its last durations, 0 before the first
-    timed: FloatArray = per_client()  # (N,) how many durations
+    timed: FloatArray = per_client()  # (N,) number of durations
     seen: FloatArray = per_client()  # (N,) number of updates in its direction
     directions: FloatArray = per_client()  # (N, V) direction of its updates; V is 0 until one is seen
 
@@ -145,7 +145,7 @@ class Balanced(Selector[BalanceState]):
     balance: str = param("auto", OneOf(("auto", *_SIGNALS)), "what is balanced; auto: the best that is available")
 
     def adapt(self, supplied: frozenset[Signal]) -> Balanced:
-        """Balance by the best that the host supplies."""
+        """Balance by the best signal that the host supplies."""
         if self.balance != "auto":
             return self
         return dataclasses.replace(self, balance=next(k for k, needed in _SIGNALS.items() if needed <= supplied))
