@@ -75,7 +75,7 @@ def test_algorithm_2_fills_with_the_smaller_groups():
     assert matrix(allocation, 2, 4, 60.0) == pytest.approx(np.array([[28, 28, 0, 4], [0, 0, 40, 20]]) / 60)
 
 
-def test_a_client_above_capacity_has_distributions_of_its_own():
+def test_a_client_above_capacity_fills_whole_distributions():
     """n = 70, 10, 10, 10 and m = 3: 210 of 300 samples are two whole distributions and a tenth of the third."""
     sizes = np.array([70.0, 10, 10, 10])
     allocation, _ = by_similarity(sizes, 3, np.arange(4), np.arange(4), angles(np.eye(4)))
@@ -84,7 +84,7 @@ def test_a_client_above_capacity_has_distributions_of_its_own():
 
 
 @pytest.mark.parametrize("heard", [0, 1, 5, 20])
-def test_both_conditions_hold_whatever_is_known(heard):
+def test_both_conditions_hold_with_any_known_clients(heard):
     """Every r_k sums to 1, and the r_.i to m p_i (Proposition 1): also with empty, giant and unknown clients."""
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -122,8 +122,8 @@ def test_the_average_is_unbiased_and_varies_less_than_drawing_by_size(by, averag
     assert weight.var(axis=0).sum() < 0.9 * by_size_alone.sum()
 
 
-def test_similar_updates_end_in_one_group_and_one_comes_of_each():
-    """Clients of two kinds, six of each: after everybody was heard, every cohort of two has one of each kind."""
+def test_every_cohort_has_one_client_of_each_kind():
+    """Six clients of each of two kinds: once all have reported, every cohort of two has one of each kind."""
     rng = np.random.default_rng(0)
     kinds = rng.normal(size=(2, SKETCH_WIDTH))
     session = Session(Clustered(by="similarity"), ClientTable(sizes=np.full(12, 9)), seed=3)
@@ -155,7 +155,7 @@ def test_clients_without_data_and_one_client():
         assert selector.select(state, alone, None, np.random.default_rng(0))[0].clients.tolist() == [0]
 
 
-def test_angles_of_nothing_and_of_the_very_large():
+def test_angles_of_zero_and_huge_vectors():
     angle = angles(np.array([[0.0, 0.0], [0.0, 0.0], [1e100, 0.0], [-1e-100, 0.0]]))
     assert angle / np.pi == pytest.approx(
         np.array([[0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5], [0.5, 0.5, 0, 1], [0.5, 0.5, 1, 0]])

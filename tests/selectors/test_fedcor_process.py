@@ -11,7 +11,7 @@ from fedcohort.selectors.papers.fedcor import choice, process
 
 
 def dense_log_likelihood(x, changes, weights, noise):
-    """Eq. 17 with scipy's multivariate normal over whoever answered."""
+    """Eq. 17 with scipy's multivariate normal over the clients that answered."""
     total = 0.0
     for t, weight in enumerate(weights):
         seen = ~np.isnan(changes[:, t])
@@ -23,7 +23,7 @@ def dense_log_likelihood(x, changes, weights, noise):
 
 
 def dense_algorithm_1(x, p, alpha, *, candidates, size, noise):
-    """Algorithm 1 with the full covariance: predict, take everybody's posterior mean, update mean and covariance."""
+    """Algorithm 1 with the full covariance: predict, take all posterior means, update mean and covariance."""
     mean, covariance = np.zeros(len(x)), x @ x.T
     left, picked = list(candidates), []
     for _ in range(size):
@@ -92,8 +92,8 @@ def test_one_adam_step_by_hand():
     assert np.allclose(fitted - x, 0.01 * np.sign(slope), atol=1e-8)  # the first step of Adam has length lr
 
 
-def test_a_fitted_embedding_lies_in_memory_as_one_that_was_read_back():
-    """Else products round otherwise after a restart, and cohorts part."""
+def test_a_fitted_embedding_has_the_memory_layout_of_a_loaded_one():
+    """Otherwise products round differently after a restart, and cohorts diverge."""
     x, _, _, rng = random_case(3, 6, 2)
     fitted = process.fit_embedding(x, rng.normal(size=(6, 2)), np.ones(2), noise=0.1, learning_rate=0.01, steps=3)
     assert fitted.flags.c_contiguous and fitted.dtype == np.float64

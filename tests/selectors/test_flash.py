@@ -117,7 +117,7 @@ def test_scores_are_the_parts_of_the_drawn_theta_and_the_top_is_taken(selector):
     for t in range(12):
         cohort = world.round()
         theta = np.array([cohort.notes[f"drawn {name}"] for name in ELEMENTS])
-        # Contexts have moved on for the cohort; everybody else still has what the score was made of.
+        # Contexts have moved on for the cohort; all others still have those that the score was computed from.
         others = np.setdiff1d(np.arange(20), cohort.clients)
         for i in others if t else []:
             assert cohort.score[i] == pytest.approx(theta @ world.vector(i))
@@ -172,7 +172,7 @@ def test_units_of_time_do_not_matter():
         assert slow.round(seconds=60_000.0).clients.tolist() == quick.round(seconds=60.0).clients.tolist()
 
 
-def test_first_round_is_everybody_up_to_a_limit():
+def test_first_round_has_all_clients_up_to_a_limit():
     assert World(Flash(), n=30).round(size=4).size == 30
     assert World(Flash(first_round_limit=10), n=30).round(size=4).size == 10
     assert World(Flash(first_round_limit=3), n=30).round(size=4).size == 4
@@ -287,13 +287,13 @@ def test_too_few_promising_ones_are_filled_up_by_score():
     assert (cohort.notes["promising"], cohort.notes["pool"]) == (5, 6)
     narrow = FlashAdvantage(context=("duration",), exploration=0.0, uniform_share=0.0, pool=0.0)
     shares, _ = picks_of(narrow, pooled_state(narrow, [-1.0, -2.0, -3.0, -4.0], [0.0] * 4))
-    assert shares.tolist() == [1, 1, 0, 0]  # nobody promises anything: at least as many as wanted
+    assert shares.tolist() == [1, 1, 0, 0]  # no client is promising: at least as many as asked for
     shares, _ = picks_of(selector, pooled_state(selector, SCORES, REWARDS), candidates=[5, 6, 7])
     assert shares == pytest.approx([0] * 5 + [2 / 3] * 3, abs=0.05)  # 0.75 of three candidates
 
 
 @pytest.mark.parametrize("pool", ["top", 0.0])
-def test_some_places_are_drawn_from_everybody(pool):
+def test_some_places_are_drawn_from_all_clients(pool):
     """Two of eight wanted, clients 0 and 1 in the pool alone; k ~ B(2, 0.3) places from all that are left."""
     selector = FlashAdvantage(context=("duration",), exploration=0.0, uniform_share=0.3, pool=pool)
     scores = [5.0, 4.0] + [-1.0] * 6
@@ -330,7 +330,7 @@ def test_advantage_by_hand():
     assert session.state.reward.tolist() == [0.25, 0.0, -1.0]  # (1 - 1.5 / 3) / 2
 
 
-def test_retired_clients_are_asked_when_nobody_else_is_there():
+def test_retired_clients_are_asked_if_no_others_are_available():
     selector, state = early_stop_state([np.nan] * 3, [2, 2, 0], patience=2)
     slate = Slate(round=4, size=2, candidates=np.array([0, 1]), clients=ClientTable(n=3))
     cohort, _ = selector.select(state, slate, None, np.random.default_rng(0))
@@ -339,7 +339,7 @@ def test_retired_clients_are_asked_when_nobody_else_is_there():
     assert cohort.notes["reason"] == "only retired clients are available"
 
 
-def test_without_patience_nobody_is_retired():
+def test_without_patience_no_client_is_retired():
     world = World(Flash(), n=4)
     for _ in range(40):
         assert world.round(size=2).stop is None

@@ -47,7 +47,7 @@ def test_untrained_model_needs_no_predictions():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=8), st.floats(1e-3, 2))
-def test_whatever_comes_out_is_shares(update, scale):
+def test_estimates_are_always_shares(update, scale):
     for found in (by_softmax([update], scale), by_moments([update], scale)):
         assert found.shape == (1, len(update)) and (found >= 0).all()
         assert found.sum() == pytest.approx(1.0)
@@ -60,11 +60,11 @@ def test_softmax_orders_classes_and_sharpens():
     assert cold[0] > 0.999 and abs(warm - 1 / 3).max() < 0.02
 
 
-def test_relative_softmax_knows_no_scale():
+def test_relative_softmax_is_independent_of_scale():
     rng = np.random.default_rng(3)
     updates = rng.normal(size=(6, 4))
     assert np.allclose(by_relative_softmax(updates, 0.5), by_relative_softmax(1e-6 * updates + 7.0, 0.5))
     assert np.allclose(by_relative_softmax(np.zeros((2, 4)), 0.5), 0.25)
     assert by_relative_softmax(np.empty((0, 4)), 0.5).shape == (0, 4)
     still = by_relative_softmax(np.vstack([updates, 1e-3 * updates[:1]]), 0.5)
-    assert abs(still[-1] - 0.25).max() < 0.01  # moved little beside the others: balanced
+    assert abs(still[-1] - 0.25).max() < 0.01  # moved little compared with the others: balanced

@@ -54,7 +54,7 @@ def test_ties_are_broken_evenly(scores):
 
 
 @pytest.mark.parametrize("how", ["weights", "logits"])
-def test_sampling_has_the_law_of_drawing_one_after_the_other(how):
+def test_sampling_has_the_distribution_of_drawing_one_by_one(how):
     weights = np.array([0.5, 1.0, 2.0, 4.0])
     rng = np.random.default_rng(2)
     draws = 20_000
