@@ -8,6 +8,7 @@ r"""Fed-cucb: greedy class balance from estimated label shares, with a combinato
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -158,10 +159,6 @@ class FedCucb(Selector[CucbState]):
 
     def grow(self, state: CucbState, clients: ClientTable, rng: np.random.Generator) -> CucbState:
         """Add clients that were never seen."""
-        more = clients.n - len(state.pulls)
-        return CucbState(
-            np.concatenate([state.pulls, np.zeros(more)]),
-            np.concatenate([state.weight, np.zeros(more)]),
-            np.concatenate([state.reward, np.zeros(more)]),
-            np.concatenate([state.shares, np.zeros((more, state.shares.shape[1]))]),
-        )
+        grown = super().grow(dataclasses.replace(state, shares=state.shares[:, :0]), clients, rng)
+        new = np.zeros((clients.n - len(state.shares), state.shares.shape[1]))
+        return dataclasses.replace(grown, shares=np.concatenate([state.shares, new]))

@@ -136,9 +136,6 @@ class BlindFedCBS(Selector[BlindState]):
 
     def grow(self, state: BlindState, clients: ClientTable, rng: np.random.Generator) -> BlindState:
         """Add clients that were never seen."""
-        more = clients.n - len(state.seen)
-        return BlindState(
-            np.concatenate([state.pulls, np.ones(more)]),
-            np.concatenate([state.seen, np.zeros(more)]),
-            np.concatenate([state.shares, np.zeros((more, state.shares.shape[1]))]),
-        )
+        grown = super().grow(dataclasses.replace(state, shares=state.shares[:, :0]), clients, rng)
+        new = np.zeros((clients.n - len(state.shares), state.shares.shape[1]))
+        return dataclasses.replace(grown, shares=np.concatenate([state.shares, new]))
