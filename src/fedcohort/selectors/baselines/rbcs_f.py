@@ -49,8 +49,8 @@ class RbcsF(Selector[QueueState]):
         \bar\tau_n &= \max\Big(\theta_n^T c_n - \alpha \sqrt{c_n^T H_n^{-1} c_n}, 0\Big), \qquad
         H_n = \lambda I + \sum c c^T, \quad \theta_n = H_n^{-1} \sum \tau c
 
-    The minimum is exact: for every possible slowest client, the m largest queues are found among the clients that are
-    not slower.
+    The minimum is exact: for every possible slowest client, the m largest queues are found among the clients whose
+    :math:`\bar\tau` is not larger.
 
     Symbols: m = slate.size, x_n = 1 for the cohort, tau = Signal.DURATION, beta = ``fairness`` times m divided by the
     number of candidates, V = ``speed``, alpha = ``exploration``, lambda = ``ridge``, c_n = (1, whether n took part in
