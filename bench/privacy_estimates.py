@@ -12,14 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.vectors import output_bias
-from fedcohort.selectors.numerics.label_shares import (
-    auxiliary_norms,
-    by_auxiliary_moments,
-    by_gradient_norms,
-    by_moments,
-    by_relative_softmax,
-)
+from fedcohort.selectors.numerics.label_shares import by_moments, by_relative_softmax, nearest_shares
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
 
@@ -41,6 +36,58 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "local": {"batch_size": 32, "steps": 10, "lr": 0.05},
     },
 }  # fmt: skip
+
+
+def by_auxiliary_moments(updates: FloatArray, step: float, confusion: FloatArray) -> FloatArray:
+    r"""Return (k, B) shares from :math:`\bar p = P' D`, where P is what the model predicts for each class.
+
+    Parameters
+    ----------
+    updates : (k, B) array
+    step : float
+        :math:`\eta R`.
+    confusion : (B, B) array
+        Row c: mean prediction of the model on samples of class c, from a small balanced set at the server.
+    """
+    moved = np.atleast_2d(np.asarray(updates, np.float64))
+    p = np.asarray(confusion, np.float64)
+    b = p.shape[0]
+    # (I - P') D = Delta b / eta R is singular, because both sides sum to 0; the shares sum to 1.
+    system = np.vstack([np.eye(b) - p.T, np.ones(b)])
+    right = np.vstack([(moved / step).T, np.ones(len(moved))])
+    return nearest_shares(np.linalg.lstsq(system, right, rcond=None)[0].T)
+
+
+def by_gradient_norms(norms: FloatArray, beta: float) -> FloatArray:
+    r"""Return (k, B) shares :math:`\propto e^{\beta / g_i}`, as in Fed-cucb (arXiv:2011.11266, Eq. 6).
+
+    Parameters
+    ----------
+    norms : (k, B) array
+        :math:`g_i`, squared norm of the gradient of output i's weights on auxiliary samples of class i, at the client's
+        model after training: small where the client has trained much.
+    beta : float
+    """
+    exponent = beta / np.maximum(np.asarray(norms, np.float64), 1e-12)
+    weights = np.exp(exponent - exponent.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def auxiliary_norms(logits: FloatArray, labels: FloatArray, classes: int) -> FloatArray:
+    r"""Return (k, B) squared gradients of output i's bias, :math:`(\overline{1 - p_i})^2`, on samples of class i.
+
+    Parameters
+    ----------
+    logits : (k, V, B) array
+        Outputs of k clients' models on the auxiliary set.
+    labels : (V,) array
+    classes : int
+    """
+    outputs = np.asarray(logits, np.float64)
+    p = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    of = np.asarray(labels)
+    return np.stack([(1.0 - p[:, of == c, c]).mean(axis=1) ** 2 for c in range(classes)], axis=1)
 
 
 def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]]:

@@ -196,7 +196,7 @@ def thompson(kept, dropped):
 
 def test_an_estimate_is_not_a_frequency():
     text = shown("fedcm-ts", thompson([4, 0, 1, 0], [0, 1, 1, 0]))
-    assert "client 0 has the highest estimated chance to be kept, 83% (kept 4 of 4 times)" in text
+    assert "client 0 has the highest estimated chance of being kept, 83% (kept 4 of 4 times)" in text
     assert "client 1 the lowest, 33% (kept 0 of 1 time)" in text
     text = shown("fedcm-ts", thompson([0, 4, 0], [1, 0, 0]))
     assert "client 1 has the highest" in text and "client 0 the lowest, 33% (kept 0 of 1 time)" in text
@@ -227,7 +227,7 @@ def duels(wins, losses):
     [
         ([[5, 5], [7, 3], [9, 1]], "the fewer duels it is expected to win, as it should be (rank correlation −1.00"),
         ([[9, 1], [7, 3], [5, 5]], "the more duels it is expected to win, the wrong way round (rank correlation +1.00"),
-        ([[7, 3], [7, 3], [7, 3]], "there is nothing to agree with"),
+        ([[7, 3], [7, 3], [7, 3]], "there is nothing to compare"),
     ],
 )
 def test_skewness_says_whether_the_ranking_is_right(counts, expected):
@@ -245,7 +245,7 @@ def test_the_map_compares_with_chance_and_says_when_it_is_worse():
     corner = np.array([[0, 0], [0.1, 0], [0, 0.1], [9, 9], [9.1, 9], [9, 9.1]], float)
     alike = [[1, 0]] * 3 + [[0, 1]] * 3
     text = shown("fedcor", {"embedding": corner, "samples": 9}, counts=alike)
-    assert "100% of the clients have a nearest neighbour of the same main class, by chance it would be 40%" in text
+    assert "100% of the clients have a nearest neighbour of the same main class; by chance it would be 40%" in text
     assert "move together" in text
     pairs = np.array([[0, 0], [0, 0.1], [5, 0], [5, 0.1], [0, 5], [0, 5.1]], float)
     text = shown("fedcor", {"embedding": pairs, "samples": 9}, counts=[[1, 0], [0, 1]] * 3)

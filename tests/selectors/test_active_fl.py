@@ -10,7 +10,7 @@ from fedcohort.selectors.baselines.active_fl import ActiveFL, ActiveState
 
 @pytest.mark.parametrize(("size", "alpha3"), [(5, 0.1), (3, 0.5), (10, 0.1), (1, 0.25)])
 def test_uniform_places_are_alpha3_m_on_average(size, alpha3):
-    """Valuations that make the softmax certain: whoever is not among the highest came in uniformly."""
+    """Valuations that make the softmax certain: a client that is not among the highest was drawn uniformly."""
     n = 40
     state = ActiveState(np.arange(n, dtype=float))
     slate = Slate(round=3, size=size, candidates=np.arange(n), clients=ClientTable(sizes=np.ones(n)))
@@ -22,6 +22,6 @@ def test_uniform_places_are_alpha3_m_on_average(size, alpha3):
         assert cohort.size == size
         low[cohort.clients] += 1
     dropped = low[:30].sum() / draws  # the softmax never takes these
-    k = size * alpha3  # uniform places go to everybody the softmax did not take: n - size + k on average
+    k = size * alpha3  # uniform places go to all clients that the softmax did not take: n - size + k on average
     assert dropped == pytest.approx(30 * k / (n - size + k), rel=0.15)
-    assert (low[:30] > 0).all()  # three quarters of the federation are not out for ever
+    assert (low[:30] > 0).all()  # three quarters of the federation can still be drawn

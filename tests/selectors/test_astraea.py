@@ -51,12 +51,12 @@ def test_a_cohort_across_the_end_of_a_pass():
     assert counts.sum() == 30
 
 
-def test_without_turns_the_same_cohort_for_ever():
+def test_without_turns_the_same_cohort_is_always_picked():
     session = session_of(np.random.default_rng(1).integers(0, 20, (12, 4)), turns=False)
     assert len({tuple(ask(session, 3)) for _ in range(5)}) == 1
 
 
-def test_who_is_away_keeps_its_turn():
+def test_absent_clients_keep_their_turn():
     session = session_of([[1, 1], [2, 2], [3, 3]])
     assert sorted(ask(session, 2, [0, 1])) == [0, 1]
     (again,) = ask(session, 1, [0, 1])  # a new pass for those who are there

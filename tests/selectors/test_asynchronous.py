@@ -1,4 +1,4 @@
-"""Pisces, asynchronous Oort and FedCompass against plain forms of what they are."""
+"""Pisces, asynchronous Oort and FedCompass against plain implementations."""
 
 import math
 
@@ -149,7 +149,7 @@ def oort_utilities(log, upto, models, selector, threshold):
     return found, last
 
 
-def test_oort_scores_and_admits_as_written():
+def test_async_oort_scores_and_draws_as_in_the_formula():
     selector = AsyncOort(**GREEDY, window=4, pace=20.0)
     _, log = play(selector, 600)
     exploited = 0
@@ -175,7 +175,7 @@ def test_oort_scores_and_admits_as_written():
     assert exploited > 50
 
 
-def test_oorts_pacer_relaxes_when_the_last_models_brought_less():
+def test_async_oorts_pacer_extends_when_utility_falls():
     selector = AsyncOort(**GREEDY, window=3, pace=7.0)
     session, log = play(selector, 900)
     gained = {}
@@ -195,7 +195,7 @@ def test_oorts_pacer_relaxes_when_the_last_models_brought_less():
 
 
 class Compass:
-    """The scheduler with a clock and a table of groups, one client after the other."""
+    """The scheduler with a clock and a table of groups, one client at a time."""
 
     def __init__(self, least, most, slack):
         self.least, self.most, self.slack = least, most, slack
@@ -230,7 +230,7 @@ class Compass:
 
 
 @pytest.mark.parametrize("options", [{}, {"least": 0.1, "most": 2.0, "slack": 1.5}])
-def test_compass_gives_the_work_of_a_scheduler_with_a_clock(options):
+def test_fedcompass_assigns_the_work_of_a_scheduler_with_a_clock(options):
     selector = FedCompass(**options)
     seconds = (1.3 ** np.arange(N) * np.random.default_rng(8).uniform(0.9, 1.1, N)).tolist()
     _, log = play(selector, 700, seconds=seconds)
@@ -247,8 +247,8 @@ def test_compass_gives_the_work_of_a_scheduler_with_a_clock(options):
     assert len({round(work, 6) for work in works}) > 20
 
 
-def test_compass_makes_clients_answer_together():
-    """Two clients, one twice as fast and asked first: once both are timed they answer in the same moment."""
+def test_fedcompass_makes_clients_answer_together():
+    """Two clients, one twice as fast and asked first: once both are timed, they answer at the same moment."""
     session = Session(FedCompass(), ClientTable(n=2), asynchronous=True)
     flow = Flow(session, FlowPolicy(busy=2, buffer=2))
     pace, clock, ends, moments = [1.0, 2.0], 0.0, [], []
@@ -268,7 +268,7 @@ def test_compass_makes_clients_answer_together():
     assert all(b - a < 1e-9 for a, b in pairs) and moments[:3] == [1.0, 2.0, 2.0] and len(moments) > 20
 
 
-def test_compass_refuses_less_work_than_the_least():
+def test_fedcompass_refuses_most_below_least():
     with pytest.raises(ParameterError, match="'least' parameter of FedCompass must be at most 'most'"):
         FedCompass(least=0.8, most=0.5)
 
@@ -277,7 +277,7 @@ def test_compass_refuses_less_work_than_the_least():
 
 
 @pytest.mark.parametrize("name", ["pisces", "oort-async", "fedcompass"])
-def test_they_are_registered_and_learn_nothing_from_failures(name):
+def test_asynchronous_selectors_learn_nothing_from_failures(name):
     selector = SELECTORS.create(name)
     assert selector.one_at_a_time
     session = Session(selector, ClientTable(sizes=SIZES), asynchronous=True)

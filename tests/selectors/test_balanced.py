@@ -88,7 +88,7 @@ def test_counts_factor_and_gram_give_the_same_cohorts():
 
 
 def plain_choice(rule, state, slate, counts, rng):
-    """The rule of the class's docstring, one client after the other; ``counts`` (N, B), or None without labels."""
+    """The rule of the class's docstring, one client at a time; ``counts`` (N, B), or None without labels."""
     candidates, size = slate.candidates.tolist(), slate.size
     rates = [state.rates[c] for c in candidates]
     mean = sum(r * state.turns[c] for r, c in zip(rates, candidates, strict=True)) / sum(rates)
@@ -175,7 +175,7 @@ def test_cohorts_are_those_of_the_rule_written_down_plainly(kind, asynchronous, 
 
 
 def writers(n=60, seed=0):
-    """Everybody has ten times as many of the first classes; a tenth of them have very little, of all classes alike."""
+    """All clients have ten times as many of the first classes; a tenth of them have little data of each class."""
     rng = np.random.default_rng(seed)
     mix = np.repeat([10.0, 1.0], [5, 15])
     counts = np.array([rng.multinomial(200, mix / mix.sum()) for _ in range(n)])
@@ -184,7 +184,7 @@ def writers(n=60, seed=0):
 
 
 @pytest.mark.parametrize("form", ["counts", "factor", "gram"])
-def test_a_mix_that_nobody_can_balance_is_left_as_it_is(form):
+def test_a_mix_that_rates_cannot_balance_is_the_aim(form):
     counts = writers()
     labels = {"counts": LabelCounts(counts), "gram": LabelGram((counts @ counts.T).astype(float), 20)}
     labels["factor"] = LabelFactor(counts @ np.linalg.qr(np.random.default_rng(1).normal(size=(20, 20)))[0], 20)
@@ -200,17 +200,17 @@ def test_a_mix_that_nobody_can_balance_is_left_as_it_is(form):
     assert picked.max() <= 1.3 * picked.mean()  # the few balanced ones are not in every cohort
 
 
-def test_clients_that_are_alike_meet_others_every_time():
+def test_similar_clients_meet_different_ones_every_time():
     """The same cohorts over and over train a minority in the same rounds, and the model swings with them."""
     counts = np.random.default_rng(1).multinomial(300, np.full(10, 0.1), size=60)
     together = np.zeros((60, 60))
     for clients in play(Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=3), 200, 6)[100:]:
         together[np.ix_(clients, clients)] += 1
-    assert np.abs(together.diagonal() - 10).max() <= 1  # everybody in turn
+    assert np.abs(together.diagonal() - 10).max() <= 1  # clients take turns
     assert (together - np.diag(together.diagonal())).max() <= 6
 
 
-def test_newcomers_can_make_a_federation_one_that_can_be_balanced():
+def test_new_clients_can_make_balance_possible():
     counts = writers(20)
     session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=1)
     first = session.ask(RoundRequest(size=4))
@@ -228,14 +228,14 @@ def trained(counts, cohorts):
     return total / total.sum()
 
 
-def test_what_one_cohort_lacks_the_next_one_has():
+def test_the_next_cohort_has_what_the_last_one_lacked():
     counts = np.tile(np.eye(10, dtype=int) * 20, (6, 1))  # 60 clients of one class each
     cohorts = play(Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=2), 40, 5)
     for first, second in itertools.pairwise(cohorts):
         assert (counts[first].sum(0) + counts[second].sum(0) > 0).all()
 
 
-def test_whose_model_was_lost_does_not_count_as_trained():
+def test_lost_models_do_not_count_as_trained():
     counts = np.tile(np.eye(4, dtype=int) * 20, (10, 1))  # classes 0 to 3 at ten clients each
     session = Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=2)
     for _ in range(10):
@@ -246,7 +246,7 @@ def test_whose_model_was_lost_does_not_count_as_trained():
         assert arrived not in again % 4
 
 
-def test_classes_of_few_clients_are_trained_as_much_as_others_also_in_the_long_run():
+def test_rare_classes_are_trained_as_much_as_others_in_the_long_run():
     kind = np.repeat(np.arange(8), [9, 9, 9, 9, 3, 3, 3, 3])
     counts = np.eye(8, dtype=int)[kind] * 20
     cohorts = play(Session(Balanced(), ClientTable(labels=LabelCounts(counts)), seed=2), 300, 4)
@@ -257,7 +257,7 @@ def test_classes_of_few_clients_are_trained_as_much_as_others_also_in_the_long_r
     assert picked[36:].min() > 0.8 * picked[36:].mean()
 
 
-def test_a_class_that_is_seldom_there_is_trained_while_it_is():
+def test_a_rarely_available_class_is_trained_when_available():
     counts = np.repeat(np.eye(4, dtype=int) * 20, 6, axis=0)  # six clients for each class
 
     def share_of_the_last_class(selector):
@@ -295,14 +295,14 @@ def test_a_few_exactly_balanced_clients_do_not_do_all_the_work():
     assert picked[:12].mean() < 2 * picked.mean()
 
 
-def test_without_labels_cohorts_are_taken_in_turns():
+def test_without_labels_clients_take_turns():
     session = Session(Balanced(), ClientTable(names=[f"c{i}" for i in range(30)]), seed=4)
     picked = np.bincount(np.concatenate(play(session, 60, 5)), minlength=30)
     assert picked.min() >= 9
     assert picked.max() <= 11
 
 
-def test_who_joins_late_is_not_in_every_cohort():
+def test_a_late_client_is_not_in_every_cohort():
     session = Session(Balanced(), ClientTable(names=[f"c{i}" for i in range(20)]), seed=4)
     play(session, 100, 5)
     session.join(ClientTable(names=["new"]))
@@ -312,8 +312,8 @@ def test_who_joins_late_is_not_in_every_cohort():
 
 @pytest.mark.parametrize("slack", [1.0, 3.0])
 @pytest.mark.parametrize("seed", range(12))
-def test_nobody_is_far_behind_or_ahead(seed, slack):
-    """The promise of the selector's page, in federations of any sizes and labels, with everybody available."""
+def test_no_client_is_far_behind_or_ahead(seed, slack):
+    """The promise of the selector's page, in federations of any sizes and labels, with all clients available."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(6, 50))
     k = int(rng.integers(1, n // 2))
@@ -343,7 +343,7 @@ def test_nobody_is_far_behind_or_ahead(seed, slack):
     "row", [[0] * 10 + [100], [1000] * 10 + [0], [200] + [0] * 10], ids=["a class of its own", "100 times all", "one"]
 )
 def test_no_claim_and_no_misfortune_takes_a_client_far_from_its_turn(row):
-    """Among a hundred with two of ten classes each: once 298 of 300 rounds, or none."""
+    """Such a client once took part in 298 of 300 rounds, or in none."""
     rng = np.random.default_rng(0)
     counts = np.zeros((100, 11))
     for others in counts:
@@ -364,7 +364,7 @@ def test_a_hospital_with_one_sample_does_not_take_the_place_of_the_large_ones():
     assert picked.max() <= fair * 2 + 4
 
 
-def test_who_comes_back_is_due_but_does_not_fill_every_cohort():
+def test_a_returning_client_is_due_but_not_in_every_cohort():
     session = Session(Balanced(), ClientTable(names=[f"c{i}" for i in range(20)]), seed=4)
     play(session, 200, 4, available=np.arange(19))
     later = play(session, 40, 4)
@@ -401,7 +401,7 @@ def test_time_brings_slow_clients_together_and_takes_no_turn_from_them():
     assert picked[20:].min() >= 160 * 5 / 40 - 4
 
 
-def test_what_is_used_is_what_the_host_supplies_and_the_journal_keeps_it(tmp_path):
+def test_it_uses_what_the_host_supplies_and_the_journal_keeps_it(tmp_path):
     counts = federation(1) + 1
     told, untold = ClientTable(labels=LabelCounts(counts)), ClientTable(sizes=counts.sum(1))
     for table, reported, used in (
@@ -443,7 +443,7 @@ def without_labels(counts, **parameters):
     return Session(Balanced(**parameters), ClientTable(sizes=counts.sum(1)), signals={Signal.UPDATE_SKETCH}, seed=1)
 
 
-def test_where_nobody_tells_labels_directions_of_updates_are_balanced():
+def test_without_labels_directions_of_updates_are_balanced():
     counts = np.tile(np.eye(5, dtype=int) * 20, (8, 1))
 
     def imbalance(cohorts):
@@ -455,13 +455,13 @@ def test_where_nobody_tells_labels_directions_of_updates_are_balanced():
     assert np.bincount(np.concatenate(cohorts), minlength=40).min() >= 4
 
 
-def test_updates_that_are_no_numbers_teach_nothing():
+def test_updates_with_nan_are_ignored():
     session = without_labels(federation(1) + 1)
     play(session, 3, 3, lambda clients: {Signal.UPDATE_SKETCH: np.full((len(clients), 64), np.nan)})
     assert session.state.seen.sum() == 0
 
 
-def test_directions_survive_saving_and_newcomers():
+def test_directions_survive_saving_and_new_clients():
     session = without_labels(federation(2, n=12) + 1)
     play(session, 4, 4, sketches)
     known = session.state.seen > 0

@@ -47,7 +47,7 @@ def test_share_and_coverage(world, n, k, available, seed):
         if available == 1.0:  # what the page proves
             assert (lead < SLACK + 1 / rates).all()
             assert (lead >= -(2 * SLACK + (n + k) / total)).all()
-        elif available * n >= 2 * k:  # there is a choice: nobody takes the turns of those who are away
+        elif available * n >= 2 * k:  # there is a choice: no client takes the turns of absent ones
             assert (lead < 2 * SLACK).all()
     assert (longest <= (3 * SLACK + (n + k) / total + 1 / rates) * total / k).all()
     assert picked.min() > 0

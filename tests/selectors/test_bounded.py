@@ -1,4 +1,4 @@
-"""What one client's word can do, bounded: quantiles by brute force, liars' shares, journal, simulator."""
+"""Bounded influence of one client: quantiles by brute force, liars' shares, journal, simulator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bench():
     return module
 
 
-def test_quantiles_are_values_that_were_said():
+def test_quantiles_are_reported_values():
     rng = np.random.default_rng(0)
     for n in range(1, 40):
         values = rng.normal(size=n)
@@ -103,7 +103,7 @@ def test_a_claim_about_labels_brings_at_most_twice_the_fair_share(selector, clai
 
 
 class Greedy(type(create("uniform"))):
-    """Chooses the same clients whenever it can: the worst that any selector can be talked into."""
+    """Chooses the same clients whenever it can, the worst case of a manipulated selector."""
 
     def select(self, state, slate, answer, rng):
         return Cohort(slate.candidates[: slate.size], candidates=slate.candidates), state
@@ -121,7 +121,7 @@ def greedy(most):
     most=st.floats(2.0, 5.0),
 )
 @settings(max_examples=25, deadline=None)
-def test_nobody_takes_more_than_its_places_in_any_span_of_rounds(clients, part, most):
+def test_no_client_exceeds_its_places_in_any_span_of_rounds(clients, part, most):
     session = Session(greedy(most), ClientTable(n=clients))
     size = max(1, int(part * clients))
     excess = np.zeros(clients)  # of the span that ends now and is worst for each client
@@ -148,7 +148,7 @@ def test_a_cohort_is_full_whoever_is_available():
         session.tell(RoundReport(cohort.ticket, cohort.clients))
 
 
-def test_who_had_its_share_is_named():
+def test_clients_that_had_their_share_are_named():
     session = Session(greedy(2.0), ClientTable(n=10))
     notes = []
     for _ in range(4):
@@ -158,13 +158,13 @@ def test_who_had_its_share_is_named():
     assert notes == [(0, None), (0, None), (1, "0"), (1, "0")]
 
 
-def test_what_was_recorded_without_a_limit_on_places_goes_on_without():
+def test_a_journal_without_a_limit_on_places_continues_without_one():
     """Version 0.2 had none."""
     old = describe(create("bounded", of="active-fl"))
     del old["params"]["most"]
     found = rebuild_selector(old, None, None)
     assert found == create("bounded", of="active-fl", most=None)
-    assert rebuild_selector(old, create("bounded", of="active-fl"), None) == found  # nobody has asked for the limit
+    assert rebuild_selector(old, create("bounded", of="active-fl"), None) == found  # no limit was requested
     with pytest.raises(JournalError, match=r"cannot be continued with .*'most': 3.0"):
         rebuild_selector(old, create("bounded", of="active-fl", most=3.0), None)
     assert not hasattr(Session(found, ClientTable(sizes=[1.0] * 4)).state, "bounded_places")
@@ -182,11 +182,11 @@ def test_a_liar_counts_as_the_largest_honest_client_does():
         cohort = session.ask(request, Answer(query, {Signal.LOSS: said[query.clients]}))
         assert cohort.notes["doubted"] == "7" and cohort.parts["doubted"].sum() == 1
         picks.append(int(cohort.clients[0]))
-    best = {7, 16, 17, 18, 19}  # as many as a fifth: they count alike
+    best = {7, 16, 17, 18, 19}  # a fifth of the clients, which count alike
     assert set(picks) == best and 0.1 < picks.count(7) / 200 < 0.32
 
 
-def test_vectors_keep_their_direction_and_lose_their_length():
+def test_vectors_keep_their_direction_but_not_their_length():
     outcomes = []
 
     class Spy(type(create("uniform"))):
@@ -213,7 +213,7 @@ def test_vectors_keep_their_direction_and_lose_their_length():
 
 
 @pytest.mark.parametrize("selector", ["divfl", "fedcbs-blind", "hics-fl", "fed-cucb"])
-def test_a_round_in_which_nobody_moved_is_taken(selector):
+def test_a_round_without_any_update_is_accepted(selector):
     liars = bench()
     make = functools.partial(create, "bounded", of=selector)
     assert any(signal.width is not None for signal in make().requires)
@@ -221,7 +221,7 @@ def test_a_round_in_which_nobody_moved_is_taken(selector):
 
 
 @pytest.mark.parametrize("form", ["counts", "factor", "gram"])
-def test_labels_go_along_with_sizes(form):
+def test_labels_are_scaled_with_sizes(form):
     counts = np.full((10, 3), 10.0)
     counts[4] = [2e7, 1e7, 0]
     labels = {"counts": LabelCounts(counts), "factor": LabelFactor(counts, 3), "gram": LabelGram(counts @ counts.T, 3)}[
@@ -237,7 +237,7 @@ def test_labels_go_along_with_sizes(form):
     assert np.allclose(getattr(table.labels, found), wanted)
 
 
-def test_who_claims_perfect_balance_counts_as_the_most_balanced_fifth():
+def test_a_claim_of_perfect_balance_counts_as_the_most_balanced_fifth():
     rng = np.random.default_rng(0)
     counts = np.ceil(rng.dirichlet(np.full(5, 0.3), 20) * 100)
     counts[3] = 20.0
@@ -249,7 +249,7 @@ def test_who_claims_perfect_balance_counts_as_the_most_balanced_fifth():
     assert (after >= before - 1e-9).all() and (after > before + 1e-9).sum() <= 4
 
 
-def test_losses_are_held_against_the_servers_own():
+def test_losses_are_compared_with_the_servers_own():
     session = Session(create("bounded", of="active-fl", audit=2.0), ClientTable(sizes=[1.0] * 4))
     cohort = session.ask(RoundRequest(4))
     metrics = {Signal.LOSS: [0.1, 1.0, 1.5, 50.0], Signal.SERVER_LOSS: [1.0] * 4}
@@ -259,7 +259,7 @@ def test_losses_are_held_against_the_servers_own():
         Session(create("bounded", of="active-fl", audit=2.0), ClientTable(sizes=[1.0] * 4), signals={Signal.LOSS})
 
 
-def test_it_is_on_record_and_goes_on_exactly(tmp_path):
+def test_it_is_recorded_and_continues_exactly(tmp_path):
     host = ScriptedHost(n=20)
     selector = create("bounded", of="oort", params={"window": 5}, tail=0.1)
     whole = host.play(host.session(selector, seed=3), 12)
@@ -288,7 +288,7 @@ def test_wrong_parameters_are_refused():
             create("bounded", tail=tail)
 
 
-def test_it_is_what_it_is_around():
+def test_it_has_the_properties_of_the_wrapped_selector():
     around = create("bounded", of="fedcm-ts")
     inner = create("fedcm-ts")
     assert around.requires == inner.requires and around.default_filter == inner.default_filter

@@ -6,7 +6,7 @@ import pytest
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
 from fedcohort.core.signals import SKETCH_WIDTH, Signal
-from fedcohort.selectors.baselines.clustered import Clustered, ClusteredState, by_similarity, by_size
+from fedcohort.selectors.baselines.clustered import Clustered, by_similarity, by_size
 from fedcohort.selectors.numerics.groups import angles, ward_groups
 from fedcohort.selectors.numerics.recent import RecentVectors
 from fedcohort.session import Session
@@ -75,7 +75,7 @@ def test_algorithm_2_fills_with_the_smaller_groups():
     assert matrix(allocation, 2, 4, 60.0) == pytest.approx(np.array([[28, 28, 0, 4], [0, 0, 40, 20]]) / 60)
 
 
-def test_a_client_above_capacity_has_distributions_of_its_own():
+def test_a_client_above_capacity_fills_whole_distributions():
     """n = 70, 10, 10, 10 and m = 3: 210 of 300 samples are two whole distributions and a tenth of the third."""
     sizes = np.array([70.0, 10, 10, 10])
     allocation, _ = by_similarity(sizes, 3, np.arange(4), np.arange(4), angles(np.eye(4)))
@@ -84,7 +84,7 @@ def test_a_client_above_capacity_has_distributions_of_its_own():
 
 
 @pytest.mark.parametrize("heard", [0, 1, 5, 20])
-def test_both_conditions_hold_whatever_is_known(heard):
+def test_both_conditions_hold_with_any_known_clients(heard):
     """Every r_k sums to 1, and the r_.i to m p_i (Proposition 1): also with empty, giant and unknown clients."""
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ def test_the_average_is_unbiased_and_varies_less_than_drawing_by_size(by, averag
     n, m, draws = len(sizes), 4, 1500
     p = sizes / sizes.sum()
     vectors = np.eye(4)[np.arange(8) % 4]
-    state = ClusteredState(np.arange(8), np.zeros(8, np.int64), vectors)
+    state = RecentVectors(np.arange(8), np.zeros(8, np.int64), vectors)
     slate = Slate(round=5, size=m, candidates=np.arange(n), clients=ClientTable(sizes=sizes))
     rng = np.random.default_rng(1)
     weight = np.zeros((draws, n))
@@ -122,8 +122,8 @@ def test_the_average_is_unbiased_and_varies_less_than_drawing_by_size(by, averag
     assert weight.var(axis=0).sum() < 0.9 * by_size_alone.sum()
 
 
-def test_similar_updates_end_in_one_group_and_one_comes_of_each():
-    """Clients of two kinds, six of each: after everybody was heard, every cohort of two has one of each kind."""
+def test_every_cohort_has_one_client_of_each_kind():
+    """Six clients of each of two kinds: once all have reported, every cohort of two has one of each kind."""
     rng = np.random.default_rng(0)
     kinds = rng.normal(size=(2, SKETCH_WIDTH))
     session = Session(Clustered(by="similarity"), ClientTable(sizes=np.full(12, 9)), seed=3)
@@ -155,7 +155,7 @@ def test_clients_without_data_and_one_client():
         assert selector.select(state, alone, None, np.random.default_rng(0))[0].clients.tolist() == [0]
 
 
-def test_angles_of_nothing_and_of_the_very_large():
+def test_angles_of_zero_and_huge_vectors():
     angle = angles(np.array([[0.0, 0.0], [0.0, 0.0], [1e100, 0.0], [-1e-100, 0.0]]))
     assert angle / np.pi == pytest.approx(
         np.array([[0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5], [0.5, 0.5, 0, 1], [0.5, 0.5, 1, 0]])
@@ -173,7 +173,7 @@ def test_groups_are_those_of_scipy():
 
 
 def test_memory_replaces_in_place_and_drops_the_oldest():
-    book = RecentVectors(**RecentVectors.empty())
+    book = RecentVectors.empty()
     book = book.heard(np.array([4, 1]), np.array([[4.0], [1.0]]), 0, 3)
     book = book.heard(np.array([9, 1]), np.array([[9.0], [1.5]]), 1, 3)
     assert book.rows_of(np.array([0, 1, 4, 9])).tolist() == [-1, 0, 1, 2]

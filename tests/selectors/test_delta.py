@@ -43,7 +43,7 @@ def test_three_rounds_by_hand():
     assert max(p) - min(p) > 0.01
 
 
-def test_clients_that_failed_keep_their_chance():
+def test_failed_clients_keep_their_probability():
     session = Session(Delta(), ClientTable(sizes=np.full(3, 10)), seed=0)
     cohort = session.ask(RoundRequest(size=3))
     status = [Status.OK, Status.FAILED, Status.OK]
@@ -54,7 +54,7 @@ def test_clients_that_failed_keep_their_chance():
     assert after[cohort.clients[2]] > 1 / 3 > after[cohort.clients[0]]
 
 
-def test_nobody_is_out_for_ever():
+def test_every_client_can_still_be_drawn():
     mass = np.ones(4)
     for _ in range(200):
         mass = shared_mass(mass, np.array([0.0, 0.0, 1.0, 1.0]), 0.0)

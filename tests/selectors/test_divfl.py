@@ -94,7 +94,7 @@ def test_members_count_by_the_data_of_those_they_represent(seed):
 
 
 def test_equal_updates_and_members_without_data_lose_no_data():
-    """Everybody counts once, though all updates are the same; a client without data stands for nobody."""
+    """Every client counts once, though all updates are the same; a client without data represents no client."""
     sizes = np.array([0.0, 10, 30, 60, 0, 100])
     slate = Slate(round=3, size=4, candidates=np.arange(6), clients=ClientTable(sizes=sizes))
     for seed in range(20):
@@ -112,7 +112,7 @@ def test_the_papers_numbers_need_no_sizes():
     assert dict(zip(kinds[cohort.clients].tolist(), cohort.weights.tolist(), strict=True)) == {0: 3, 1: 1}
 
 
-def test_equal_updates_leave_the_choice_to_chance():
+def test_equal_updates_are_chosen_at_random():
     slate = Slate(round=3, size=2, candidates=np.arange(6), clients=ClientTable(sizes=np.full(6, 5)))
     rng = np.random.default_rng(0)
     picked = set()
@@ -124,7 +124,7 @@ def test_equal_updates_leave_the_choice_to_chance():
 
 
 def test_absent_clients_are_represented_too():
-    """Kind 1 is away; of those available, 3 lies nearest to it."""
+    """Kind 1 is absent; of the available clients, 3 is closest to it."""
     vectors = np.zeros((4, SKETCH_WIDTH))
     vectors[:, 0] = [0.0, 10.0, 1.0, 8.0]
     state = DiverseState(np.arange(4), np.zeros(4, np.int64), vectors, np.ones(4, np.bool_))
@@ -134,7 +134,7 @@ def test_absent_clients_are_represented_too():
     assert cohort.weights[cohort.clients.tolist().index(3)] == 2
 
 
-def test_everybody_is_asked_once_even_those_that_fail():
+def test_every_client_is_asked_once_even_if_it_fails():
     session = Session(DivFLByData(), ClientTable(sizes=np.ones(9)), seed=2)
     seen = []
     for _ in range(3):
@@ -148,7 +148,7 @@ def test_everybody_is_asked_once_even_those_that_fail():
     assert cohort.size == 8
 
 
-def test_stochastic_greedy_takes_the_best_it_looks_at():
+def test_stochastic_greedy_takes_the_best_it_considers():
     """With a sample of all it is the plain greedy; with a sample of 1 it is a random cohort."""
     place = np.random.default_rng(4).integers(0, 12, (15, 3)).astype(float)
     apart = np.abs(place[:, None] - place).sum(axis=2)
@@ -161,7 +161,7 @@ def test_stochastic_greedy_takes_the_best_it_looks_at():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_shadow_hears_of_clients_it_never_asked_for(seed):
+def test_a_shadow_sees_clients_it_never_asked_for(seed):
     shadows = {"diverse": DivFLByData()}
     session = Session(
         Uniform(), ClientTable(sizes=np.ones(6)), shadows=shadows, seed=seed, signals={Signal.UPDATE_SKETCH}

@@ -73,7 +73,7 @@ def test_weights_against_a_plain_form():
     assert cohort.score[:3].min() > cohort.score[3:].max()
 
 
-def test_quota_holds_in_the_draws_and_failing_clients_come_at_their_quota():
+def test_failing_clients_are_drawn_at_their_quota():
     session = Session(create("e3cs", fairness=0.5), ClientTable(n=10), seed=1)
     counts = np.zeros(10)
     for t in range(600):
@@ -87,7 +87,7 @@ def test_quota_holds_in_the_draws_and_failing_clients_come_at_their_quota():
     assert counts[:6].mean() > 2 * counts[6:].mean()
 
 
-def test_the_increasing_quota_makes_all_chances_equal():
+def test_the_increasing_quota_makes_all_probabilities_equal():
     session = Session(create("e3cs", fairness=0.0, until=5), ClientTable(n=4), seed=1)
     for t in range(7):
         cohort = session.ask(RoundRequest(size=1))
@@ -96,7 +96,7 @@ def test_the_increasing_quota_makes_all_chances_equal():
             assert cohort.score.tolist() == [0.25] * 4
 
 
-def test_nobody_ever_finishes_and_everybody_always_does():
+def test_no_client_ever_finishes_or_all_always_do():
     for status in (Status.MISSING, Status.OK):
         session = Session(create("e3cs", fairness=0.0), ClientTable(n=5), seed=1)
         for _ in range(300):

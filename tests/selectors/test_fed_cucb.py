@@ -1,4 +1,4 @@
-"""Fed-cucb: bound, forgetting means and greedy additions against a plain form of the algorithm."""
+"""Fed-cucb: bound, decaying means and greedy additions against a plain form of the algorithm."""
 
 import math
 
@@ -23,7 +23,7 @@ def tell(session, cohort, updates):
     session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
 
 
-def test_everybody_is_seen_once_first():
+def test_every_client_is_seen_once_first():
     session = Session(create("fed-cucb"), ClientTable(n=7), seed=2)
     seen = []
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_against_a_plain_form():
 
 
 @pytest.mark.parametrize("update", [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [1e30, 0.0, -1e30]])
-def test_updates_that_say_nothing_or_too_much(update):
+def test_zero_and_extreme_updates(update):
     session = Session(create("fed-cucb"), ClientTable(n=4), seed=2)
     for _ in range(4):
         cohort = session.ask(RoundRequest(size=4))

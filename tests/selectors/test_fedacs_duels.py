@@ -21,6 +21,6 @@ def test_duels_are_the_double_loop(values):
     assert ours[1].tolist() == losses.tolist()
 
 
-def test_equals_change_nothing():
+def test_ties_change_nothing():
     wins, losses = duels(np.full(9, -1.5))
     assert not wins.any() and not losses.any()

@@ -42,7 +42,7 @@ def test_same_distribution_as_the_literal_loop(case, first_block, monkeypatch):
             assert len(set(taken)) == size
             member[row, taken] += 1
             place[row, taken, np.arange(size)] += 1
-    # Pool membership, client by client, and the whole table of who is taken when. Cells nobody reaches are pooled.
+    # Pool membership, client by client, and the whole table of arms by step. Cells that are never reached are pooled.
     table = np.stack([place[0].ravel(), place[1].ravel()])
     common = table.sum(0) >= 20
     table = np.concatenate([table[:, common], table[:, ~common].sum(1, keepdims=True) + 1], axis=1)
@@ -70,7 +70,7 @@ def test_sizes_at_the_edges():
     assert repeated_argmax(np.ones(1), np.ones(1), 1, rng).tolist() == [0]
 
 
-def test_extreme_posteriors_stay_sound():
+def test_extreme_posteriors_give_valid_pools():
     alpha = np.array([1e12, 1e8, 1.0, 1.0, 1e6, 1.0])
     beta = np.array([1.0, 1e8, 1e12, 1.0, 1.0, 1e6])
     rng = np.random.default_rng(0)

@@ -47,7 +47,7 @@ def play(selector, table, rounds=30, *, size=10, available=60, seed=1):
     return cohorts, session
 
 
-def test_three_forms_of_labels_choose_alike():
+def test_three_forms_of_labels_give_the_same_choice():
     found = {name: play(FedCBS(), table, 12)[0] for name, table in tables(dirichlet_labels()).items()}
     for name in ("factor", "gram"):
         for ours, theirs in zip(found["counts"], found[name], strict=True):
@@ -106,7 +106,7 @@ def test_first_pick_explores_by_round_and_pulls():
 
 @pytest.mark.parametrize("name", ["fedcbs", "fedcbs-chance", "fedcbs-blind"])
 def test_selections_count_when_the_cohort_is_made(name):
-    """T_n is known to a cohort that is asked for before the one before it reports."""
+    """T_n already counts a cohort that has not reported yet."""
     counts = np.full((4, 2), 5.0)
     session = Session(create(name), ClientTable(labels=LabelCounts(counts)), seed=4)
     cohort = session.ask(RoundRequest(size=2))
@@ -119,7 +119,7 @@ def test_selections_count_when_the_cohort_is_made(name):
 
 @pytest.mark.parametrize("swaps", [0, 10])
 def test_nearly_balanced_clients_do_not_starve(swaps):
-    """200 clients with balanced labels up to chance, 12 of them exactly balanced: these alone train under 1e-20."""
+    """200 clients balanced up to chance, 12 of them exactly; only these train with a floor of 1e-20."""
     rng = np.random.default_rng(2)
     counts = rng.multinomial(100, np.full(10, 0.1), 200).astype(float)
     counts[:12] = 10.0
@@ -132,7 +132,7 @@ def test_nearly_balanced_clients_do_not_starve(swaps):
     assert distinct["chance"] >= 150  # uniform cohorts reach 199
 
 
-def test_exploration_reaches_everybody():
+def test_exploration_reaches_every_client():
     counts = dirichlet_labels(6, clients=40)
     cohorts, session = play(FedCBS(), ClientTable(labels=LabelCounts(counts)), 150, size=4, available=12)
     assert set(range(40)) == {int(c) for cohort in cohorts for c in cohort.clients}
@@ -152,7 +152,7 @@ def test_figure_3_finds_its_optimum():
     assert FedCBSChance().swaps == 0
 
 
-def test_sizes_are_needed_only_where_the_form_does_not_tell_them():
+def test_sizes_are_needed_only_if_the_labels_do_not_contain_them():
     counts = dirichlet_labels(7, clients=6)
     assert Session(FedCBS(), ClientTable(labels=LabelCounts(counts))).ask(RoundRequest(size=2)).size == 2
     with pytest.raises(SignalError, match="sizes"):
@@ -184,7 +184,7 @@ def test_equal_clients_are_drawn_evenly(counts):
 
 
 def test_clients_without_samples_are_hardly_drawn():
-    """The formula would take them to leave a balanced cohort as it is; here they count as one class only."""
+    """The formula would draw them because they leave a balanced cohort unchanged; here they count as one class only."""
     counts = np.vstack([np.full((6, 4), 10.0) + np.eye(6, 4) * 3, np.zeros((6, 4))])
     table = ClientTable(labels=LabelCounts(counts))
     for seed in range(20):

@@ -60,7 +60,7 @@ def seven_clients(seed=1):
 
 
 def forms(counts, seed=0):
-    """The three forms of the same labels, with sizes where the form does not tell them."""
+    """The three forms of the same labels, with sizes if the form does not contain them."""
     counts = np.asarray(counts, dtype=float)
     rotation = np.linalg.qr(np.random.default_rng(seed).normal(size=(counts.shape[1],) * 2))[0]
     sizes = counts.sum(axis=1)
@@ -113,7 +113,7 @@ def test_every_ordered_pick_has_the_papers_probability(k, form):
 
 @pytest.mark.parametrize("form", [0, 1, 2])
 def test_the_floor_of_chance_in_every_ordered_pick(form):
-    """Nearly balanced clients, most groups of which lie below what chance shows."""
+    """Nearly balanced clients, most groups of which are below the imbalance of chance."""
     counts = np.random.default_rng(3).multinomial(30, np.full(4, 0.25), 6)
     counts[2] = [30, 0, 0, 0]
     labels, sizes = forms(counts)[form]
@@ -154,7 +154,7 @@ def test_draws_have_these_probabilities():
 
 
 def test_figure_3_by_the_papers_own_formulas():
-    """The optimum comes out with 0.074 only: the joint is not the 1 / QCID^beta the paper aims for."""
+    """The optimum has a probability of only 0.074: the joint is not the 1 / QCID^beta that the paper aims for."""
     picks, chances = enumeration.ordered_probabilities(LabelCounts(FIGURE_3), 3, selector.Weighting(), None)
     found: dict[frozenset[int], float] = {}
     for pick, chance in zip(picks.tolist(), chances, strict=True):
@@ -182,7 +182,7 @@ def test_swaps_find_the_optimum_of_figure_3():
     assert np.mean([group == [0, 2, 3] for group in found]) > 0.9
 
 
-def test_swaps_have_the_wanted_distribution():
+def test_swaps_have_the_target_distribution():
     """P(M) ~ QCID(M)^-beta_M by enumeration, against the sampler after many swaps."""
     labels = LabelCounts(seven_clients(5))
     weighting = selector.Weighting(beta=0.5)
@@ -205,8 +205,8 @@ def test_swaps_have_the_wanted_distribution():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_expected_qcid_lies_below_uniform(seed):
-    """Theorem 3.3, for the sequential draw and for the wanted distribution, and falling with beta."""
+def test_expected_qcid_is_below_uniform(seed):
+    """Theorem 3.3, for the sequential draw and for the target distribution, and falling with beta."""
     labels = LabelCounts(seven_clients(seed))
     groups, target = enumeration.target_probabilities(labels, 3, selector.Weighting())
     uniform = enumeration.expected_qcid(labels, groups, np.full(len(groups), 1 / len(groups)))
@@ -222,7 +222,7 @@ def test_expected_qcid_lies_below_uniform(seed):
 
 
 @pytest.mark.parametrize("m", [1, 2, 10, 100])
-def test_the_cut_off_loses_nothing_a_double_could_tell(m):
+def test_the_cut_off_loses_nothing_in_double_precision(m):
     rng = np.random.default_rng(m)
     values = rng.gamma(0.5, 0.01, 5000) + 1e-9
     values[rng.choice(5000, 40, replace=False)] = np.inf
@@ -266,7 +266,7 @@ def test_clients_without_samples_count_as_worst():
 
 
 @pytest.mark.parametrize("swaps", [0, 7])
-def test_everybody_and_one(swaps):
+def test_all_clients_and_one_client(swaps):
     counts = seven_clients()
     rng = np.random.default_rng(2)
     for labels, sizes in forms(counts):
@@ -319,8 +319,8 @@ def test_blocks_do_not_change_a_group(monkeypatch):
         parts.add(c)
 
 
-def test_mistakes_are_named():
-    with pytest.raises(InputError, match="does not tell how many samples"):
+def test_invalid_input_is_refused():
+    with pytest.raises(InputError, match="does not say how many samples"):
         imbalance.group_of(LabelGram(np.eye(3), 3))
     with pytest.raises(InputError, match="Got size=4"):
         selector.draw_group(

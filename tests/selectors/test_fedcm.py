@@ -12,7 +12,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.selectors.papers.fedcm import FedCmTs, FedCmUcb, ThompsonState, UcbState
 from fedcohort.session import Session
 
-# Ten rounds of a federation of three: who was asked, who of them was kept.
+# Ten rounds of a federation of three: the clients asked, and those of them that were kept.
 ROUNDS = [
     ((0, 1), (0,)),
     ((1, 2), (1, 2)),
@@ -120,7 +120,7 @@ def test_a_failed_client_counts_as_not_kept(selector):
 
 
 @pytest.mark.parametrize("selector", [FedCmUcb(), FedCmTs()])
-def test_learns_who_is_kept(selector):
+def test_learns_which_clients_are_kept(selector):
     good = np.arange(30) < 6
     session = Session(selector, ClientTable(n=30), seed=4)
     rng = np.random.default_rng(0)
@@ -134,7 +134,7 @@ def test_learns_who_is_kept(selector):
     assert np.mean(late) > 0.5  # 0.2 by chance
 
 
-def test_new_clients_start_like_everybody():
+def test_new_clients_start_like_the_others():
     session = Session(FedCmTs(), ClientTable(n=2), seed=0)
     outcome(session, ask(session, (0, 1)), (0,))
     session.join(ClientTable(n=2))

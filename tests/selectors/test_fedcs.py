@@ -12,7 +12,7 @@ from fedcohort.session import Session
 
 
 def greedy(seconds, upload, deadline):
-    """Add who lengthens the round least, with T_CS = T_Agg = 0, the download counted with the computing."""
+    """Add the client that lengthens the round least, with T_CS = T_Agg = 0, the download counted with the computing."""
     left, chosen, elapsed = list(range(len(seconds))), [], 0.0
     while left:
         up = {k: upload * seconds[k] for k in left}
@@ -78,7 +78,7 @@ def pick(session):
     return cohort.clients[0]
 
 
-def test_new_clients_are_tried_and_failing_ones_are_not_tried_for_ever():
+def test_new_clients_are_tried_and_failing_ones_are_given_up():
     session = Session(create("fedcs", asked=4.0), ClientTable(n=4), seed=0)
     picked = []
     for _ in range(6):
@@ -94,7 +94,7 @@ def test_new_clients_are_tried_and_failing_ones_are_not_tried_for_ever():
     assert picked[-1] == 0
 
 
-def test_zero_durations_and_nobody_in_time():
+def test_zero_durations_and_no_client_in_time():
     session = timed(create("fedcs", deadline=0.5), [0.0, 0.0, 0.0])
     assert session.ask(RoundRequest(size=3)).size == 3
     slow = timed(create("fedcs", deadline=0.5), [3.0, 2.0, 9.0])

@@ -100,7 +100,7 @@ def test_it_learns_the_order_of_an_expert():
     assert agreement(network(), decisions[40:]) < 0.9
 
 
-def test_nobody_or_everybody_chosen_teaches_nothing():
+def test_choosing_all_or_none_teaches_nothing():
     assert pairwise_loss(np.arange(3.0), np.ones(3, bool))[0] == 0.0
     assert not pairwise_loss(np.arange(3.0), np.zeros(3, bool))[1].any()
 
@@ -140,7 +140,7 @@ def test_the_shipped_network_has_learned_something():
 
 
 @pytest.mark.slow
-def test_the_script_makes_weights(tmp_path):
+def test_the_script_writes_weights(tmp_path):
     pytest.importorskip("torch")
     script, out = Path(__file__).parents[2] / "bench/fedrank_pretrain.py", tmp_path / "weights.json"
     subprocess.run([sys.executable, script, "--rounds", "6", "--seeds", "1", "--out", out], check=True, timeout=300)

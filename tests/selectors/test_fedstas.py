@@ -19,7 +19,7 @@ def every_allocation(sizes, m):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_allocation_is_as_near_to_neymans_as_whole_numbers_can_be(seed):
+def test_the_allocation_is_as_close_to_neymans_as_whole_numbers_allow(seed):
     """Variance of the stratified mean with replacement is sum of N_h^2 S_h^2 / m_h; nothing is much better."""
     rng = np.random.default_rng(seed)
     sizes, spread = rng.integers(2, 7, 4), rng.lognormal(0, 0.7, 4)
@@ -80,7 +80,7 @@ def test_strata_are_the_kinds_and_places_follow_neyman():
 
 @pytest.mark.parametrize("unheard", [0, 7, 20])
 @pytest.mark.parametrize("size", [1, 2, 6])
-def test_the_average_is_unbiased_where_norms_are_equal(unheard, size):
+def test_the_average_is_unbiased_if_norms_are_equal(unheard, size):
     rng = np.random.default_rng(1)
     update = rng.lognormal(size=20)
     sketches = kinds() / np.linalg.norm(kinds(), axis=1, keepdims=True)

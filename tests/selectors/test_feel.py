@@ -74,7 +74,7 @@ def test_weights_make_the_sum_unbiased(m):
 def test_draws_follow_importance_and_time():
     session = Session(create("feel", rho=0.5), ClientTable(sizes=[10, 10, 30]), seed=0)
     cohort = session.ask(RoundRequest(size=3))
-    assert cohort.weights.tolist() == [1, 1, 1]  # everybody: a plain average
+    assert cohort.weights.tolist() == [1, 1, 1]  # all clients: a plain average
     norms, seconds = {0: 2.0, 1: 2.0, 2: 1.0}, {0: 1.0, 1: 8.0, 2: 2.0}
     metrics = {
         Signal.GRADIENT_NORM: [norms[c] for c in cohort.clients.tolist()],

@@ -41,7 +41,7 @@ def test_utilities_all_zero_or_equal_are_uniform():
     assert probabilities(np.array([5.0]), 1) == pytest.approx([1.0])
 
 
-def test_systematic_draws_have_a_fixed_size_and_the_wanted_probabilities():
+def test_systematic_draws_have_a_fixed_size_and_the_given_probabilities():
     chance = probabilities(np.array([0.1, 0.5, 1, 1, 2, 3, 30.0]), 3)
     rng = np.random.default_rng(0)
     hits = np.zeros(7)
@@ -53,7 +53,7 @@ def test_systematic_draws_have_a_fixed_size_and_the_wanted_probabilities():
 
 
 def test_weights_keep_the_sum_unbiased():
-    """The sum over the cohort of w_i U_i / p_i is that over everybody, on average; its variance is the one noted."""
+    """The sum over the cohort of w_i U_i / p_i is that over all clients, on average; its variance is the one noted."""
     rng = np.random.default_rng(1)
     sizes = np.array([5.0, 5, 10, 20, 30, 30])
     norm = np.array([1.0, 8, 2, 1, 4, 0.5])
@@ -69,7 +69,7 @@ def test_weights_keep_the_sum_unbiased():
     assert cohort.notes["certain"] == int((cohort.score == 1).sum())
 
 
-def test_a_client_with_an_update_of_nothing_is_not_out_for_ever():
+def test_a_client_with_a_zero_update_can_still_be_drawn():
     slate = Slate(round=4, size=1, candidates=np.arange(4), clients=ClientTable(sizes=np.ones(4)))
     cohort, _ = GradNorm(floor=0.2).select(NormState(np.array([0.0, 1, 1, 2])), slate, None, np.random.default_rng(0))
     assert cohort.score == pytest.approx(np.array([0.2, 1, 1, 2]) / 4.2)

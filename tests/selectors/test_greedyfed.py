@@ -124,7 +124,7 @@ class StopAfter(Listener):
             self.simulation.stop()
 
 
-def test_an_interrupted_run_goes_on_with_the_same_values(tmp_path):
+def test_an_interrupted_run_continues_with_the_same_values(tmp_path):
     table = {**TABLE, "run": {"rounds": 6, "cohort": 4, "device": "cpu", "workers": 1}}
     assert Simulation(Experiment.from_dict(table), tmp_path / "whole").run() == "finished"
     listener = StopAfter(3)
@@ -142,7 +142,7 @@ def test_without_samples_at_the_server_it_is_refused():
     assert "server_validation" in str(raised.value.hint)
 
 
-def test_flower_says_that_it_cannot():
+def test_flower_refuses_it():
     flower = pytest.importorskip("fedcohort.hosts.flower")
     with pytest.raises(FedcohortError, match="Flower does not supply"):
         flower.CohortStrategy("greedyfed")

@@ -63,7 +63,7 @@ def test_chances_by_hand():
     assert sampling_chances(np.zeros(2, int), np.zeros(2), np.zeros(2), 4.0) == pytest.approx([0.5, 0.5])
 
 
-def test_one_pass_has_the_law_of_drawing_clusters_until_the_cohort_is_full():
+def test_one_pass_has_the_distribution_of_drawing_clusters_until_the_cohort_is_full():
     """Steps 8 to 12 of Algorithm 1, against one weighted sample: how often each client is in a cohort of 2."""
     from fedcohort.selectors.numerics.sampling import weighted_sample
 
@@ -85,7 +85,7 @@ def test_one_pass_has_the_law_of_drawing_clusters_until_the_cohort_is_full():
     assert ours / draws == pytest.approx(theirs / draws, abs=0.04)
 
 
-def test_everybody_comes_once_before_anybody_comes_twice():
+def test_every_client_comes_once_before_any_comes_twice():
     session = Session(HicsFL(), ClientTable(sizes=np.full(10, 5)), seed=1)
     seen = []
     for t in range(4):
@@ -116,7 +116,7 @@ def test_the_preference_for_balanced_clients_is_annealed(round_, least, most):
     assert least <= (picks < 4).mean() <= most
 
 
-def test_clients_nothing_is_known_of_have_the_mean_entropy():
+def test_unknown_clients_have_the_mean_entropy():
     state = balanced_first()
     known = np.arange(2, 20)
     state = HicsState(known, np.zeros(18, np.int64), state.vectors[known], state.asked)

@@ -72,7 +72,7 @@ def test_training_lowers_the_loss_and_large_rewards_do_not_break_it():
 
 
 def play(selector, rounds, paying, n=12, size=3, seed=2):
-    """Rewards depend on the duration: those for whom ``paying(duration)`` holds are fitted, the others are not."""
+    """Rewards depend on the duration: clients with ``paying(duration)`` are fitted, the others are not."""
     session = Session(selector, ClientTable(n=n), seed=seed)
     duration = np.linspace(0.2, 3.0, n)
     picks = []
@@ -90,7 +90,7 @@ def play(selector, rounds, paying, n=12, size=3, seed=2):
     return np.array(picks), session
 
 
-def test_it_learns_a_middle_that_pays():
+def test_it_learns_that_middling_durations_pay():
     """Only middling durations pay, which no linear function of the duration says."""
     selector = NeuralBandit(context=("duration",), exploration=0.1, interval=1)
     picks, session = play(selector, 120, lambda d: (d > 1.0) & (d < 2.2))
@@ -105,7 +105,7 @@ def test_the_memory_is_a_ring():
     assert (np.abs(session.state.inputs).sum(axis=1) > 0).all()
 
 
-def test_the_first_round_is_everybody_or_as_asked_and_repeats_are_refused():
+def test_the_first_round_has_all_clients_or_as_many_as_asked():
     for first_round, size in (("all", 9), ("asked", 2)):
         session = Session(NeuralBandit(first_round=first_round, contexts="last"), ClientTable(n=9))
         assert session.ask(RoundRequest(size=2)).size == size

@@ -78,7 +78,7 @@ def test_clipping_caps_at_the_quantile_and_normalising_divides_by_it():
 
 
 def brute_force(utility, k, c, rng):
-    """Exploitation #2 as written: sort, admit above c times the k-th, draw one after the other by utility."""
+    """Exploitation #2 as written: sort, admit above c times the k-th, draw one by one by utility."""
     bar = c * sorted(utility, reverse=True)[k - 1]
     pool = [i for i, u in enumerate(utility) if u >= bar]
     drawn = []
@@ -88,7 +88,7 @@ def brute_force(utility, k, c, rng):
     return tuple(sorted(drawn))
 
 
-def test_cut_off_draw_has_the_law_of_algorithm_1():
+def test_cut_off_draw_has_the_distribution_of_algorithm_1():
     utility = [10.0, 9.7, 9.6, 9.3, 9.0, 1.0]  # the 2nd largest is 9.7: 9.215 and more is admitted
     selector = Oort(**GREEDY, clip=1.0)
     state, times = state_of(selector, 6, utility=utility), 1200
@@ -114,7 +114,7 @@ def test_exploration_falls_from_09_to_02(round_, expected):
     assert np.mean(new) == pytest.approx(expected, abs=0.12)
 
 
-def test_too_few_unexplored_or_explored_are_made_up_for_by_the_others():
+def test_explored_and_unexplored_clients_fill_up_for_each_other():
     rng = np.random.default_rng(0)
     selector = Oort()
     one_new = state_of(selector, 5, utility=[1.0] * 5, last=[1, 1, 1, 1, 0])
@@ -123,7 +123,7 @@ def test_too_few_unexplored_or_explored_are_made_up_for_by_the_others():
     assert len(set(selector.choose(all_new, slate(5, 5), rng).positions.tolist())) == 5
 
 
-def test_pacer_relaxes_when_a_window_brings_less_than_the_one_before():
+def test_pacer_extends_when_a_window_has_less_utility_than_the_one_before():
     session = Session(Oort(window=2, step=3.0, blacklist=None), ClientTable(sizes=[1.0]), seed=0)
     preferred = []
     for loss in (5.0, 5.0, 4.0, 5.0, 4.0, 6.0, 6.0):
@@ -141,17 +141,17 @@ def test_the_picture_of_the_pacer_says_what_happened():
     notes = [(t, {"preferred seconds": s}) for t, s in enumerate((0.0, 2.0, 2.0, 4.0, 6.0))]
     view = picture.view(SelectorRun("mine", 0, 5, {}, notes))
     assert view.lines["preferred"] == ((1, 2, 3, 4), (2.0, 2.0, 4.0, 6.0))
-    assert "take 2 s at first; the pacer relaxed that 2 times, to 6 s" in view.text
-    assert "never relaxed" in picture.view(SelectorRun("mine", 0, 3, {}, notes[:3])).text
+    assert "duration was 2 s at first. The pacer extended it 2 times, to 6 s" in view.text
+    assert "never extended" in picture.view(SelectorRun("mine", 0, 3, {}, notes[:3])).text
 
 
-def test_the_blacklist_leaves_out_and_comes_back_where_too_few_remain():
+def test_blacklisted_clients_come_back_if_too_few_remain():
     selector = Oort(**GREEDY, clip=1.0)
     state = state_of(selector, 4, utility=[100.0, 90.0, 1.0, 1.0], picks=[12, 10, 9, 0])
     rng = np.random.default_rng(0)
     assert sorted(selector.choose(state, slate(4, 2), rng).positions.tolist()) == [2, 3]
     three = selector.choose(state, slate(4, 3), rng)
-    assert sorted(three.positions.tolist()) == [1, 2, 3]  # of the two left out, who had fewer picks
+    assert sorted(three.positions.tolist()) == [1, 2, 3]  # of the two blacklisted ones, the one with fewer picks
     assert three.notes["blacklisted"] == 1
     free = Oort(**GREEDY, clip=1.0, cut_off=1.0, blacklist=None)
     assert sorted(free.choose(state, slate(4, 2), rng).positions.tolist()) == [0, 1]
@@ -170,7 +170,7 @@ def test_equal_and_zero_utilities_and_zero_durations_draw_uniformly():
     assert session.ask(RoundRequest(size=2)).size == 2
 
 
-def test_who_fails_stays_unexplored_and_is_a_pick_older():
+def test_a_failed_client_stays_unexplored_and_its_pick_counts():
     session = Session(Oort(), ClientTable(sizes=[1, 1]), seed=0)
     cohort = session.ask(RoundRequest(size=2))
     metrics = {Signal.LOSS_RMS: [1.0, np.nan], Signal.DURATION: [1.0, np.nan]}
@@ -181,7 +181,7 @@ def test_who_fails_stays_unexplored_and_is_a_pick_older():
     assert session.state.picks.tolist() == [1, 1]
 
 
-def test_durations_are_needed_unless_they_do_not_matter():
+def test_durations_are_needed_only_with_a_penalty():
     with pytest.raises(SignalError, match="duration"):
         Session(Oort(), ClientTable(sizes=[1, 1]), signals={Signal.LOSS_RMS})
     session = Session(Oort(penalty=0.0), ClientTable(sizes=[1, 1]), signals={Signal.LOSS_RMS}, seed=0)

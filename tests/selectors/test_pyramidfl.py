@@ -1,4 +1,4 @@
-"""PyramidFL: Oort's cohorts, and work that fills the time before the slowest returns."""
+"""PyramidFL: the cohorts of Oort, and work that fills the time until the slowest returns."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def play(session, seconds_of, size):
     return dict(zip(cohort.clients.tolist(), cohort.work.tolist(), strict=True)), seconds
 
 
-def test_work_by_hand_and_everybody_returns_together():
+def test_work_by_hand_makes_all_clients_return_together():
     session = Session(create("pyramidfl", blacklist=None), ClientTable(sizes=[5, 5, 5]), seed=0)
     seconds_of = {0: 2.0, 1: 3.0, 2: 12.0}
     first, _ = play(session, seconds_of, 3)

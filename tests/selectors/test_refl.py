@@ -39,7 +39,7 @@ def test_forecasts_against_a_plain_count():
         assert forecast[cohort.candidates.tolist().index(cohort.clients[0])] == pytest.approx(min(forecast))
 
 
-def test_who_leaves_soonest_comes_first():
+def test_clients_that_leave_soonest_come_first():
     session = Session(create("refl", hold_off=0), ClientTable(n=4), seed=0)
     for t in range(12):
         cohort = play(session, [0, 1, 2, 3] if t % 3 == 0 else [0, 1, 2] if t % 3 == 1 else [0, 1])
@@ -47,7 +47,7 @@ def test_who_leaves_soonest_comes_first():
     assert cohort.clients.tolist() == [3, 2]  # 3 never stays, 2 every second time
 
 
-def test_holding_off_makes_turns_and_gives_way_when_too_few_are_there():
+def test_holding_off_makes_turns_and_yields_if_too_few_are_available():
     session = Session(create("refl", hold_off=3), ClientTable(n=8), seed=0)
     everybody = list(range(8))
     rounds = [set(play(session, everybody, size=2).clients.tolist()) for _ in range(8)]

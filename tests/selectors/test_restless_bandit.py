@@ -89,7 +89,7 @@ def test_exploring_rounds_grow_like_the_logarithm():
     assert np.diff(rounds)[-1] > 10
 
 
-def test_two_states_tell_apart_what_one_mixes():
+def test_two_states_separate_what_one_state_mixes():
     """Good rounds pay slow clients, bad ones fast clients, in turns: knowing the chain, the next is foreseen."""
     rng = np.random.default_rng(0)
     selector = RestlessBandit(context=("duration",), exploration=0.0, ridge=0.1, contexts="last")
@@ -107,7 +107,7 @@ def test_two_states_tell_apart_what_one_mixes():
     assert selector.select(after_bad, slate, None, rng)[0].clients.tolist() == [1]
 
 
-def test_a_round_in_which_all_fail_teaches_nothing_of_the_chain():
+def test_a_round_in_which_all_fail_teaches_nothing_about_the_chain():
     session = Session(RestlessBandit(first_round="asked", contexts="last"), ClientTable(n=4), seed=0)
     cohort = session.ask(RoundRequest(size=2))
     session.tell(RoundReport(cohort.ticket, cohort.clients, status=[Status.FAILED] * 2))

@@ -44,7 +44,7 @@ def test_probabilities_by_hand():
     assert by_rank(np.zeros(4)).tolist() == [0.25] * 4
 
 
-def test_everybody_is_timed_once_and_cohorts_are_of_one_tier_then():
+def test_every_client_is_timed_once_and_then_cohorts_are_of_one_tier():
     seconds = [float(10 ** (c // 4)) for c in range(12)]
     session = Session(create("tifl", tiers=3, adaptive=False), ClientTable(n=12), seed=1)
     seen = []
@@ -63,7 +63,7 @@ def test_everybody_is_timed_once_and_cohorts_are_of_one_tier_then():
 def test_credits_are_spent_and_renewed():
     seconds = [1.0, 1.0, 5.0, 5.0, 9.0, 9.0]
     session = profiled(create("tifl", tiers=3, credits=2, adaptive=False), seconds)
-    for _ in range(2):  # 6 + 4 + 2 rounds, then anew
+    for _ in range(2):  # 6 + 4 + 2 rounds, then again
         tiers = []
         for _ in range(12):
             cohort = session.ask(RoundRequest(size=1))
@@ -80,8 +80,8 @@ def test_credits_are_spent_and_renewed():
     assert all(70 < drawn.count(t) < 130 for t in (1, 2, 3))
 
 
-def test_probabilities_change_when_the_last_tier_got_no_better():
-    """Two tiers, I = 4: looked at before rounds 4, 8, 12 of tiers; the first look has nothing to compare with."""
+def test_probabilities_change_when_the_last_tier_has_not_improved():
+    """Two tiers, I = 4: compared before rounds 4, 8, 12; the first comparison has no earlier losses."""
     seconds = [1.0, 1.0, 9.0, 9.0]
     for improves in (False, True):
         selector = create("tifl", tiers=2, interval=4, credits=None)
@@ -116,7 +116,7 @@ def test_tiers_without_candidates_are_not_drawn():
         tell(session, cohort, [1.0, 1.0, 9.0, 9.0])
 
 
-def test_who_cannot_be_timed_is_slow_and_newcomers_are_timed():
+def test_clients_without_durations_are_slow_and_new_clients_are_timed():
     session = Session(create("tifl", tiers=2, profile=2, adaptive=False), ClientTable(n=4), seed=0)
     seconds = [1.0, 2.0, 3.0, 0.0, 1.0]
     for _ in range(2):

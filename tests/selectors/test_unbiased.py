@@ -6,10 +6,11 @@ import pytest
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
 from fedcohort.core.signals import SKETCH_WIDTH
-from fedcohort.selectors.baselines.clustered import Clustered, ClusteredState
+from fedcohort.selectors.baselines.clustered import Clustered
 from fedcohort.selectors.baselines.delta import Delta, DeltaState
 from fedcohort.selectors.baselines.feel import Feel, FeelState
 from fedcohort.selectors.baselines.gradnorm import GradNorm, NormState
+from fedcohort.selectors.numerics.recent import RecentVectors
 from fedcohort.selectors.ours.e3cs_exact import E3CSExact
 from fedcohort.session import Session
 from fedcohort.simulate.config.experiment import Experiment
@@ -37,7 +38,7 @@ def updates(sizes):
 
 
 def state_of(selector, table, norm):
-    """Return the state of a selector that has heard everybody; norms are those of older rounds."""
+    """Return the state of a selector to which all clients have reported; norms are those of older rounds."""
     older = norm * np.random.default_rng(9).lognormal(0.0, 0.4, N)
     match selector:
         case GradNorm():
@@ -49,7 +50,7 @@ def state_of(selector, table, norm):
         case Clustered():
             kinds = np.eye(4, SKETCH_WIDTH)[np.arange(N) % 4] * 9
             sketches = kinds + np.random.default_rng(5).normal(size=(N, SKETCH_WIDTH))
-            return ClusteredState(np.arange(N), np.zeros(N, np.int64), sketches)
+            return RecentVectors(np.arange(N), np.zeros(N, np.int64), sketches)
     return selector.init(table, np.random.default_rng(0))
 
 
@@ -88,7 +89,7 @@ def test_the_average_is_that_of_all_clients(label, sizes):
 
 @pytest.mark.parametrize("count", [SIZE, 8])
 @pytest.mark.parametrize("label", ["gradnorm", "feel", "delta"])
-def test_with_some_available_the_average_is_theirs(label, count):
+def test_with_some_clients_available_the_average_is_theirs(label, count):
     """A third of the clients moves the model by their mean update, and not by a third of it."""
     some = np.arange(count) * 2
     update = updates(UNEQUAL)[some]
@@ -108,7 +109,7 @@ def test_size_mean_is_biased_and_the_configuration_says_so(label):
     assert abs(found.mean() - (OLD + 1.0)) > 4 * found.std(ddof=1) / np.sqrt(len(found))
 
 
-def test_where_no_aggregator_is_configured_each_selector_has_its_own():
+def test_each_selector_has_a_default_aggregator():
     table = {"selectors": {"uniform": {}, "gradnorm": {}, "feel": {"unbiased": False}, "bounded": {"of": "gradnorm"}}}
     experiment = Experiment.from_dict(table)
     names = {plan.label: plan.aggregator.name for plan in experiment.plans}
@@ -153,7 +154,7 @@ def test_weights_are_clipped_only_on_request():
 
 
 @pytest.mark.parametrize("fairness", [0.2, 0.5])
-def test_e3cs_exact_draws_with_the_chances_it_states(fairness):
+def test_e3cs_exact_draws_with_the_probabilities_it_states(fairness):
     """Clients that always finish reach p = 1 and are then in every cohort."""
     session = Session(E3CSExact(fairness=fairness, rate=5.0), ClientTable(n=N), seed=2)
     hits, stated, square = np.zeros(N), np.zeros(N), np.zeros(N)

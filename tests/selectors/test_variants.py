@@ -1,4 +1,4 @@
-"""Variants of the papers' selectors: what each changes, and that journals from before the names were split go on."""
+"""Variants of the papers' selectors: what each changes, and journals from before the names were split continue."""
 
 import pytest
 
@@ -40,18 +40,18 @@ OLD = {
     "e3cs": (E3CS(), {"fairness": 0.5, "rate": 0.5, "until": None}),
     "divfl": (DivFL(), {"sample": None, "memory": 1000}),
 }
-"""By name: what version 0.2 wrote into a journal, and the selector that goes on with it."""
+"""By name: what version 0.2 wrote into a journal, and the selector that continues it."""
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_a_journal_of_version_0_2_goes_on_with_the_rule_it_began_with(name):
+def test_a_journal_of_version_0_2_continues_with_its_rule(name):
     variant, params = OLD[name]
     spec = {"name": name, "class": "fedcohort.selectors:Old", "reference": None, "params": params}
     assert rebuild_selector(spec, None, None) == variant
     assert rebuild_selector(spec, variant, None) == variant
 
 
-def test_a_journal_of_the_papers_form_goes_on_with_it_and_not_with_the_variant(tmp_path):
+def test_a_journal_of_the_papers_form_does_not_continue_with_the_variant(tmp_path):
     spec = describe(Flash(exploration=0.5))
     assert rebuild_selector(spec, None, None) == Flash(exploration=0.5)
     with pytest.raises(JournalError, match=r"'flash'.*cannot be continued with 'flash-advantage'"):
@@ -63,7 +63,7 @@ def test_a_journal_of_the_papers_form_goes_on_with_it_and_not_with_the_variant(t
 
 
 @pytest.mark.parametrize("params", [{"average": "size-mean"}, {"by": "size", "speed": 3.0}])
-def test_a_journal_with_parameters_that_are_gone_is_refused_by_name(params):
+def test_a_journal_with_removed_parameters_is_refused_by_name(params):
     spec = {"name": "clustered", "class": "fedcohort.selectors:Old", "reference": None, "params": params}
     with pytest.raises(JournalError, match=r"had the parameter (average='size-mean'|speed=3\.0)"):
         rebuild_selector(spec, None, None)

@@ -124,7 +124,7 @@ def test_every_selector_says_how_it_picks_and_what_the_parts_of_its_scores_are(n
     assert all("scores alone do not decide" in found.reason for found in odd)
     if odd and not found.rule.startswith("This choice was made without scores"):  # the rule says what else decides
         assert any(
-            word in odd[0].rule for word in ("chance", "turn", "come first", "client by client", "slower", "Each")
+            word in odd[0].rule for word in ("random", "turn", "come first", "client by client", "slower", "Each")
         )
 
 

@@ -1,4 +1,4 @@
-"""The selection strategies, one paper one file or package. Importing this package registers all of them."""
+"""The selection strategies, one file or package for each paper. Importing this package registers all of them."""
 
 from fedcohort.selectors.baselines.active_fl import ActiveFL
 from fedcohort.selectors.baselines.astraea import Astraea

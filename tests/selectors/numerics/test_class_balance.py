@@ -1,4 +1,4 @@
-"""Groups that stand on data of the past, by brute force."""
+"""Groups that include data of the past, by brute force."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def in_form(form, counts):
 @pytest.mark.parametrize("form", ["counts", "factor", "gram"])
 @pytest.mark.parametrize("candidates", [None, np.array([1, 2, 5, 6])])
 @pytest.mark.parametrize("scale", [1.0, 2.0**450])
-def test_the_past_is_in_every_sum_but_in_that_of_the_members_alone(form, candidates, scale):
+def test_the_past_counts_in_every_sum_except_that_of_the_members(form, candidates, scale):
     rng = np.random.default_rng(4)
     counts = rng.integers(1, 30, (8, 3)).astype(float) * scale
     labels = in_form(form, counts)
@@ -37,7 +37,7 @@ def test_the_past_is_in_every_sum_but_in_that_of_the_members_alone(form, candida
     def check(members):
         total = counts[who[members]].sum(0)
         assert group.qcid() == pytest.approx(imbalance(before + total), abs=1e-12)
-        assert group.alone() == pytest.approx(imbalance(total) if members else 2 / 3, abs=1e-12)
+        assert group.qcid_of_members() == pytest.approx(imbalance(total) if members else 2 / 3, abs=1e-12)
         extended = group.qcid_with_each(np.empty(len(who)))
         chance = group.extended_by_chance()
         for position, client in enumerate(who):
@@ -67,7 +67,7 @@ def test_rates_that_balance_the_federation_are_those_of_the_linear_system(form):
     assert imbalance(found @ counts) < 0.2 * imbalance(counts.sum(0))
 
 
-def test_rates_of_nobody_of_nothing_and_of_no_inner_products():
+def test_rates_without_clients_samples_or_valid_products():
     assert balancing_rates(LabelCounts(np.zeros((0, 3))), np.zeros(0), 0.02).shape == (0,)
     assert balancing_rates(LabelCounts(np.zeros((2, 3))), np.zeros(2), 0.02).tolist() == [1.0, 1.0]
     impossible = LabelGram(np.array([[1.0, 90.0], [90.0, 1.0]]), 2)
@@ -75,7 +75,7 @@ def test_rates_of_nobody_of_nothing_and_of_no_inner_products():
 
 
 @pytest.mark.parametrize("form", ["counts", "factor", "gram"])
-def test_centred_labels_measure_the_distance_to_the_mix_of_all(form):
+def test_centred_labels_measure_the_distance_from_the_mix_of_all(form):
     rng = np.random.default_rng(2)
     counts = rng.integers(0, 40, (7, 5)) * np.array([9.0, 3.0, 1.0, 1.0, 1.0])
     mix = counts.sum(0) / counts.sum()
@@ -98,6 +98,6 @@ def test_the_imbalance_of_all_clients_at_given_rates(form):
     assert found == pytest.approx(imbalance(rates @ counts), rel=1e-9)
 
 
-def test_nothing_is_centred_where_nobody_has_samples():
+def test_nothing_is_centred_without_samples():
     empty = LabelCounts(np.zeros((2, 3)))
     assert centre_on_mix(empty, np.zeros(2)) is empty

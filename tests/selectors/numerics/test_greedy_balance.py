@@ -45,7 +45,7 @@ def test_blocks_do_not_change_the_picks(monkeypatch):
     assert blocked.members == whole.members
 
 
-def test_only_the_allowed_and_empty_rows_last_and_ties_by_chance():
+def test_allowed_rows_only_empty_rows_last_and_random_ties():
     rows = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [2.0, 2.0]])
     first = set()
     for seed in range(40):

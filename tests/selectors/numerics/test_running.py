@@ -1,4 +1,4 @@
-"""Running means, and what is expected of clients that reported nothing."""
+"""Running means, and expected durations of clients that have not reported."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def test_means_are_exact_until_the_memory_is_full_and_fade_afterwards():
     assert count[1] == 4
 
 
-def test_who_was_never_asked_counts_as_fast_and_who_failed_as_slow():
+def test_clients_never_asked_count_as_fast_and_failed_ones_as_slow():
     seconds, timed, asked = np.array([2.0, 7.0, 0.0, 0.0]), np.array([1.0, 2.0, 0.0, 0.0]), np.array([1.0, 2.0, 0.0, 4])
     assert expected_seconds(seconds, timed, asked).tolist() == [2.0, 7.0, 0.0, 7.0]
     nothing = expected_seconds(np.zeros(3), np.zeros(3), np.array([0.0, 2.0, 0.0]))

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from fedcohort.core.top import top_k
-from fedcohort.selectors.numerics.sampling import log_choice, softmax_sample, weighted_sample
+from fedcohort.selectors.numerics.sampling import beta_draws, log_choice, softmax_sample, weighted_sample
 
 values = st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, 3.0, np.nan]), min_size=1, max_size=30)
 
@@ -53,7 +54,7 @@ def test_ties_are_broken_evenly(scores):
 
 
 @pytest.mark.parametrize("how", ["weights", "logits"])
-def test_sampling_has_the_law_of_drawing_one_after_the_other(how):
+def test_sampling_has_the_distribution_of_drawing_one_by_one(how):
     weights = np.array([0.5, 1.0, 2.0, 4.0])
     rng = np.random.default_rng(2)
     draws = 20_000
@@ -85,3 +86,11 @@ def test_log_choice_is_the_inverse_of_the_distribution_function(n):
         position, log_probability = log_choice(logits, uniform)
         assert below[position] - share[position] - 1e-12 <= uniform <= below[position] + 1e-12
         assert log_probability == pytest.approx(np.log(share[position]))
+
+
+def test_beta_draws_have_their_distribution():
+    rng = np.random.default_rng(0)
+    alpha, beta = np.repeat([1.0, 3.0], 4000), np.repeat([1.0, 7.0], 4000)
+    draws = beta_draws(alpha, beta, rng)
+    assert stats.kstest(draws[:4000], "uniform").pvalue > 1e-3
+    assert stats.kstest(draws[4000:], stats.beta(3, 7).cdf).pvalue > 1e-3

@@ -1,1 +1,1 @@
-"""Every baseline of the papers' tables, and selectors of other papers."""
+"""The baselines of the papers' tables, and selectors from other papers."""

@@ -22,7 +22,7 @@ from fedcohort.selectors.numerics.sampling import softmax_sample
 
 @dataclass(frozen=True)
 class ActiveState:
-    """What AFL remembers."""
+    """What AFL remembers about each client."""
 
     valuation: FloatArray = per_client()  # (N,) v_k, NaN before the client's first report
 
@@ -33,14 +33,15 @@ class ActiveFL(Selector[ActiveState]):
     r"""Prefer clients whose data the model fits badly ([Goetz2019]_, Algorithm 1).
 
     Clients are drawn with probability :math:`p_k \propto e^{\alpha_2 v_k}`. The valuation :math:`v_k = \sqrt{n_k} \,
-    \bar\ell_k` is renewed when a client trains. The :math:`\alpha_1 N` smallest valuations are dropped, :math:`(1 -
-    \alpha_3) m` clients are drawn from the rest by the softmax and :math:`\alpha_3 m` uniformly from all others.
+    \bar\ell_k` is updated when a client trains. The :math:`\alpha_1 N` clients with the smallest valuations are
+    dropped. Of the rest, :math:`(1 - \alpha_3) m` are drawn by the softmax. The last :math:`\alpha_3 m` places are
+    drawn uniformly from all clients that are left.
 
     Symbols: n_k = clients.sizes, mean loss = Signal.LOSS, m = slate.size; alpha_1 is the fraction *dropped*.
-    Deviations: the paper does not say what a client is worth before its first report; here as much as the best one
-    known, so that nobody is dropped unseen. Where alpha_3 m is not an integer, its fraction is the chance of one
-    uniform client more: rounded, a small cohort would never have any and the dropped clients would be out for ever.
-    When dropping would leave fewer than m, fewer are dropped.
+    Deviations: the paper does not value a client before its first report. Here it is worth as much as the best known
+    client, so that no client is dropped unseen. Where alpha_3 m is not an integer, its fraction is the chance of one
+    more uniform client. If it were rounded, a small cohort would never have a uniform client, and dropped clients
+    could not return. When dropping would leave fewer than m clients, fewer are dropped.
 
     Examples
     --------
@@ -55,12 +56,12 @@ class ActiveFL(Selector[ActiveState]):
 
     one_at_a_time = True
     picks_by: ClassVar[str] = (
-        "The clients with the lowest valuations are left out and the others drawn by chance, the higher the score"
-        " the likelier; a few places go to anybody."
+        "The clients with the lowest valuations are left out. The others are drawn at random, with better odds for"
+        " higher scores. A few places are open to every client."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "valuation": "how much its last loss was worth, weighted by its size",
-        "unknown": "1 if it has not reported yet and counts as the best",
+        "valuation": "its last loss, weighted by its size",
+        "unknown": "1 if it has not reported yet and so counts as the best",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -81,13 +82,13 @@ class ActiveFL(Selector[ActiveState]):
         return frozenset({Signal.SIZES, Signal.LOSS})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> ActiveState:
-        """Nobody has a valuation yet."""
+        """Start without valuations."""
         return ActiveState(np.full(clients.n, np.nan))
 
     def select(
         self, state: ActiveState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, ActiveState]:
-        """Drop, draw by softmax, fill up uniformly."""
+        """Drop low valuations, draw by softmax, fill up uniformly."""
         value = slate.of_candidates(state.valuation)
         unknown = np.isnan(value)
         if unknown.any():
@@ -112,8 +113,8 @@ class ActiveFL(Selector[ActiveState]):
         return cohort, state
 
     def update(self, state: ActiveState, outcome: Outcome) -> ActiveState:
-        """Renew the valuations of those that trained."""
+        """Update the valuations of the clients that trained."""
         valuation = state.valuation.copy()
-        who = outcome.clients[outcome.ok]
-        valuation[who] = np.sqrt(outcome.table.sizes[who]) * outcome[Signal.LOSS][outcome.ok]
+        clients = outcome.clients[outcome.ok]
+        valuation[clients] = np.sqrt(outcome.table.sizes[clients]) * outcome[Signal.LOSS][outcome.ok]
         return ActiveState(valuation)

@@ -24,36 +24,36 @@ from fedcohort.selectors.numerics.greedy_balance import GreedyBalance
 
 @dataclass(frozen=True)
 class AstraeaState:
-    """What Astraea remembers."""
+    """What Astraea remembers about each client."""
 
-    taken: BoolArray = per_client()  # (N,) who already is in a group of this pass through the federation
+    taken: BoolArray = per_client()  # (N,) whether it has taken part in this pass through the federation
 
 
 @register("astraea")
 @dataclass(frozen=True, kw_only=True)
 class Astraea(Selector[AstraeaState]):
-    r"""Add the client that leaves the cohort's labels nearest to uniform, again and again ([Duan2019]_, rescheduling).
+    r"""Grow the cohort by the client that leaves its labels closest to uniform ([Duan2019]_, rescheduling).
 
     .. math::
 
         c_m = \arg\min_{n}\; D_{KL}\Big(\frac{q}{\lVert q \rVert_1} \,\Big\|\, U\Big), \qquad
         q = \sum_{i \in M_{m-1}} q_i + q_n
 
-    A cohort is what the paper calls the clients of a mediator. Groups are formed until every client is in one, then
-    again from the start: a client takes part once in every pass through the federation. With ``turns=False`` every
-    cohort is chosen from all candidates, which is Fed-cucb+ of [Zhang2023]_ (Appendix D.1) without exploration,
-    and the same few well-balanced clients are then picked for ever.
+    A cohort is what the paper calls the clients of a mediator. Groups are formed until every client has been in one,
+    and then from the start again, so a client takes part once in every pass through the federation. With
+    ``turns=False``, every cohort is chosen from all candidates. That is Fed-cucb+ of [Zhang2023]_ (Appendix D.1)
+    without exploration, and it picks the same few well-balanced clients forever.
 
     Symbols: :math:`q_n` = label counts of client n, U = the uniform distribution, M_m = the first m clients.
 
-    Deviations: the clients of a group train side by side and are averaged; a mediator of the paper trains them one
-    after the other, and several mediators are averaged. There is no augmentation of rare classes. Ties are broken at
-    random. Where fewer clients are left in a pass than a cohort needs, it is filled up from the next pass. Clients
-    without samples come last.
+    Deviations: the clients of a group train in parallel and are averaged. In the paper, a mediator trains them one
+    after another, and several mediators are averaged. Rare classes are not augmented. Ties are broken at random. When
+    a pass has fewer clients left than a cohort needs, the cohort is filled from the next pass. Clients without samples
+    come last.
 
     Examples
     --------
-    Fed-CBS's Figure 3: greedy finds {C1, C2, C3}, though {C1, C3, C4} is exactly balanced.
+    Figure 3 of Fed-CBS: the greedy rule finds {C1, C2, C3}, though {C1, C3, C4} is exactly balanced.
 
     >>> from fedcohort import ClientTable, LabelCounts, Session
     >>> from fedcohort.core.protocol import RoundRequest
@@ -64,11 +64,11 @@ class Astraea(Selector[AstraeaState]):
     """
 
     picks_by: ClassVar[str] = (
-        "The cohort grows client by client, each time by the one that balances its classes best; a client that "
-        "had its turn waits until everybody had one. The score is of the finished cohort."
+        "The cohort grows by the client that balances its classes best. A client that had its turn waits until all "
+        "have had one. The score refers to the finished cohort."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "divergence": "how far the classes of the finished cohort would be from even with this client",
+        "divergence": "how uneven the classes of the finished cohort would be with this client",
         "left in this pass": "1 if it has not had its turn in this pass",
     }
 
@@ -76,12 +76,12 @@ class Astraea(Selector[AstraeaState]):
         "without turns": {"turns": False},
     }
 
-    turns: bool = param(True, Boolean(), "whether everybody takes part once before anybody does again")
+    turns: bool = param(True, Boolean(), "whether every client takes part once before any client does again")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.turns:
-            object.__setattr__(self, "starves", "without turns the same few well-balanced clients are picked for ever")
+            object.__setattr__(self, "starves", "without turns, the same few well-balanced clients are always picked")
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -89,7 +89,7 @@ class Astraea(Selector[AstraeaState]):
         return frozenset({Signal.LABEL_COUNTS})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> AstraeaState:
-        """Nobody is in a group."""
+        """Start a pass: no client has taken part."""
         return AstraeaState(np.zeros(clients.n, np.bool_))
 
     def select(
@@ -97,14 +97,14 @@ class Astraea(Selector[AstraeaState]):
     ) -> tuple[Cohort, AstraeaState]:
         """Grow the cohort client by client."""
         group = GreedyBalance(slate.of_candidates(slate.clients.label_counts), rng)
-        everybody = np.ones(len(slate.candidates), np.bool_)
-        left = ~slate.of_candidates(state.taken) if self.turns else everybody
+        anyone = np.ones(len(slate.candidates), np.bool_)
+        left = ~slate.of_candidates(state.taken) if self.turns else anyone
         taken = state.taken.copy()
         within = min(slate.size, int(left.sum()))
         group.grow(within, left)
         if within < slate.size:  # the pass is over
             taken[slate.candidates] = False
-            group.grow(slate.size - within, everybody)
+            group.grow(slate.size - within, anyone)
         if self.turns:
             new = group.members[within:] if within < slate.size else group.members
             taken[slate.candidates[new]] = True

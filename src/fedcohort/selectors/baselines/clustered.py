@@ -1,4 +1,4 @@
-"""Clustered sampling: one client from each of m distributions that together weigh everybody as they should.
+"""Clustered sampling: draw one client from each of m distributions that together keep the average unbiased.
 
 .. [Fraboni2021] Y. Fraboni, R. Vidal, L. Kameni, M. Lorenzi, "Clustered Sampling: Low-Variance and Improved
    Representativity for Clients Selection in Federated Learning", ICML 2021, arXiv:2105.05883.
@@ -24,18 +24,13 @@ _ROUNDING = 1e-9  # of a distribution's capacity
 
 
 @dataclass(frozen=True)
-class ClusteredState(RecentVectors):
-    """The representative gradients G_i: the last updates of the clients heard lately."""
-
-
-@dataclass(frozen=True)
 class Allocation:
-    """The m distributions W_k: parts of clients' samples, ordered by distribution.
+    """The m distributions W_k: shares of clients' samples, ordered by distribution.
 
     Attributes
     ----------
     client : (a,) int array
-        Position of the client whose samples these are.
+        Position of the client that holds these samples.
     place : (a,) int array
         k, ascending.
     amount : (a,) float array
@@ -47,53 +42,53 @@ class Allocation:
     amount: FloatArray
 
     def draw(self, uniform: FloatArray) -> IntArray:
-        """Return one client (m,) of each distribution, by one number in [0, 1) each."""
+        """Return one client (m,) from each distribution, drawn with the ``uniform`` numbers (m,) in [0, 1)."""
         ends = np.cumsum(self.amount)
         last = np.searchsorted(self.place, np.arange(len(uniform)), side="right") - 1
         high = ends[last]
         low = np.concatenate([[0.0], high[:-1]])
         drawn = np.searchsorted(ends, low + uniform * (high - low), side="right")
-        return np.asarray(
-            self.client[np.minimum(drawn, last)]
-        )  # rounding can put a draw on the end of its distribution
+        drawn = np.minimum(drawn, last)  # rounding can put a draw past the end of its distribution
+        return np.asarray(self.client[drawn])
 
 
 @register("clustered")
 @dataclass(frozen=True, kw_only=True)
-class Clustered(Selector[ClusteredState]):
+class Clustered(Selector[RecentVectors]):
     r"""Draw one client from each of m distributions :math:`W_k = (r_{k,i})_i` ([Fraboni2021]_, Algorithms 1 and 2).
 
     .. math:: \sum_i r_{k,i} = 1, \qquad \sum_{k=1}^m r_{k,i} = m p_i
 
-    (Proposition 1). By the second, the mean of the drawn models is unbiased: each client weighs :math:`p_i` in
-    expectation, as when m clients are drawn by size with replacement (``size-weighted``), and the weights' variance is
-    never larger. ``by`` says what the distributions are made of:
+    (Proposition 1). The second condition makes the mean of the drawn models unbiased. Each client weighs :math:`p_i` in
+    expectation, as when m clients are drawn by size with replacement (``size-weighted``), and the variance of the
+    weights is never larger. ``by`` says how the distributions are built:
 
-    - ``"size"`` (Algorithm 1): clients in the order of their sizes fill one distribution after the other.
+    - ``"size"`` (Algorithm 1): clients in order of size fill one distribution after another.
     - ``"similarity"`` (Algorithm 2): Ward's tree over the angles :math:`\arccos(G_i, G_j)` between the clients' last
-      updates is cut into at least m groups none of which overfills a distribution; the m largest groups are the m
-      distributions, and the clients of the others fill what is left in them.
+      updates is cut into at least m groups, none of which overfills a distribution. The m largest groups are the m
+      distributions. The clients of the other groups fill the room that is left.
 
     Symbols: m = slate.size; n_i = clients.sizes, p_i = n_i / M; M = the sum of n_i over the candidates and the capacity
-    of a distribution, into which client i brings m n_i samples; r_ki = ``Allocation.amount`` / M; G_i = Signal
-    .UPDATE_SKETCH of its last round; q_k = samples of a group.
+    of a distribution, to which client i brings m n_i samples; r_ki = ``Allocation.amount`` / M;
+    G_i = Signal.UPDATE_SKETCH of its last round; q_k = samples of a group.
 
-    A client drawn from several distributions trains once and counts that often, so cohorts may be smaller than asked
-    for. **The weights** (``Cohort.weights``) make the average unbiased under the aggregator named by ``average``: the
-    number of draws under ``mean``, which is the paper's, and draws divided by the client's size under ``fedavg``,
-    the library's default, which multiplies by sizes itself. That aggregator is taken where none is configured.
+    A client drawn from several distributions trains once and counts that often, so a cohort may be smaller than
+    requested. **The weights** (``Cohort.weights``) make the average unbiased under the aggregator named by
+    ``average``. Under ``mean``, the paper's, a weight is the number of draws. Under ``fedavg``, the library's default,
+    it is the number of draws divided by the client's size, because ``fedavg`` itself multiplies by sizes. The named
+    aggregator is the default for this selector.
 
     Deviations: angles are those of a random projection of the updates to 64 numbers (they are off by about 0.1 rad),
-    because the server keeps no models. Only the ``memory`` clients heard last are compared, since the tree costs their
-    number squared. Clients of which nothing is remembered have no direction; the paper gives them a gradient of 0,
-    which puts them into one group that fits no distribution, and here they fill distributions of their own by
-    Algorithm 1. A client with more than M samples to bring fills whole distributions first (as in Algorithm 1), and
-    what is left of it is grouped. Ties of size are broken by chance. Clients without data are drawn only when nobody
-    has any.
+    because the server keeps no models. Only the ``memory`` clients that reported last are compared, since the cost of
+    the tree grows with the square of their number. A client without a remembered update has no direction. The paper
+    gives it a gradient of 0, which puts all such clients into one group that fits no distribution. Here they fill
+    their own distributions by Algorithm 1. A client that brings more than M samples fills whole distributions first
+    (as in Algorithm 1), and only the remainder is grouped. Ties in size are broken at random. Clients without data
+    are drawn only when no client has any.
 
     Examples
     --------
-    Two large clients have a distribution each; the four small ones share the third.
+    Two large clients have a distribution each. The four small ones share the third.
 
     >>> from fedcohort import ClientTable, Session
     >>> from fedcohort.core.protocol import RoundRequest
@@ -103,11 +98,11 @@ class Clustered(Selector[ClusteredState]):
     """
 
     picks_by: ClassVar[str] = (
-        "Each place is drawn by chance from a group of its own; the score is how often a client is drawn on average."
+        "Each place is drawn at random from its own group. The score is how often a client is drawn on average."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "expected draws": "how often it is drawn on average, by its size",
-        "group": "number of the group of similar clients it is in, -1 if nothing is known of it",
+        "group": "number of its group of similar clients, -1 if its update is unknown",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -117,30 +112,30 @@ class Clustered(Selector[ClusteredState]):
 
     starves = "a client with no data is never picked"
 
-    by: str = param("size", OneOf(("size", "similarity")), "what distributions are made of: Algorithm 1 or 2")
+    by: str = param("size", OneOf(("size", "similarity")), "how distributions are built: Algorithm 1 or 2")
     average: str = param(
-        "fedavg", OneOf(("fedavg", "mean")), "the aggregator that the weights are made for; the paper's is mean"
+        "fedavg", OneOf(("fedavg", "mean")), "the aggregator that the weights are for; the paper's is mean"
     )
     memory: int = param(1000, Interval(int, 2, None), "most clients whose last updates are compared")
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """Data sizes, and updates where they are compared."""
+        """Data sizes, and updates if they are compared."""
         return frozenset({Signal.SIZES} | ({Signal.UPDATE_SKETCH} if self.by == "similarity" else set()))
 
     @property
     def aggregator(self) -> str:
-        """The one that the weights are made for."""
+        """The aggregator that the weights are for."""
         return self.average
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> ClusteredState:
-        """No updates are known."""
-        return ClusteredState(**RecentVectors.empty())  # type: ignore[arg-type]
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> RecentVectors:
+        """Start without updates."""
+        return RecentVectors.empty()
 
     def select(
-        self, state: ClusteredState, slate: Slate, answer: Answer | None, rng: np.random.Generator
-    ) -> tuple[Cohort, ClusteredState]:
-        """Build the distributions, draw from each, merge who was drawn twice."""
+        self, state: RecentVectors, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, RecentVectors]:
+        """Build the distributions, draw from each, and merge repeated draws."""
         sizes = np.asarray(slate.of_candidates(slate.clients.sizes), np.float64)
         if sizes.max() <= 0:
             sizes = np.ones(len(sizes))
@@ -176,8 +171,8 @@ class Clustered(Selector[ClusteredState]):
         )
         return cohort, state
 
-    def update(self, state: ClusteredState, outcome: Outcome) -> ClusteredState:
-        """Remember the updates, where they are compared."""
+    def update(self, state: RecentVectors, outcome: Outcome) -> RecentVectors:
+        """Remember the updates if they are compared."""
         if self.by == "size":
             return state
         ok = outcome.ok
@@ -185,7 +180,7 @@ class Clustered(Selector[ClusteredState]):
 
 
 def pour(amount: FloatArray, order: IntArray, room: FloatArray) -> Allocation:
-    """Pour clients' samples, in ``order``, into distributions one after the other.
+    """Pour clients' samples, in ``order``, into one distribution after another.
 
     Parameters
     ----------
@@ -194,7 +189,7 @@ def pour(amount: FloatArray, order: IntArray, room: FloatArray) -> Allocation:
     order : (a,) int array
         Positions of the clients to pour, first to last.
     room : (m,) float array
-        What is free in each distribution; as much as the samples, up to rounding.
+        Free room in each distribution; its sum equals that of the samples, up to rounding.
     """
     poured, full = np.cumsum(amount[order]), np.cumsum(room)
     if not len(order) or not len(room) or full[-1] <= 0:
@@ -209,14 +204,14 @@ def pour(amount: FloatArray, order: IntArray, room: FloatArray) -> Allocation:
 
 
 def by_size(sizes: FloatArray, m: int, order: IntArray) -> Allocation:
-    """Return Algorithm 1: clients bring m n_i samples each, largest first, into m distributions of M samples."""
+    """Return the distributions of Algorithm 1: client i pours m n_i samples, the largest client first."""
     return pour(m * sizes, order, np.full(m, sizes.sum()))
 
 
 def by_similarity(
     sizes: FloatArray, m: int, order: IntArray, known: IntArray, angle: FloatArray
 ) -> tuple[Allocation, IntArray]:
-    """Return Algorithm 2, and the group of each known client.
+    """Return the distributions of Algorithm 2, and the group of each known client.
 
     Parameters
     ----------
@@ -238,14 +233,14 @@ def by_similarity(
     """
     capacity = float(sizes.sum())
     amount = m * sizes
-    whole = np.floor(amount / capacity * (1 + _ROUNDING)).astype(np.int64)  # distributions a client has for itself
+    whole = np.floor(amount / capacity * (1 + _ROUNDING)).astype(np.int64)  # distributions that a client fills alone
     rest = np.maximum(amount - whole * capacity, 0.0)
     rest[rest < _ROUNDING * capacity] = 0.0
-    alone = np.repeat(np.arange(len(sizes)), whole)[:m]
-    places = m - len(alone)
+    single = np.repeat(np.arange(len(sizes)), whole)[:m]  # the client of each distribution that one client fills
+    places = m - len(single)
     unknown = np.ones(len(sizes), np.bool_)
     unknown[known] = False
-    free = min(int(rest[unknown].sum() / capacity * (1 + _ROUNDING)), places)  # filled by those nothing is known of
+    free = min(int(rest[unknown].sum() / capacity * (1 + _ROUNDING)), places)  # filled by unknown clients
     group = ward_groups(angle, places - free, rest[known], capacity * (1 + _ROUNDING))
     count = int(group.max(initial=-1)) + 1
     load = np.bincount(group, rest[known], count)
@@ -260,8 +255,8 @@ def by_similarity(
     left = order[(grouped[order] < 0) & (rest[order] > 0)]
     left = np.concatenate([left[unknown[left]], left[~unknown[left]]])
     poured = pour(rest, left, np.maximum(room, 0.0))
-    client = np.concatenate([poured.client, inside, alone])
-    place = np.concatenate([poured.place, grouped[inside], places + np.arange(len(alone))])
-    parts = np.concatenate([poured.amount, rest[inside], np.full(len(alone), capacity)])
+    client = np.concatenate([poured.client, inside, single])
+    place = np.concatenate([poured.place, grouped[inside], places + np.arange(len(single))])
+    parts = np.concatenate([poured.amount, rest[inside], np.full(len(single), capacity)])
     by_place = np.argsort(place, kind="stable")
     return Allocation(client[by_place], place[by_place], parts[by_place]), group

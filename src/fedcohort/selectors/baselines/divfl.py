@@ -1,4 +1,4 @@
-"""DivFL: the clients whose updates together stand for everybody's.
+"""DivFL: choose the clients whose updates together represent those of all clients.
 
 .. [Balakrishnan2022] R. Balakrishnan, T. Li, T. Zhou, N. Himayat, V. Smith, J. Bilmes, "Diverse Client Selection for
    Federated Learning via Submodular Maximization", ICLR 2022.
@@ -25,7 +25,7 @@ from fedcohort.selectors.numerics.recent import RecentVectors
 
 @dataclass(frozen=True)
 class DiverseState(RecentVectors):
-    """The last updates of the clients heard lately, and who was asked for one."""
+    """The updates of the clients that reported last, and which clients were ever asked for one."""
 
     asked: BoolArray = per_client()  # (N,)
 
@@ -33,36 +33,35 @@ class DiverseState(RecentVectors):
 @register("divfl")
 @dataclass(frozen=True, kw_only=True)
 class DivFL(Selector[DiverseState]):
-    r"""Choose the cohort whose updates represent all others best ([Balakrishnan2022]_, Sec. 3).
+    r"""Choose the cohort whose updates best represent the updates of all clients ([Balakrishnan2022]_, Sec. 3).
 
     Every client k is represented by the member of the cohort S whose gradient is nearest. The sum of distances
 
     .. math:: G(S) = \sum_{k \in V} \min_{i \in S} \|\nabla F_k - \nabla F_i\|
 
-    bounds the error of replacing the full gradient by the one in which each member counts for all those it represents,
-    :math:`\gamma_i = |\{k : i = \arg\min_{j \in S} \|\nabla F_k - \nabla F_j\|\}|`. Minus G, less a
-    constant, is a facility-location function, monotone and submodular, so the greedy choice is within 1 - 1/e of the
-    best. It is made lazily ([Minoux1978]_): a client's gain can only shrink as S grows, so it is computed anew only
-    when it could be the largest. The choice is that of the plain greedy. With ``sample``, each greedy step looks only
-    at so many candidates, drawn at random (Algorithm 1).
+    bounds the error of replacing the full gradient by one in which each member counts for all clients it represents,
+    :math:`\gamma_i = |\{k : i = \arg\min_{j \in S} \|\nabla F_k - \nabla F_j\|\}|`. Minus G, up to a constant, is a
+    facility-location function, monotone and submodular, so the greedy choice is within 1 - 1/e of the best. It is
+    computed lazily ([Minoux1978]_). A client's gain can only shrink as S grows, so it is recomputed only when it could
+    be the largest. The result is the same as that of the plain greedy algorithm. With ``sample``, each greedy step
+    considers only that many candidates, drawn at random (Algorithm 1).
 
     Symbols: V = the clients whose updates are known, gradient of F_k = Signal.UPDATE_SKETCH of the client's last round,
     ``|S|`` = K = slate.size, s = ``sample``, gamma = ``Cohort.weights``.
 
-    **Aggregator**: ``mean``, under which every client weighs the same, as in the paper's objective; it is taken where
-    none is configured. For clients that weigh by their data see ``divfl-by-data``.
+    **Aggregator**: ``mean``, under which all clients weigh the same, as in the paper's objective. It is the default.
+    For clients that weigh by their data, see ``divfl-by-data``.
 
-    Deviations: the paper's main form asks all clients for a
-    gradient before every round; this is its form without that cost, in which a client's gradient is that of the round
-    it last took part in. Everybody is asked once before anybody is chosen by it. Distances are those of a random
-    projection of the updates to 64 numbers. Only the ``memory`` clients heard last are compared. Ties, as between equal
-    updates, are broken by chance; a member always represents itself, and clients of which nothing is remembered
-    represent themselves alone. Members that represent nobody (where more clients are wanted than there are different
-    updates) have a weight of 1.
+    Deviations: the paper's main form asks all clients for a gradient before every round. This is its cheaper form, in
+    which a client's gradient is that of the round it last took part in. Every client is asked once before clients are
+    chosen by their updates. Distances are those of a random projection of the updates to 64 numbers. Only the
+    ``memory`` clients that reported last are compared. Ties, as between equal updates, are broken at random. A member
+    always represents itself, and a client without a remembered update represents only itself. A member that represents
+    no client (when the cohort is larger than the number of different updates) has a weight of 1.
 
     Examples
     --------
-    Three kinds of clients: the cohort has one of each, and counts them by how many they stand for.
+    There are three kinds of clients. The cohort has one of each, weighted by how many clients it represents.
 
     >>> from fedcohort import ClientTable, Session, Signal
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
@@ -77,12 +76,12 @@ class DivFL(Selector[DiverseState]):
     """
 
     picks_by: ClassVar[str] = (
-        "Clients never asked come first; then each place goes to the client whose update best represents those "
-        "not yet represented. The score is what it would add after all picks."
+        "Clients that were never asked come first. Then each place goes to the client whose update best represents "
+        "those not yet represented. The score is what a client would add after all picks."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "representation": "how much closer the others would be to somebody in the cohort with it",
-        "never asked": "1 if it was never asked, and so comes first",
+        "representation": "how much closer it brings the other clients to the nearest member of the cohort",
+        "never asked": "1 if it was never asked and so comes first",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -90,58 +89,58 @@ class DivFL(Selector[DiverseState]):
         "short memory": {"memory": 2},
     }
 
-    starves = "a client whose last update another one represents is not asked again"
+    starves = "a client whose last update is represented by another client is not asked again"
 
     sample: int | None = param(
-        None, Optional(Interval(int, 1, None)), "candidates a greedy step looks at, drawn at random (s); None is all"
+        None,
+        Optional(Interval(int, 1, None)),
+        "random candidates that a greedy step considers (s); None: all",
     )
     memory: int = param(1000, Interval(int, 2, None), "most clients whose last updates are compared")
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """Updates, to compare them."""
+        """Sketches of updates."""
         return frozenset({Signal.UPDATE_SKETCH})
 
     @property
     def aggregator(self) -> str | None:
-        """The mean, in which every client weighs the same."""
+        """The plain mean, in which all clients weigh the same."""
         return "mean"
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> DiverseState:
-        """Nobody was asked."""
-        return DiverseState(**RecentVectors.empty(), asked=np.zeros(clients.n, np.bool_))  # type: ignore[arg-type]
+        """Start with no client asked."""
+        return DiverseState.empty(asked=np.zeros(clients.n, np.bool_))
 
     def select(
         self, state: DiverseState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, DiverseState]:
-        """Take clients nobody has heard of; then those that represent the others."""
+        """Take clients that were never asked, then those that represent the others."""
         candidates = slate.candidates
         rows = state.rows_of(candidates)
-        fresh = ~slate.of_candidates(state.asked) & (rows < 0)  # a shadow also hears of clients it never asked for
+        fresh = ~slate.of_candidates(state.asked) & (rows < 0)  # a shadow also sees reports of clients it did not pick
         new = np.flatnonzero(fresh)
         picks = rng.choice(new, min(len(new), slate.size), replace=False)
         gain = np.zeros(len(candidates))
         weights = np.ones(slate.size)
         notes: dict[str, str | float | int] = {"asked for the first time": len(picks)}
         known = rng.permutation(np.flatnonzero(rows >= 0))  # the first in this order wins a tie
-        wanted = min(slate.size - len(picks), len(known))
-        if wanted > 0:
+        by_update = min(slate.size - len(picks), len(known))
+        if by_update > 0:
             apart = distances(scale_down(state.vectors))[:, rows[known]]
             if self.sample is None:
-                chosen, gain[known] = lazy_greedy(apart, wanted)
+                chosen, gain[known] = lazy_greedy(apart, by_update)
             else:
-                chosen, gain[known] = stochastic_greedy(apart, wanted, self.sample, rng)
-            weights[len(picks) : len(picks) + wanted] = self.representation(
+                chosen, gain[known] = stochastic_greedy(apart, by_update, self.sample, rng)
+            weights[len(picks) : len(picks) + by_update] = self.representation(
                 apart[:, chosen], rows[known[chosen]], state.known, slate.clients
             )
             picks = np.concatenate([picks, known[chosen]])
             notes["represented"] = len(state.known)
             notes["mean distance to a representative"] = float(apart[:, chosen].min(axis=1).mean())
-        if len(picks) < slate.size:  # asked before, but nothing is remembered of them
+        if len(picks) < slate.size:  # the rest were asked before, but no update is remembered
             others = np.setdiff1d(np.arange(len(candidates)), picks)
-            picks = np.concatenate(
-                [picks, rng.choice(others, min(slate.size - len(picks), len(others)), replace=False)]
-            )
+            picks = np.concatenate([picks, rng.choice(others, slate.size - len(picks), replace=False)])
         asked = state.asked.copy()
         asked[candidates[picks]] = True
         cohort = Cohort(
@@ -149,7 +148,7 @@ class DivFL(Selector[DiverseState]):
             candidates=candidates,
             score=np.where(fresh, gain.max() + 1.0, gain),
             parts={"representation": gain, "never asked": fresh.astype(np.float64)},
-            weights=weights[: len(picks)],
+            weights=weights,
             notes=notes,
         )
         return cohort, DiverseState(state.known, state.when, state.vectors, asked)
@@ -157,7 +156,7 @@ class DivFL(Selector[DiverseState]):
     def representation(self, apart: FloatArray, itself: IntArray, known: IntArray, clients: ClientTable) -> FloatArray:
         """(k,) how many clients each member of the cohort represents (gamma), at least 1.
 
-        ``apart`` (v, k) are the distances of the ``known`` clients (v,) to the members, whose own rows are ``itself``.
+        ``apart`` (v, k) are distances of the ``known`` clients (v,) to the members, whose own rows are ``itself`` (k,).
         """
         return np.maximum(np.bincount(apart.argmin(axis=1), minlength=apart.shape[1]), 1).astype(np.float64)
 
@@ -168,22 +167,22 @@ class DivFL(Selector[DiverseState]):
 
 
 def lazy_greedy(apart: FloatArray, size: int) -> tuple[IntArray, FloatArray]:
-    """Choose columns so that the rows' distances to the nearest chosen one are small, one at a time.
+    """Choose columns one by one so that every row is close to its nearest chosen column.
 
     Parameters
     ----------
     apart : (v, c) float array
         Distance of every client to every candidate.
     size : int
-        How many candidates, at most c.
+        Number of candidates to choose, at most c.
 
     Returns
     -------
     chosen : (size,) int array
-        In the order they were chosen; of equal gains the lower position wins.
+        In the order of choice; of equal gains the lower position wins.
     gain : (c,) float array
-        By how much each candidate lowered the sum of distances when it was chosen, or would have as last computed
-        (more than it would at the end). Before the first is chosen all distances count as the largest one.
+        How much each candidate lowered the sum of distances when it was chosen; for the others, the last value
+        computed, which is an upper bound. Before the first choice, all distances count as the largest one.
 
     Examples
     --------
@@ -212,15 +211,15 @@ def lazy_greedy(apart: FloatArray, size: int) -> tuple[IntArray, FloatArray]:
 def stochastic_greedy(
     apart: FloatArray, size: int, sample: int, rng: np.random.Generator
 ) -> tuple[IntArray, FloatArray]:
-    """Do the same, looking in every step at ``sample`` random candidates only; gains not looked at are 0."""
+    """Do the same, but consider only ``sample`` random candidates in every step; gains never computed are 0."""
     nearest = np.full(len(apart), float(apart.max(initial=0.0)))
     gain = np.zeros(apart.shape[1])
     left = np.arange(apart.shape[1])
     chosen: list[int] = []
     while len(chosen) < size:
-        looked_at = np.sort(rng.choice(left, min(sample, len(left)), replace=False))
-        gain[looked_at] = np.maximum(nearest[:, None] - apart[:, looked_at], 0.0).sum(axis=0)
-        best = int(looked_at[gain[looked_at].argmax()])
+        considered = np.sort(rng.choice(left, min(sample, len(left)), replace=False))
+        gain[considered] = np.maximum(nearest[:, None] - apart[:, considered], 0.0).sum(axis=0)
+        best = int(considered[gain[considered].argmax()])
         chosen.append(best)
         left = left[left != best]
         nearest = np.minimum(nearest, apart[:, best])

@@ -1,4 +1,4 @@
-r"""E3CS: exponential weights for clients that finish, and a quota for everybody.
+r"""E3CS: exponential weights for clients that finish, and a quota for every client.
 
 .. [Huang2022] T. Huang, W. Lin, L. Shen, K. Li, A. Y. Zomaya, "Stochastic Client Selection for Federated Learning with
    Volatile Clients", IEEE Internet of Things Journal 9(20), 2022, arXiv:2011.08756.
@@ -16,24 +16,23 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
-from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.sampling import weighted_sample
 
-_RANGE = 30.0  # of the weights' logarithms: the lightest client has 1e-13 of the weight of the heaviest
+_RANGE = 30.0  # of the log weights: the smallest weight is 1e-13 of the largest
 
 
 @dataclass(frozen=True)
 class WeightState:
-    """What E3CS remembers."""
+    """What E3CS remembers about each client."""
 
     weight: FloatArray = per_client()  # (N,) log w, at most 0
-    gain: FloatArray = per_client()  # (N,) what log w gains if the client finishes the round it was picked for
+    gain: FloatArray = per_client()  # (N,) the increase of log w if the client finishes the round it was picked for
 
 
 @register("e3cs")
 @dataclass(frozen=True, kw_only=True)
 class E3CS(Selector[WeightState]):
-    r"""Give everybody a quota of the cohort and divide the rest by weights, as Exp3 does ([Huang2022]_).
+    r"""Guarantee every client a minimum probability, and divide the rest by weights, as Exp3 does ([Huang2022]_).
 
     .. math::
 
@@ -41,22 +40,22 @@ class E3CS(Selector[WeightState]):
         w_i &\leftarrow w_i \exp\Big(\frac{(k - K \sigma) \eta}{K} \frac{x_i}{p_i}\Big)
             \quad \text{for } i \text{ in the cohort with } p_i < 1
 
-    with alpha such that no p exceeds 1. Clients are drawn one after the other without replacement, with chances
-    proportional to p.
+    with alpha such that no p exceeds 1. The weights of clients that finish grow. Clients are drawn one by one without
+    replacement, with probabilities proportional to p.
 
-    Symbols: K = number of candidates, k = slate.size, x_i = 1 if the client's model arrived sound and in time
+    Symbols: K = number of candidates, k = slate.size, x_i = 1 if the client's model arrived valid and in time
     (outcome.ok), eta = ``rate``, sigma = ``fairness`` times k / K. The paper's E3CS-0, E3CS-0.5 and E3CS-0.8 are
     ``fairness`` 0, 0.5 and 0.8; E3CS-inc is ``fairness=0`` with ``until`` a quarter of the rounds.
 
-    Drawn in this way, clients with p = 1 are left out in up to a third of the rounds, and :math:`x_i / p_i` is no
-    unbiased estimate; ``e3cs-exact`` draws with exactly the chances p.
+    Drawn in this way, clients with p = 1 are left out in up to a third of the rounds, and :math:`x_i / p_i` is not an
+    unbiased estimate. ``e3cs-exact`` draws with exactly the probabilities p.
 
-    Deviations: K counts the clients that are available now, all of them in the paper. No weight is less than
+    Deviations: K counts the clients that are available now; in the paper, all clients. No weight is less than
     :math:`e^{-30}` of the largest.
 
     Examples
     --------
-    Client 1 never finishes; its chance falls towards its quota of one in four.
+    Client 1 never finishes. Its probability falls towards its quota of one in four.
 
     >>> from fedcohort import ClientTable, Session
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
@@ -68,10 +67,10 @@ class E3CS(Selector[WeightState]):
     array([0.75, 0.25])
     """
 
-    picks_by: ClassVar[str] = "Clients are drawn by chance one after the other, the higher the score the likelier."
+    picks_by: ClassVar[str] = "Clients are drawn one by one at random, with better odds for higher scores."
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "quota": "the chance that everybody is guaranteed",
-        "by weight": "the chance it earned by finishing its rounds",
+        "quota": "the probability that every client is guaranteed",
+        "by weight": "the probability it earned by finishing its rounds",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -80,31 +79,30 @@ class E3CS(Selector[WeightState]):
         "E3CS-inc": {"fairness": 0.0, "until": 3},
     }
 
-    fairness: float = param(0.5, Interval(float, 0, 1), "everybody's least chance as a part of k / K (sigma K / k)")
+    fairness: float = param(
+        0.5, Interval(float, 0, 1), "least probability of a client, as a fraction of k / K (sigma K / k)"
+    )
     rate: float = param(0.5, Interval(float, 0, None, "neither"), "learning rate of the weights (eta)")
     until: int | None = param(
-        None, Optional(Interval(int, 0, None)), "rounds after which all chances are equal (E3CS-inc); None: never"
+        None, Optional(Interval(int, 0, None)), "rounds after which all probabilities are equal (E3CS-inc); None: never"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fairness == 0 and self.until is None:
-            object.__setattr__(self, "starves", "without a quota a client that does not finish is asked less and less")
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Nothing but who finished."""
-        return frozenset()
+            object.__setattr__(
+                self, "starves", "without a quota, a client that does not finish is asked less and less often"
+            )
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> WeightState:
-        """All weights are equal."""
+        """Start with equal weights."""
         zeros = np.zeros(clients.n)
         return WeightState(zeros, zeros)
 
     def select(
         self, state: WeightState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, WeightState]:
-        """Draw by the allocated chances."""
+        """Draw by the allocated probabilities."""
         size, count = slate.size, len(slate.candidates)
         fairness = self.fairness if self.until is None or slate.round < self.until else 1.0
         weight = slate.of_candidates(state.weight)
@@ -124,19 +122,19 @@ class E3CS(Selector[WeightState]):
         return cohort, WeightState(state.weight, gain)
 
     def draw(self, chance: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
-        """Return ``size`` positions by their chances (c,), one after the other without replacement."""
+        """Return ``size`` positions, drawn one by one without replacement in proportion to ``chance`` (c,)."""
         return weighted_sample(chance, size, rng)
 
     def update(self, state: WeightState, outcome: Outcome) -> WeightState:
-        """Raise the weights of those that finished."""
-        who = outcome.clients[outcome.ok]
+        """Raise the weights of the clients that finished."""
+        clients = outcome.clients[outcome.ok]
         weight = state.weight.copy()
-        weight[who] += state.gain[who]
+        weight[clients] += state.gain[clients]
         weight -= weight.max()
         return WeightState(np.maximum(weight, -_RANGE), state.gain)
 
     def grow(self, state: WeightState, clients: ClientTable, rng: np.random.Generator) -> WeightState:
-        """Let new clients start with the middle weight."""
+        """Let new clients start with the median weight."""
         grown = super().grow(state, clients, rng)
         weight = grown.weight.copy()
         weight[len(state.weight) :] = np.median(state.weight) if len(state.weight) else 0.0
@@ -144,19 +142,19 @@ class E3CS(Selector[WeightState]):
 
 
 def allocate(weights: FloatArray, size: int, quota: float) -> tuple[FloatArray, BoolArray]:
-    """Return chances (c,) that sum to ``size``, none below ``quota`` or above 1, and who would have had more than 1.
+    """Return probabilities (c,) in [``quota``, 1] that sum to ``size``, and which of them were capped at 1 (c,).
 
     >>> allocate(np.array([8.0, 1.0, 1.0]), size=2, quota=0.0)
     (array([1. , 0.5, 0.5]), array([ True, False, False]))
     """
     count = len(weights)
-    free = size - count * quota  # what weights decide
+    free = size - count * quota  # divided by weight
     if size == count:
         return np.ones(count), np.ones(count, np.bool_)
     if free <= 0:
         return np.full(count, size / count), np.zeros(count, np.bool_)
     # With the s heaviest capped: (1 - quota) alpha = (1 - quota) W_rest / (free - s (1 - quota)). The right s is the
-    # least for which nobody else is above.
+    # smallest for which no other client is above.
     heavy = np.argsort(-weights, kind="stable")[:size]
     heaviest = weights[heavy]
     rest = float(weights.sum())

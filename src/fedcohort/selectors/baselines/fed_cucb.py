@@ -8,6 +8,7 @@ r"""Fed-cucb: greedy class balance from estimated label shares, with a combinato
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,23 +23,23 @@ from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.greedy_balance import GreedyBalance, divergence_from_uniform
 from fedcohort.selectors.numerics.label_shares import by_relative_softmax
 
-_LEAST = 1e-6  # of a divergence: the reward of a client that seems exactly balanced is large, not infinite
+_LEAST_DIVERGENCE = 1e-6  # so that the reward of a client that seems exactly balanced is large, not infinite
 
 
 @dataclass(frozen=True)
 class CucbState:
-    """What Fed-cucb remembers."""
+    """What Fed-cucb remembers about each client."""
 
     pulls: FloatArray = per_client()  # (N,) T_k, how often the client's update was seen
-    weight: FloatArray = per_client()  # (N,) sum of rho^j over the updates its means are of
-    reward: FloatArray = per_client()  # (N,) forgetting mean of 1 / D_KL
-    shares: FloatArray = per_client()  # (N, B) forgetting mean of estimated label shares; B is 0 before any update
+    weight: FloatArray = per_client()  # (N,) sum of rho^j over the updates in its means
+    reward: FloatArray = per_client()  # (N,) decaying mean of 1 / D_KL
+    shares: FloatArray = per_client()  # (N, B) decaying mean of estimated label shares; B is 0 before any update
 
 
 @register("fed-cucb")
 @dataclass(frozen=True, kw_only=True)
 class FedCucb(Selector[CucbState]):
-    r"""Start with the client of the highest bound, then add who balances best ([Yang2020]_).
+    r"""Start with the client that has the highest bound, then add those that balance it best ([Yang2020]_).
 
     .. math::
 
@@ -46,17 +47,17 @@ class FedCucb(Selector[CucbState]):
         c_1 = \arg\max_k\; \bar r_k + \alpha \sqrt{\frac{3 \ln t}{2 T_k}}, \qquad
         c_m = \arg\min_k\; D_{KL}\Big(\tfrac{1}{m} \big(\bar R_k + \sum_{i < m} \bar R_{c_i}\big) \Big\| U\Big)
 
-    Clients that were never seen come first, at random, as every arm of the bandit must be played once.
+    Clients that were never seen come first, in random order, because every arm of the bandit must be played once.
 
     Symbols: R_k = estimated label shares of client k, U = the uniform distribution, bars = means in which an update
-    counts :math:`\rho^j` when the client has reported j times since, T_k = number of reports, t = round + 1, alpha =
+    counts :math:`\rho^j` after j more reports of the client, T_k = number of reports, t = round + 1, alpha =
     ``exploration``, rho = ``forgetting``.
 
-    Deviations: the paper estimates R_k from gradients on a small balanced set at the server, one class at a time; here
+    Deviations: the paper estimates R_k from gradients on a small balanced set at the server, one class at a time. Here
     it comes from the client's update of the output layer's bias, :math:`R_k = softmax(\Delta b_k / T)` with T =
-    ``temperature`` times the cohort's typical update, so that no set is needed. [Zhang2023]_ (Figure 2) finds the
-    paper's estimate inaccurate. A divergence counts as 1e-6 at least. A client never seen that starts a cohort counts
-    as balanced when the cohort is filled up.
+    ``temperature`` times the cohort's typical update, so no such set is needed. [Zhang2023]_ (Figure 2) finds the
+    paper's estimate inaccurate. A divergence counts as at least 1e-6. When the cohort is filled up, the members that
+    were never seen count as balanced.
 
     Examples
     --------
@@ -72,11 +73,11 @@ class FedCucb(Selector[CucbState]):
     """
 
     picks_by: ClassVar[str] = (
-        "Clients never seen come first, then the one with the highest bound; the rest of the cohort grows client "
-        "by client, each balancing its estimated classes best. The score is of the finished cohort."
+        "Clients that were never seen come first, then the one with the highest bound. The rest of the cohort are the "
+        "clients that balance its estimated classes best. The score refers to the finished cohort."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "divergence": "how far the estimated classes of the finished cohort would be from even with this client",
+        "divergence": "how uneven the estimated classes of the finished cohort would be with this client",
         "reward": "mean reward so far",
         "exploration": "bonus for having been picked rarely",
     }
@@ -87,12 +88,16 @@ class FedCucb(Selector[CucbState]):
     }
 
     exploration: float = param(0.2, Interval(float, 0, None), "weight of rarely seen clients (alpha)")
-    forgetting: float = param(0.99, Interval(float, 0, 1, "right"), "weight of an estimate against the next (rho)")
+    forgetting: float = param(
+        0.99, Interval(float, 0, 1, "right"), "weight of an estimate relative to the next one (rho)"
+    )
     temperature: float = param(
-        0.5, Interval(float, 0, None, "neither"), "of the softmax, as a multiple of the cohort's typical update (T)"
+        0.5,
+        Interval(float, 0, None, "neither"),
+        "of the softmax, as a multiple of the cohort's typical update (T)",
     )
 
-    starves = "after everybody was seen once, the same client that seems most balanced leads every cohort"
+    starves = "once all clients have been seen, the client that seems most balanced leads every cohort"
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -100,14 +105,14 @@ class FedCucb(Selector[CucbState]):
         return frozenset({Signal.OUTPUT_BIAS_UPDATE})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> CucbState:
-        """Nobody was seen."""
+        """Start with no client seen."""
         zeros = np.zeros(clients.n)
         return CucbState(zeros, zeros, zeros, np.zeros((clients.n, 0)))
 
     def select(
         self, state: CucbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, CucbState]:
-        """Play clients never seen first; then the one with the highest bound, and those that balance it."""
+        """Take clients that were never seen, then the one with the highest bound and those that balance it."""
         pulls = slate.of_candidates(state.pulls)
         seen = pulls > 0
         classes = max(state.shares.shape[1], 1)
@@ -135,27 +140,25 @@ class FedCucb(Selector[CucbState]):
         return cohort, state
 
     def update(self, state: CucbState, outcome: Outcome) -> CucbState:
-        """Estimate the label shares of those that reported."""
+        """Estimate the label shares of the clients that reported."""
         ok = outcome.ok
         if not ok.any():
             return state
-        who, updates = outcome.clients[ok], outcome[Signal.OUTPUT_BIAS_UPDATE][ok]
+        clients, updates = outcome.clients[ok], outcome[Signal.OUTPUT_BIAS_UPDATE][ok]
         estimated = by_relative_softmax(updates, self.temperature)
         pulls, weight, reward = state.pulls.copy(), state.weight.copy(), state.reward.copy()
         shares = state.shares.copy() if state.shares.shape[1] else np.zeros((len(pulls), updates.shape[1]))
-        pulls[who] += 1
-        weight[who] = self.forgetting * weight[who] + 1.0
-        share = 1.0 / weight[who]
-        shares[who] += share[:, None] * (estimated - shares[who])
-        reward[who] += share * (1.0 / np.maximum(divergence_from_uniform(estimated), _LEAST) - reward[who])
+        pulls[clients] += 1
+        weight[clients] = self.forgetting * weight[clients] + 1.0
+        share = 1.0 / weight[clients]
+        shares[clients] += share[:, None] * (estimated - shares[clients])
+        reward[clients] += share * (
+            1.0 / np.maximum(divergence_from_uniform(estimated), _LEAST_DIVERGENCE) - reward[clients]
+        )
         return CucbState(pulls, weight, reward, shares)
 
     def grow(self, state: CucbState, clients: ClientTable, rng: np.random.Generator) -> CucbState:
-        """Keep what is known; newcomers were not seen."""
-        more = clients.n - len(state.pulls)
-        return CucbState(
-            np.concatenate([state.pulls, np.zeros(more)]),
-            np.concatenate([state.weight, np.zeros(more)]),
-            np.concatenate([state.reward, np.zeros(more)]),
-            np.concatenate([state.shares, np.zeros((more, state.shares.shape[1]))]),
-        )
+        """Add clients that were never seen."""
+        grown = super().grow(dataclasses.replace(state, shares=state.shares[:, :0]), clients, rng)
+        new = np.zeros((clients.n - len(state.shares), state.shares.shape[1]))
+        return dataclasses.replace(grown, shares=np.concatenate([state.shares, new]))

@@ -1,4 +1,4 @@
-r"""FedCS: as many clients as fit into a deadline.
+r"""FedCS: the fastest clients, as many as meet a deadline.
 
 .. [Nishio2019] T. Nishio, R. Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile
    Edge" (FedCS), ICC 2019, arXiv:1804.08333.
@@ -20,40 +20,40 @@ from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, pe
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.running import expected_seconds, update_means
 
-_MEMORY = 10  # a client's expected duration is the mean of about so many
+_MEMORY = 10  # a client's expected duration is the mean of about this many
 
 
 @dataclass(frozen=True)
 class DurationState:
-    """What FedCS remembers."""
+    """What FedCS remembers about each client."""
 
     seconds: FloatArray = per_client()  # (N,) mean of its last durations
-    timed: FloatArray = per_client()  # (N,) how many durations
-    asked: FloatArray = per_client()  # (N,) cohorts it was in
+    timed: FloatArray = per_client()  # (N,) number of durations
+    asked: FloatArray = per_client()  # (N,) number of cohorts it was in
 
 
 @register("fedcs")
 @dataclass(frozen=True, kw_only=True)
 class FedCS(Selector[DurationState]):
-    r"""Add the client that lengthens the round least, while the round ends in time ([Nishio2019]_).
+    r"""Keep adding the client that lengthens the round least, while the round meets its deadline ([Nishio2019]_).
 
-    Of a random set of clients, greedily by the time they add,
+    Clients from a random set are added greedily, as long as
 
     .. math:: \Theta \leftarrow \Theta + t^{UL}_k + \max(0, t^{UD}_k - \Theta) < T_{round},
 
-    where clients compute at the same time and upload one after the other.
+    where clients compute at the same time and upload one after another.
 
     Symbols: :math:`T_{round}` = ``deadline``, :math:`t^{UL}_k` = ``upload`` times the client's expected duration and
     :math:`t^{UD}_k` = the rest of it, random set = ``asked`` times slate.size.
 
-    Deviations: in the paper clients tell their resources beforehand; here the expected duration is the mean of a
-    client's last ten Signal.DURATION. A client never asked is tried first, as if it took no time; one that did
-    not answer counts as the slowest known. Reports do not say how much of a duration was the upload, so it is the same
-    share for every client, and the fastest client left always adds least. By default uploads do not wait for each other
-    (``upload=0``), as in the simulator and in Flower; in the paper they share a channel. The cohort is at most
-    slate.size, where the paper takes all that fit and draws as many as could be taken (``asked=1``). The paper's
-    deadline is the operator's; without one the fastest of the random set are taken. When nobody fits, the fastest one
-    is taken alone.
+    Deviations: in the paper, clients report their resources in advance. Here the expected duration is the mean of a
+    client's last ten Signal.DURATION. A client that was never asked is tried first, as if it took no time. One that
+    did not answer counts as the slowest known. Reports do not say how much of a duration was the upload, so it is the
+    same share for every client, and the fastest client left always adds the least time. By default, uploads do not
+    wait for each other (``upload=0``), as in the simulator and in Flower; in the paper they share a channel. The
+    cohort has at most slate.size clients; the paper takes all that fit, from a random set of as many as could be taken
+    (``asked=1``). In the paper, the operator sets the deadline. Without one, the fastest of the random set are taken.
+    When no client meets the deadline, the cohort is the fastest one.
 
     Examples
     --------
@@ -68,8 +68,8 @@ class FedCS(Selector[DurationState]):
     """
 
     picks_by: ClassVar[str] = (
-        "The fastest of some clients drawn by chance are picked, while they fit into the deadline; those not "
-        "drawn have no score."
+        "Some clients are drawn at random, and the fastest of them that meet the deadline are picked. Clients that "
+        "were not drawn have no score."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "expected seconds": "how long it is expected to take",
@@ -83,12 +83,12 @@ class FedCS(Selector[DurationState]):
     }
 
     deadline: float | None = param(
-        None, Optional(Interval(float, 0, None, "neither")), "seconds a round may take (T_round); None: no limit"
+        None, Optional(Interval(float, 0, None, "neither")), "most seconds of a round (T_round); None: no limit"
     )
     asked: float = param(2.0, Interval(float, 1, None), "size of the random set as a multiple of the cohort")
-    upload: float = param(0.0, Interval(float, 0, 1), "part of a duration that is upload, one client after the other")
+    upload: float = param(0.0, Interval(float, 0, 1), "part of a duration that is upload, one client after another")
 
-    starves = "clients that are slow, or do not fit into the deadline, are left out"
+    starves = "clients that are slow or miss the deadline are left out"
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -96,26 +96,26 @@ class FedCS(Selector[DurationState]):
         return frozenset({Signal.DURATION})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> DurationState:
-        """Nobody was timed."""
+        """Start without durations."""
         zeros = np.zeros(clients.n)
         return DurationState(zeros, zeros, zeros)
 
     def select(
         self, state: DurationState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, DurationState]:
-        """Take the fastest of a random set, while they fit."""
+        """Take the fastest of a random set, while they meet the deadline."""
         expected = expected_seconds(state.seconds, state.timed, state.asked)
         count = min(ceil(self.asked * slate.size), len(slate.candidates))
-        some = rng.choice(slate.candidates, count, replace=False)  # in random order, which decides between equals
-        order = some[np.argsort(expected[some], kind="stable")][: slate.size]
+        drawn = rng.choice(slate.candidates, count, replace=False)  # in random order, which decides ties
+        order = drawn[np.argsort(expected[drawn], kind="stable")][: slate.size]
         ends = round_ends(expected[order], self.upload)
         fit = len(order) if self.deadline is None else max(int((ends < self.deadline).sum()), 1)
-        asked = np.sort(some)
+        drawn = np.sort(drawn)
         cohort = Cohort(
             order[:fit],
-            candidates=asked,
-            score=-expected[asked],
-            parts={"expected seconds": expected[asked], "times reported": state.timed[asked]},
+            candidates=drawn,
+            score=-expected[drawn],
+            parts={"expected seconds": expected[drawn], "times reported": state.timed[drawn]},
             notes={"expected seconds": float(ends[fit - 1]), "did not fit": len(order) - fit},
         )
         return cohort, state
@@ -124,13 +124,14 @@ class FedCS(Selector[DurationState]):
         """Learn durations."""
         asked, ok = state.asked.copy(), outcome.ok
         asked[outcome.clients] += 1
-        who = outcome.clients[ok]
-        seconds, timed = update_means(state.seconds, state.timed, who, outcome[Signal.DURATION][ok], _MEMORY)
+        seconds, timed = update_means(
+            state.seconds, state.timed, outcome.clients[ok], outcome[Signal.DURATION][ok], _MEMORY
+        )
         return DurationState(seconds, timed, asked)
 
 
 def round_ends(seconds: FloatArray, upload: float) -> FloatArray:
-    """(k,) when the round ends with the first, the first two, ... of clients that upload in this order.
+    """(k,) the end of the round with the first, the first two, ... of clients that upload in this order.
 
     >>> round_ends(np.array([2.0, 4.0, 4.0]), upload=0.5)  # two seconds of computing, two of upload
     array([2., 4., 6.])

@@ -1,4 +1,4 @@
-"""FedSTaS: clients drawn from strata of alike updates, more from strata that vary more.
+"""FedSTaS: draw clients from strata with similar updates, more from strata that vary more.
 
 .. [Slessor2024] J. Slessor, D. Kong, X. Tang, Z. E. Than, L. Kong, "FedSTaS: Client Stratification and Client Level
    Sampling for Efficient Federated Learning", arXiv 2412.14226, 2024.
@@ -21,45 +21,46 @@ from fedcohort.selectors.numerics.groups import distances, scale_down, ward_grou
 from fedcohort.selectors.numerics.recent import RecentVectors
 from fedcohort.selectors.numerics.sampling import inclusion_probabilities, systematic_sample
 
-_LEAST_NORM = 1e-3  # of a client within its stratum, relative to the stratum's mean: bounds the weights
+_LEAST_NORM = 1e-3  # least norm of a client relative to the mean of its stratum; bounds the weights
 
 
 @register("fedstas")
 @dataclass(frozen=True, kw_only=True)
 class FedStas(Selector[RecentVectors]):
-    r"""Neyman allocation over strata of alike updates, then clients by the norm of theirs ([Slessor2024]_).
+    r"""Divide clients into strata with similar updates, and draw from each stratum by norm ([Slessor2024]_).
 
-    1. Clients are divided into H strata by their compressed gradients :math:`Z_k`.
+    1. Clients are clustered into H strata by their compressed gradients :math:`Z_k`.
     2. Stratum h of :math:`N_h` clients gets
 
        .. math:: m_h = m \frac{N_h S_h}{\sum_{g=1}^{H} N_g S_g}, \qquad
                  S_h^2 = \frac{1}{N_h - 1} \sum_{k \in h} \|Z_k - \bar Z_h\|^2
 
        of the m places of the cohort (Neyman's allocation, which has the least variance).
-    3. Within a stratum client k is drawn with probability :math:`p_k = \|Z_k\| / \sum_{j \in h} \|Z_j\|`.
-    4. Those drawn train on a random share of their samples.
-    5. The average gives every stratum its share of all clients: client k counts
+    3. Within a stratum, client k is drawn with probability :math:`p_k = \|Z_k\| / \sum_{j \in h} \|Z_j\|`.
+    4. The clients drawn train on a random share of their samples.
+    5. In the average, every stratum has its share of all clients. Client k counts
        :math:`\frac{N_h}{N} \frac{1}{m_h} \frac{1}{N_h p_k}`.
 
     Symbols: Z_k = Signal.UPDATE_SKETCH, H = ``strata``, m = slate.size, the share of step 4 = ``data_share``.
 
-    Deviations: **the paper itself could not be had**: this follows summaries of it and its authors' code. It lets all
-    clients send compressed gradients before every round; here Z_k is a sketch of the client's last update, which costs
-    nothing. Strata are cut from Ward's tree in place of k-means, which depends on its random start. Every stratum has
-    at least one place and at most :math:`N_h`, because otherwise the average would be biased; with fewer places than
-    strata there are fewer strata. Places are whole: m_h is rounded to the nearest that fit. Within a stratum exactly
-    m_h clients are drawn, with probabilities :math:`\min(1, c \|Z_k\|)`. The weights of a stratum are divided by their
-    sum and multiplied by its share of all *samples*, so that they sum to 1: undivided, one client of a large stratum
-    counts many times, and training went astray in some seeds on digits. Clients not heard yet (or forgotten, more than
-    ``memory`` being known) are a stratum of their own with the mean :math:`S_h` of the others, all alike. The share of
-    the samples is a share of the local steps, which is the same thing where clients train for one epoch; the paper's
-    private estimate of the number of samples is therefore not needed.
+    Deviations: **we could not get the paper itself.** This follows summaries of it and the authors' code. There, all
+    clients send compressed gradients before every round. Here Z_k is a sketch of the client's last update, which costs
+    nothing. Strata are cut from Ward's tree instead of k-means, which depends on its random start. Every stratum has
+    at least one place and at most :math:`N_h`, because the average would be biased otherwise. With fewer places than
+    strata, there are fewer strata. Places are whole numbers, so m_h is rounded to the nearest that fit. Within a
+    stratum, exactly m_h clients are drawn, with probabilities :math:`\min(1, c \|Z_k\|)`. The weights of a stratum are
+    divided by their sum and multiplied by its share of all *samples*, so that they sum to 1. Without this division, one
+    client of a large stratum counts many times, and training diverged for some seeds on digits. Clients that have not
+    reported yet (or were forgotten because more than ``memory`` others reported since) form a separate stratum with
+    the mean :math:`S_h` of the others, and are equally likely. The share of the samples is a share of the local steps,
+    which is the same if clients train for one epoch. The paper's private estimate of the number of samples is
+    therefore not needed.
 
-    **Aggregator**: one that multiplies the weights by each client's share of the samples, as the default ``fedavg``.
+    **Aggregator**: one that multiplies the weights by each client's share of the samples, like the default ``fedavg``.
 
     Examples
     --------
-    Four clients with the same update, four that differ: half of the cohort would be proportional, one is enough.
+    Four clients have the same update and four differ. Of the first four, one is enough.
 
     >>> from fedcohort import ClientTable, Session, Signal
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
@@ -77,12 +78,12 @@ class FedStas(Selector[RecentVectors]):
     """
 
     picks_by: ClassVar[str] = (
-        "Clients are divided into strata of like updates; each stratum has its places, which are drawn by chance."
-        " The score is that chance."
+        "Clients are divided into strata with similar updates. Each stratum has its places, which are drawn at random."
+        " The score is the probability of being drawn."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "norm": "length of its last update",
-        "stratum": "number of its stratum; those not heard of yet have one of their own",
+        "stratum": "number of its stratum; clients that have not reported yet share one",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -100,22 +101,22 @@ class FedStas(Selector[RecentVectors]):
         return frozenset({Signal.SIZES, Signal.UPDATE_SKETCH})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> RecentVectors:
-        """Nothing is known."""
-        return RecentVectors(**RecentVectors.empty())  # type: ignore[arg-type]
+        """Start without updates."""
+        return RecentVectors.empty()
 
     def select(
         self, state: RecentVectors, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, RecentVectors]:
-        """Divide, allocate, draw."""
+        """Form the strata, allocate the places, and draw."""
         rows = state.rows_of(slate.candidates)
         known = np.flatnonzero(rows >= 0)
         sketches = scale_down(state.vectors[rows[known]])
-        strangers = len(known) < len(rows)
-        stratum = np.zeros(len(rows), np.int64)  # 0 is that of the strangers, if there are any
+        has_unknown = len(known) < len(rows)
+        stratum = np.zeros(len(rows), np.int64)  # unknown clients, if there are any, are stratum 0
         norm = np.ones(len(rows))
         if len(known):
-            groups = ward_groups(distances(sketches), max(1, min(self.strata, slate.size - strangers)))
-            stratum[known] = groups + strangers
+            groups = ward_groups(distances(sketches), max(1, min(self.strata, slate.size - has_unknown)))
+            stratum[known] = groups + has_unknown
             norm[known] = np.linalg.norm(sketches, axis=1)
             if slate.size < 2:
                 stratum[:] = 0  # one place cannot be divided among strata
@@ -150,14 +151,14 @@ class FedStas(Selector[RecentVectors]):
 
 
 def stratum_weights(chance: FloatArray, stratum: IntArray, sizes: FloatArray, total: FloatArray) -> FloatArray:
-    """Return what each client drawn counts for (k,), beside its size.
+    """Return the weight of each client drawn (k,), by which the aggregator multiplies its size.
 
-    Together the clients of a stratum count for all of its samples; among them a client counts by 1 / ``chance``.
+    The clients of a stratum together count for all of its samples. Among them, a client counts 1 / ``chance``.
 
     Parameters
     ----------
     chance, stratum, sizes : (k,) arrays
-        Of the clients drawn: the probability to be, the stratum, the number of samples.
+        Of the clients drawn: the probability of being drawn, the stratum, the number of samples.
     total : (H,) float array
         Samples of each stratum.
 
@@ -172,24 +173,24 @@ def stratum_weights(chance: FloatArray, stratum: IntArray, sizes: FloatArray, to
 
 
 def spreads(vectors: FloatArray, stratum: IntArray, count: int) -> FloatArray:
-    """Return S_h (count,) of vectors (n, V) in their strata; the mean of the others where there are fewer than two.
+    """Return S_h (count,) of vectors (n, V) in their strata; a stratum with fewer than two has the others' mean.
 
     >>> spreads(np.array([[0.0], [2.0], [5.0]]), np.array([1, 1, 2]), 3).round(3)
     array([1.414, 1.414, 1.414])
     """
-    found = np.full(count, np.nan)
+    spread = np.full(count, np.nan)
     for h in range(count):
         own = vectors[stratum == h]
         if len(own) > 1:
-            found[h] = np.sqrt(((own - own.mean(axis=0)) ** 2).sum() / (len(own) - 1))
-    known = ~np.isnan(found)
-    return np.where(known, found, found[known].mean() if known.any() else 1.0)
+            spread[h] = np.sqrt(((own - own.mean(axis=0)) ** 2).sum() / (len(own) - 1))
+    known = ~np.isnan(spread)
+    return np.where(known, spread, spread[known].mean() if known.any() else 1.0)
 
 
 def allocation(sizes: IntArray, spread: FloatArray, m: int) -> IntArray:
     """Return how many of m places each stratum gets: in proportion to N_h S_h, at least one and at most N_h.
 
-    Places are whole numbers: what is left goes where most is missing, what is too much is taken where least is.
+    After rounding, missing places go to the strata that lack most, and surplus places are taken where least is lacking.
 
     >>> allocation(np.array([10, 10, 2]), np.array([3.0, 1.0, 9.0]), 6)
     array([3, 1, 2])

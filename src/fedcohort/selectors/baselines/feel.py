@@ -1,4 +1,4 @@
-r"""FEEL: scheduling with importance and channel awareness.
+r"""FEEL: draw clients by importance and speed, without bias.
 
 .. [Ren2020] J. Ren, Y. He, D. Wen, G. Yu, K. Huang, D. Guo, "Scheduling for Cellular Federated Edge Learning with
    Importance and Channel Awareness", IEEE Transactions on Wireless Communications 19(11), 2020.
@@ -19,10 +19,10 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Boolean, Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.sampling import scale_to_everybody, weighted_sample
+from fedcohort.selectors.numerics.sampling import scale_to_all_clients, weighted_sample
 
-_NOTHING = 1e-100  # an importance whose square is lost
-_LEAST = 0.01  # importance of a client as a share of the mean, at least: a gradient of 0 is not one for ever
+_NEGLIGIBLE = 1e-100  # the square of a smaller importance underflows
+_LEAST = 0.01  # least norm as a share of the mean, so that a client whose gradient was 0 can still be drawn
 
 
 @dataclass(frozen=True)
@@ -36,27 +36,27 @@ class FeelState:
 @register("feel")
 @dataclass(frozen=True, kw_only=True)
 class Feel(Selector[FeelState]):
-    r"""Draw clients by importance and speed, without bias ([Ren2020]_).
+    r"""Draw clients by importance and speed, with weights that keep the average unbiased ([Ren2020]_).
 
-    With one client a round, the distribution p minimises expected time and variance of the aggregated gradient,
+    With one client a round, the distribution p minimises the expected time and the variance of the aggregated gradient,
 
     .. math:: \min_p\; \rho \sum_k p_k T_k + (1 - \rho) \sum_k \frac{a_k^2}{p_k}, \qquad
         p_k^* = a_k \sqrt{\frac{1 - \rho}{\rho T_k + \lambda}}, \qquad a_k = \frac{n_k}{n} \lVert g_k \rVert,
 
-    lambda such that the sum is 1. With several, clients are drawn one after the other without replacement, and
+    with lambda such that the sum is 1. Several clients are drawn one by one without replacement, and
     ``Cohort.weights`` make the average unbiased: the r-th of m drawn clients counts :math:`\frac{1}{m}\big(\frac{1 -
     \sum_{i < r} p_i}{p_r} + m - r\big)` times ([Raj1956]_).
 
     Symbols: n_k = clients.sizes, :math:`\lVert g_k \rVert` = Signal.GRADIENT_NORM or Signal.UPDATE_NORM at the client's
     last report, T_k = Signal.DURATION there, rho = ``rho``.
 
-    Deviations: in the paper every client computes its gradient and tells its norm before one is scheduled, and the
-    time to send is known from the channel; here both are those of the client's last report, the mean before the first,
-    and T_k is the whole round trip. T_k is taken relative to its mean and a_k to its sum, so that rho needs no units. A
-    norm counts for at least a hundredth of the mean one. For several clients the paper's own estimate is replaced by
-    Raj's. Where all candidates are taken each counts once.
+    Deviations: in the paper, every client computes its gradient and reports its norm before one is scheduled, and the
+    time to send is known from the channel. Here both come from the client's last report (the mean before the first),
+    and T_k is the whole round trip. T_k is relative to its mean and a_k to its sum, so that rho needs no units. A norm
+    counts as at least a hundredth of the mean norm. For several clients, the paper's estimate is replaced by Raj's. If
+    all candidates are taken, each counts once.
 
-    **Aggregator**: ``inverse-probability``, which is taken where none is configured. ``fedavg`` and others that
+    **Aggregator**: ``inverse-probability``. It is the default. ``fedavg`` and others that
     divide by the sum of the weights are biased towards clients with large gradients.
 
     Examples
@@ -71,9 +71,9 @@ class Feel(Selector[FeelState]):
     array([0.2, 0.2, 0.6])
     """
 
-    picks_by: ClassVar[str] = "Clients are drawn by chance, and the score is the chance of the first draw."
+    picks_by: ClassVar[str] = "Clients are drawn at random, and the score is the probability of the first draw."
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "importance": "size times norm of its last update",
+        "importance": "size times the norm of its last gradient or update",
         "seconds": "how long it took",
     }
 
@@ -85,23 +85,25 @@ class Feel(Selector[FeelState]):
 
     rho: float = param(0.5, Interval(float, 0, 1, "left"), "weight of time against variance (rho)")
     importance: str = param(
-        "gradient-norm", OneOf(("gradient-norm", "update-norm")), "whose norm: the full gradient (the paper) or update"
+        "gradient-norm",
+        OneOf(("gradient-norm", "update-norm")),
+        "norm of the full gradient (as in the paper) or of the update",
     )
     unbiased: bool = param(True, Boolean(), "whether rarely drawn clients count more in the average")
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """Sizes, norms, and durations unless they do not matter."""
+        """Sizes, norms, and durations if they count."""
         needed = {Signal.SIZES, Signal.by_name(self.importance)}
         return frozenset(needed | {Signal.DURATION} if self.rho > 0 else needed)
 
     @property
     def aggregator(self) -> str | None:
-        """The one that does not divide by the sum of the weights; any, without such weights."""
+        """The aggregator that does not divide by the sum of the weights; any without such weights."""
         return "inverse-probability" if self.unbiased else None
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> FeelState:
-        """Nothing is known of anybody."""
+        """Start without reports."""
         unknown = np.full(clients.n, np.nan)
         return FeelState(unknown, unknown)
 
@@ -121,23 +123,23 @@ class Feel(Selector[FeelState]):
             candidates=slate.candidates,
             score=p,
             parts={"importance": importance, "seconds": seconds},
-            weights=scale_to_everybody(slate.clients.weights, slate.candidates) * weights if self.unbiased else None,
+            weights=scale_to_all_clients(slate.clients.weights, slate.candidates) * weights if self.unbiased else None,
             notes={"never reported": int(np.isnan(slate.of_candidates(state.norm)).sum())},
         )
         return cohort, state
 
     def update(self, state: FeelState, outcome: Outcome) -> FeelState:
-        """Keep the norms and durations of those that reported."""
+        """Remember the norms and durations that were reported."""
         ok = outcome.ok
-        who = outcome.clients[ok]
+        clients = outcome.clients[ok]
         norm, seconds = state.norm.copy(), state.seconds.copy()
-        norm[who] = outcome[Signal.by_name(self.importance)][ok]
-        seconds[who] = outcome[Signal.DURATION][ok] if self.rho > 0 else 0.0
+        norm[clients] = outcome[Signal.by_name(self.importance)][ok]
+        seconds[clients] = outcome[Signal.DURATION][ok] if self.rho > 0 else 0.0
         return FeelState(norm, seconds)
 
 
 def _fill_with_mean(values: FloatArray) -> FloatArray:
-    """Return the values with the mean of those known in place of NaN; ones where nothing is known."""
+    """Return the values with NaN replaced by the mean of the others; ones if all are NaN."""
     unknown = np.isnan(values)
     if not unknown.any():
         return values
@@ -147,8 +149,8 @@ def _fill_with_mean(values: FloatArray) -> FloatArray:
 def optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: float) -> FloatArray:
     r"""Return p that minimises :math:`\rho \sum p_k t_k + (1 - \rho) \sum a_k^2 / p_k`.
 
-    t are the seconds divided by their mean, a the importances divided by their sum. Importances of zero all over count
-    as equal.
+    t are the seconds divided by their mean, a the importances divided by their sum. If all importances are zero, they
+    count as equal.
 
     >>> optimal_distribution(np.array([1.0, 1.0]), np.array([1.0, 3.0]), rho=0.5).round(3)
     array([0.613, 0.387])
@@ -158,9 +160,9 @@ def optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: float
     if rho == 0 or mean <= 0:
         return a
     time = rho * seconds / mean
-    counts = a > _NOTHING
-    above = time - time[counts].min()  # lambda = x - min rho t, so that x > 0 for who can be drawn at all
-    # The sum of p falls in x: at the lower end the fastest have all of it, at the upper end the sum is at most 1.
+    counts = a > _NEGLIGIBLE
+    above = time - time[counts].min()  # lambda = x - min rho t, with x > 0
+    # The sum of p falls as x grows: at the lower end the fastest alone sum to 1, at the upper end all sum to at most 1.
     fastest = float(a[counts & (above <= 0)].sum())
     low, high = np.log((1 - rho) * fastest**2), np.log(1 - rho)
 
@@ -173,7 +175,7 @@ def optimal_distribution(importance: FloatArray, seconds: FloatArray, rho: float
 
 
 def raj_weights(p: FloatArray) -> FloatArray:
-    """(m,) how often each of m clients counts that were drawn one after the other, with first-draw probabilities p.
+    """(m,) weights of m clients that were drawn one by one, with first-draw probabilities p (m,).
 
     >>> raj_weights(np.array([0.5, 0.25]))
     array([1.5, 1. ])

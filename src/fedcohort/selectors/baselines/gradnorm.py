@@ -1,4 +1,4 @@
-"""Optimal client sampling: by the size of updates, with the weights that keep the average unbiased.
+"""Optimal client sampling: draw clients by the norm of their updates, with weights that keep the average unbiased.
 
 .. [Chen2020] W. Chen, S. Horvath, P. Richtarik, "Optimal Client Sampling for Federated Learning", arXiv:2010.13723,
    Transactions on Machine Learning Research, 2022.
@@ -17,14 +17,14 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.sampling import inclusion_probabilities, scale_to_everybody, systematic_sample
+from fedcohort.selectors.numerics.sampling import inclusion_probabilities, scale_to_all_clients, systematic_sample
 
-_LARGEST = 1e100  # norms are cut off here, so that their sums stay finite
+_LARGEST = 1e100  # larger norms are clipped, so that their sums stay finite
 
 
 @dataclass(frozen=True)
 class NormState:
-    """The norms of the last updates."""
+    """The norm of each client's last update."""
 
     norm: FloatArray = per_client()  # (N,) NaN before the client's first report
 
@@ -42,25 +42,25 @@ class GradNorm(Selector[NormState]):
         \text{ smallest} \\ 1 & \text{else,} \end{cases} \qquad u_i = w_i \|U_i\|
 
     with the largest l for which :math:`0 < m + l - n \le \sum_{j=1}^{l} u_{(j)} / u_{(l)}`, and counts
-    :math:`w_i / p_i`. Among all samplings with m clients on average this one is nearest to the mean of all clients.
+    :math:`w_i / p_i`. Of all samplings with m clients on average, this one is closest to the mean of all clients.
 
     Symbols: n = number of candidates, m = slate.size, U_i = the client's update, ||U_i|| = Signal.UPDATE_NORM,
     u_(1) <= ... <= u_(n), w_i = share of the samples (Signal.SIZES), 1 / p_i = ``Cohort.weights``, with which the
     aggregator multiplies its own w_i.
 
-    Deviations: in the paper every client trains in every round and tells its norm, and those drawn send their update;
-    here only those drawn train, and the norm is that of a client's last update. The average is unbiased with any
-    probabilities above 0, so old norms cost variance only. A client not heard yet has the mean norm of the others, and
-    none has less than ``floor`` times that mean: a client whose last update was 0 must not be out for ever. Exactly m
-    clients are drawn, with the probabilities above (systematically, in random order), where the paper decides about
-    each client by itself and gets m on average.
+    Deviations: in the paper, every client trains in every round and reports its norm, and the clients drawn send their
+    updates. Here only the clients drawn train, and the norm is that of a client's last update. The average is unbiased
+    with any probabilities above 0, so old norms only cost variance. A client that has not reported yet has the mean
+    norm of the others. No norm is below ``floor`` times the mean, so that a client whose last update was 0 can still
+    be drawn. Exactly m clients are drawn, with the probabilities above (systematically, in random order). The paper
+    decides about each client independently and gets m on average.
 
-    **Aggregator**: ``inverse-probability``, the paper's, which is taken where none is configured. ``fedavg`` and
+    **Aggregator**: ``inverse-probability``, as in the paper. It is the default. ``fedavg`` and
     others that divide by the sum of the weights are biased towards clients with large updates.
 
     Examples
     --------
-    The client with the large update is certain; the others, half as likely, count twice.
+    The client with the large update is certain. The others are half as likely and count twice.
 
     >>> from fedcohort import ClientTable, Session, Signal
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
@@ -73,11 +73,11 @@ class GradNorm(Selector[NormState]):
     (np.int64(0), array([1., 2.]), array([1. , 0.5, 0.5]))
     """
 
-    picks_by: ClassVar[str] = "Clients are drawn by chance, and the score is the chance to be in the cohort."
+    picks_by: ClassVar[str] = "Clients are drawn at random, and the score is the probability of being in the cohort."
     part_meanings: ClassVar[Mapping[str, str]] = {
         "norm": "length of its last update",
         "size": "its share of all data",
-        "unknown": "1 if it has not reported yet and has the mean norm",
+        "unknown": "1 if it has not reported yet and so has the mean norm",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -86,7 +86,9 @@ class GradNorm(Selector[NormState]):
     }
 
     floor: float = param(
-        0.1, Interval(float, 0, 1, "right"), "least norm, as a share of the mean; limits the weights of rare clients"
+        0.1,
+        Interval(float, 0, 1, "right"),
+        "least norm, as a share of the mean; limits the weights of rarely drawn clients",
     )
 
     @property
@@ -96,11 +98,11 @@ class GradNorm(Selector[NormState]):
 
     @property
     def aggregator(self) -> str:
-        """The one that does not divide by the sum of the weights."""
+        """The aggregator that does not divide by the sum of the weights."""
         return "inverse-probability"
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> NormState:
-        """No norms are known."""
+        """Start without norms."""
         return NormState(np.full(clients.n, np.nan))
 
     def select(
@@ -109,8 +111,8 @@ class GradNorm(Selector[NormState]):
         """Turn norms into probabilities and draw by them."""
         norm = slate.of_candidates(state.norm)
         unknown = np.isnan(norm)
-        usual = 1.0 if unknown.all() else float(norm[~unknown].mean())
-        norm = np.where(unknown, usual, norm)
+        mean = 1.0 if unknown.all() else float(norm[~unknown].mean())
+        norm = np.where(unknown, mean, norm)
         sizes = np.asarray(slate.of_candidates(slate.clients.sizes), np.float64)
         share = sizes / sizes.sum() if sizes.sum() > 0 else np.full(len(sizes), 1 / len(sizes))
         importance = share * norm
@@ -124,7 +126,7 @@ class GradNorm(Selector[NormState]):
             candidates=slate.candidates,
             score=chance,
             parts={"norm": norm, "size": share, "unknown": unknown.astype(np.float64)},
-            weights=scale_to_everybody(slate.clients.weights, slate.candidates) / chance[picked],
+            weights=scale_to_all_clients(slate.clients.weights, slate.candidates) / chance[picked],
             notes={
                 "certain": int((chance == 1).sum()),
                 "variance against uniform": float(((1 / chance - 1) * squared).sum() / uniform) if uniform > 0 else 1.0,
@@ -133,7 +135,7 @@ class GradNorm(Selector[NormState]):
         return cohort, state
 
     def update(self, state: NormState, outcome: Outcome) -> NormState:
-        """Take in the norms of those that trained."""
+        """Remember the norms of the clients that trained."""
         norm = state.norm.copy()
         norm[outcome.clients[outcome.ok]] = np.clip(outcome[Signal.UPDATE_NORM][outcome.ok], 0.0, _LARGEST)
         return NormState(norm)

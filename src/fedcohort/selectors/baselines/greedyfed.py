@@ -1,4 +1,4 @@
-"""GreedyFed: the clients whose models have added most to the average so far.
+"""GreedyFed: take the clients whose models have improved the average most so far.
 
 .. [Singhal2024] P. Singhal, S. R. Pandey, P. Popovski, "Greedy Shapley Client Selection for Communication-Efficient
    Federated Learning", IEEE Networking Letters 6, 2024 (arXiv 2312.09108), Algorithm 1.
@@ -19,12 +19,12 @@ from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, pe
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 
-_LARGEST = 1e100  # values are cut off here, so that their means stay finite
+_LARGEST = 1e100  # larger values are clipped, so that their means stay finite
 
 
 @dataclass(frozen=True)
 class ShapleyState:
-    """What each client was worth."""
+    """What GreedyFed remembers about each client."""
 
     value: FloatArray = per_client()  # (N,) SV_k, mean of its Shapley values
     rounds: FloatArray = per_client()  # (N,) N_k, rounds in which it was valued
@@ -34,26 +34,26 @@ class ShapleyState:
 @register("greedyfed")
 @dataclass(frozen=True, kw_only=True)
 class GreedyFed(Selector[ShapleyState]):
-    r"""Everybody once, then the top of the cumulative Shapley values ([Singhal2024]_, Algorithm 1).
+    r"""Ask every client once, then take those with the largest mean Shapley values ([Singhal2024]_, Algorithm 1).
 
     After each round the server values every model w_k of the cohort S by its Shapley value
 
     .. math:: SV_k^{(t)} = \frac{1}{|S|} \sum_{A \subseteq S \setminus k} \binom{|S| - 1}{|A|}^{-1}
               \left[ U(A \cup k) - U(A) \right],
 
-    where U(A) is minus the loss, on the server's own samples, of the average of the models of A by data size (of the
-    old global model where A is empty), estimated by GTG-Shapley. Then
+    where U(A) is minus the loss, on the server's own samples, of the size-weighted average of the models of A (of the
+    old global model if A is empty), estimated by GTG-Shapley. Then
 
     .. math:: SV_k \leftarrow \frac{(N_k - 1) SV_k + SV_k^{(t)}}{N_k} \quad \text{or} \quad
               SV_k \leftarrow \alpha SV_k + (1 - \alpha) SV_k^{(t)}.
 
-    In the first rounds clients are asked that never were; then the m clients with the largest :math:`SV_k`.
+    The first rounds go to clients that were never asked. Then the m clients with the largest :math:`SV_k` are taken.
 
     Symbols: SV_k^(t) = Signal.SHAPLEY_VALUE, N_k = ``ShapleyState.rounds``, alpha = ``memory``, m = slate.size.
 
-    Deviations: the paper asks clients in a fixed order at first, here in a random one; what is left of the last of
-    these rounds is filled at random, as in the authors' code. Clients that were asked and never delivered have the
-    value 0. The average that values are measured with is by size, whatever averages the models in the end.
+    Deviations: at first, the paper asks clients in a fixed order; here the order is random. The last of these rounds is
+    filled up at random, as in the authors' code. Clients that were asked and never delivered have the value 0. Values
+    are measured with an average by size, whatever the aggregator is.
 
     Examples
     --------
@@ -70,21 +70,21 @@ class GreedyFed(Selector[ShapleyState]):
     """
 
     picks_by: ClassVar[str] = (
-        "Clients never asked come first; then those with the highest value are picked, and chance decides between"
-        " equals."
+        "Clients that were never asked come first. Then those with the highest value are picked; ties are broken at"
+        " random."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "value": "what its updates brought, by its Shapley values so far",
-        "never asked": "1 if it was never asked, and so comes first",
+        "value": "what its models contributed, the mean of its Shapley values",
+        "never asked": "1 if it was never asked and so comes first",
     }
 
-    starves = "after everybody was asked once, clients that added little are not asked again"
+    starves = "once all clients have been asked, those that contributed little are not asked again"
     checked_params: ClassVar[ParamSets] = {"exponential mean": {"memory": 0.8}}
 
     memory: float | None = param(
         None,
         Optional(Interval(float, 0, 1, "left")),
-        "weight of the past in an exponential mean of values (alpha); None: the mean of all",
+        "weight of the past in an exponential mean of values (alpha); None: the plain mean",
     )
 
     @property
@@ -93,13 +93,13 @@ class GreedyFed(Selector[ShapleyState]):
         return frozenset({Signal.SHAPLEY_VALUE})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> ShapleyState:
-        """Nobody was asked."""
+        """Start with no client asked."""
         return ShapleyState(*(np.zeros(clients.n) for _ in range(3)))
 
     def select(
         self, state: ShapleyState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, ShapleyState]:
-        """Take clients that never were asked while there are any, then the most valuable ones."""
+        """Take clients that were never asked while there are any, then the most valuable ones."""
         value, asked = slate.of_candidates(state.value), slate.of_candidates(state.asked)
         new = np.flatnonzero(asked == 0)
         if len(new):
@@ -108,8 +108,8 @@ class GreedyFed(Selector[ShapleyState]):
             picked = np.concatenate([picked, rest])
         else:
             picked = top_k(value, slate.size, rng)
-        now = state.asked.copy()
-        now[slate.candidates[picked]] += 1
+        asked_now = state.asked.copy()
+        asked_now[slate.candidates[picked]] += 1
         cohort = Cohort(
             slate.candidates[picked],
             candidates=slate.candidates,
@@ -117,14 +117,14 @@ class GreedyFed(Selector[ShapleyState]):
             parts={"value": value, "never asked": (asked == 0).astype(np.float64)},
             notes={"asked for the first time": int(min(len(new), slate.size))},
         )
-        return cohort, ShapleyState(state.value, state.rounds, now)
+        return cohort, ShapleyState(state.value, state.rounds, asked_now)
 
     def update(self, state: ShapleyState, outcome: Outcome) -> ShapleyState:
-        """Take in the values of those whose models arrived."""
-        who = outcome.clients[outcome.ok]
-        fresh = np.clip(outcome[Signal.SHAPLEY_VALUE][outcome.ok], -_LARGEST, _LARGEST)
+        """Update the values of the clients whose models arrived."""
+        clients = outcome.clients[outcome.ok]
+        new = np.clip(outcome[Signal.SHAPLEY_VALUE][outcome.ok], -_LARGEST, _LARGEST)
         value, rounds = state.value.copy(), state.rounds.copy()
-        rounds[who] += 1
-        past = (rounds[who] - 1) / rounds[who] if self.memory is None else self.memory
-        value[who] = past * value[who] + (1 - past) * fresh
+        rounds[clients] += 1
+        past = (rounds[clients] - 1) / rounds[clients] if self.memory is None else self.memory
+        value[clients] = past * value[clients] + (1 - past) * new
         return ShapleyState(value, rounds, state.asked)

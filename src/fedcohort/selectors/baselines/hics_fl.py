@@ -1,4 +1,4 @@
-"""HiCS-FL: clients with balanced labels first, found by what training does to the output layer's bias.
+"""HiCS-FL: prefer clients with balanced labels, estimated from updates of the output layer's bias.
 
 .. [Chen2024] H. Chen, H. Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated
    Learning", NeurIPS 2024, arXiv:2310.00198.
@@ -22,14 +22,14 @@ from fedcohort.selectors.numerics.groups import angles, ward_groups
 from fedcohort.selectors.numerics.recent import RecentVectors
 from fedcohort.selectors.numerics.sampling import weighted_sample
 
-_REACH = 10.0  # with temperature "auto", what a strongly skewed client's largest entry is divided to
+_REACH = 10.0  # with temperature "auto", the largest entry of a strongly skewed client after division
 
 
 @dataclass(frozen=True)
 class HicsState(RecentVectors):
-    """The last bias updates of the clients heard lately, and who was asked for one."""
+    """The bias updates of the clients that reported last, and which clients were ever asked for one."""
 
-    asked: BoolArray = per_client()  # (N,) not in S_0 any more
+    asked: BoolArray = per_client()  # (N,) no longer in S_0
 
 
 def _entropies(record: SelectorRun) -> Intervals | None:
@@ -42,10 +42,10 @@ def _entropies(record: SelectorRun) -> Intervals | None:
     middle = np.full(len(record.state["asked"]), float(estimate.mean()))
     middle[known] = estimate
     text = (
-        f"{record.opening} the entropy estimated of clients' labels lies between {number_text(float(estimate.min()))} "
-        f"and {number_text(float(estimate.max()))}, where balanced labels would have "
-        f"{number_text(float(np.log(vectors.shape[1])))}; "
-        f"clients not heard from yet are shown at the mean."
+        f"{record.opening} the estimated entropy of clients' labels is between {number_text(float(estimate.min()))} "
+        f"and {number_text(float(estimate.max()))}; balanced labels would have "
+        f"{number_text(float(np.log(vectors.shape[1])))}. "
+        f"Clients that have not reported yet are shown at the mean."
     )
     return Intervals(middle, middle, middle, text=text)
 
@@ -53,14 +53,14 @@ def _entropies(record: SelectorRun) -> Intervals | None:
 @register("hics-fl")
 @dataclass(frozen=True, kw_only=True)
 class HicsFL(Selector[HicsState]):
-    r"""Draw a cluster by its mean label entropy, then a client of it by size ([Chen2024]_, Algorithm 1).
+    r"""Draw a cluster by its mean label entropy, then a client from it by size ([Chen2024]_, Algorithm 1).
 
-    The update of the output layer's bias tells how balanced a client's labels are (Eq. 6); its entropy estimate is
+    The update of the output layer's bias shows how balanced a client's labels are (Eq. 6). The entropy estimate is
     (Eq. 7)
 
     .. math:: \hat H_k = H(\mathrm{softmax}(\Delta b^{(k)} / T)).
 
-    1. In the first rounds clients are drawn at random from those that never were, until everybody was.
+    1. In the first rounds, clients are drawn at random from those never drawn before, until all have been drawn.
     2. Then all clients are grouped into M clusters (Ward's method) by (Eq. 9)
 
        .. math:: \arccos\frac{\Delta b^{(u)} \cdot \Delta b^{(k)}}{\|\Delta b^{(u)}\| \|\Delta b^{(k)}\|} + \lambda
@@ -68,26 +68,26 @@ class HicsFL(Selector[HicsState]):
 
     3. Until K clients are found: draw cluster m with probability :math:`\pi_m \propto \exp(\gamma_t \bar H_m)`, then
        client k of it with probability :math:`p_k / \sum_{j \in m} p_j` (Eq. 10), where :math:`\gamma_t = \gamma_0 (1 -
-       t / T_{rounds})`: in the end all clusters are equally likely.
+       t / T_{rounds})`. In the end, all clusters are equally likely.
 
-    Step 3 draws again when it meets a member of the cohort. That is drawing without replacement by :math:`\pi_m
-    p_k / \sum p_j`, which is done in one pass and cannot run for ever.
+    Step 3 draws again when it hits a member of the cohort. This equals drawing without replacement by :math:`\pi_m
+    p_k / \sum p_j`, which is done in one pass here and cannot loop forever.
 
     Symbols: Delta b = Signal.OUTPUT_BIAS_UPDATE of the client's last round, T = ``temperature``, lambda =
-    ``entropy_weight``, M = ``clusters``, K = slate.size, gamma_0 = ``preference``, the number of rounds (T in
-    calligraphic letters) = ``rounds``, t = round + 1, p_k = the client's size.
+    ``entropy_weight``, M = ``clusters``, K = slate.size, gamma_0 = ``preference``,
+    :math:`T_{rounds}` (a calligraphic T in the paper) = ``rounds``, t = round + 1, p_k = the client's size.
 
     **The temperature** must fit the size of the updates, which grows with the learning rate and the number of steps.
-    The paper's 0.0025 (Fashion-MNIST) and 0.0015 (CIFAR-10) belong to a learning rate of 0.001; at 0.1 they give every
-    client an entropy of 0. So the default, ``"auto"``, is a tenth of the largest entries: of the 90% quantile of
-    :math:`\max_i |\Delta b_i|` over the clients. A number is taken as it is.
+    The paper's 0.0025 (Fashion-MNIST) and 0.0015 (CIFAR-10) belong to a learning rate of 0.001. At 0.1 they give every
+    client an entropy of 0. So the default, ``"auto"``, is a tenth of the 90% quantile of :math:`\max_i |\Delta b_i|`
+    over the clients.
 
-    Deviations: the temperature, as above. A last warm-up round in which fewer than K clients are new is filled up from
-    the clusters; the paper leaves it smaller. Clients that were asked but have no estimate (they failed, or were
-    heard longest ago and more than ``memory`` are known) are a cluster of their own with the mean entropy; the
-    paper's initial Delta b = 0 would give them the highest one. The paper averages the models equally (aggregator
-    ``mean``). The authors' public code takes means of the output layer's weight rows in place of the bias and turns to
-    plain clustered sampling when the estimates vary little; neither is in Algorithm 1, and neither is here.
+    Deviations: the temperature, as above. A last warm-up round with fewer than K new clients is filled from the
+    clusters; the paper leaves it smaller. Clients that were asked but have no estimate (they failed, or more than
+    ``memory`` clients reported after them) form a separate cluster with the mean entropy; the paper's initial Delta b =
+    0 would give them the highest entropy. The paper averages the models equally (aggregator ``mean``). The authors'
+    public code uses means of the output layer's weight rows instead of the bias, and switches to plain clustered
+    sampling when the estimates vary little. Neither is in Algorithm 1, so neither is done here.
 
     Examples
     --------
@@ -105,13 +105,13 @@ class HicsFL(Selector[HicsState]):
     """
 
     picks_by: ClassVar[str] = (
-        "Clients never asked come first; the others are drawn by chance, first the cluster and then the client, "
-        "and the score is that chance."
+        "Clients that were never asked come first. The others are drawn at random, first the cluster and then the "
+        "client. The score is the probability of being drawn."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "entropy": "estimated evenness of its labels",
         "cluster": "number of its cluster of similar clients, -1 if none",
-        "never asked": "1 if it was never asked, and so comes first",
+        "never asked": "1 if it was never asked and so comes first",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -121,7 +121,7 @@ class HicsFL(Selector[HicsState]):
         "short memory": {"memory": 2},
     }
 
-    pictures = (Picture("hics-entropy", "HiCS-FL: how balanced it takes clients to be", "entropy", _entropies),)
+    pictures = (Picture("hics-entropy", "HiCS-FL: estimated balance of clients' labels", "entropy", _entropies),)
 
     temperature: float | Literal["auto"] = param(
         "auto",
@@ -129,11 +129,15 @@ class HicsFL(Selector[HicsState]):
         "divides the bias updates before the softmax (T); the paper: 0.0025 or 0.0015 at learning rate 0.001",
     )
     entropy_weight: float = param(10.0, Interval(float, 0, None), "weight of the entropies in distances (lambda)")
-    clusters: int | None = param(None, Optional(Interval(int, 1, None)), "number of clusters (M); None is the cohort")
+    clusters: int | None = param(
+        None, Optional(Interval(int, 1, None)), "number of clusters (M); None: the size of the cohort"
+    )
     preference: float = param(
         4.0, Interval(float, 0, None), "preference for balanced clusters at the start (gamma_0; the paper: 4 or 2)"
     )
-    rounds: int = param(200, Interval(int, 1, None), "rounds after which the preference is gone (the paper's run: 200)")
+    rounds: int = param(
+        200, Interval(int, 1, None), "rounds after which the preference has vanished (in the paper, 200)"
+    )
     memory: int = param(1000, Interval(int, 2, None), "most clients whose last updates are compared")
 
     @property
@@ -142,13 +146,13 @@ class HicsFL(Selector[HicsState]):
         return frozenset({Signal.SIZES, Signal.OUTPUT_BIAS_UPDATE})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> HicsState:
-        """S_0 is everybody."""
-        return HicsState(**RecentVectors.empty(), asked=np.zeros(clients.n, np.bool_))  # type: ignore[arg-type]
+        """Start with all clients in S_0."""
+        return HicsState.empty(asked=np.zeros(clients.n, np.bool_))
 
     def select(
         self, state: HicsState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, HicsState]:
-        """Take clients from S_0 while there are any; then draw by cluster."""
+        """Take clients from S_0 while there are any, then draw by cluster."""
         candidates, asked = slate.candidates, slate.of_candidates(state.asked)
         new = np.flatnonzero(~asked)
         picks = rng.choice(new, min(len(new), slate.size), replace=False)
@@ -161,17 +165,17 @@ class HicsFL(Selector[HicsState]):
             known = np.flatnonzero(asked & (rows >= 0))
             if len(known):
                 vectors = state.vectors[rows[known]]
-                heat = automatic_temperature(state.vectors) if self.temperature == "auto" else self.temperature
-                entropy[known] = label_entropy(vectors, heat)
+                temperature = automatic_temperature(state.vectors) if self.temperature == "auto" else self.temperature
+                entropy[known] = label_entropy(vectors, temperature)
                 apart = hics_distance(vectors, entropy[known], self.entropy_weight)
                 cluster[known] = ward_groups(apart, self.clusters or slate.size)
-                notes |= {"temperature": float(heat), "clusters": int(cluster.max()) + 1}
+                notes |= {"temperature": float(temperature), "clusters": int(cluster.max()) + 1}
             rest = np.flatnonzero(asked)
             sizes = np.asarray(slate.of_candidates(slate.clients.sizes), np.float64)[rest]
-            usual = float(np.nanmean(entropy)) if len(known) else 0.0
-            heats = np.where(np.isnan(entropy[rest]), usual, entropy[rest])
-            chance[rest] = sampling_chances(cluster[rest], heats, sizes, annealed)
-            drawn = weighted_sample(chance[rest], min(slate.size - len(picks), len(rest)), rng)
+            mean = float(np.nanmean(entropy)) if len(known) else 0.0
+            estimate = np.where(np.isnan(entropy[rest]), mean, entropy[rest])
+            chance[rest] = sampling_chances(cluster[rest], estimate, sizes, annealed)
+            drawn = weighted_sample(chance[rest], slate.size - len(picks), rng)
             picks = np.concatenate([picks, rest[drawn]])
         now = state.asked.copy()
         now[candidates[picks]] = True
@@ -208,7 +212,7 @@ def label_entropy(updates: FloatArray, temperature: float) -> FloatArray:
 
 
 def automatic_temperature(updates: FloatArray) -> float:
-    """Return a tenth of the 90% quantile of the updates' (n, C) largest entries; 1 where all are 0."""
+    """Return a tenth of the 90% quantile of the updates' (n, C) largest entries; 1 if all are 0."""
     largest = float(np.quantile(np.abs(updates).max(axis=1, initial=0.0), 0.9)) if len(updates) else 0.0
     return largest / _REACH if largest > 0 else 1.0
 
@@ -219,7 +223,7 @@ def hics_distance(updates: FloatArray, entropy: FloatArray, weight: float) -> Fl
 
 
 def sampling_chances(cluster: IntArray, entropy: FloatArray, sizes: FloatArray, preference: float) -> FloatArray:
-    """Return pi_m p_k / sum of the cluster's p_j (n,) (Eq. 10); a cluster without any data counts its clients equally.
+    """Return pi_m p_k / sum of the cluster's p_j (n,) (Eq. 10); clients of a cluster without data are equally likely.
 
     >>> sampling_chances(np.array([0, 0, 1]), np.array([1.0, 1.0, 1.0]), np.array([1.0, 3.0, 2.0]), 4.0)
     array([0.125, 0.375, 0.5  ])

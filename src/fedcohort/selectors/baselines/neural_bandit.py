@@ -1,4 +1,4 @@
-"""FLASH's contexts with a neural bandit in place of the linear one.
+"""The contexts of FLASH with a neural bandit in place of the linear one.
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
 .. [Xu2020] P. Xu, Z. Wen, H. Zhao, Q. Gu, "Neural Contextual Bandits with Deep Representation and Shallow Exploration",
@@ -22,7 +22,7 @@ from fedcohort.selectors.papers.flash.context import ContextState
 from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
 from fedcohort.selectors.papers.flash.regression import add_observations, solution
 
-_LONGEST_GRADIENT = 1.0  # steps are shortened to this times the rate, so that one odd reward does not undo the network
+_LONGEST_GRADIENT = 1.0  # longer gradients are shortened, so that one odd reward does not ruin the network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class NeuralState(ContextState):
 @register("neural-bandit")
 @dataclass(frozen=True, kw_only=True)
 class NeuralBandit(ContextualBandit[NeuralState]):
-    r"""Score contexts by a linear bandit over the features a small network learns ([Xu2020]_, Algorithm 1).
+    r"""Score contexts with a linear bandit over features that a small network learns ([Xu2020]_, Algorithm 1).
 
     .. math::
 
@@ -49,20 +49,20 @@ class NeuralBandit(ContextualBandit[NeuralState]):
         U(x) = \hat\theta^\top \phi(x; w) + \alpha \sqrt{\phi(x; w)^\top A^{-1} \phi(x; w)}, \qquad
         A = \lambda I + \sum \phi \phi^\top, \quad b = \sum r \phi, \quad \hat\theta = A^{-1} b
 
-    The clients with the largest U are taken. Every H rounds W_1 and
-    W_2 take some gradient steps on :math:`\sum_i (\hat\theta^\top \phi(x_i; w) - r_i)^2`. Contexts and rewards are
-    those of FLASH, whose Figure 4 replaces its linear bandit by a neural one ([Chang2024]_, Sec. 3.5): more to learn
-    from the same few rounds.
+    The clients with the largest U are taken. Every H rounds, W_1 and W_2 take some gradient steps on
+    :math:`\sum_i (\hat\theta^\top \phi(x_i; w) - r_i)^2`. Contexts and rewards are those of FLASH. Figure 4 of its
+    paper replaces the linear bandit with a neural one ([Chang2024]_, Sec. 3.5), which has more to learn from the same
+    few rounds.
 
-    Symbols: x = FLASH's context with a constant 1, scaled to norm 1 as the theory assumes; sigma = max(0, .); h =
+    Symbols: x = the context of FLASH with a constant 1, scaled to norm 1 as the theory assumes; sigma = max(0, .); h =
     ``width``; alpha = ``exploration``; lambda = ``ridge``; H = ``interval``; n = ``steps`` of size eta = ``rate``;
     r = FLASH's reward (``reward``).
 
-    Deviations: from [Xu2020]_: several clients are taken per round (the combinatorial form FLASH needs). alpha is
-    a constant. The loss is the mean over the last ``memory`` observations with the current theta-hat, not over all with
-    the theta-hat of their time, so that the state stays bounded; gradients are cut off at length 1. Weights start as He
-    et al. propose, without the factor sqrt(h). FLASH also names H. Cao et al. (FL-AAAI 2022) for its neural bandit,
-    whose network is not described in FLASH's paper.
+    Deviations from [Xu2020]_: several clients are taken per round (the combinatorial form that FLASH needs). alpha is
+    a constant. The loss is the mean over the last ``memory`` observations with the current theta-hat, not over all
+    observations with the theta-hat of their time, so that the state stays bounded. Gradients longer than 1 are
+    shortened to 1. Weights start as He et al. propose, without the factor sqrt(h). The paper of FLASH also cites H. Cao
+    et al. (FL-AAAI 2022) for its neural bandit, but does not describe their network.
 
     Examples
     --------
@@ -83,10 +83,9 @@ class NeuralBandit(ContextualBandit[NeuralState]):
     array([ True,  True])
     """
 
-    picks_by: ClassVar[str] = "The clients with the highest scores are picked, and chance decides between equals."
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "promise": "reward that the network expects",
-        "exploration": "bonus for contexts seen rarely",
+        "promise": "the reward that the network expects",
+        "exploration": "bonus for contexts that are rarely seen",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -101,7 +100,7 @@ class NeuralBandit(ContextualBandit[NeuralState]):
     ridge: float = param(1.0, Interval(float, 0, None, "neither"), "regularisation of the last layer (lambda)")
     width: int = param(16, Interval(int, 1, 512), "units of each hidden layer (h)")
     interval: int = param(5, Interval(int, 1, None), "rounds between trainings of the network (H)")
-    steps: int = param(50, Interval(int, 0, None), "gradient steps of a training (n)")
+    steps: int = param(50, Interval(int, 0, None), "gradient steps per training (n)")
     rate: float = param(0.1, Interval(float, 0, None, "neither"), "size of a gradient step (eta)")
     memory: int = param(256, Interval(int, 1, None), "observations the network is trained on")
 
@@ -136,7 +135,7 @@ class NeuralBandit(ContextualBandit[NeuralState]):
         return promise + bonus, {"promise": promise, "exploration": bonus}, state
 
     def learn(self, state: NeuralState, clients: IntArray, context: FloatArray, rewards: FloatArray) -> NeuralState:
-        """Enter the observations into the last layer and the memory; train the network when its time has come."""
+        """Add the observations to the last layer and the memory; train the network every ``interval`` rounds."""
         context, rewards = context[-self.memory :], rewards[-self.memory :]
         x = network_input(context)
         features = forward(state.first, state.second, x).features
@@ -163,7 +162,7 @@ class NeuralBandit(ContextualBandit[NeuralState]):
 
 
 class Layers(NamedTuple):
-    """What the network makes of inputs."""
+    """The outputs of the network's layers."""
 
     hidden: FloatArray  # (n, h) sigma(W_1 x)
     features: FloatArray  # (n, h) phi
@@ -189,10 +188,10 @@ def forward(first: FloatArray, second: FloatArray, x: FloatArray) -> Layers:
 def gradients(
     first: FloatArray, second: FloatArray, theta: FloatArray, x: FloatArray, target: FloatArray
 ) -> tuple[float, FloatArray, FloatArray]:
-    """Return the mean of (theta' phi(x) - r)^2 / 2 and its gradients by W_1 and W_2."""
+    """Return the mean of (theta' phi(x) - r)^2 / 2 and its gradients with respect to W_1 and W_2."""
     hidden, features = forward(first, second, x)
     error = features @ theta - target
-    top = (error[:, None] * theta) * (features > 0)  # (n, h), by the second layer's input
+    top = (error[:, None] * theta) * (features > 0)  # (n, h) gradient with respect to the second layer's input
     bottom = (top @ second) * (hidden > 0)
     return float((error**2).mean() / 2), bottom.T @ x / len(x), top.T @ hidden / len(x)
 

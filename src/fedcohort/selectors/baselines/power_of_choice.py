@@ -1,4 +1,4 @@
-"""Power-of-Choice: among d candidates, those with the largest loss.
+"""Power-of-Choice: ask d clients for their losses and take the largest.
 
 .. [Cho2020] Y. J. Cho, J. Wang, G. Joshi, "Client Selection in Federated Learning: Convergence Analysis and
    Power-of-Choice Selection Strategies", arXiv:2010.01243.
@@ -12,23 +12,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, Optional, ParamSets, param
-from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate, register
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Slate, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
-from fedcohort.selectors.baselines.uniform import NoState
+from fedcohort.selectors.baselines.uniform import NoState, Stateless
 from fedcohort.selectors.numerics.sampling import weighted_sample
 
 
 @register("power-of-choice")
 @dataclass(frozen=True, kw_only=True)
-class PowerOfChoice(Selector[NoState]):
-    r"""Ask d clients for their losses and take the largest ([Cho2020]_, Sec. 3.1).
+class PowerOfChoice(Stateless):
+    r"""Ask d random clients for their losses and take those with the largest ([Cho2020]_, Sec. 3.1).
 
-    The m largest of :math:`F_k(w), k \in A`. Symbols: A = the d asked clients, drawn without replacement with
-    probability p_k; m = slate.size; F_k(w) = Signal.LOSS of the current global model. Deviations: a client that
-    does not answer is taken only when too few do; d is raised to m where it is smaller.
+    The cohort is the m largest of :math:`F_k(w), k \in A`. Symbols: A = the d clients asked, drawn without replacement
+    with probability p_k; m = slate.size; F_k(w) = Signal.LOSS of the current global model. Deviations: a client that
+    does not answer is taken only when too few do. A d below m is raised to m.
 
     Examples
     --------
@@ -44,11 +43,11 @@ class PowerOfChoice(Selector[NoState]):
 
     one_at_a_time = True
     picks_by: ClassVar[str] = (
-        "Some clients are drawn by chance and asked for their loss; those with the highest losses are picked. "
-        "Clients not drawn have no score."
+        "Some clients are drawn at random and asked for their loss. Those with the highest losses are picked. "
+        "Clients that were not asked have no score."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "loss": "its loss of the current model",
+        "loss": "its loss under the current model",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -56,21 +55,15 @@ class PowerOfChoice(Selector[NoState]):
         "all": {"d": 10_000},
     }
 
-    d: int | None = param(
-        None, Optional(Interval(int, 1, None)), "clients asked per round (d); None is twice the cohort"
-    )
+    d: int | None = param(None, Optional(Interval(int, 1, None)), "clients asked per round (d); None: twice the cohort")
 
     @property
     def requires(self) -> frozenset[Signal]:
         """Data sizes, and losses on demand."""
         return frozenset({Signal.SIZES, Signal.LOSS_QUERY})
 
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
     def query(self, state: NoState, slate: Slate, rng: np.random.Generator) -> Query:
-        """Ask d clients, drawn by size, for their losses."""
+        """Ask d clients for their losses, drawn in proportion to size."""
         d = 2 * slate.size if self.d is None else max(self.d, slate.size)
         sizes = slate.of_candidates(slate.clients.sizes)
         asked = weighted_sample(sizes, min(d, len(slate.candidates)), rng)
@@ -79,7 +72,7 @@ class PowerOfChoice(Selector[NoState]):
     def select(
         self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, NoState]:
-        """Take the largest losses among those asked."""
+        """Take the clients with the largest losses."""
         assert answer is not None
         assert isinstance(answer.query, Losses)
         loss = answer[Signal.LOSS]
@@ -87,7 +80,3 @@ class PowerOfChoice(Selector[NoState]):
         picked = top_k(score, slate.size, rng)
         asked = answer.query.clients
         return Cohort(asked[picked], candidates=asked, score=score, parts={"loss": loss}), state
-
-    def update(self, state: NoState, outcome: Outcome) -> NoState:
-        """Learn nothing."""
-        return state

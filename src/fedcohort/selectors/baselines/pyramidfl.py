@@ -1,4 +1,4 @@
-r"""PyramidFL: Oort's cohorts, in which fast clients work longer.
+r"""PyramidFL: cohorts drawn as in Oort, in which fast clients work longer.
 
 .. [Li2022] C. Li, X. Zeng, M. Zhang, Z. Cao, "PyramidFL: A Fine-grained Client Selection Framework for Efficient
    Federated Learning", MobiCom 2022.
@@ -20,12 +20,12 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.oort.guidance import PACE, Guidance, OortState
+from fedcohort.selectors.baselines.oort.guidance import Guidance, OortState
 
 
 @dataclass(frozen=True)
 class PyramidState(OortState):
-    """What PyramidFL remembers: what Oort does, with durations of the usual work, and how much work was given."""
+    """What PyramidFL remembers: the state of Oort, with durations of the usual work, and the work assigned."""
 
     given: FloatArray = per_client()  # (N,) work of the client's last cohort, as a multiple of the usual
 
@@ -33,21 +33,20 @@ class PyramidState(OortState):
 @register("pyramidfl")
 @dataclass(frozen=True, kw_only=True)
 class PyramidFL(Guidance, Selector[PyramidState]):
-    r"""Draw a cohort as Oort does, then fill the time before the slowest returns with local work ([Li2022]_).
+    r"""Draw a cohort as Oort does, and give fast clients extra work until the slowest returns ([Li2022]_).
 
     .. math:: w_i = 1 + \min\Big(e,\; \frac{\max_{j \in S} t_j - t_i}{t_i}\Big)
 
-    S is drawn by the ranking of ``oort`` ([Lai2021]_, Algorithm 1), and client i of S does :math:`w_i` times the usual
+    S is drawn by the ranking of ``oort`` ([Lai2021]_, Algorithm 1). Client i of S does :math:`w_i` times the usual
     local work (``Cohort.work``), so that all return at about the same time.
 
-    Symbols: t_i = seconds of the usual work, Signal.DURATION divided by the work it was for; e = ``most_extra``, and
-    the others as in ``oort``. A client that never reported does the usual work and is not waited for in the maximum.
+    Symbols: t_i = seconds for the usual work, Signal.DURATION divided by the work done; e = ``most_extra``; the others
+    as in ``oort``. A client that never reported does the usual work and does not enter the maximum.
 
-    Deviations: the paper also drops 10 to 60% of the values of an upload, fewer where the gradient's norm ranks high;
-    nothing is dropped here, uploads are whole and cost a whole model. The paper knows computing and sending apart and
-    stretches computing alone; here a duration is one number, so time for sending is stretched too, and clients with
-    slow links return early rather than late. ``most_extra`` and the shares dropped are those of the
-    authors' code.
+    Deviations: the paper also drops 10 to 60% of the values of an upload, fewer where the gradient's norm ranks high.
+    Here nothing is dropped, and every upload costs a whole model. The paper knows the times for computing and sending
+    separately and stretches only computing. Here a duration is one number, so the time for sending is stretched too,
+    and clients with slow links return early rather than late. ``most_extra`` is the value in the authors' code.
 
     Examples
     --------
@@ -63,29 +62,17 @@ class PyramidFL(Guidance, Selector[PyramidState]):
     4.0
     """
 
-    picks_by: ClassVar[str] = (
-        "Clients that were picked often enough are left out, and a few places go to clients never tried; the others "
-        "are drawn by chance among the clients near the best, the higher the score the likelier."
-    )
-    part_meanings: ClassVar[Mapping[str, str]] = {
-        "statistical": "size times root mean square of its losses, cut off above",
-        "staleness": "bonus for not having been picked lately",
-        "slowness": "deduction for being slower than preferred",
-        "unexplored": "1 if it was never tried",
-        "seconds": "how long it took",
-    }
+    part_meanings: ClassVar[Mapping[str, str]] = {**Guidance.part_meanings, "seconds": "how long it took"}
 
-    most_extra: float = param(10.0, Interval(float, 0, None), "most work beyond the usual, as a multiple of it (e)")
-
-    pictures = (PACE,)
+    most_extra: float = param(10.0, Interval(float, 0, None), "most extra work, as a multiple of the usual work (e)")
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """What Oort needs, and durations in any case."""
+        """What Oort needs, and always durations."""
         return frozenset({Signal.SIZES, Signal.LOSS_RMS, Signal.DURATION})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> PyramidState:
-        """Nobody is explored."""
+        """Start with no client explored."""
         start = self.fresh(clients)
         fields = {f.name: getattr(start, f.name) for f in dataclasses.fields(start)}
         return PyramidState(**fields, given=np.ones(clients.n))
@@ -93,7 +80,7 @@ class PyramidFL(Guidance, Selector[PyramidState]):
     def select(
         self, state: PyramidState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, PyramidState]:
-        """Draw as Oort does, and give work."""
+        """Draw as Oort does, and assign work."""
         choice = self.choose(state, slate, rng)
         clients = slate.candidates[choice.positions]
         work = self._work(state, clients)
@@ -124,5 +111,5 @@ class PyramidFL(Guidance, Selector[PyramidState]):
 
 
 def _has_duration(state: PyramidState) -> BoolArray:
-    """(N,) whose duration is known; one of 0 tells nothing."""
+    """(N,) whether a client's duration is known; a duration of 0 does not count."""
     return np.asarray((state.last > 0) & (state.seconds > 0))

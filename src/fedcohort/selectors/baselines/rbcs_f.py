@@ -1,4 +1,4 @@
-r"""RBCS-F: fast rounds in which everybody has a guaranteed share.
+r"""RBCS-F: fast rounds, with a guaranteed share of them for every client.
 
 .. [Huang2021] T. Huang, W. Lin, W. Wu, L. He, K. Li, A. Y. Zomaya, "An Efficiency-Boosting Client Selection Scheme for
    Federated Learning with Fairness Guarantee", IEEE Transactions on Parallel and Distributed Systems 32(7), 2021,
@@ -26,13 +26,13 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class QueueState:
-    """What RBCS-F remembers."""
+    """What RBCS-F remembers about each client."""
 
-    queue: FloatArray = per_client()  # (N,) Z, rounds the client is owed
+    queue: FloatArray = per_client()  # (N,) Z, rounds that the client is owed
     last: FloatArray = per_client()  # (N,) round it was last picked in, -2 before the first
     warm: FloatArray = per_client()  # (N,) 1 if it had also taken part in the round before that one
-    count: FloatArray = per_client()  # (N,) durations seen
-    count_warm: FloatArray = per_client()  # (N,) those of them with warm = 1
+    count: FloatArray = per_client()  # (N,) number of durations seen
+    count_warm: FloatArray = per_client()  # (N,) how many of them with warm = 1
     total: FloatArray = per_client()  # (N,) sum of durations
     total_warm: FloatArray = per_client()  # (N,) sum of those with warm = 1
 
@@ -40,7 +40,7 @@ class QueueState:
 @register("rbcs-f")
 @dataclass(frozen=True, kw_only=True)
 class RbcsF(Selector[QueueState]):
-    r"""Weigh the round's duration against what clients are owed ([Huang2021]_, RBCS-F).
+    r"""Choose the cohort that best trades the round's duration against what clients are owed ([Huang2021]_, RBCS-F).
 
     .. math::
 
@@ -49,17 +49,17 @@ class RbcsF(Selector[QueueState]):
         \bar\tau_n &= \max\Big(\theta_n^T c_n - \alpha \sqrt{c_n^T H_n^{-1} c_n}, 0\Big), \qquad
         H_n = \lambda I + \sum c c^T, \quad \theta_n = H_n^{-1} \sum \tau c
 
-    The minimum is exact: for every possible slowest client, the m largest queues among those whose :math:`\bar\tau` is
-    not above its own.
+    The minimum is exact: for every possible slowest client, the m largest queues are found among the clients whose
+    :math:`\bar\tau` is not larger.
 
     Symbols: m = slate.size, x_n = 1 for the cohort, tau = Signal.DURATION, beta = ``fairness`` times m divided by the
     number of candidates, V = ``speed``, alpha = ``exploration``, lambda = ``ridge``, c_n = (1, whether n took part in
     the last round).
 
-    Deviations: the paper's context also has the client's free CPU and bandwidth, which nobody reports here. Durations
-    are divided by the mean of all reports, so that V and alpha need no units. A queue grows in rounds in which its
-    client is available, and beta follows how many are, so that the guarantee can be kept. A client that did not report
-    counts as slow as the slowest client known.
+    Deviations: the paper's context also has the client's free CPU and bandwidth, which are not reported here. Durations
+    are divided by the mean of all reports, so that V and alpha need no units. A queue grows only in rounds in which
+    its client is available, and beta depends on how many are, so that the guarantee can be kept. A client that did not
+    report counts as slow as the slowest known client.
 
     Examples
     --------
@@ -78,12 +78,12 @@ class RbcsF(Selector[QueueState]):
 
     picks_by: ClassVar[str] = (
         "The cohort weighs what clients are owed against its slowest member, so a client that is owed little may "
-        "come along with slower ones."
+        "join slower ones."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "owed": "turns it is owed by its guaranteed share",
         "expected duration": "how long it is expected to take",
-        "exploration": "how much faster it could be, for all that is known",
+        "exploration": "how much faster it could be, given what is known",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -92,9 +92,11 @@ class RbcsF(Selector[QueueState]):
         "stiff": {"ridge": 1000000.0},
     }
 
-    fairness: float = param(0.5, Interval(float, 0, 1), "guaranteed share of the rounds as a part of an equal one")
+    fairness: float = param(
+        0.5, Interval(float, 0, 1), "guaranteed share of the rounds, as a fraction of an equal share"
+    )
     speed: float = param(1.0, Interval(float, 0, None), "weight of the round's duration against the queues (V)")
-    exploration: float = param(0.2, Interval(float, 0, None), "width of the bounds of durations (alpha)")
+    exploration: float = param(0.2, Interval(float, 0, None), "width of the bounds on durations (alpha)")
     ridge: float = param(0.1, Interval(float, 0, None, "neither"), "regularisation of the estimates (lambda)")
 
     @property
@@ -103,14 +105,14 @@ class RbcsF(Selector[QueueState]):
         return frozenset({Signal.DURATION})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> QueueState:
-        """Nobody is owed anything."""
+        """Start with empty queues."""
         zeros = np.zeros(clients.n)
         return QueueState(zeros, np.full(clients.n, -2.0), zeros, zeros, zeros, zeros, zeros)
 
     def select(
         self, state: QueueState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, QueueState]:
-        """Minimise duration less queues; queues grow, and shrink for the cohort."""
+        """Minimise the duration minus the queues; let queues grow, and shrink those of the cohort."""
         warm = (state.last == slate.round - 1).astype(np.float64)
         estimate, width = (slate.of_candidates(a) for a in self.durations(state, warm))
         bound = np.maximum(estimate - self.exploration * width, 0.0)
@@ -137,12 +139,12 @@ class RbcsF(Selector[QueueState]):
         ok, seconds = outcome.ok, outcome[Signal.DURATION]
         means = state.total[state.count > 0] / state.count[state.count > 0]
         seconds = np.where(ok, seconds, max(seconds[ok].max(initial=0.0), means.max(initial=0.0)))
-        who, warm = outcome.clients, state.warm[outcome.clients]
+        clients, warm = outcome.clients, state.warm[outcome.clients]
         new = {name: getattr(state, name).copy() for name in ("count", "count_warm", "total", "total_warm")}
-        new["count"][who] += 1.0
-        new["count_warm"][who] += warm
-        new["total"][who] += seconds
-        new["total_warm"][who] += seconds * warm
+        new["count"][clients] += 1.0
+        new["count_warm"][clients] += warm
+        new["total"][clients] += seconds
+        new["total_warm"][clients] += seconds * warm
         return dataclasses.replace(state, **new)
 
     def durations(self, state: QueueState, warm: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -161,10 +163,10 @@ class RbcsF(Selector[QueueState]):
 
 
 def quickest_fair(cost: FloatArray, owed: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
-    """Return the ``size`` positions that minimise the largest cost less the sum of what is owed; ties at random.
+    """Return the ``size`` positions that minimise the largest cost minus the sum of ``owed``; ties at random.
 
-    In ascending order of cost the best group with a given largest cost holds the largest of what is owed so far, so one
-    pass with a heap sees all of them. Blocks in which nobody is owed more than the least of the heap are skipped.
+    In ascending order of cost, the best group with a given largest cost has the largest debts so far, so one pass with
+    a heap sees all such groups. Blocks without a debt larger than the smallest in the heap are skipped.
 
     >>> quickest_fair(np.array([1.0, 1.0, 9.0]), np.array([0.0, 1.0, 20.0]), 2, np.random.default_rng(0))
     array([1, 2])

@@ -1,4 +1,4 @@
-r"""REFL: clients that will soon be unavailable come first.
+r"""REFL: take clients first that will soon be unavailable.
 
 .. [Abdelmoniem2023] A. M. Abdelmoniem, A. N. Sahu, M. Canini, S. A. Fahmy, "REFL: Resource-Efficient Federated
    Learning", EuroSys 2023, arXiv:2111.01108.
@@ -16,44 +16,45 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
-from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 
 
 @dataclass(frozen=True)
 class PresenceState:
-    """What REFL has seen of who is there."""
+    """What REFL remembers about each client's availability."""
 
-    present: FloatArray = per_client()  # (N,) 1 for candidates of the last round
-    stayed: FloatArray = per_client()  # (N,) forgetting count of rounds in which a client that was there still was
-    left: FloatArray = per_client()  # (N,) forgetting count of rounds in which it was gone
-    free: FloatArray = per_client()  # (N,) round from which the client may be taken again
+    present: FloatArray = per_client()  # (N,) 1 if it was a candidate in the last round
+    stayed: FloatArray = per_client()  # (N,) decaying count of rounds in which it stayed available
+    left: FloatArray = per_client()  # (N,) decaying count of rounds in which it became unavailable
+    free: FloatArray = per_client()  # (N,) the round from which it may be taken again
 
 
 @register("refl")
 @dataclass(frozen=True, kw_only=True)
 class Refl(Selector[PresenceState]):
-    r"""Take the candidates that are least likely to be there in the next round ([Abdelmoniem2023]_).
+    r"""Take the candidates that are least likely to be available in the next round ([Abdelmoniem2023]_).
 
-    The intelligent participant selection (IPS): ascending by the forecast :math:`p_n` that client n is available during
-    the coming round, equal forecasts in random order. Who was taken holds off for some rounds. Here
+    This is the paper's intelligent participant selection (IPS). Clients are taken in ascending order of the forecast
+    :math:`p_n` that client n is available during the coming round, equal forecasts in random order. A client that was
+    taken holds off for some rounds. Here
 
     .. math:: p_n = \frac{1 + \text{stayed}_n}{2 + \text{stayed}_n + \text{left}_n},
 
-    counting the rounds after one in which n was available, by whether it still was; both counts forget.
+    where both counts are over the rounds that follow one in which n was available: it was still available or it was
+    not. Older rounds count less.
 
     Symbols: p_n = forecast for the time slot :math:`[\mu_t, 2 \mu_t]`, which is the next round; available =
     slate.candidates; hold-off = ``hold_off``; ``memory`` = after how many rounds a count has lost two thirds.
 
-    Deviations: in the paper each client forecasts its own availability from its history, by hour and weekday, and tells
-    the server; here the server sees only who is there, so hours are not known. Whom a rule keeps from the candidates
-    counts as gone. Stale updates are not aggregated: the paper's staleness-aware aggregation (SAA), and with it the
-    target adapted to expected stragglers (APT), are no part of a selector. Who holds off comes when too few others are
-    there, the earliest first.
+    Deviations: in the paper, each client forecasts its own availability from its history, by hour and weekday, and
+    reports it. Here the server sees only which clients are available, so it knows nothing about hours. A client that
+    a rule excludes counts as unavailable. Stale updates are not aggregated: the paper's staleness-aware aggregation
+    (SAA), and with it the target adapted to expected stragglers (APT), are not part of a selector. Clients that hold
+    off are taken when there are too few others, those with the shortest wait first.
 
     Examples
     --------
-    Client 2 was there in every second round only, the others always.
+    Client 2 is available only in every second round, the others always.
 
     >>> from fedcohort import ClientTable, Session
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
@@ -66,11 +67,11 @@ class Refl(Selector[PresenceState]):
     """
 
     picks_by: ClassVar[str] = (
-        "Clients that hold off come last; of the others those least likely to be there next are picked, and "
-        "chance decides between equals."
+        "Clients that hold off come last. Of the others, those least likely to be available next are picked; ties are "
+        "broken at random."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "forecast": "estimated chance that it is there in the next round",
+        "forecast": "estimated probability that it is available in the next round",
         "rounds to wait": "rounds it still holds off",
     }
 
@@ -79,25 +80,20 @@ class Refl(Selector[PresenceState]):
         "long hold-off": {"hold_off": 1000},
     }
 
-    hold_off: int = param(5, Interval(int, 0, None), "rounds for which a client that was taken holds off")
-    memory: int = param(50, Interval(int, 1, None), "rounds the counts of staying and leaving remember")
+    hold_off: int = param(5, Interval(int, 0, None), "rounds that a client holds off after it was taken")
+    memory: int = param(50, Interval(int, 1, None), "rounds that the counts of staying and leaving remember")
 
-    starves = "clients that stay come after all that leave sooner"
-
-    @property
-    def requires(self) -> frozenset[Signal]:
-        """Nothing but who is available."""
-        return frozenset()
+    starves = "clients that stay available come after all that leave sooner"
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> PresenceState:
-        """Nothing was seen."""
+        """Start without observations."""
         zeros = np.zeros(clients.n)
         return PresenceState(zeros, zeros, zeros, zeros)
 
     def select(
         self, state: PresenceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, PresenceState]:
-        """Count who stayed, and take the lowest forecasts."""
+        """Count which clients stayed, and take the lowest forecasts."""
         present = np.zeros(slate.n)
         present[slate.candidates] = 1.0
         keep = 1.0 - state.present / self.memory
@@ -105,7 +101,7 @@ class Refl(Selector[PresenceState]):
         left = state.left * keep + state.present * (1.0 - present)
         forecast = slate.of_candidates((1.0 + stayed) / (2.0 + stayed + left))
         wait = np.maximum(slate.of_candidates(state.free) - slate.round, 0.0)
-        score = -forecast - 2.0 * wait  # forecasts are below 1: who waits longer comes later, whatever its forecast
+        score = -forecast - 2.0 * wait  # forecasts are below 1, so a longer wait always comes later
         clients = slate.candidates[top_k(score, slate.size, rng)]
         free = state.free.copy()
         free[clients] = slate.round + 1 + self.hold_off
@@ -119,5 +115,5 @@ class Refl(Selector[PresenceState]):
         return cohort, PresenceState(present, stayed, left, free)
 
     def update(self, state: PresenceState, outcome: Outcome) -> PresenceState:
-        """Learn nothing: who is there is seen before the round."""
+        """Learn nothing, because availability is seen before the round."""
         return state

@@ -1,4 +1,4 @@
-"""FLASH's contexts with a restless bandit in place of the linear one.
+"""The contexts of FLASH with a restless bandit in place of the linear one.
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
 .. [Yemini2021] M. Yemini, A. Leshem, A. Somekh-Baruch, "The Restless Hidden Markov Bandit With Linear Rewards and Side
@@ -24,19 +24,19 @@ from fedcohort.selectors.papers.flash.context import ContextState
 from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
 from fedcohort.selectors.papers.flash.regression import add_observations, solution
 
-_FORGET = 0.9  # of what rounds usually pay, a round
+_FORGET = 0.9  # factor per round of past rounds in the running mean and variance of rewards
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestlessState(ContextState):
-    """The contexts, the chain of the common state, and one linear model of the rewards for each state."""
+    """The contexts, the Markov chain of the hidden state, and one linear model of the rewards for each state."""
 
     gram: FloatArray  # (S, d, d)
     moment: FloatArray  # (S, d)
     transitions: FloatArray  # (S, S) how often state i was followed by state j
     at: int  # the state of the last round; -1 before the first
-    pay_mean: float  # of the rounds' mean rewards, forgetting
-    pay_variance: float  # of the same
+    pay_mean: float  # running mean of the rounds' mean rewards
+    pay_variance: float  # running variance of the same
     heard: int  # rounds with rewards
     explored: int  # rounds that explored
 
@@ -44,29 +44,29 @@ class RestlessState(ContextState):
 @register("restless-bandit")
 @dataclass(frozen=True, kw_only=True)
 class RestlessBandit(ContextualBandit[RestlessState]):
-    r"""Predict the common state by its Markov chain and take the best contexts under it ([Yemini2021]_).
+    r"""Predict a hidden state that all clients share, and take the best contexts under it ([Yemini2021]_).
 
-    Rewards :math:`r_i` are linear in the context, with coefficients that depend on a state common to all clients, which
-    moves as a Markov chain whether or not anybody is asked (hence *restless*) and is not seen directly:
+    Rewards :math:`r_i` are linear in the context, with coefficients that depend on a state common to all clients. The
+    state is hidden and moves as a Markov chain whether or not clients are asked (hence *restless*):
 
     .. math:: E[r_i \mid s] = \theta_s^\top x_i, \qquad \hat P_{ss'} = \frac{1 + C_{ss'}}{S + \sum_u C_{su}}, \qquad
               \text{score}_i = \sum_{s'} \hat P_{s_t s'} \, \hat\theta_{s'}^\top x_i
 
-    The clients with the highest scores are taken. A round's state is recovered from what it
-    paid, each theta_s is a ridge regression over the rounds in that state, and the estimated transition matrix gives
-    the next state's distribution. Rounds that explore (a uniform cohort) are spread so that there were about c ln t of
-    them by round t. Contexts and rewards are those of FLASH, whose Figure 4 replaces its linear bandit by this
-    ([Chang2024]_, Sec. 3.5), and says of it that it needs the extra estimation of the transition matrix.
+    The clients with the highest scores are taken. The state of a round is inferred from its rewards, each theta_s is a
+    ridge regression over the rounds in that state, and the estimated transition matrix predicts the next state. Some
+    rounds explore with a uniform cohort, about c ln t of them by round t. Contexts and rewards are those of FLASH.
+    Figure 4 of its paper replaces the linear bandit with this one ([Chang2024]_, Sec. 3.5), and notes that the
+    transition matrix has to be estimated as well.
 
     Symbols: x = FLASH's context; s_t = ``at``; S = ``states``; C = ``transitions``; c = ``exploration``; the ridge's
     lambda = ``ridge``; t = round + 1; r = FLASH's reward (``reward``).
 
-    Deviations: from [Yemini2021]_: its rewards have no noise beyond the hidden states, which can then be solved for;
-    here a round's state is in which of S intervals its mean reward lies, equally likely ones under the normal
-    distribution with the running mean and variance (which forget a tenth a round). The state of each arm of its own,
-    which is independent from round to round there, is left to the regression's noise. Actions from a polytope are the
-    contexts of the clients, several of which are taken. FLASH's paper says no more about how it used this bandit than
-    what is said above.
+    Deviations from [Yemini2021]_: its rewards have no noise beyond the hidden states, so the states can be solved for.
+    Here the mean reward of a round decides its state. The S states are equally likely intervals of the normal
+    distribution with the running mean and variance, in which a past round loses a tenth of its weight every round. In
+    that paper, each arm also has a state of its own, independent from round to round; here it is part of the
+    regression's noise. Its actions come from a polytope; here they are the contexts of the clients, several of which
+    are taken. The paper of FLASH says no more about this bandit than this.
 
     Examples
     --------
@@ -93,14 +93,14 @@ class RestlessBandit(ContextualBandit[RestlessState]):
         "next model": {"reward": "validation-decrease"},
     }
 
-    starves = "a client whose context promises little reward is left to the rounds that explore"
+    starves = "a client whose context promises little reward is picked only in rounds that explore"
 
-    states: int = param(2, Interval(int, 1, 32), "states of the common chain (S)")
+    states: int = param(2, Interval(int, 1, 32), "number of hidden states (S)")
     exploration: float = param(3.0, Interval(float, 0, None), "about c ln t of t rounds explore (c)")
     ridge: float = param(1.0, Interval(float, 0, None, "neither"), "regularisation (lambda)")
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> RestlessState:
-        """Nothing is known of the chain or the rewards."""
+        """Start without observations."""
         d, s = len(self.context), self.states
         return RestlessState(
             **RestlessState.unknown(clients.n, len(self.context)),
@@ -122,7 +122,7 @@ class RestlessBandit(ContextualBandit[RestlessState]):
         notes: Notes,
         rng: np.random.Generator,
     ) -> tuple[FloatArray, dict[str, FloatArray], RestlessState]:
-        """Return the expected rewards under the next state's distribution; equal ones in a round that explores."""
+        """Return the expected rewards under the next state's distribution; zeros in a round that explores."""
         following = next_distribution(state.transitions, state.at)
         theta = following @ np.stack([solution(g, b) for g, b in zip(state.gram, state.moment, strict=True)])
         parts = {name: theta[j] * column for j, (name, column) in enumerate(context.items())}
@@ -135,32 +135,34 @@ class RestlessBandit(ContextualBandit[RestlessState]):
         return np.stack(list(context.values()), axis=1) @ theta, parts, state
 
     def learn(self, state: RestlessState, clients: IntArray, context: FloatArray, rewards: FloatArray) -> RestlessState:
-        """Recover the round's state, count the transition, and learn that state's rewards."""
+        """Infer the round's state, count the transition, and add to the regression of that state."""
         if not len(rewards):
             return state
-        paid = float(rewards.mean())
-        now = state_of(paid, state.pay_mean, state.pay_variance, self.states) if state.heard else self.states // 2
+        mean_reward = float(rewards.mean())
+        now = self.states // 2
+        if state.heard:
+            now = state_of(mean_reward, state.pay_mean, state.pay_variance, self.states)
         transitions = state.transitions.copy()
         if state.at >= 0:
             transitions[state.at, now] += 1
         gram, moment = state.gram.copy(), state.moment.copy()
         gram[now], moment[now] = add_observations(gram[now], moment[now], context, rewards)
         share = max(1 - _FORGET, 1 / (state.heard + 1))
-        away = paid - state.pay_mean
+        difference = mean_reward - state.pay_mean
         return dataclasses.replace(
             state,
             gram=gram,
             moment=moment,
             transitions=transitions,
             at=now,
-            pay_mean=state.pay_mean + share * away,
-            pay_variance=(1 - share) * (state.pay_variance + share * away**2),
+            pay_mean=state.pay_mean + share * difference,
+            pay_variance=(1 - share) * (state.pay_variance + share * difference**2),
             heard=state.heard + 1,
         )
 
 
 def next_distribution(transitions: FloatArray, at: int) -> FloatArray:
-    """Return the distribution (S,) of the state after ``at``, each transition counted once more; uniform at -1.
+    """Return the distribution (S,) of the state after ``at``, with one added to every count; uniform if ``at`` is -1.
 
     >>> next_distribution(np.array([[3.0, 1.0], [0.0, 0.0]]), 0)
     array([0.66666667, 0.33333333])
@@ -170,11 +172,11 @@ def next_distribution(transitions: FloatArray, at: int) -> FloatArray:
     return np.asarray(row / row.sum())
 
 
-def state_of(paid: float, mean: float, variance: float, states: int) -> int:
-    """Return in which of ``states`` equally likely intervals of N(mean, variance) a number lies, from the lowest.
+def state_of(reward: float, mean: float, variance: float, states: int) -> int:
+    """Return which of ``states`` equally likely intervals of N(mean, variance) contains ``reward``; 0 is the lowest.
 
-    >>> [state_of(paid, 0.0, 1.0, 3) for paid in (-1.0, 0.1, 0.5)]
+    >>> [state_of(reward, 0.0, 1.0, 3) for reward in (-1.0, 0.1, 0.5)]
     [0, 1, 2]
     """
     bounds = mean + math.sqrt(variance) * ndtri(np.arange(1, states) / states)
-    return int(np.searchsorted(bounds, paid, side="right"))
+    return int(np.searchsorted(bounds, reward, side="right"))

@@ -11,24 +11,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.clients import ClientTable
-from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, register
+from fedcohort.core.protocol import Answer, Cohort, Slate, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.uniform import NoState
+from fedcohort.selectors.baselines.uniform import NoState, Stateless
 
 
 @register("size-weighted")
 @dataclass(frozen=True, kw_only=True)
-class SizeWeighted(Selector[NoState]):
-    r"""Draw by data size, with replacement ([Li2018]_, Algorithm 2, line 2).
+class SizeWeighted(Stateless):
+    r"""Draw clients in proportion to their data, with replacement ([Li2018]_, Algorithm 2, line 2).
 
     Each of m draws takes client k with probability :math:`p_k = n_k / \sum_j n_j`. A client drawn several times
-    trains once and counts that often in the average (``Cohort.weights``), so the cohort may be smaller than asked
-    for. Symbols: p_k = clients.weights over the available clients, m = slate.size. Deviations: clients without data
-    are drawn only when nobody has any.
+    trains once and counts that often in the average (``Cohort.weights``), so the cohort may be smaller than
+    requested. Symbols: p_k = clients.weights over the available clients, m = slate.size. Deviations: clients without
+    data are drawn only when no client has any.
 
-    **Aggregator**: ``mean`` (or ``fedprox``), with which the average is unbiased; it is taken where none is configured.
-    Under ``fedavg`` sizes count twice.
+    **Aggregator**: ``mean`` (or ``fedprox``), which makes the average unbiased. ``mean`` is the default. Under
+    ``fedavg``, sizes would count twice.
 
     Examples
     --------
@@ -41,8 +40,8 @@ class SizeWeighted(Selector[NoState]):
     """
 
     picks_by: ClassVar[str] = (
-        "Each place is drawn by chance in proportion to size; a client drawn twice counts twice, and the score is"
-        " its share of the data."
+        "Each place is drawn at random in proportion to size. A client drawn twice counts twice. The score is the"
+        " client's share of the data."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "size": "its share of all data",
@@ -58,12 +57,8 @@ class SizeWeighted(Selector[NoState]):
 
     @property
     def aggregator(self) -> str:
-        """The plain mean: sizes have counted in the draw."""
+        """The plain mean, because sizes already count in the draw."""
         return "mean"
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
-        """Return the empty state."""
-        return NoState()
 
     def select(
         self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -74,7 +69,7 @@ class SizeWeighted(Selector[NoState]):
             sizes = np.ones_like(sizes)
         cumulative = np.cumsum(sizes)
         draws = np.searchsorted(cumulative, rng.random(slate.size) * cumulative[-1], side="right")
-        # Rounding can put a draw on the end of the sum: the last client that has data owns it.
+        # Rounding can put a draw at the end of the sum, which belongs to the last client with data.
         draws = np.minimum(draws, np.flatnonzero(sizes)[-1])
         positions, counts = np.unique(draws, return_counts=True)
         share = sizes / cumulative[-1]
@@ -86,7 +81,3 @@ class SizeWeighted(Selector[NoState]):
             weights=counts.astype(np.float64),
         )
         return cohort, state
-
-    def update(self, state: NoState, outcome: Outcome) -> NoState:
-        """Learn nothing."""
-        return state

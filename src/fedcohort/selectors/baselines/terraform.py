@@ -1,4 +1,4 @@
-"""Terraform: clients whose output layer changes most train again, in ever smaller cohorts.
+"""Terraform: clients whose output layer changes most train again, in smaller and smaller cohorts.
 
 .. [Balivada2026] N. Balivada, S. Gupta, S. S. Bhatt, S. Gupta, "Heterogeneity-Aware Client Selection Methodology For
    Efficient Federated Learning", arXiv 2602.20450, 2026.
@@ -19,15 +19,15 @@ from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, pe
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 
-_LARGEST = 1e100  # magnitudes are cut off here, so that their squares stay finite
+_LARGEST = 1e100  # larger magnitudes are clipped, so that their squares stay finite
 
 
 @dataclass(frozen=True)
 class TerraformState:
-    """Who is hard, and by how much."""
+    """What Terraform remembers about each client."""
 
-    hard: BoolArray = per_client()  # (N,) who trains again
-    magnitude: FloatArray = per_client()  # (N,) of the last update of the output layer; 0 before the first
+    hard: BoolArray = per_client()  # (N,) whether it trains again
+    magnitude: FloatArray = per_client()  # (N,) of its last update of the output layer; 0 before the first
 
 
 @register("terraform")
@@ -37,23 +37,23 @@ class Terraform(Selector[TerraformState]):
 
     1. A cohort is drawn at random and trains.
     2. Its clients are sorted by the magnitude :math:`g_{(1)} \le \dots \le g_{(k)}` of their updates of the final
-       layer, weights and bias, and divided at
+       layer (weights and bias), and divided at
 
        .. math:: s^* = \arg\min_{k/4 \le s \le 3k/4} \; s \operatorname{Var}(g_{(1)}, \dots, g_{(s)}) +
                  (k - s) \operatorname{Var}(g_{(s+1)}, \dots, g_{(k)}),
 
-       the split of least variance between the quartiles. The last :math:`k - s^*` clients are hard.
+       the split between the quartiles with the least variance. The last :math:`k - s^*` clients are hard.
     3. The hard clients are the next cohort, which is divided in the same way, until fewer than eta are left. Then a new
        cohort is drawn.
 
-    Nothing is random but the draw of step 1.
+    Only the draw of step 1 is random.
 
     Symbols: g = Signal.OUTPUT_UPDATE_NORM, eta = ``threshold``, k = the clients of the cohort whose models arrived.
 
-    Deviations: **only the paper's abstract, introduction and summaries could be read.** They say what is sorted, that
-    the split minimises the variance within its parts over the interquartile range, and that hard clients train again
-    until a threshold. They do not say how the number of samples enters, which is left out here, nor the threshold.
-    What the paper repeats within a round are rounds of their own here.
+    Deviations: **we could read only the paper's abstract, introduction and summaries of it.** They say what is sorted,
+    that the split minimises the variance within its parts over the interquartile range, and that hard clients train
+    again until a threshold is reached. They do not give the threshold, nor how the number of samples enters, so it does
+    not enter here. What the paper repeats within a round takes separate rounds here.
 
     Examples
     --------
@@ -68,10 +68,10 @@ class Terraform(Selector[TerraformState]):
     """
 
     picks_by: ClassVar[str] = (
-        "Hard clients, whose output layer changed most, train again until few are left; then only chance decides."
+        "Hard clients, whose output layer changed most, train again until few are left. Then a new cohort is drawn."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "magnitude": "how much its last training changed the output layer",
+        "magnitude": "how much it changed the output layer last time",
         "hard": "1 if it is among the hard clients",
     }
     checked_params: ClassVar[ParamSets] = {"down to one": {"threshold": 1}}
@@ -80,11 +80,11 @@ class Terraform(Selector[TerraformState]):
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """Magnitudes of updates of the output layer."""
+        """The magnitude of the update of the output layer."""
         return frozenset({Signal.OUTPUT_UPDATE_NORM})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> TerraformState:
-        """Nobody is hard."""
+        """Start without hard clients."""
         return TerraformState(np.zeros(clients.n, np.bool_), np.zeros(clients.n))
 
     def select(
@@ -92,36 +92,38 @@ class Terraform(Selector[TerraformState]):
     ) -> tuple[Cohort, TerraformState]:
         """Take the hard clients, or draw a new cohort."""
         hard, magnitude = slate.of_candidates(state.hard), slate.of_candidates(state.magnitude)
-        again = int(hard.sum())
-        if again >= self.threshold:
-            picked = top_k(np.where(hard, magnitude, -1.0), min(again, slate.size))
+        count = int(hard.sum())
+        if count >= self.threshold:
+            score = np.where(hard, magnitude, -1.0)
+            picked = top_k(score, min(count, slate.size))
         else:
+            score, count = np.zeros(len(hard)), 0
             picked = rng.permutation(len(hard))[: slate.size]
         cohort = Cohort(
             slate.candidates[picked],
             candidates=slate.candidates,
-            score=np.where(hard, magnitude, -1.0) if again >= self.threshold else np.zeros(len(hard)),
+            score=score,
             parts={"magnitude": magnitude, "hard": hard.astype(np.float64)},
-            notes={"train again": again if again >= self.threshold else 0},
+            notes={"train again": count},
         )
         return cohort, state
 
     def update(self, state: TerraformState, outcome: Outcome) -> TerraformState:
-        """Divide those whose models arrived."""
-        who = outcome.clients[outcome.ok]
-        found = np.clip(outcome[Signal.OUTPUT_UPDATE_NORM][outcome.ok], 0.0, _LARGEST)
+        """Divide the clients whose models arrived into easy and hard ones."""
+        clients = outcome.clients[outcome.ok]
+        norms = np.clip(outcome[Signal.OUTPUT_UPDATE_NORM][outcome.ok], 0.0, _LARGEST)
         magnitude, hard = state.magnitude.copy(), np.zeros(len(state.hard), np.bool_)
-        magnitude[who] = found
-        if len(who) > 1:
-            order = np.argsort(found, kind="stable")
-            hard[who[order[split_index(found[order]) :]]] = True
+        magnitude[clients] = norms
+        if len(clients) > 1:
+            order = np.argsort(norms, kind="stable")
+            hard[clients[order[split_index(norms[order]) :]]] = True
         return TerraformState(hard, magnitude)
 
 
 def split_index(ascending: FloatArray) -> int:
     """Return where to divide k > 1 sorted numbers so that the variance within both parts is least.
 
-    Only places between the quartiles are looked at; of equal ones the first is taken.
+    Only splits between the quartiles are considered. Of equal ones the first is returned.
 
     >>> split_index(np.array([1.0, 1.1, 1.2, 5.0, 5.5, 6.0]))
     3

@@ -20,10 +20,22 @@ class NoState:
     """Nothing to remember."""
 
 
+class Stateless(Selector[NoState]):
+    """A selector that learns nothing from reports."""
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def update(self, state: NoState, outcome: Outcome) -> NoState:
+        """Learn nothing."""
+        return state
+
+
 @register("uniform")
 @dataclass(frozen=True, kw_only=True)
-class Uniform(Selector[NoState]):
-    r"""Every cohort of the wanted size is equally likely ([McMahan2017]_, Algorithm 1).
+class Uniform(Stateless):
+    r"""Draw a cohort uniformly: every cohort of the requested size is equally likely ([McMahan2017]_, Algorithm 1).
 
     :math:`P(S^t) = 1 / \binom{N}{m}`. Symbols: m = slate.size, drawn without replacement from the available
     clients. Deviations: none.
@@ -38,11 +50,7 @@ class Uniform(Selector[NoState]):
     """
 
     one_at_a_time = True
-    picks_by: ClassVar[str] = "Every client has the same chance, so only chance decides."
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
-        """Return the empty state."""
-        return NoState()
+    picks_by: ClassVar[str] = "Every client has the same chance."
 
     def select(
         self, state: NoState, slate: Slate, answer: Answer | None, rng: np.random.Generator
@@ -51,15 +59,11 @@ class Uniform(Selector[NoState]):
         picked = rng.choice(len(slate.candidates), slate.size, replace=False)
         return Cohort(slate.candidates[picked]), state
 
-    def update(self, state: NoState, outcome: Outcome) -> NoState:
-        """Learn nothing."""
-        return state
-
 
 @register("all")
 @dataclass(frozen=True, kw_only=True)
-class All(Selector[NoState]):
-    """Everybody who is available, whatever size was asked for ([McMahan2017]_ with C = 1).
+class All(Stateless):
+    """Take every available client, whatever size was requested ([McMahan2017]_ with C = 1).
 
     :math:`S^t = S`. Symbols: S = slate.candidates. Deviations: none.
 
@@ -72,13 +76,9 @@ class All(Selector[NoState]):
     array([0, 1, 2, 3, 4])
     """
 
-    picks_by: ClassVar[str] = "Everybody who is there is picked."
+    picks_by: ClassVar[str] = "Every available client is picked."
 
     selects = False
-
-    def init(self, clients: ClientTable, rng: np.random.Generator) -> NoState:
-        """Return the empty state."""
-        return NoState()
 
     def size(self, state: NoState, asked: int, candidates: int) -> int:
         """Return the number of candidates."""
@@ -89,7 +89,3 @@ class All(Selector[NoState]):
     ) -> tuple[Cohort, NoState]:
         """Return all candidates."""
         return Cohort(slate.candidates), state
-
-    def update(self, state: NoState, outcome: Outcome) -> NoState:
-        """Learn nothing."""
-        return state

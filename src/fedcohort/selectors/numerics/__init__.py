@@ -1,1 +1,1 @@
-"""Pure functions that several papers share. Nothing here knows what a client or a round is."""
+"""Pure functions that several selectors share."""

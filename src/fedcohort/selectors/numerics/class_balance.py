@@ -1,12 +1,12 @@
-r"""Class imbalance of a group of clients (QCID), by Theorem 3.1.
+r"""Class imbalance (QCID) of a group of clients, by Theorem 3.1 of Fed-CBS [Zhang2023]_.
 
 For a group M of clients with q_n samples each and label inner products S (N, N),
 
 .. math:: QCID(M) = \frac{\sum_{n, n' \in M} S_{nn'}}{(\sum_{n \in M} q_n)^2} - \frac{1}{B}
 
-is the squared distance of the group's label distribution to the uniform one over B classes (Theorem 3.1). It needs the
-sums over the group only, so a group is kept as running sums: adding a client is O(N) with S and O(N r) with a factor of
-S, and nothing N x N is formed.
+is the squared distance of the group's label distribution from the uniform one over B classes. It needs only sums over
+the group, so a group is kept as running sums. Adding a client costs O(N) with S and O(N r) with a factor of S, and no
+N x N matrix is formed.
 
 .. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
    Class-Imbalance Reduction", ICML 2023.
@@ -26,23 +26,23 @@ from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelInf
 from fedcohort.core.errors import InputError
 
 RESOLUTION = 16 * float(np.finfo(np.float64).eps)
-"""QCID below this is rounding error of Theorem 3.1's difference and counts as 0."""
+"""A QCID below this is rounding error of the difference in Theorem 3.1 and counts as 0."""
 
-_LARGE = 2.0**400  # squares of larger counts would leave the range of a float
+_LARGE = 2.0**400  # the squares of larger counts overflow
 _SOLVE_STEPS, _SOLVE_ERROR = 200, 1e-12
-BLOCK = 32_768  # candidates worked on at a time: their few vectors stay in the second-level cache
+BLOCK = 32_768  # candidates processed at a time, so that their vectors stay in the second-level cache
 
 
 @dataclass(frozen=True)
 class Past:
-    """Data a group stands on: clients whose samples count, by a weight, as if they were in it already.
+    """Clients whose samples count as if they were in the group already, each with a weight.
 
     Attributes
     ----------
     clients : (p,) int array
-        Rows of the labels the group is built from.
+        Rows of the labels that the group is built from.
     weights : (p,) float array
-        How often each counts.
+        How many times each counts.
     """
 
     clients: IntArray
@@ -55,8 +55,8 @@ NOTHING = Past(np.zeros(0, np.int64), np.zeros(0))
 class ClassBalance(ABC):
     """Running sums of a group of clients, and the QCID it would have with each candidate added.
 
-    Candidates are addressed by position 0..c-1. Build one with :func:`group_of`. A group may stand on data of the past,
-    which all of its sums then include; only :meth:`alone` leaves it out.
+    Candidates are addressed by position 0..c-1. Build a group with :func:`group_of`. It may include data of the past,
+    which counts in all of its sums except those of :meth:`qcid_of_members`.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class ClassBalance(ABC):
     own : (c,) float array
         S_nn.
     unit : float
-        How many samples a size of 1 stands for; not 1 where counts would be too large to square.
+        How many samples a size of 1 stands for; 1 unless counts are too large to square.
     past : float
         Samples of the past, in units.
     """
@@ -92,7 +92,7 @@ class ClassBalance(ABC):
 
     @abstractmethod
     def _move(self, position: int, sign: int) -> None:
-        """Add (sign 1) or remove (sign -1) a client's products; ``members`` is up to date."""
+        """Add (sign 1) or remove (sign -1) a client's products; ``members`` is already up to date."""
 
     @property
     @abstractmethod
@@ -116,19 +116,18 @@ class ClassBalance(ABC):
         self._move(position, 1)
 
     def remove(self, position: int) -> None:
-        """Take a member out of the group."""
+        """Remove a member from the group."""
         self.members.remove(position)
-        self._size = self._past_size + float(
-            self.sizes[self.members].sum()
-        )  # anew, so that no rounding error stays behind
+        # Sum again instead of subtracting, so that no rounding error stays behind.
+        self._size = self._past_size + float(self.sizes[self.members].sum())
         self._move(position, -1)
 
     def qcid(self) -> float:
         """Return the group's QCID; the worst value for a group without samples."""
         return self._value(self.total, self._size)
 
-    def alone(self) -> float:
-        """Return the QCID of the members themselves, without the past."""
+    def qcid_of_members(self) -> float:
+        """Return the QCID of the members without the past."""
         return self._value(self._total_alone, float(self.sizes[self.members].sum()))
 
     def _value(self, total: float, size: float) -> float:
@@ -140,8 +139,8 @@ class ClassBalance(ABC):
     def qcid_with_each(self, out: FloatArray) -> FloatArray:
         """Write to ``out`` (c,) the QCID of the group with each candidate added; infinite for members.
 
-        Clients without samples count as the worst case, so that they are not drawn for leaving a good group as it is.
-        Values below :data:`RESOLUTION`, and negative ones of an inexact S, mean 0.
+        Clients without samples count as the worst case; otherwise they would be drawn because they leave a good group
+        unchanged. Values below :data:`RESOLUTION`, and negative values from an inexact S, mean 0.
         """
         size, total, even = self._size, self.total, 1.0 / self.classes
         for start in range(0, self.n, BLOCK):
@@ -156,17 +155,17 @@ class ClassBalance(ABC):
                 work[sizes == 0] = 1.0
             work *= work
             part /= work
-            part -= even  # exactly 0 for a balanced group of integer label counts: the quotient is rounded 1 / B
+            part -= even  # exactly 0 for a balanced group of integer counts, because the quotient rounds to 1 / B
         out[self._empty] = self.worst
         out[self.members] = np.inf
         return out
 
     def by_chance(self) -> float:
-        """Return the QCID that chance alone leaves in the group as it is."""
+        """Return the QCID that chance alone would leave in this group."""
         return float(chance(np.asarray(self._size * self._unit), self.classes))
 
     def extended_by_chance(self) -> FloatArray:
-        """Return (c,) the QCID that chance alone leaves in the group with each candidate added.
+        """Return (c,) the QCID that chance alone would leave in the group with each candidate added.
 
         >>> group_of(LabelCounts([[4, 0], [3, 3]])).extended_by_chance()
         array([0.125     , 0.08333333])
@@ -178,7 +177,7 @@ def chance(samples: FloatArray, classes: int) -> FloatArray:
     r"""Return the mean QCID of groups of ``samples`` samples drawn from balanced classes.
 
     The share of class b among q such samples has variance :math:`(1/B)(1 - 1/B) / q`; the sum over the classes is
-    :math:`E[QCID] = (1 - 1/B) / q`. A group below it is not better balanced than one above, it was lucky.
+    :math:`E[QCID] = (1 - 1/B) / q`. A group below it is not better balanced than a group at it, only luckier.
     """
     return np.asarray((1.0 - 1.0 / classes) / np.maximum(samples, 1.0))
 
@@ -205,7 +204,7 @@ class _FactorBalance(ClassBalance):
     def _move(self, position: int, sign: int) -> None:
         if sign > 0:
             self._sum = self._sum + self._factor[position]
-        else:  # anew, so that no rounding error stays behind
+        else:  # sum again, so that no rounding error stays behind
             self._sum = self._past + self._factor[self.members].sum(axis=0)
 
     @property
@@ -259,18 +258,18 @@ def group_of(
     candidates: IntArray | None = None,
     past: Past = NOTHING,
 ) -> ClassBalance:
-    """Return an empty group over some of a federation's clients.
+    """Return an empty group over some clients of a federation.
 
     Parameters
     ----------
     labels : LabelCounts, LabelFactor or LabelGram
-        What is known about labels.
+        What is known about the labels.
     sizes : (N,) float array, optional
-        q_n. Label counts bring their own; a factor or a Gram matrix do not tell.
+        q_n. Label counts contain the sizes; a factor or a Gram matrix does not.
     candidates : (c,) int array, optional
-        Who may join, default everybody.
+        The clients that may join; default: all.
     past : Past, optional
-        What the group stands on, default nothing.
+        Clients that count already; default: none.
 
     Examples
     --------
@@ -279,7 +278,7 @@ def group_of(
     >>> group.qcid(), group.qcid_with_each(np.empty(3)).round(4)
     (0.5, array([  inf, 0.   , 0.125]))
 
-    After a round with client 0, it is client 1 that makes up for it.
+    After a round with client 0, client 1 restores the balance.
 
     >>> later = group_of(LabelCounts([[4, 0], [0, 4], [2, 2]]), past=Past(np.array([0]), np.ones(1)))
     >>> later.qcid_with_each(np.empty(3))
@@ -287,66 +286,78 @@ def group_of(
     """
     if not isinstance(labels, LabelCounts) and sizes is None:
         raise InputError(
-            f"{type(labels).__name__} does not tell how many samples a client has.", hint="pass sizes as well"
+            f"{type(labels).__name__} does not say how many samples a client has.", hint="pass sizes as well"
         )
     rows: IntArray | slice = slice(None) if candidates is None else candidates
-    before, weights = past.clients, past.weights
+    weights = past.weights
     match labels:
         case LabelCounts():
-            gone = labels.counts[before]
+            past_rows = labels.counts[past.clients]
             counts = _rows(labels.counts, candidates)
-            if labels.largest <= _LARGE and labels.counts.flags.c_contiguous:  # else sums would be rounded otherwise
+            # Precomputed sums of other arrays would be rounded differently.
+            if labels.largest <= _LARGE and labels.counts.flags.c_contiguous:
                 sizes, own = _rows(labels.sizes, candidates), _rows(labels.squares, candidates)
-                past_size = float(weights @ gone.sum(axis=1))
-                return _FactorBalance(counts, sizes, labels.classes, 1.0, weights @ gone, past_size, own)
-            unit = _unit(counts, gone)
+                past_size = float(weights @ past_rows.sum(axis=1))
+                return _FactorBalance(counts, sizes, labels.classes, 1.0, weights @ past_rows, past_size, own)
+            unit = _unit(counts, past_rows)
             counts = counts if unit == 1.0 else counts / unit
             weights = weights / unit
             return _FactorBalance(
-                counts, counts.sum(axis=1), labels.classes, unit, weights @ gone, float(weights @ gone.sum(axis=1))
+                counts,
+                counts.sum(axis=1),
+                labels.classes,
+                unit,
+                weights @ past_rows,
+                float(weights @ past_rows.sum(axis=1)),
             )
         case LabelFactor():
             assert sizes is not None
-            gone = labels.factor[before]
-            return _factor_group(labels.factor[rows], sizes[rows], gone, sizes[before], weights, labels.classes)
+            past_rows = labels.factor[past.clients]
+            return _factor_group(
+                labels.factor[rows], sizes[rows], past_rows, sizes[past.clients], weights, labels.classes
+            )
         case LabelGram():
             assert sizes is not None
             gram, own = labels.gram, sizes[rows]
             unit = _unit(np.sqrt(np.abs(np.diagonal(gram))), sizes)
             if unit != 1.0:
                 gram, own = gram / unit / unit, own / unit
-            samples = float(weights @ sizes[before]) / unit
+            samples = float(weights @ sizes[past.clients]) / unit
             return _GramBalance(gram, candidates, own, labels.classes, unit, past, samples)
 
 
 def _factor_group(
-    factor: FloatArray, sizes: FloatArray, gone: FloatArray, gone_sizes: FloatArray, weights: FloatArray, classes: int
+    factor: FloatArray,
+    sizes: FloatArray,
+    past_rows: FloatArray,
+    past_sizes: FloatArray,
+    weights: FloatArray,
+    classes: int,
 ) -> ClassBalance:
-    """Return an empty group of candidates with rows ``factor`` (c, r) that stands on rows ``gone`` (p, r)."""
-    unit = _unit(factor, sizes, gone)
+    """Return an empty group over candidates with rows ``factor`` (c, r) and a past of rows ``past_rows`` (p, r)."""
+    unit = _unit(factor, sizes, past_rows)
     if unit != 1.0:
         factor, sizes = factor / unit, sizes / unit
     weights = weights / unit
-    return _FactorBalance(factor, sizes, classes, unit, weights @ gone, float(weights @ gone_sizes))
+    return _FactorBalance(factor, sizes, classes, unit, weights @ past_rows, float(weights @ past_sizes))
 
 
 def group_off_mix(labels: LabelInfo, sizes: FloatArray, candidates: IntArray, past: Past) -> ClassBalance:
-    """Return an empty group over :func:`centre_on_mix` of the labels, of which only the rows that count are made."""
+    """Return an empty group over :func:`centre_on_mix` of the labels, but compute only the rows that are needed."""
     if isinstance(labels, LabelGram) or float(sizes.sum()) <= 0:
         return group_of(centre_on_mix(labels, sizes), sizes, candidates, past)
-    who, count = np.concatenate([candidates, past.clients]), len(candidates)
-    theirs = sizes.take(who)
-    rows = label_rows(labels).take(who, axis=0) - np.outer(theirs, _off_mix(labels, sizes))
-    return _factor_group(rows[:count], theirs[:count], rows[count:], theirs[count:], past.weights, labels.classes)
+    clients, count = np.concatenate([candidates, past.clients]), len(candidates)
+    own = sizes.take(clients)
+    rows = label_rows(labels).take(clients, axis=0) - np.outer(own, _off_mix(labels, sizes))
+    return _factor_group(rows[:count], own[:count], rows[count:], own[count:], past.weights, labels.classes)
 
 
 def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> FloatArray:
-    r"""Return (N,) how often clients should take part, 1 on average, for all of their data together to be balanced.
+    r"""Return (N,) how often clients should take part, 1 on average, so that all data together are balanced.
 
-    The rates r that make :math:`QCID(r) + \mu \, \overline{(r_n - 1)^2}` smallest, where QCID is that of the whole
-    federation with every client counted r_n times: few clients with a rare class come more often, up to what
-    ``stiffness`` (:math:`\mu`) lets them. Solved by conjugate gradients, to six digits, so that all forms of labels
-    give the same.
+    The rates r minimise :math:`QCID(r) + \mu \, \overline{(r_n - 1)^2}`, where QCID is that of the whole federation
+    with client n counted r_n times. Clients with a rare class come more often, within what ``stiffness``
+    (:math:`\mu`) allows. Solved by conjugate gradients to six digits, so that all forms of labels give the same result.
 
     Examples
     --------
@@ -382,7 +393,7 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> F
             break
         moved = product(step)
         curve = float(step @ moved)
-        if curve <= 0:  # an S that is no matrix of inner products
+        if curve <= 0:  # S is not a matrix of inner products
             return np.ones(n)
         rates += length / curve * step
         rest -= length / curve * moved
@@ -393,25 +404,26 @@ def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> F
 
 
 def mix_qcid(labels: LabelInfo, sizes: FloatArray, rates: FloatArray) -> float:
-    """Return QCID of all clients' data together, client n counted ``rates[n]`` times.
+    """Return the QCID of all clients' data together, with client n counted ``rates[n]`` times.
 
     >>> counts = LabelCounts([[6, 0], [6, 0], [0, 6]])
     >>> mix_qcid(counts, counts.counts.sum(axis=1), np.array([0.75, 0.75, 1.5]))
     0.0
     """
-    nobody = np.zeros(0, np.int64)
-    return group_of(labels, sizes, nobody, Past(np.arange(len(sizes)), rates)).qcid()
+    no_candidates = np.zeros(0, np.int64)
+    return group_of(labels, sizes, no_candidates, Past(np.arange(len(sizes)), rates)).qcid()
 
 
 def centre_on_mix(labels: LabelInfo, sizes: FloatArray) -> LabelInfo:
-    r"""Return labels whose QCID is the squared distance to the mix of all clients' data, not to the uniform one.
+    r"""Return labels whose QCID is the squared distance from the mix of all clients' data, not from the uniform one.
 
-    With p that mix and u the uniform one, client n has :math:`c_n - q_n (p - u)` in place of its counts. Of products
-    alone, with :math:`a = S 1 / \sum q - q / B` and :math:`k = QCID` of everybody: :math:`S - a q^T - q a^T + k q q^T`.
+    With p that mix and u the uniform one, client n has :math:`c_n - q_n (p - u)` instead of its counts. If only the
+    products S are known, they become :math:`S - a q^T - q a^T + k q q^T` with :math:`a = S 1 / \sum q - q / B` and
+    :math:`k = QCID` of all clients.
 
     Examples
     --------
-    Two of three clients have class 0. One of them with the third is balanced, but all three are like the federation.
+    Two of three clients have class 0. One of them and the third are balanced, but only all three match the federation.
 
     >>> counts = LabelCounts([[6, 0], [6, 0], [0, 6]])
     >>> same = centre_on_mix(counts, counts.counts.sum(axis=1))
@@ -438,25 +450,25 @@ def _off_mix(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray
 
 
 def _ones(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
-    """Return what the vector of ones was rotated to with the counts."""
+    """Return the vector of ones in the coordinates of the labels, which may be rotated."""
     if isinstance(labels, LabelCounts):
         return np.ones(labels.classes)
     return np.asarray(np.linalg.lstsq(labels.factor, sizes, rcond=None)[0], np.float64)
 
 
-def _rows(values: FloatArray, who: IntArray | None) -> FloatArray:
-    """Return the rows of some clients, of everybody without a copy. Taking is several times as fast as indexing."""
-    return values if who is None else values.take(who, axis=0)
+def _rows(values: FloatArray, clients: IntArray | None) -> FloatArray:
+    """Return the rows of some clients, or all rows without a copy. ``take`` is several times as fast as indexing."""
+    return values if clients is None else values.take(clients, axis=0)
 
 
 def _unit(*arrays: FloatArray) -> float:
-    """Return the power of two by which counts are divided, exactly, before they are squared; nearly always 1."""
+    """Return the power of two by which counts are divided before they are squared; nearly always 1."""
     largest = max(max(float(a.max(initial=0.0)), -float(a.min(initial=0.0))) for a in arrays)
     return 1.0 if largest <= _LARGE else float(2.0 ** (math.frexp(largest)[1] - 1))
 
 
 def qcid(labels: LabelInfo, clients: Iterable[int], sizes: FloatArray | None = None) -> float:
-    """Return QCID of a group of clients by Theorem 3.1.
+    """Return the QCID of a group of clients by Theorem 3.1.
 
     >>> qcid(LabelCounts([[10, 0], [0, 10], [10, 0]]), [0, 1])
     0.0

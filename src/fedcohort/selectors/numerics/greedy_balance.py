@@ -1,4 +1,4 @@
-r"""Greedy choice of rows whose sum is near the uniform distribution, by Kullback-Leibler divergence.
+r"""Choose rows greedily so that their sum is close to uniform, by Kullback-Leibler divergence.
 
 .. [Duan2019] M. Duan et al., "Astraea: Self-balancing Federated Learning for Improving Classification Accuracy of
    Mobile Deep Learning Applications", ICCD 2019.
@@ -15,8 +15,8 @@ from scipy.special import xlogy
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 
-BLOCK = 8_192  # rows worked on at a time, so that they stay in the cache
-_TIE = 1e-12  # divergences nearer than this are equal but for rounding
+BLOCK = 8_192  # rows processed at a time, so that they stay in the cache
+_TIE = 1e-12  # divergences that differ by less are equal up to rounding
 
 
 def divergence_from_uniform(masses: FloatArray) -> FloatArray:
@@ -34,19 +34,19 @@ def divergence_from_uniform(masses: FloatArray) -> FloatArray:
     """
     worst = float(np.log(masses.shape[1]))
     total = masses.sum(axis=1)
-    some = np.where(total > 0, total, 1.0)
-    entropy = np.log(some) - xlogy(masses, masses).sum(axis=1) / some
+    divisor = np.where(total > 0, total, 1.0)
+    entropy = np.log(divisor) - xlogy(masses, masses).sum(axis=1) / divisor
     return np.asarray(np.where(total > 0, np.maximum(worst - entropy, 0.0), worst))
 
 
 class GreedyBalance:
-    """A group of rows that grows by the row which leaves its sum nearest to uniform.
+    """A group of rows that grows by the row that leaves its sum closest to uniform.
 
     Parameters
     ----------
     rows : (c, B) float array
-        Label counts or shares. A row without any comes last, so that it does not join a good group for leaving it as
-        it is.
+        Label counts or shares. A row of zeros comes last; otherwise it would join because it leaves a good group
+        unchanged.
     rng : Generator
         Breaks ties.
 
@@ -60,7 +60,7 @@ class GreedyBalance:
 
     def __init__(self, rows: FloatArray, rng: np.random.Generator) -> None:
         self.members: list[int] = []
-        # (c,) divergence of the group with the row when it was last tried; NaN where a bound ruled it out unseen.
+        # (c,) divergence of the group with the row when last computed; NaN if a bound always ruled the row out.
         self.seen = np.full(len(rows), np.nan)
         self._rows = rows
         self._sizes = rows.sum(axis=1)
@@ -74,9 +74,9 @@ class GreedyBalance:
         return float(divergence_from_uniform(self._sum[None])[0])
 
     def with_each(self) -> FloatArray:
-        """(c,) divergence of the group for its members; for others, had they joined in place of the last.
+        """(c,) divergence of the group, or for other rows, if they had joined instead of the last member.
 
-        NaN for rows that were never tried in that place, or that a bound ruled out unseen.
+        NaN for rows whose divergence was never computed.
         """
         values = self.seen.copy()
         values[self.members] = self.divergence
@@ -102,15 +102,15 @@ class GreedyBalance:
             block = positions[start : start + BLOCK]
             values = divergence_from_uniform(self._rows[block] + self._sum)
             self.seen[block] = np.where(self._sizes[block] > 0, values, np.inf)
-        tried = self.seen[positions]
-        return int(self._rng.choice(positions[tried <= tried.min() + _TIE]))
+        values = self.seen[positions]
+        return int(self._rng.choice(positions[values <= values.min() + _TIE]))
 
     def _promising(self, free: BoolArray) -> IntArray:
-        """Return the free rows that can be the best, by a bound that needs products with the group's sum only.
+        """Return the free rows that can be the best, by a bound that only needs products with the group's sum.
 
-        For a given sum of squared shares the entropy is largest where one share differs and the others are equal
-        ([Harremoes2001]_); so whoever's squares exceed those of such shares with the divergence of one row tried is
-        worse than that row.
+        For a given sum of squared shares, the entropy is largest if one share differs and the others are equal
+        ([Harremoes2001]_). One row is tried. Rows whose sum of squares is above that of such shares with the same
+        divergence are worse than it.
         """
         usable = free & (self._sizes > 0)
         if not usable.any() or self._rows.shape[1] < 2:
@@ -127,7 +127,7 @@ class GreedyBalance:
 def largest_coincidence(divergence: float, classes: int) -> float:
     r"""Return the largest :math:`\sum p_b^2` of shares p whose divergence from uniform is at most ``divergence``.
 
-    It is that of shares :math:`(x, y, \dots, y)` with :math:`x \ge y` ([Harremoes2001]_).
+    Shares of the form :math:`(x, y, \dots, y)` with :math:`x \ge y` attain it ([Harremoes2001]_).
 
     >>> round(largest_coincidence(0.0, 4), 12), round(largest_coincidence(float(np.log(4)), 4), 12)
     (0.25, 1.0)

@@ -1,4 +1,4 @@
-"""Distances between vectors, and groups of those that are near one another (Ward's method)."""
+"""Distances between vectors, and groups of similar vectors by Ward's method."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fedcohort.core.arrays import FloatArray, IntArray
 
 
 def scale_down(vectors: FloatArray) -> FloatArray:
-    """Return ``vectors`` (n, V) divided by their largest entry, so that squares of large ones do not overflow."""
+    """Return ``vectors`` (n, V) divided by their largest entry, so that squares do not overflow."""
     largest = float(np.abs(vectors).max(initial=0.0))
     return vectors / largest if largest > 0 else vectors
 
 
 def angles(vectors: FloatArray) -> FloatArray:
-    """Return the angles (n, n) between vectors (n, V), arccos of their cosines.
+    """Return the angles (n, n) between vectors (n, V).
 
-    A vector of zeros has no direction: it is at a right angle to all others and at none to another one of zeros.
+    A zero vector has no direction: its angle is pi / 2 to other vectors and 0 to another zero vector.
 
     >>> angles(np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]])) / np.pi
     array([[0. , 0.5, 1. ],
@@ -47,10 +47,10 @@ def distances(vectors: FloatArray) -> FloatArray:
 def ward_groups(
     distance: FloatArray, least: int, sizes: FloatArray | None = None, capacity: float = np.inf
 ) -> IntArray:
-    """Return the group of each of n things, from the tree that Ward's method builds over their distances.
+    """Return the group of each of n items, from the tree that Ward's method builds over their distances.
 
-    The tree is cut where it has as few groups as possible, but at least ``least`` of them (n where there are fewer
-    things) and none whose sizes sum to more than ``capacity``.
+    The tree is cut into as few groups as possible, but at least ``least`` (n if there are fewer items), and no group's
+    sizes sum to more than ``capacity``.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def ward_groups(
     Returns
     -------
     (n,) int array
-        Group numbers from 0, in the order of their first members.
+        Group numbers from 0, ordered by first member.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def ward_groups(
         if total[n + step] > capacity:
             break
         parent[left] = parent[right] = n + step
-    for node in range(2 * n - 2, -1, -1):  # a parent has a higher number, so it is final when its children are reached
+    for node in range(2 * n - 2, -1, -1):  # a parent's number is higher, so it is final before its children's
         parent[node] = parent[parent[node]]
     _, first, group = np.unique(parent[:n], return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[group], dtype=np.int64)

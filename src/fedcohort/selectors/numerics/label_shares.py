@@ -1,16 +1,14 @@
-r"""Label shares estimated from what a server sees anyway: a client's update of the output layer's bias.
+r"""Label shares of a client, estimated from its update of the output layer's bias.
 
 For softmax and cross-entropy the gradient of bias i is the mean of :math:`p_i(x) - 1[y = i]` over the batch, so R steps
 of SGD with learning rate :math:`\eta` move the bias by
 
 .. math:: \Delta b \approx \eta R\, (D - \bar p),
 
-D the client's label shares and :math:`\bar p` what the model predicts on its data on average.
+where D are the client's label shares and :math:`\bar p` is the model's mean prediction on its data.
 
 .. [Chen2024] H. Chen, H. Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated
    Learning" (HiCS-FL), NeurIPS 2024.
-.. [Yang2020] M. Yang, X. Wang, H. Zhu, H. Wang, H. Qian, "Federated Learning with Class Imbalance Reduction"
-   (Fed-cucb), EUSIPCO 2021.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from fedcohort.core.arrays import FloatArray
 
 
 def by_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
-    r"""Return (k, B) shares :math:`\mathrm{softmax}(\Delta b / T)`, as HiCS-FL takes them ([Chen2024]_, Eq. 6).
+    r"""Return (k, B) shares :math:`\mathrm{softmax}(\Delta b / T)`, as in HiCS-FL ([Chen2024]_, Eq. 6).
 
     Examples
     --------
@@ -37,8 +35,8 @@ def by_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
 def by_relative_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
     r"""Return (k, B) shares as :func:`by_softmax` does, with T a multiple of the cohort's typical update.
 
-    T = ``temperature`` times the root mean square of the cohort's updates, each without its mean. Learning rate, number
-    of local steps and the round then need no tuning; a client that moves less than the others counts as balanced.
+    T = ``temperature`` times the root mean square of the cohort's updates, each without its mean. So learning rate,
+    number of local steps and round need no tuning. A client that moves less than the others counts as balanced.
     """
     moved = np.asarray(updates, np.float64)
     scale = float(np.sqrt(((moved - moved.mean(axis=-1, keepdims=True)) ** 2).mean())) if moved.size else 0.0
@@ -47,8 +45,8 @@ def by_relative_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
     return by_softmax(moved, temperature * scale)
 
 
-def by_moments(updates: ArrayLike, step: float, predicted: ArrayLike | None = None) -> FloatArray:
-    r"""Return (k, B) shares :math:`D = \bar p + \Delta b / \eta R`, made shares. Exact for one full-batch step.
+def by_moments(updates: ArrayLike, step: float) -> FloatArray:
+    r"""Return (k, B) shares :math:`D = 1 / B + \Delta b / \eta R`, exact for one full-batch step of an untrained model.
 
     Parameters
     ----------
@@ -56,68 +54,13 @@ def by_moments(updates: ArrayLike, step: float, predicted: ArrayLike | None = No
         Updates of the output layer's bias.
     step : float
         :math:`\eta R`, learning rate times local steps.
-    predicted : (B,) or (k, B) array, optional
-        :math:`\bar p`; default 1 / B, what an untrained model predicts.
     """
     moved = np.atleast_2d(np.asarray(updates, np.float64))
-    mean = 1.0 / moved.shape[1] if predicted is None else np.asarray(predicted, np.float64)
-    return _shares(mean + moved / step)
+    return nearest_shares(1.0 / moved.shape[1] + moved / step)
 
 
-def by_auxiliary_moments(updates: ArrayLike, step: float, confusion: ArrayLike) -> FloatArray:
-    r"""Return (k, B) shares from :math:`\bar p = P' D`, where P is what the model predicts for each class.
-
-    Parameters
-    ----------
-    updates : (k, B) array
-    step : float
-        :math:`\eta R`.
-    confusion : (B, B) array
-        Row c: mean prediction of the model on samples of class c, from a small balanced set at the server.
-    """
-    moved = np.atleast_2d(np.asarray(updates, np.float64))
-    p = np.asarray(confusion, np.float64)
-    b = p.shape[0]
-    # (I - P') D = Delta b / eta R is singular, because both sides sum to 0; the shares sum to 1.
-    system = np.vstack([np.eye(b) - p.T, np.ones(b)])
-    right = np.vstack([(moved / step).T, np.ones(len(moved))])
-    return _shares(np.linalg.lstsq(system, right, rcond=None)[0].T)
-
-
-def by_gradient_norms(norms: ArrayLike, beta: float) -> FloatArray:
-    r"""Return (k, B) shares :math:`\propto e^{\beta / g_i}`, as Fed-cucb takes them ([Yang2020]_, Eq. 6).
-
-    Parameters
-    ----------
-    norms : (k, B) array
-        :math:`g_i`, squared norm of the gradient of output i's weights on auxiliary samples of class i, at the client's
-        model after training: small where the client has trained much.
-    beta : float
-    """
-    exponent = beta / np.maximum(np.asarray(norms, np.float64), 1e-12)
-    weights = np.exp(exponent - exponent.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
-
-
-def auxiliary_norms(logits: ArrayLike, labels: ArrayLike, classes: int) -> FloatArray:
-    r"""Return (k, B) squared gradients of output i's bias, :math:`(\overline{1 - p_i})^2`, on samples of class i.
-
-    Parameters
-    ----------
-    logits : (k, V, B) array
-        Outputs of k clients' models on the auxiliary set.
-    labels : (V,) array
-    classes : int
-    """
-    outputs = np.asarray(logits, np.float64)
-    p = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
-    of = np.asarray(labels)
-    return np.stack([(1.0 - p[:, of == c, c]).mean(axis=1) ** 2 for c in range(classes)], axis=1)
-
-
-def _shares(values: FloatArray) -> FloatArray:
-    """Return the nearest shares, not negative with sum 1, to each row."""
+def nearest_shares(values: FloatArray) -> FloatArray:
+    """Return for each row the closest point whose entries are at least 0 and sum to 1."""
     ordered = np.sort(values, axis=1)[:, ::-1]
     excess = (np.cumsum(ordered, axis=1) - 1.0) / np.arange(1, values.shape[1] + 1)
     last = (ordered > excess).sum(axis=1) - 1

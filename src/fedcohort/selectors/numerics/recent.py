@@ -1,40 +1,37 @@
-"""The last vector each client reported, for as many clients as are worth comparing with one another."""
+"""The last vectors that clients reported, for a limited number of clients."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 
-_LARGEST = 1e100  # entries are cut off here, so that squares and sums of them stay finite
+_LARGEST = 1e100  # larger entries are clipped, so that their squares and sums stay finite
 
 
 @dataclass(frozen=True)
 class RecentVectors:
-    """What a selector that compares clients' updates remembers: a row for each client that was heard lately.
+    """The last vector of each client that reported recently.
 
-    A row stays where it is while its client is remembered, so that a journal writes only the rows that changed.
+    A client keeps its row while it is remembered, so that a journal writes only the rows that changed.
     """
 
-    known: IntArray  # (r,) whose rows these are
-    when: IntArray  # (r,) the round of its last report
+    known: IntArray  # (r,) the client of each row
+    when: IntArray  # (r,) the round of that client's last report
     vectors: FloatArray  # (r, V)
 
-    @staticmethod
-    def empty() -> dict[str, IntArray | FloatArray]:
-        """Return the fields before the first report; how long a vector is, is not known then."""
-        return {
-            "known": np.empty(0, np.int64),
-            "when": np.empty(0, np.int64),
-            "vectors": np.empty((0, 0)),
-        }
+    @classmethod
+    def empty(cls, **more: Any) -> Self:
+        """Return the state before the first report; ``more`` are the fields that a subclass adds."""
+        # The length of a vector is not known yet.
+        return cls(known=np.empty(0, np.int64), when=np.empty(0, np.int64), vectors=np.empty((0, 0)), **more)
 
     def rows_of(self, clients: IntArray) -> IntArray:
-        """Return the row of each of ``clients`` (c,), -1 where nothing is remembered."""
+        """Return the row of each of ``clients`` (c,), -1 if it is not remembered."""
         if not len(self.known):
             return np.full(len(clients), -1)
         order = np.argsort(self.known)
@@ -43,21 +40,21 @@ class RecentVectors:
         return np.asarray(np.where(self.known[rows] == clients, rows, -1))
 
     def heard(self, clients: IntArray, vectors: FloatArray, round_: int, limit: int) -> Self:
-        """Return what is remembered after a round's reports.
+        """Return the vectors after a round's reports.
 
         Parameters
         ----------
         clients : (k,) int array
         vectors : (k, V) float array
-            Finite. When V is another than before, the model is another, and all that was remembered is dropped.
+            Finite. If V has changed, so has the model, and all earlier vectors are dropped.
         round_ : int
         limit : int
-            Most clients to remember; those heard longest ago make room.
+            Most clients to remember; those that reported longest ago are dropped.
 
         Examples
         --------
-        >>> book = RecentVectors(**RecentVectors.empty()).heard(np.array([7, 3]), np.eye(2), 0, 2)
-        >>> book.heard(np.array([3, 5]), np.ones((2, 2)), 1, 2).known
+        >>> recent = RecentVectors.empty().heard(np.array([7, 3]), np.eye(2), 0, 2)
+        >>> recent.heard(np.array([3, 5]), np.ones((2, 2)), 1, 2).known
         array([3, 5])
         """
         if not len(clients):

@@ -1,4 +1,4 @@
-"""Running means of what clients report, and what is expected of those that reported nothing."""
+"""Running means of reported values, and expected durations of clients that have not reported."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from fedcohort.core.arrays import FloatArray, IntArray
 
 
 def update_means(
-    mean: FloatArray, count: FloatArray, who: IntArray, new: FloatArray, memory: int
+    mean: FloatArray, count: FloatArray, clients: IntArray, new: FloatArray, memory: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Return means (N,) and counts (N,) after ``new`` (k,) was seen of clients ``who``; older values fade.
+    """Return means (N,) and counts (N,) after ``clients`` (k,) reported ``new`` (k,); older values fade.
 
     >>> update_means(np.array([4.0, 0.0]), np.array([1.0, 0.0]), np.array([0]), np.array([2.0]), memory=10)
     (array([3., 0.]), array([2., 0.]))
     """
     mean, count = mean.copy(), count.copy()
-    count[who] += 1
-    mean[who] += (new - mean[who]) / np.minimum(count[who], memory)
+    count[clients] += 1
+    mean[clients] += (new - mean[clients]) / np.minimum(count[clients], memory)
     return mean, count
 
 
 def expected_seconds(seconds: FloatArray, timed: FloatArray, asked: FloatArray) -> FloatArray:
-    """(n,) expected seconds of each client: its mean; 0 if never asked, the largest known mean if it never answered.
+    """(n,) expected seconds of each client: its mean, 0 if never asked, the largest mean if it never answered.
 
     Parameters
     ----------
     seconds : (n,) float array
         Mean duration.
     timed : (n,) float array
-        How many durations that is the mean of.
+        Number of durations in that mean.
     asked : (n,) float array
-        How often the client was in a cohort.
+        Number of cohorts the client was in.
 
     >>> expected_seconds(np.array([2.0, 5.0, 0.0, 0.0]), np.array([1.0, 3.0, 0.0, 0.0]), np.array([1.0, 3.0, 0.0, 1.0]))
     array([2., 5., 0., 5.])

@@ -1,4 +1,4 @@
-r"""FLASH and its other bandits with a reward and a draw of ours: compare with the federation, draw among the promising.
+r"""FLASH and its other bandits with our own reward and draw.
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
 """
@@ -26,7 +26,7 @@ from fedcohort.selectors.papers.flash.selector import Flash, FlashState
 
 
 def advantage(before: FloatArray, after: FloatArray, usual: float) -> FloatArray:
-    """Return how far the loss afterwards lies below the usual one, as a share of it; at 0 nobody has an advantage.
+    """Return how far the loss after training is below the ``usual`` loss, as a share of it; zeros if that is 0.
 
     >>> advantage(np.ones(2), np.array([0.5, 3.0]), 2.0)
     array([ 0.75, -0.5 ])
@@ -44,10 +44,10 @@ OUR_READINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Advantage(ContextualBandit[State]):
-    """The reward, the draw and the contexts that the variants of this module share; see :class:`FlashAdvantage`."""
+    """The reward, draw and contexts that the variants in this module share; see :class:`FlashAdvantage`."""
 
     picks_by: ClassVar[str] = (
-        "The cohort is drawn by chance from a pool of clients that promise something by score or last reward."
+        "The cohort is drawn at random from a pool of clients whose score or last reward is promising."
     )
 
     checked_params: ClassVar[ParamSets] = {
@@ -58,14 +58,14 @@ class Advantage(ContextualBandit[State]):
     }
 
     readings = OUR_READINGS
-    starves = "a client whose context promises no reward is left to the few places that are drawn from everybody"
+    starves = "a client whose context promises no reward can only get the few places that are drawn from all clients"
 
     reward: str = param("robust-advantage", OneOf(tuple(OUR_READINGS)), "what is rewarded (r_t)")
     contexts: str = param(
         "last", OneOf(("last", "fresh")), "losses last reported, or asked of all candidates before every round"
     )
     first_round_limit: int | None = param(
-        1000, Optional(Interval(int, 1, None)), "most clients of a first round of all; None: no limit"
+        1000, Optional(Interval(int, 1, None)), "most clients in a first round with all clients; None: no limit"
     )
     pool: float | Literal["top"] = param(
         0.8,
@@ -73,13 +73,13 @@ class Advantage(ContextualBandit[State]):
         "draw from all that promise a reward above 0, at least this share of the candidates; or take the top M_t",
     )
     uniform_share: float = param(
-        0.1, Interval(float, 0, 1), "chance that a place of the cohort is drawn from everybody"
+        0.1, Interval(float, 0, 1), "probability that a place of the cohort is drawn from all clients"
     )
 
     def choose(
         self, state: State, score: FloatArray, reward: FloatArray, size: int, notes: Notes, rng: np.random.Generator
     ) -> IntArray:
-        """Draw among the candidates that promise something; the top in the first round, anybody where all are equal."""
+        """Draw from the promising candidates; in the first round, or if all scores are equal, take the top."""
         count = len(score)
         undecided = state.rounds == 0 or float(np.ptp(score)) == 0.0
         if size >= count or undecided or self.pool == "top":
@@ -104,28 +104,30 @@ class Advantage(ContextualBandit[State]):
 @register("flash-advantage")
 @dataclass(frozen=True, kw_only=True)
 class FlashAdvantage(Advantage[FlashState], Flash):
-    r"""FLASH that rewards what beats the federation, and draws among all clients that promise a reward.
+    r"""FLASH that rewards clients for beating the federation, and draws from all clients that promise a reward.
 
     It is :class:`~fedcohort.selectors.papers.flash.Flash` ([Chang2024]_) with five changes.
 
-    *The reward* compares with the federation (``robust-advantage``): with the robust loss :math:`L_i` of client i's own
-    model after training and the mean :math:`\bar L` of what all clients last reported of the model they received,
+    *The reward* compares with the federation (``robust-advantage``). With the robust loss :math:`L_i` of client i's own
+    model after training, and the mean :math:`\bar L` of the losses that all clients last reported for the model they
+    received,
 
     .. math:: r_i = \frac{1 - L_i / \bar L}{\tau_i}.
 
-    The paper's absolute change pays clients whose labels are wrong. Its signed form ``pseudo-decrease`` avoids them and
-    pays clients that agree with the model already, so that under skewed labels a handful of them train for ever;
-    ``robust-decrease`` is the signed formula. Wrong labels cannot be learnt in a round, so by the advantage noisy
-    clients stay above the mean and bring less than 0; skewed clean ones come below it whatever the model knew before.
+    The paper's absolute change rewards clients with wrong labels. Its signed form ``pseudo-decrease`` avoids them, but
+    rewards clients that already agree with the model, so that with skewed labels a handful of them train in every
+    round. ``robust-decrease`` is the signed formula. Wrong labels cannot be learnt in one round, so the loss of noisy
+    clients stays above the mean and their advantage is below 0. The loss of skewed but clean clients falls below the
+    mean, whatever the model knew before.
 
-    *The draw.* The top M_t scores are the same few clients as long as scores differ. Here the cohort is drawn uniformly
-    from all candidates that promise something, those whose score or last reward is above 0, or from the top four fifths
-    of the scores where fewer do (``pool=0.8``); and each place goes to somebody drawn from everybody with probability
-    ``uniform_share``.
+    *The draw.* As long as scores differ, the top M_t are always the same few clients. Here the cohort is drawn
+    uniformly from all promising candidates, whose score or last reward is above 0. If there are too few, it is drawn
+    from the top four fifths of the scores (``pool=0.8``). With probability ``uniform_share``, a place goes to a client
+    drawn from all candidates.
 
-    *Exploration.* alpha_t of the theory is scaled by 0.1, because rewards are far smaller than the unit variance the
-    theory assumes. *Contexts* are those last reported, so that nobody is asked before a round (``contexts="last"``).
-    *The first round* is one of at most 1,000 clients.
+    *Exploration.* The alpha_t of the theory is scaled by 0.1, because rewards are far smaller than the unit variance
+    that the theory assumes. *Contexts* are those last reported, so that no client is asked before a round
+    (``contexts="last"``). *The first round* has at most 1,000 clients.
 
     Examples
     --------
@@ -133,7 +135,7 @@ class FlashAdvantage(Advantage[FlashState], Flash):
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> from fedcohort.session.session import Session
     >>> session = Session(FlashAdvantage(first_round="asked", pool=0.5), ClientTable(n=6), seed=1)
-    >>> for _ in range(30):  # clients 0 to 2 have clean labels: training fits them
+    >>> for _ in range(30):  # clients 0 to 2 have clean labels, which can be learnt
     ...     cohort = session.ask(RoundRequest(size=2))
     ...     clean = cohort.clients < 3
     ...     report = {
@@ -167,6 +169,8 @@ class NeuralBanditAdvantage(Advantage[NeuralState], NeuralBandit):
 class RestlessBanditAdvantage(Advantage[RestlessState], RestlessBandit):
     """The restless bandit of [Chang2024]_ with the reward, the draw and the contexts of :class:`FlashAdvantage`."""
 
-    starves = "a client whose context promises no reward is left to places drawn from everybody and rounds that explore"
+    starves = (
+        "a client whose context promises no reward gets only places drawn from all clients and rounds that explore"
+    )
     formerly = ("restless-bandit",)
     added: ClassVar[Mapping[str, object]] = {"contexts": "last"}

@@ -1,4 +1,4 @@
-"""What one client's word can do, bounded: any selector, over clipped numbers and with a limit on places.
+"""Bound the influence of one client on any selector: clip what it reports, and limit how often it is picked.
 
 .. [Dixon1960] W. J. Dixon, "Simplified Estimation from Censored Normal Samples", Annals of Mathematical Statistics 31,
    1960 (winsorising).
@@ -33,13 +33,13 @@ from fedcohort.core.protocol import (
 )
 from fedcohort.core.signals import LOSS_SIGNALS, TABLE_SIGNALS, LossOf, Signal
 
-_ENOUGH = 10  # numbers reported together whose own quantiles bound them as well
-_FAR = 6.0  # robust standard deviations from the median, of logarithms, beyond which a word is doubted
-_SPREAD = 0.1  # the least such deviation: clients that all say the same leave room for 10%
-_NAMED = 20  # clients that a note names
+_ENOUGH = 10  # this many values reported together are also bounded by their own quantiles
+_FAR = 6.0  # robust standard deviations (of logarithms) from the median beyond which a value is doubted
+_SPREAD = 0.1  # the least such deviation, so that clients that all report the same leave room for 10%
+_NAMED = 20  # most clients that a note names
 _ROUNDING = 1e-9  # of sums of earned places
-_SAVED = 2.0  # places that a client can save up
-_WORDS, _SERVER, _PLACES = "bounded_words", "bounded_server", "bounded_places"
+_SAVED = 2.0  # most places that a client can save up
+_LAST, _SERVER, _PLACES = "bounded_words", "bounded_server", "bounded_places"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _ParameterTable(Constraint):
     """A table of parameters by name."""
 
     def admits(self, value: object) -> bool:
-        """Whether ``value`` is such a table."""
+        """Return whether ``value`` is such a table."""
         return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
 
     def describe(self) -> str:
@@ -55,44 +55,45 @@ class _ParameterTable(Constraint):
         return "a table of the parameters of that selector"
 
     def bad_values(self) -> list[object]:
-        """Return things that are no such table."""
+        """Return values that are not such tables."""
         return [3, {3: 1}, "x"]
 
 
 @register("bounded")
 @dataclass(frozen=True, kw_only=True)
 class Bounded(Selector[Any]):
-    r"""Another selector, which gives nobody too many places and is shown winsorised numbers ([Dixon1960]_).
+    r"""Wrap another selector so that no client gets too many places or distorts it by what it reports ([Dixon1960]_).
 
-    **Places.** Whatever a client says, in every span of rounds it takes part at most
+    **Places.** Whatever a client reports, in every span of rounds it takes part at most
 
     .. math:: 2 + c \sum_t \frac{k_t}{a_t}
 
-    times: k of the a clients available are chosen in round t, so the sum is its fair share of the rounds in which it
-    was available. Each such round brings it :math:`c \, k / a` places, of which it can save up two, and taking part
-    costs one; who has less than one is no candidate. This needs no idea of what the lie is, and holds nobody back
-    who would stay within it. With :math:`c \ge 2`, the same clients available and cohorts of one size,
-    enough candidates are always left; where there are fewer, those with the most saved up fill the cohort, and owe the
-    place.
+    times. In round t, k of the a available clients are chosen, so the sum is the client's fair share of the rounds in
+    which it was available. Each such round earns it :math:`c \, k / a` places, of which it can save up two. Taking part
+    costs one, and a client with less than one is not a candidate. This works for any kind of lie, and does not hold
+    back a client that would stay within the limit anyway. With :math:`c \ge 2`, the same clients available and cohorts
+    of one size, there are always enough candidates. Otherwise the clients with the most saved up fill the cohort, and
+    owe the place.
 
-    **Numbers.** Of each number that clients tell, the last word of everybody is kept. What is said is moved into
-    :math:`[Q_\tau, Q_{1 - \tau}]`, quantiles of these words, before the selector sees it: reported and asked losses,
-    durations, norms, the length of vectors (one of length 0 counts as the others' mean), sizes, and with sizes the
-    label counts, which may also be no more balanced than a share :math:`\tau` of all are said to be. As long as fewer
-    than a share :math:`\tau` of the clients lie, the largest number that counts was said by an honest client, and a
-    liar is one among the :math:`\tau N` clients that count alike, whatever it says. Where many numbers come at one
-    time, their own quantiles bound them too, so that old words do not let new ones pass.
+    **Numbers.** For each number that clients report, the last value of every client is kept. Before the selector sees
+    a value, it is clipped to :math:`[Q_\tau, Q_{1 - \tau}]`, quantiles of these last values. That applies to losses
+    (reported or asked for), durations, norms, the length of vectors (a vector of length 0 takes the mean direction of
+    the others), sizes, and with sizes the label counts. Label counts may also be no more balanced than a share
+    :math:`\tau` of all clients claim. As long as fewer than a share :math:`\tau` of the clients lie, the largest number
+    that counts comes from an honest client, and a liar is only one of the :math:`\tau N` clients that count alike. If
+    many values arrive at the same time, their own quantiles bound them too, so that old values do not let extreme new
+    ones pass.
 
-    With ``audit``, losses of the received model are also held against the server's own: they must lie within that
-    factor of Signal.SERVER_LOSS as last reported.
+    With ``audit``, losses of the received model are also compared with the server's own: they are clipped to within
+    that factor of the last Signal.SERVER_LOSS.
 
-    A word more than 6 robust standard deviations (of logarithms) from the median of all is doubted: the candidates it
-    is about have 1 in the score's part "doubted", and a note names them. What was said stays in the journal as it was
-    said; averages of models are not touched, see the aggregators for those.
+    A value more than 6 robust standard deviations (of logarithms) from the median of all is doubted. The candidates
+    that reported it have 1 in the part "doubted" of the score, and a note names them. The journal keeps what was
+    reported. Averages of models are not changed; see the aggregators for that.
 
-    Symbols: c = most, tau = tail. Deviations: quantiles are values that were said, so that those beyond them count
-    exactly alike. Not clipped, and so bounded by places only: the direction of vectors, the shares of classes, answers
-    of "yes" or "no" (Signal.KEPT), and who answers.
+    Symbols: c = most, tau = tail. Deviations: quantiles are reported values, so that all values beyond them count
+    exactly alike. Not clipped, and so bounded only by places: the direction of vectors, the shares of classes, answers
+    of "yes" or "no" (Signal.KEPT), and whether a client answers.
 
     Examples
     --------
@@ -106,10 +107,10 @@ class Bounded(Selector[Any]):
     """
 
     picks_by: ClassVar[str] = (
-        "Clients that had their share of the places are not shown to the selector inside, which picks as it does."
+        "Clients that had their share of the places are hidden from the wrapped selector, which picks as usual."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "doubted": "1 if what it says does not fit, so that its word counts less",
+        "doubted": "1 if what it reports is far from the others",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -119,20 +120,20 @@ class Bounded(Selector[Any]):
         "tight": {"of": "oort", "tail": 0.49, "most": 1.0},
     }
 
-    of: str = param("power-of-choice", Text(), "the selector that chooses, by its name")
+    of: str = param("power-of-choice", Text(), "name of the wrapped selector")
     params: Mapping[str, Any] | None = param(None, Optional(_ParameterTable()), "its parameters")
     tail: float = param(
-        0.2, Interval(float, 0, 0.5, "neither"), "share of clients at each end whose words count alike (tau)"
+        0.2, Interval(float, 0, 0.5, "neither"), "share of clients at each end whose values count alike (tau)"
     )
     most: float | None = param(
         2.0,
         Optional(Interval(float, 1, None)),
-        "how many times its fair share of the places a client can take; None: any number (c)",
+        "most places of a client, as a multiple of its fair share; None: no limit (c)",
     )
     audit: float | None = param(
         None,
         Optional(Interval(float, 1, None, "right")),
-        "factor within which a loss must be of the loss on the server's own samples; None: not compared",
+        "largest ratio between a loss and the loss on the server's own samples; None: not compared",
     )
     is_wrapper: ClassVar[bool] = True
     added: ClassVar[Mapping[str, object]] = MappingProxyType({"most": None})
@@ -141,193 +142,195 @@ class Bounded(Selector[Any]):
         super().__post_init__()
         if self.of == self.name:
             raise ParameterError(f"The 'of' parameter of Bounded must be another selector. Got {self.of!r}.")
-        given = {key: list(v) if isinstance(v, tuple) else v for key, v in (self.params or {}).items()}
-        object.__setattr__(self, "params", given or None)
-        for name in ("starves", "selects", "default_filter"):  # as the one that chooses has them
+        params = {key: list(v) if isinstance(v, tuple) else v for key, v in (self.params or {}).items()}
+        object.__setattr__(self, "params", params or None)
+        for name in ("starves", "selects", "default_filter"):  # the same as those of the wrapped selector
             object.__setattr__(self, name, getattr(self.inner, name))
 
     @cached_property
     def inner(self) -> Selector[Any]:
-        """The selector that chooses."""
+        """The wrapped selector."""
         return SELECTORS.create(self.of, **(self.params or {}))
 
     @property
     def aggregator(self) -> str | None:
-        """That of the one that chooses."""
+        """The aggregator of the wrapped selector."""
         return self.inner.aggregator
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """What the selector that chooses reads, and with ``audit`` the server's own loss."""
+        """The signals of the wrapped selector, and with ``audit`` the server's own loss."""
         return self.inner.requires | (frozenset() if self.audit is None else {Signal.SERVER_LOSS})
 
     def adapt(self, supplied: frozenset[Signal]) -> Bounded:
-        """Adapt the selector that chooses."""
+        """Adapt the wrapped selector."""
         fitted = self.inner.adapt(supplied)
         if fitted is self.inner:
             return self
         return dataclasses.replace(self, params={i.name: getattr(fitted, i.name) for i in parameters(type(fitted))})
 
-    # -- the state: that of the selector that chooses, everybody's last words, and the places they have saved up ------
+    # -- the state: that of the wrapped selector, the last values of all clients, and the places they have saved up ----
 
     @cached_property
-    def _heard(self) -> tuple[Signal, ...]:
-        """The numbers whose last words are kept, one column each."""
+    def _columns(self) -> tuple[Signal, ...]:
+        """The numbers whose last values are kept, one column each."""
         asked = LOSS_SIGNALS if Signal.LOSS_QUERY in self.inner.requires else frozenset()
         return tuple(sorted({s for s in self.inner.requires if s.is_metric} | asked))
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> Any:
-        """No client has reported anything yet."""
-        words = np.full((clients.n, len(self._heard)), np.nan)
+        """Start without reports, and with all places saved up."""
+        last = np.full((clients.n, len(self._columns)), np.nan)
         places = None if self.most is None else np.full(clients.n, _SAVED)
-        return _join_state(self.inner.init(self.bounded_facts(clients)[0], rng), _Own(words, np.nan, places))
+        return _join_state(self.inner.init(self.bounded_facts(clients)[0], rng), _Own(last, np.nan, places))
 
     def grow(self, state: Any, clients: ClientTable, rng: np.random.Generator) -> Any:
-        """Let the selector that chooses grow; new clients have reported nothing yet."""
-        theirs, own = _split_state(state)
-        new = clients.n - len(own.words)
-        words = np.concatenate([own.words, np.full((new, own.words.shape[1]), np.nan)])
+        """Grow the state of the wrapped selector, and add clients without reports."""
+        inner_state, own = _split_state(state)
+        new = clients.n - len(own.last)
+        last = np.concatenate([own.last, np.full((new, own.last.shape[1]), np.nan)])
         places = None if own.places is None else np.concatenate([own.places, np.full(new, _SAVED)])
-        grown = self.inner.grow(theirs, self.bounded_facts(clients)[0], rng)
-        return _join_state(grown, _Own(words, own.server, places))
+        grown = self.inner.grow(inner_state, self.bounded_facts(clients)[0], rng)
+        return _join_state(grown, _Own(last, own.server, places))
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
     def size(self, state: Any, asked: int, candidates: int) -> int:
-        """As the selector that chooses wants it."""
+        """Return the size that the wrapped selector wants."""
         return self.inner.size(_split_state(state)[0], asked, candidates)
 
     def query(self, state: Any, slate: Slate, rng: np.random.Generator) -> Query | None:
-        """Ask what the selector that chooses asks."""
-        theirs, own = _split_state(state)
+        """Ask the question of the wrapped selector."""
+        inner_state, own = _split_state(state)
         table, _ = self.bounded_facts(slate.clients)
         candidates = slate.candidates[self._able(self._add_earned_places(own.places, slate), slate)]
-        return self.inner.query(theirs, dataclasses.replace(slate, candidates=candidates, clients=table), rng)
+        return self.inner.query(inner_state, dataclasses.replace(slate, candidates=candidates, clients=table), rng)
 
     def select(self, state: Any, slate: Slate, answer: Answer | None, rng: np.random.Generator) -> tuple[Cohort, Any]:
-        """Choose by bounded reports, and name the clients in doubt."""
-        theirs, own = _split_state(state)
-        table, odd = self.bounded_facts(slate.clients)
-        words, places = own.words, self._add_earned_places(own.places, slate)
+        """Choose by bounded values, and name the doubted clients."""
+        inner_state, own = _split_state(state)
+        table, odd_size = self.bounded_facts(slate.clients)
+        last, places = own.last, self._add_earned_places(own.places, slate)
         if answer is not None:
-            answer, words = self._answer(answer, words, own.server)
+            answer, last = self._bounded_answer(answer, last, own.server)
         able = self._able(places, slate)
         shown = dataclasses.replace(slate, candidates=slate.candidates[able], clients=table)
-        cohort, theirs = self.inner.select(theirs, shown, answer, rng)
+        cohort, inner_state = self.inner.select(inner_state, shown, answer, rng)
         if places is not None:
             places[cohort.clients] -= 1.0
-        doubted = odd | _outliers(words)
+        doubted = odd_size | _outliers(last)
         notes = dict(cohort.notes)
-        for note, who in (
+        for note, clients in (
             ("doubted", slate.candidates[doubted[slate.candidates]]),
             ("had its share", slate.candidates[~able]),
         ):
-            if len(who):
-                names = ", ".join(slate.clients.names_of(who[:_NAMED]))
-                notes[note] = names + (f" and {len(who) - _NAMED} more" if len(who) > _NAMED else "")
-        parts = {**cohort.parts, **(_part(doubted, cohort.candidates) if doubted.any() else {})}
+            if len(clients):
+                names = ", ".join(slate.clients.names_of(clients[:_NAMED]))
+                notes[note] = names + (f" and {len(clients) - _NAMED} more" if len(clients) > _NAMED else "")
+        parts = dict(cohort.parts)
+        if doubted.any() and cohort.candidates is not None:
+            parts["doubted"] = doubted[cohort.candidates].astype(np.float64)
         cohort = dataclasses.replace(cohort, notes=notes, parts=parts)
-        return cohort, _join_state(theirs, _Own(words, own.server, places))
+        return cohort, _join_state(inner_state, _Own(last, own.server, places))
 
     def update(self, state: Any, outcome: Outcome) -> Any:
-        """Hear what was reported, and let the selector that chooses learn from it, bounded."""
-        theirs, own = _split_state(state)
-        words, server = own.words, own.server
+        """Keep what was reported, and let the wrapped selector learn from the bounded values."""
+        inner_state, own = _split_state(state)
+        last, server = own.last, own.server
         if self.audit is not None:
-            seen = outcome[Signal.SERVER_LOSS][outcome.ok]
-            server = float(np.median(seen[np.isfinite(seen)])) if np.isfinite(seen).any() else server
+            losses = outcome[Signal.SERVER_LOSS][outcome.ok]
+            server = float(np.median(losses[np.isfinite(losses)])) if np.isfinite(losses).any() else server
         metrics = {}
         for signal in [s for s in self.inner.requires if s.is_metric]:
-            said = outcome[signal]
-            length = said if said.ndim == 1 else np.linalg.norm(said, axis=1)
-            words = self._with_words(words, signal, outcome.clients, length)
-            counted = self._clip(length, self._words(words, signal), self._range(signal, server))
-            if said.ndim == 2:
-                counted = _rescale(said, length, counted)
-            metrics[signal] = freeze(counted)
+            values = outcome[signal]
+            length = values if values.ndim == 1 else np.linalg.norm(values, axis=1)
+            last = self._with_values(last, signal, outcome.clients, length)
+            bounded = self._clip(length, self._column(last, signal), self._audit_range(signal, server))
+            if values.ndim == 2:
+                bounded = _rescale(values, length, bounded)
+            metrics[signal] = freeze(bounded)
         shown = dataclasses.replace(
             outcome, table=self.bounded_facts(outcome.table)[0], _metrics=metrics, _granted=self.inner.requires
         )
-        return _join_state(self.inner.update(theirs, shown), _Own(words, server, own.places))
+        return _join_state(self.inner.update(inner_state, shown), _Own(last, server, own.places))
 
     # -- places --------------------------------------------------------------------------------------------------------
 
     def _add_earned_places(self, places: FloatArray | None, slate: Slate) -> FloatArray | None:
-        """(N,) the places everybody has once this round has brought the available clients theirs."""
+        """(N,) the places of all clients, after the available ones earned theirs for this round."""
         if places is None or self.most is None:
             return None
         earned = places.copy()
-        mine = earned[slate.candidates] + self.most * slate.size / len(slate.candidates)
-        earned[slate.candidates] = np.minimum(mine, _SAVED)
+        grown = earned[slate.candidates] + self.most * slate.size / len(slate.candidates)
+        earned[slate.candidates] = np.minimum(grown, _SAVED)
         return earned
 
     def _able(self, places: FloatArray | None, slate: Slate) -> BoolArray:
-        """(c,) which candidates have a place; where they are too few, also those that have the most of one."""
+        """(c,) which candidates have a place; if there are too few, those with the most saved up."""
         if places is None:
             return np.ones(len(slate.candidates), np.bool_)
-        mine = slate.of_candidates(places)
-        able = np.asarray(mine >= 1.0 - _ROUNDING)
+        saved = slate.of_candidates(places)
+        able = np.asarray(saved >= 1.0 - _ROUNDING)
         if able.sum() < slate.size:
-            able = np.zeros(len(mine), np.bool_)
-            able[np.argsort(-mine, kind="stable")[: slate.size]] = True
+            able = np.zeros(len(saved), np.bool_)
+            able[np.argsort(-saved, kind="stable")[: slate.size]] = True
         return able
 
-    # -- what counts ---------------------------------------------------------------------------------------------------
+    # -- values that count ---------------------------------------------------------------------------------------------
 
-    def _answer(self, answer: Answer, words: FloatArray, server: float) -> tuple[Answer, FloatArray]:
-        values = {}
-        for signal, said in answer.values.items():
+    def _bounded_answer(self, answer: Answer, last: FloatArray, server: float) -> tuple[Answer, FloatArray]:
+        bounded = {}
+        for signal, values in answer.values.items():
             if isinstance(answer.query, Losses):
-                words = self._with_words(words, signal, answer.query.clients, said)
-                values[signal] = self._clip(said, self._words(words, signal), self._range(signal, server))
+                last = self._with_values(last, signal, answer.query.clients, values)
+                bounded[signal] = self._clip(values, self._column(last, signal), self._audit_range(signal, server))
             else:
-                values[signal] = np.stack([self._clip(row, row) for row in said]) if len(said) else said
-        return Answer(answer.query, values), words
+                bounded[signal] = np.stack([self._clip(row, row) for row in values]) if len(values) else values
+        return Answer(answer.query, bounded), last
 
-    def _words(self, words: FloatArray, signal: Signal) -> FloatArray:
-        return words[:, self._heard.index(signal)]
+    def _column(self, last: FloatArray, signal: Signal) -> FloatArray:
+        return last[:, self._columns.index(signal)]
 
-    def _with_words(self, words: FloatArray, signal: Signal, clients: IntArray, said: FloatArray) -> FloatArray:
-        words = words.copy()
-        spoke = np.isfinite(said)
-        words[clients[spoke], self._heard.index(signal)] = said[spoke]
-        return words
+    def _with_values(self, last: FloatArray, signal: Signal, clients: IntArray, values: FloatArray) -> FloatArray:
+        last = last.copy()
+        known = np.isfinite(values)
+        last[clients[known], self._columns.index(signal)] = values[known]
+        return last
 
-    def _range(self, signal: Signal, server: float) -> tuple[float, float] | None:
-        """Return what the server's own loss admits, None where it says nothing about this."""
+    def _audit_range(self, signal: Signal, server: float) -> tuple[float, float] | None:
+        """Return the range that the server's own loss admits; None if it does not apply to this signal."""
         compared = isinstance(signal.how, LossOf) and signal.how.model == "received"
         if self.audit is None or not compared or not np.isfinite(server):
             return None
         return server / self.audit, server * self.audit
 
-    def _clip(self, said: FloatArray, words: FloatArray, admitted: tuple[float, float] | None = None) -> FloatArray:
+    def _clip(self, values: FloatArray, last: FloatArray, admitted: tuple[float, float] | None = None) -> FloatArray:
         """Return reported values within their bounds; NaN stays NaN."""
-        bounds = [tail_quantiles(words, self.tail)]
-        if np.isfinite(said).sum() >= _ENOUGH:
-            bounds.append(tail_quantiles(said, self.tail))
+        bounds = [tail_quantiles(last, self.tail)]
+        if np.isfinite(values).sum() >= _ENOUGH:
+            bounds.append(tail_quantiles(values, self.tail))
         low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
-        if low > high:  # today's reports have little to do with the earlier ones
+        if low > high:  # these reports have little to do with the earlier ones
             low, high = bounds[-1]
         if admitted is not None:
             low, high = np.clip(low, *admitted), np.clip(high, *admitted)
-        return np.asarray(np.clip(said, low, high))
+        return np.asarray(np.clip(values, low, high))
 
     def _skew_counts(self, counts: FloatArray, sizes: FloatArray) -> FloatArray:
-        """Return label counts none of which is more balanced than a share ``tail`` of all are said to be.
+        """Return label counts, none of them more balanced than a share ``tail`` of all clients claim.
 
-        Who is gets a part of its samples moved to its largest class, or of several to the one that is commonest.
+        If a client is, part of its samples move to its largest class (of several, to the most common one).
         """
         full = sizes > 0
         shares = counts[full] / sizes[full, None]
         even = 1.0 / shares.shape[1]
-        found = np.square(shares - even).sum(axis=1)
-        least, _ = tail_quantiles(found, self.tail)
-        near = np.flatnonzero(found < least)
+        imbalance = np.square(shares - even).sum(axis=1)
+        least, _ = tail_quantiles(imbalance, self.tail)
+        near = np.flatnonzero(imbalance < least)
         if not len(near):
             return counts
         largest = (shares[near] + 1e-9 * shares.mean(axis=0)).argmax(axis=1)
-        # The part a with |(1 - a) u + a v|^2 = least, where u and v are the shares and the class less even ones.
-        own, cross, whole = found[near], shares[near, largest] - even, 1.0 - even
+        # The part a solves |(1 - a) u + a v|^2 = least, where u and v are the shares and the class minus even shares.
+        own, cross, whole = imbalance[near], shares[near, largest] - even, 1.0 - even
         square, linear = own - 2.0 * cross + whole, cross - own
         part = (np.sqrt(linear**2 + square * (least - own)) - linear) / square
         shares[near] *= 1.0 - part[:, None]
@@ -337,7 +340,7 @@ class Bounded(Selector[Any]):
         return result
 
     def bounded_facts(self, clients: ClientTable) -> tuple[ClientTable, BoolArray]:
-        """Return the table with sizes that count, label counts along with them, and whose size is doubted."""
+        """Return the table with bounded sizes and label counts, and (N,) whether a client's size is doubted."""
         granted = self.inner.requires & TABLE_SIGNALS
         if not granted:
             return clients.granting(self.inner.requires), np.zeros(clients.n, np.bool_)
@@ -346,25 +349,25 @@ class Bounded(Selector[Any]):
         labels: LabelInfo | None = clients.labels if Signal.LABEL_PRODUCTS in known else None
         if labels is None and Signal.LABEL_COUNTS in known:
             labels = LabelCounts(clients.label_counts)
-        told = labels.counts.sum(axis=1) if isinstance(labels, LabelCounts) else sizes
-        if told is None:
+        reported = labels.counts.sum(axis=1) if isinstance(labels, LabelCounts) else sizes
+        if reported is None:
             return clients.granting(self.inner.requires), np.zeros(clients.n, np.bool_)
-        counted = self._clip(told, told)
+        bounded = self._clip(reported, reported)
         with np.errstate(invalid="ignore", divide="ignore"):
-            scale = np.where(told > 0, counted / told, 1.0)
+            scale = np.where(reported > 0, bounded / reported, 1.0)
         match labels:
             case LabelCounts():
-                labels = LabelCounts(self._skew_counts(labels.counts, told) * scale[:, None])
+                labels = LabelCounts(self._skew_counts(labels.counts, reported) * scale[:, None])
             case LabelFactor():
                 labels = LabelFactor(labels.factor * scale[:, None], labels.classes)
             case LabelGram():
                 labels = LabelGram(labels.gram * scale[:, None] * scale, labels.classes)
-        table = ClientTable(clients.names if clients.has_names else None, None if sizes is None else counted, labels)
-        return table.granting(self.inner.requires), _outliers(told[:, None])
+        table = ClientTable(clients.names if clients.has_names else None, None if sizes is None else bounded, labels)
+        return table.granting(self.inner.requires), _outliers(reported[:, None])
 
 
 def tail_quantiles(values: FloatArray, tail: float) -> tuple[float, float]:
-    """Return two of the values: a share ``tail`` of them lies below the one, and as many above the other.
+    """Return two of the values: a share ``tail`` of them is below the first, and as many are above the second.
 
     >>> tail_quantiles(np.array([5.0, 1.0, 3.0, 2.0, 4.0]), 0.2)
     (2.0, 4.0)
@@ -378,10 +381,10 @@ def tail_quantiles(values: FloatArray, tail: float) -> tuple[float, float]:
     return float(parted[low]), float(parted[high])
 
 
-def _rescale(rows: FloatArray, length: FloatArray, wanted: FloatArray) -> FloatArray:
-    """Return vectors with other lengths; one of length 0, which has no direction, takes that of the others' mean.
+def _rescale(rows: FloatArray, length: FloatArray, new_length: FloatArray) -> FloatArray:
+    """Return vectors with new lengths; a zero vector, which has no direction, takes that of the others' mean.
 
-    Where nobody has a direction, or they cancel each other, it stays 0.
+    If there is no such direction, or the others cancel out, it stays 0.
 
     >>> _rescale(np.array([[3.0, 4.0], [0.0, 0.0]]), np.array([5.0, 0.0]), np.array([10.0, 5.0]))
     array([[6., 8.],
@@ -390,19 +393,19 @@ def _rescale(rows: FloatArray, length: FloatArray, wanted: FloatArray) -> FloatA
     array([[0., 0.],
            [0., 0.]])
     """
-    some = length > 0
-    units = rows[some] / length[some, None]
-    middle = units.mean(axis=0) if some.any() else np.zeros(rows.shape[1])
-    long = float(np.linalg.norm(middle))
-    found = np.where(np.isfinite(length)[:, None], middle / (long or 1.0), np.nan)
-    found[some] = units
-    return np.asarray(found * wanted[:, None])
+    nonzero = length > 0
+    units = rows[nonzero] / length[nonzero, None]
+    mean = units.mean(axis=0) if nonzero.any() else np.zeros(rows.shape[1])
+    mean_length = float(np.linalg.norm(mean))
+    directions = np.where(np.isfinite(length)[:, None], mean / (mean_length or 1.0), np.nan)
+    directions[nonzero] = units
+    return np.asarray(directions * new_length[:, None])
 
 
-def _outliers(words: FloatArray) -> BoolArray:
-    """(N,) whose words are far from what all say, in robust deviations of a scale that ends up logarithmic."""
-    found = np.zeros(len(words), np.bool_)
-    for column in words.T:
+def _outliers(last: FloatArray) -> BoolArray:
+    """(N,) whether a value is far from the median, in robust deviations on a scale that is logarithmic at the ends."""
+    outlier = np.zeros(len(last), np.bool_)
+    for column in last.T:
         known = np.isfinite(column)
         if known.sum() < _ENOUGH:
             continue
@@ -410,47 +413,43 @@ def _outliers(words: FloatArray) -> BoolArray:
         scaled = np.arcsinh(column[known] / unit)
         middle = np.median(scaled)
         spread = max(1.4826 * float(np.median(np.abs(scaled - middle))), _SPREAD)
-        found[known] |= np.abs(scaled - middle) > _FAR * spread
-    return found
-
-
-def _part(doubted: BoolArray, candidates: IntArray | None) -> dict[str, FloatArray]:
-    return {} if candidates is None else {"doubted": doubted[candidates].astype(np.float64)}
+        outlier[known] |= np.abs(scaled - middle) > _FAR * spread
+    return outlier
 
 
 @dataclass(frozen=True)
 class _Own:
-    """What is remembered beside the state of the selector that chooses."""
+    """What is remembered in addition to the state of the wrapped selector."""
 
-    words: FloatArray  # (N, h) last words
-    server: float  # the server's loss
-    places: FloatArray | None  # (N,) saved up; None where they are not limited
+    last: FloatArray  # (N, h) last values
+    server: float  # the server's last loss
+    places: FloatArray | None  # (N,) saved up; None if they are not limited
 
 
 @cache
-def _state_class(theirs: Any, limited: bool) -> Any:
-    """Return a state with the fields of another and ours; without a limit on places as version 0.2 had it."""
+def _state_class(inner: Any, limited: bool) -> Any:
+    """Return a state class with the fields of ``inner`` and ours; without a limit on places, as in version 0.2."""
     fields: list[Any] = [
-        (f.name, f.type, dataclasses.field(metadata=dict(f.metadata))) for f in dataclasses.fields(theirs)
+        (f.name, f.type, dataclasses.field(metadata=dict(f.metadata))) for f in dataclasses.fields(inner)
     ]
-    fields += [(_WORDS, Any, per_client()), (_SERVER, float)]
+    fields += [(_LAST, Any, per_client()), (_SERVER, float)]
     if limited:
         fields.append((_PLACES, Any, per_client()))
-    made: Any = dataclasses.make_dataclass(f"Bounded{theirs.__name__}", fields, frozen=True)
-    made.theirs = theirs
-    return made
+    joined: Any = dataclasses.make_dataclass(f"Bounded{inner.__name__}", fields, frozen=True)
+    joined.inner = inner
+    return joined
 
 
-def _join_state(theirs: Any, own: _Own) -> Any:
-    cls: Any = type(theirs)
-    values = {f.name: getattr(theirs, f.name) for f in dataclasses.fields(cls)}
-    values |= {_WORDS: own.words, _SERVER: own.server}
+def _join_state(inner_state: Any, own: _Own) -> Any:
+    cls: Any = type(inner_state)
+    values = {f.name: getattr(inner_state, f.name) for f in dataclasses.fields(cls)}
+    values |= {_LAST: own.last, _SERVER: own.server}
     if own.places is not None:
         values[_PLACES] = own.places
     return _state_class(cls, own.places is not None)(**values)
 
 
 def _split_state(state: Any) -> tuple[Any, _Own]:
-    cls: Any = type(state).theirs
+    cls: Any = type(state).inner
     values = {f.name: getattr(state, f.name) for f in dataclasses.fields(cls)}
-    return cls(**values), _Own(getattr(state, _WORDS), getattr(state, _SERVER), getattr(state, _PLACES, None))
+    return cls(**values), _Own(getattr(state, _LAST), getattr(state, _SERVER), getattr(state, _PLACES, None))

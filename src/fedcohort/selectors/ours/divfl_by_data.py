@@ -1,4 +1,4 @@
-r"""DivFL whose members count by the data of the clients they represent.
+r"""DivFL with members weighted by the data of the clients they represent.
 
 .. [Balakrishnan2022] R. Balakrishnan et al., "Diverse Client Selection for Federated Learning via Submodular
    Maximization", ICLR 2022.
@@ -20,15 +20,15 @@ from fedcohort.selectors.baselines.divfl import DivFL
 @register("divfl-by-data")
 @dataclass(frozen=True, kw_only=True)
 class DivFLByData(DivFL):
-    r"""DivFL for a federation in which clients weigh by their data.
+    r"""DivFL for federations in which clients weigh by their data.
 
-    :class:`~fedcohort.selectors.baselines.divfl.DivFL` ([Balakrishnan2022]_) counts a member by how many clients it
-    represents. Here it counts by their data: the aggregator multiplies ``Cohort.weights`` by the member's own share of
-    the data (Signal.SIZES), so that they are :math:`\sum_k n_k / n_i` over the clients k that i represents.
+    :class:`~fedcohort.selectors.baselines.divfl.DivFL` ([Balakrishnan2022]_) weights a member by how many clients it
+    represents. Here it is weighted by their data. The aggregator multiplies ``Cohort.weights`` by the member's own
+    share of the data (Signal.SIZES), so the weights are :math:`\sum_k n_k / n_i` over the clients k that i represents.
 
     Examples
     --------
-    Three kinds of clients: the cohort has one of each, and counts them by the data of those they stand for.
+    There are three kinds of clients. The cohort has one of each, weighted by the data of the clients it represents.
 
     >>> from fedcohort import Session
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
@@ -44,12 +44,12 @@ class DivFLByData(DivFL):
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """Updates, to compare them, and data sizes."""
+        """Sketches of updates, and data sizes."""
         return frozenset({Signal.UPDATE_SKETCH, Signal.SIZES})
 
     @property
     def aggregator(self) -> str | None:
-        """Any that weighs by size, as the default does."""
+        """Any aggregator that weighs by size, as the default does."""
         return None
 
     def representation(self, apart: FloatArray, itself: IntArray, known: IntArray, clients: ClientTable) -> FloatArray:
@@ -70,7 +70,7 @@ def data_represented(apart: FloatArray, itself: IntArray, sizes: FloatArray, own
     sizes : (v,) float array
         Samples of every client.
     own : (k,) float array
-        Samples of every member. Those without data represent nobody, because no weight makes them count.
+        Samples of every member. A member without data represents no client, because no weight makes it count.
 
     Examples
     --------
@@ -79,10 +79,10 @@ def data_represented(apart: FloatArray, itself: IntArray, sizes: FloatArray, own
     >>> data_represented(np.abs(place[:, None] - place[[0, 2]]), np.array([0, 2]), sizes, sizes[[0, 2]])
     array([4., 1.])
     """
-    some = own > 0
-    if not some.any():
+    has_data = own > 0
+    if not has_data.any():
         return np.ones(len(own))
-    nearest = np.where(some, apart, np.inf).argmin(axis=1)
-    nearest[itself[some]] = np.flatnonzero(some)  # of equal updates each stands for itself
+    nearest = np.where(has_data, apart, np.inf).argmin(axis=1)
+    nearest[itself[has_data]] = np.flatnonzero(has_data)  # of equal updates, each member represents itself
     data = np.bincount(nearest, sizes, len(own))
-    return np.divide(data, own, out=np.ones(len(own)), where=some)
+    return np.divide(data, own, out=np.ones(len(own)), where=has_data)

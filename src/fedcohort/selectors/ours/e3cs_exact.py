@@ -1,4 +1,4 @@
-r"""E3CS that draws with exactly the chances it computes.
+r"""E3CS that draws with exactly the probabilities it computes.
 
 .. [Huang2022] T. Huang, W. Lin, L. Shen, K. Li, A. Y. Zomaya, "Stochastic Client Selection for Federated Learning with
    Volatile Clients", IEEE Internet of Things Journal 9(20), 2022, arXiv:2011.08756.
@@ -20,11 +20,11 @@ from fedcohort.selectors.numerics.sampling import systematic_sample
 @register("e3cs-exact")
 @dataclass(frozen=True, kw_only=True)
 class E3CSExact(E3CS):
-    r"""E3CS whose client i is in the cohort with probability :math:`p_i`.
+    r"""E3CS in which client i is in the cohort with probability exactly :math:`p_i`.
 
-    :class:`~fedcohort.selectors.baselines.e3cs.E3CS` ([Huang2022]_) draws one client after the other in proportion to
-    p, which leaves clients with p = 1 out in up to a third of the rounds. Here the cohort is drawn systematically:
-    those with p = 1 always take part, everybody at least with its quota, and :math:`x_i / p_i` is unbiased.
+    :class:`~fedcohort.selectors.baselines.e3cs.E3CS` ([Huang2022]_) draws clients one by one in proportion to p, which
+    leaves clients with p = 1 out in up to a third of the rounds. Here the cohort is drawn systematically. Clients with
+    p = 1 always take part, every client takes part at least with its quota, and :math:`x_i / p_i` is unbiased.
 
     Examples
     --------
@@ -35,8 +35,8 @@ class E3CSExact(E3CS):
     array([0.5, 0.5, 0.5, 0.5])
     """
 
-    picks_by: ClassVar[str] = "Clients are drawn by chance, and the score is the chance."
+    picks_by: ClassVar[str] = "Clients are drawn at random, and the score is the probability of being in the cohort."
 
     def draw(self, chance: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
-        """Return ``size`` positions, each with exactly its chance (c,)."""
+        """Return ``size`` positions, each drawn with exactly the probability in ``chance`` (c,)."""
         return systematic_sample(chance, rng)

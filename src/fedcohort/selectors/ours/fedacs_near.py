@@ -1,4 +1,4 @@
-r"""FedACS that counts duels only where the mean gradient tells skewness.
+r"""FedACS that counts duels only in rounds in which the mean gradient shows skewness.
 
 .. [Wang2021] Z. Wang et al., "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments",
    IWQoS 2021.
@@ -22,22 +22,23 @@ from fedcohort.selectors.papers.fedacs.selector import FedAcs, FedAcsState
 @register("fedacs-near")
 @dataclass(frozen=True, kw_only=True)
 class FedAcsNear(FedAcs):
-    r"""FedACS whose duels count in rounds in which two clients are near the others.
+    r"""FedACS whose duels count only in rounds in which at least two clients are near the others.
 
-    The distance to the mean tells skewness only where the mean is what unskewed clients have. Where every client is
-    skewed, gradients point apart and the shortest wins, so that clients whose classes the model has learnt fill the
-    pool of :class:`~fedcohort.selectors.papers.fedacs.FedAcs` ([Wang2021]_), and the others are forgotten. So a round's
-    duels count only when at least two clients are *near* the others, that is nearer to the mean gradient of the others
-    than no gradient at all would be,
+    The distance from the mean shows skewness only if the mean is close to the gradient of unskewed clients. If every
+    client is skewed, gradients point apart and the shortest one wins. Clients whose classes the model has learnt then
+    fill the pool of :class:`~fedcohort.selectors.papers.fedacs.FedAcs` ([Wang2021]_), and the others are forgotten. So
+    a round's duels count only if at least two clients are *near* the others, that is, closer to the mean gradient of
+    the others than no gradient at all would be,
 
     .. math:: \lVert \Delta w_i - \overline{\Delta w}_{-i} \rVert < \lVert \overline{\Delta w}_{-i} \rVert.
 
-    In a federation that has unskewed clients that is so in nearly every round; in one that has none nearly never, and
-    cohorts are then uniform.
+    With unskewed clients in the federation, this is the case in nearly every round. Without any, it is almost never the
+    case, and cohorts are then uniform.
 
-    Appendix B weights clients by samples (``mean="samples"``): its estimate of the mean gradient is the better for it,
-    but the bound that ranks clients by their distances needs equal sample numbers, and a weighted mean lies nearest to
-    those with the most samples, skewed or not. With equal sizes, as in the paper's experiments, the two are the same.
+    Appendix B of the paper weights clients by samples (``mean="samples"``). This improves the estimate of the mean
+    gradient. But the bound that ranks clients by distance assumes equal sample numbers, and a weighted mean is closest
+    to the clients with the most samples, skewed or not. With equal sizes, as in the paper's experiments, both are the
+    same.
 
     Examples
     --------
@@ -62,7 +63,7 @@ class FedAcsNear(FedAcs):
     duels: str = param(
         "near",
         OneOf(("near", "all")),
-        "whose rounds' duels count: those in which two clients are near the others, or all",
+        "rounds whose duels count: those in which two clients are near the others, or all",
     )
     mean: str = param(
         "clients", OneOf(("clients", "samples")), "what counts once in the cohort's mean: a client, or a sample"
@@ -70,7 +71,7 @@ class FedAcsNear(FedAcs):
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """The distance to the cohort's mean; unless all duels count, the norm, and the sizes for a mean of samples."""
+        """The distance from the cohort's mean; unless all duels count, also norms, and sizes for a mean of samples."""
         if self.duels == "all":
             return frozenset({self._distance})
         return frozenset({self._distance, self._norm} | ({Signal.SIZES} if self.mean == "samples" else set()))
@@ -86,24 +87,24 @@ class FedAcsNear(FedAcs):
         return Signal.GRADIENT_NORM if self.insight == "gradient" else Signal.UPDATE_NORM
 
     def update(self, state: FedAcsState, outcome: Outcome) -> FedAcsState:
-        """Let everybody who delivered duel with everybody else, if two of them are near the others."""
+        """Let the clients that delivered duel with each other, if two of them are near the others."""
         if self.duels == "all":
             return super().update(state, outcome)
         distance, norm = outcome[self._distance], outcome[self._norm]
-        there = outcome.ok & np.isfinite(distance) & np.isfinite(norm)
-        clients = outcome.clients[there]
+        usable = outcome.ok & np.isfinite(distance) & np.isfinite(norm)
+        clients = outcome.clients[usable]
         if len(clients) < 2:
             return state
         samples = outcome.table.sizes[clients] if self.mean == "samples" else np.ones(len(clients))
-        if near(distance[there], norm[there], samples).sum() < 2:
+        if near(distance[usable], norm[usable], samples).sum() < 2:
             return dataclasses.replace(state, played=state.played + 1)
-        return self.duel(state, clients, distance[there])
+        return self.duel(state, clients, distance[usable])
 
 
 def near(distance: FloatArray, norm: FloatArray, samples: FloatArray) -> BoolArray:
-    r"""Return whose vector is nearer to the mean of the others' than the origin is.
+    r"""Return which vectors are closer to the mean of the others than the origin is.
 
-    Nothing but lengths is needed. With vectors :math:`g_i` of weights :math:`p_i` that sum to 1, mean :math:`m = \sum_i
+    Only lengths are needed. With vectors :math:`g_i` of weights :math:`p_i` that sum to 1, mean :math:`m = \sum_i
     p_i g_i`, norms :math:`n_i` and distances :math:`d_i = \lVert g_i - m \rVert`:
 
     .. math::
@@ -115,14 +116,14 @@ def near(distance: FloatArray, norm: FloatArray, samples: FloatArray) -> BoolArr
     Parameters
     ----------
     distance, norm : (k,) float array
-        Of at least two vectors: distances to their mean, and lengths.
+        Of at least two vectors: distances from their mean, and lengths.
     samples : (k,) float array
-        How often each counts in the mean. Who has all of them is not near the others, who have none; all zero counts as
-        all equal.
+        Weight of each vector in the mean. A vector with all the weight is not near the others. If all are zero, they
+        count as equal.
 
     Examples
     --------
-    Three vectors that nearly agree, and one far off.
+    Three vectors nearly agree, and one is far off.
 
     >>> vectors = np.array([[1.0, 0.1], [1.0, -0.1], [1.0, 0.0], [0.0, 3.0]])
     >>> distance = np.linalg.norm(vectors - vectors.mean(axis=0), axis=1)
@@ -133,5 +134,5 @@ def near(distance: FloatArray, norm: FloatArray, samples: FloatArray) -> BoolArr
     p = samples / total if total > 0 else np.full(len(samples), 1.0 / len(samples))
     mean = max(0.0, float(p @ (norm**2 - distance**2)))
     product = (norm**2 + mean - distance**2) / 2
-    others = mean - 2 * p * product + (p * norm) ** 2  # times (1 - p)^2, as the distance
+    others = mean - 2 * p * product + (p * norm) ** 2  # times (1 - p)^2, like the distance
     return np.asarray((distance**2 < others) & (p < 1))

@@ -1,4 +1,4 @@
-r"""Fed-CBS without asking clients anything: label shares estimated from updates of the output layer's bias.
+r"""Fed-CBS without label counts: label shares are estimated from updates of the output layer's bias.
 
 .. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
    Class-Imbalance Reduction", ICML 2023.
@@ -27,17 +27,17 @@ from fedcohort.selectors.papers.fedcbs.selector import Weighting, draw_group, ex
 
 @dataclass(frozen=True)
 class BlindState:
-    """What blind Fed-CBS remembers."""
+    """What blind Fed-CBS remembers about each client."""
 
     pulls: FloatArray = per_client()  # (N,) T_n, how often the client was selected, plus 1
-    seen: FloatArray = per_client()  # (N,) updates the shares are a mean of
+    seen: FloatArray = per_client()  # (N,) number of updates in the mean of its shares
     shares: FloatArray = per_client()  # (N, B) estimated label shares; B is 0 until the first update is seen
 
 
 @register("fedcbs-blind")
 @dataclass(frozen=True, kw_only=True)
 class BlindFedCBS(Selector[BlindState]):
-    r"""Draw balanced cohorts ([Zhang2023]_, Algorithm 1) from label shares that are estimated ([Chen2024]_, Eq. 6).
+    r"""Draw balanced cohorts ([Zhang2023]_, Algorithm 1) by estimated label shares ([Chen2024]_, Eq. 6).
 
     .. math::
 
@@ -48,12 +48,12 @@ class BlindFedCBS(Selector[BlindState]):
     the cohort's updates, QCID, beta_m = ``beta`` * m, lambda = ``exploration`` and L_b = ``floor`` as in ``fedcbs``,
     with the sizes q_n and label counts q_n * D_n.
 
-    A client that was never seen counts as balanced, which makes it attractive: the first rounds look at everybody.
-    What it knows it knows from updates in the clear; under secure aggregation there is nothing to see.
+    A client that was never seen counts as balanced. That makes it attractive, so the first rounds reach all clients.
+    The estimates need individual updates, which secure aggregation hides.
 
-    Deviations from the paper: HiCS-FL's temperature is a fixed number for each dataset; here it follows the size of
-    the cohort's updates, and estimates are averaged over a client's rounds. HiCS-FL clusters clients by the entropy of
-    these shares; here they go into Fed-CBS.
+    Deviations from the papers: the temperature of HiCS-FL is a fixed number for each dataset. Here it follows the size
+    of the cohort's updates, and estimates are averaged over a client's rounds. HiCS-FL clusters clients by the entropy
+    of these shares. Here Fed-CBS uses them as label counts.
 
     Examples
     --------
@@ -69,8 +69,8 @@ class BlindFedCBS(Selector[BlindState]):
     """
 
     picks_by: ClassVar[str] = (
-        "The cohort is drawn by chance, place by place; a client is the likelier the better its estimated classes"
-        " balance those drawn before. The score is of its last chance, a logarithm."
+        "The cohort is drawn at random, place by place, with better odds for clients whose estimated classes balance"
+        " those drawn before. The score is the logarithm of a client's last probability."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "balance": "how well its estimated classes balance those drawn before",
@@ -95,7 +95,7 @@ class BlindFedCBS(Selector[BlindState]):
         return frozenset({Signal.SIZES, Signal.OUTPUT_BIAS_UPDATE})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> BlindState:
-        """T_n = 1 for everybody; nothing seen."""
+        """Start with T_n = 1 and no client seen."""
         return BlindState(np.ones(clients.n), np.zeros(clients.n), np.zeros((clients.n, 0)))
 
     def select(
@@ -106,8 +106,8 @@ class BlindFedCBS(Selector[BlindState]):
         classes = max(state.shares.shape[1], 2)
         shares = slate.of_candidates(state.shares) if state.shares.shape[1] else np.zeros((len(sizes), classes))
         known = slate.of_candidates(state.seen) > 0
-        believed = np.where(known[:, None], shares, 1.0 / classes)
-        group = group_of(LabelCounts(believed * sizes[:, None]))
+        shares = np.where(known[:, None], shares, 1.0 / classes)
+        group = group_of(LabelCounts(shares * sizes[:, None]))
         bonus = exploration_bonus(self.exploration, slate.round + 1, slate.of_candidates(state.pulls))
         draw = draw_group(group, slate.size, Weighting(beta=self.beta, floor=self.floor, exploration=bonus), rng)
         cohort = Cohort(
@@ -118,16 +118,16 @@ class BlindFedCBS(Selector[BlindState]):
             notes={"estimated qcid": draw.qcid, "never seen": int((~known).sum())},
         )
         pulls = state.pulls.copy()
-        pulls[cohort.clients] += 1  # T_n counts selections, whatever becomes of them
+        pulls[cohort.clients] += 1  # T_n also counts selections that fail
         return cohort, dataclasses.replace(state, pulls=pulls)
 
     def update(self, state: BlindState, outcome: Outcome) -> BlindState:
-        """Learn from the updates of the clients that are sound."""
-        good = outcome.ok
-        if not good.any():
+        """Update the estimates of the clients that delivered."""
+        ok = outcome.ok
+        if not ok.any():
             return state
-        updates = outcome[Signal.OUTPUT_BIAS_UPDATE][good]
-        clients = outcome.clients[good]
+        updates = outcome[Signal.OUTPUT_BIAS_UPDATE][ok]
+        clients = outcome.clients[ok]
         seen = state.seen.copy()
         shares = state.shares.copy() if state.shares.shape[1] else np.zeros((len(seen), updates.shape[1]))
         seen[clients] += 1
@@ -135,10 +135,7 @@ class BlindFedCBS(Selector[BlindState]):
         return dataclasses.replace(state, seen=seen, shares=shares)
 
     def grow(self, state: BlindState, clients: ClientTable, rng: np.random.Generator) -> BlindState:
-        """Keep what is known; newcomers have not been seen."""
-        more = clients.n - len(state.seen)
-        return BlindState(
-            np.concatenate([state.pulls, np.ones(more)]),
-            np.concatenate([state.seen, np.zeros(more)]),
-            np.concatenate([state.shares, np.zeros((more, state.shares.shape[1]))]),
-        )
+        """Add clients that were never seen."""
+        grown = super().grow(dataclasses.replace(state, shares=state.shares[:, :0]), clients, rng)
+        new = np.zeros((clients.n - len(state.shares), state.shares.shape[1]))
+        return dataclasses.replace(grown, shares=np.concatenate([state.shares, new]))

@@ -1,4 +1,4 @@
-r"""Fed-CBS with a floor that chance sets, and cohorts that can be moved towards the distribution it aims for.
+r"""Fed-CBS with a floor set by chance, and with optional swaps towards the distribution it aims for.
 
 .. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
    Class-Imbalance Reduction", ICML 2023.
@@ -21,28 +21,28 @@ from fedcohort.selectors.papers.fedcbs.selector import DrawnGroup, FedCBS, Weigh
 @register("fedcbs-chance")
 @dataclass(frozen=True, kw_only=True)
 class FedCBSChance(FedCBS):
-    r"""Fed-CBS that takes groups for equally balanced when chance alone would tell them apart.
+    r"""Fed-CBS that treats groups as equally balanced if only chance tells them apart.
 
     **The floor.** The L_b = 1e-20 of :class:`~fedcohort.selectors.papers.fedcbs.FedCBS` ([Zhang2023]_) gives an exactly
-    balanced client the weight 1e20, against which no exploration counts: where clients are nearly balanced anyway, the
-    few that are exactly so train for ever. Here L_b is the QCID that a group of so many samples shows by chance when
-    the classes are balanced,
+    balanced client the weight 1e20, which no exploration can match. If most clients are nearly balanced, the few that
+    are exactly balanced train in every round. Here L_b is the QCID that a group of that many samples shows by chance
+    when the classes are balanced,
 
     .. math:: L_b(M) = \Bigl(1 - \frac{1}{B}\Bigr) \Big/ \sum_{n \in M} q_n,
 
-    below which one group is not better balanced than another. Skewed groups lie far above it.
+    below which one group is not better balanced than another. Skewed groups are far above it.
 
     **Swaps.** The step-by-step draw does not follow :math:`P(M) \propto QCID(M)^{-\beta_M}`, which the paper aims
-    for: of the four clients of its Figure 3 it finds the balanced three with probability 0.074. With ``swaps`` the
-    drawn cohort is moved towards that distribution, one member after the other. What that is worth depends on who is
+    for. Of the four clients of its Figure 3, it finds the balanced three with probability 0.074. With ``swaps``, the
+    drawn cohort is moved towards that distribution, one member at a time. What that gains depends on which clients are
     available (Fashion-MNIST, 5 seeds, ``reproduce/fedcor``, ``reproduce/fedcbs``; accuracy of the last 50 rounds
-    without swaps and with ten). With everybody available they lower QCID further and help: one class per client 0.749
-    to 0.753, two 0.784 to 0.802, Dirichlet 0.734 to 0.740. With 30% available they make cohorts more alike and cost a
-    little: Dirichlet 0.777 to 0.774, class-imbalanced Case 2 0.742 to 0.735. So they are off by default.
+    without swaps and with ten). With all clients available, swaps lower QCID further and help: one class per client
+    0.749 to 0.753, two 0.784 to 0.802, Dirichlet 0.734 to 0.740. With 30% available, they make cohorts more alike and
+    cost a little: Dirichlet 0.777 to 0.774, class-imbalanced Case 2 0.742 to 0.735. So they are off by default.
 
     Examples
     --------
-    Both clients are as balanced as chance makes one, so none of them has an advantage over the other.
+    Clients 0 and 1 are both as balanced as chance allows, so neither has an advantage over the other.
 
     >>> from fedcohort import ClientTable, LabelCounts, Session
     >>> from fedcohort.core.protocol import RoundRequest
@@ -62,7 +62,7 @@ class FedCBSChance(FedCBS):
     floor: float | Literal["chance"] = param(  # type: ignore[assignment]
         "chance",
         Either(OneOf(("chance",)), Interval(float, 0, 1, "neither")),
-        "least value of QCID (L_b): what balanced data shows by chance, or a number",
+        "least value of QCID (L_b): the QCID of balanced data by chance, or a number",
     )
     swaps: int = param(0, Interval(int, 0, None), "swap moves towards P(M) ~ QCID^-beta_M after the draw")
 

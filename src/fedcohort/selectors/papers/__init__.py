@@ -1,1 +1,1 @@
-"""The systems of the five papers, each under its own name."""
+"""The selectors of the five papers, each as published."""

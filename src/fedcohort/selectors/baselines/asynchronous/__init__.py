@@ -1,4 +1,4 @@
-"""Selectors of papers in which clients answer one by one."""
+"""Selectors from papers in which clients answer one by one."""
 
 from fedcohort.selectors.baselines.asynchronous.fedcompass import FedCompass
 from fedcohort.selectors.baselines.asynchronous.oort_async import AsyncOort

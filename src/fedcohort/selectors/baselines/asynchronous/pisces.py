@@ -1,4 +1,4 @@
-r"""Pisces: guided asynchronous training.
+r"""Pisces: prefer clients with large losses whose updates will not be stale.
 
 .. [Jiang2022] Z. Jiang, W. Wang, B. Li, B. Li, "Pisces: Efficient Federated Learning via Guided Asynchronous Training",
    SoCC 2022, arXiv:2206.09264.
@@ -26,35 +26,36 @@ _SEEN = 5  # reports whose staleness is averaged, and models over which losses a
 class PiscesState:
     """What Pisces remembers."""
 
-    places: int  # most clients that were at work at the same time
-    loss: FloatArray = per_client()  # (N,) root mean squared loss at the last report; NaN: not explored
-    version: FloatArray = per_client()  # (N,) model that this loss is of
-    lags: FloatArray = per_client()  # (N, 5) staleness of the last reports, the newest last; NaN where there were fewer
-    credits: FloatArray = per_client()  # (N,) how often its loss may still be an outlier
+    places: int  # most clients that were busy at the same time
+    loss: FloatArray = per_client()  # (N,) root mean squared loss at the last report; NaN: not explored yet
+    version: FloatArray = per_client()  # (N,) the model that this loss belongs to
+    lags: FloatArray = per_client()  # (N, 5) staleness of the last reports, the newest last; NaN if there were fewer
+    credits: FloatArray = per_client()  # (N,) how many more times its loss may be an outlier
 
 
 @register("pisces")
 @dataclass(frozen=True, kw_only=True)
 class Pisces(Selector[PiscesState]):
-    r"""The client with the largest losses whose update will not be stale, and new ones ([Jiang2022]_).
+    r"""Prefer clients with large losses whose updates will not be stale, and explore new ones ([Jiang2022]_).
 
     .. math:: U_k = |B_k| \sqrt{\tfrac{1}{|B_k|} \sum_{i \in B_k} Loss(i)^2} \cdot \frac{1}{(\tilde\tau_k + 1)^\beta}
 
-    :math:`\tilde\tau_k` is the mean staleness of the client's last five updates. With probability epsilon a client that
-    never reported is drawn, else the one with the largest :math:`U_k` is taken. Losses are watched: whose loss DBSCAN
-    calls an outlier among those of the last five models loses a credit, and without credits it is never asked again.
+    :math:`\tilde\tau_k` is the mean staleness of the client's last five updates. With probability epsilon, a client
+    that never reported is drawn; otherwise the one with the largest :math:`U_k` is taken. Outliers are excluded: a
+    client whose loss DBSCAN calls an outlier among those of the last five models loses a credit, and a client without
+    credits is never asked again.
 
     Symbols: :math:`|B_k|` = clients.sizes, the root = Signal.LOSS_RMS, tau = Signal.STALENESS, beta = ``discount``,
     epsilon = ``exploration`` times ``decay`` for every model, at least ``least_exploration``; DBSCAN's radius =
-    ``radius``, its least number of neighbours = half the clients at work; credits = ``credits``.
+    ``radius``, its least number of neighbours = half the busy clients; credits = ``credits``.
 
-    What is certain: the utility, the outliers and the credits are those of the paper and of its software, whose numbers
-    (five reports, five models, five credits, radius 0.5, half the places) are taken. Of epsilon only the form is known
-    to us; its numbers are Oort's. Deviations: of each client only its newest loss is compared, and only the client
-    that reports is judged, once as many losses are known as clients work. All of a client's samples take the place of
-    those it trained on. The pace at which models are made is the host's (``buffer`` or ``period`` of a flow); the
-    paper's pace, one model each b-th part of the slowest client's time, is not part of a selector. In rounds all
-    updates are fresh, and it is the largest losses.
+    The utility, the outliers and the credits are those of the paper and its software, with the same numbers (five
+    reports, five models, five credits, radius 0.5, half the places). Of epsilon we know only the form; its numbers are
+    those of Oort. Deviations: only the newest loss of each client is compared, and only the client that reports is
+    judged, once as many losses are known as clients are busy. U covers all of a client's samples, not only those it
+    trained on. The host decides when models are made (``buffer`` or ``period`` of a flow). The paper's pace, b models
+    in the time of the slowest client, is not part of a selector. In sessions with rounds, all updates are fresh, so
+    the largest losses are taken.
 
     Examples
     --------
@@ -69,11 +70,11 @@ class Pisces(Selector[PiscesState]):
 
     one_at_a_time = True
     picks_by: ClassVar[str] = (
-        "Clients without credits are left out, and a few places go to clients never tried; of the others those with "
+        "Clients without credits are left out, and a few places go to clients never tried. Of the others, those with "
         "the highest scores are picked."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "statistical": "size times root mean square of its losses",
+        "statistical": "size times the root mean square of its losses",
         "expected staleness": "mean staleness of its last updates",
         "unexplored": "1 if it never reported",
     }
@@ -84,11 +85,13 @@ class Pisces(Selector[PiscesState]):
     }
 
     discount: float = param(0.5, Interval(float, 0, None), "exponent of the discount of stale updates (beta); 0: none")
-    exploration: float = param(0.9, Interval(float, 0, 1), "chance of a client never tried, at first (epsilon)")
+    exploration: float = param(
+        0.9, Interval(float, 0, 1), "probability of drawing a client never tried, at first (epsilon)"
+    )
     decay: float = param(0.98, Interval(float, 0, 1, "right"), "factor of epsilon per model")
     least_exploration: float = param(0.2, Interval(float, 0, 1), "epsilon does not fall below this")
     credits: int | None = param(
-        5, Optional(Interval(int, 1, None)), "outliers after which a client is left out; None: losses are not watched"
+        5, Optional(Interval(int, 1, None)), "outliers after which a client is left out; None: never"
     )
     radius: float = param(0.5, Interval(float, 0, None, "neither"), "distance of neighbouring losses in DBSCAN")
 
@@ -100,7 +103,7 @@ class Pisces(Selector[PiscesState]):
         return frozenset({Signal.SIZES, Signal.LOSS_RMS, Signal.STALENESS})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> PiscesState:
-        """Nobody is explored."""
+        """Start with no client explored."""
         unknown = np.full(clients.n, np.nan)
         return PiscesState(
             0, unknown, unknown, np.full((clients.n, _SEEN), np.nan), np.full(clients.n, float(self.credits or 0))
@@ -109,7 +112,7 @@ class Pisces(Selector[PiscesState]):
     def select(
         self, state: PiscesState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, PiscesState]:
-        """Explore by chance, else take the largest utilities."""
+        """Explore with probability epsilon, else take the largest utilities."""
         loss, lags = slate.of_candidates(state.loss), slate.of_candidates(state.lags)
         statistical = slate.of_candidates(slate.clients.sizes) * loss
         seen = np.isfinite(lags)
@@ -118,14 +121,14 @@ class Pisces(Selector[PiscesState]):
         trusted = np.ones(len(loss), np.bool_)
         if self.credits is not None:
             trusted = slate.of_candidates(state.credits) > 0
-            if trusted.sum() < slate.size:  # who has no credits is better than nobody
+            if trusted.sum() < slate.size:  # a client without credits is better than none
                 trusted[:] = True
         unseen = np.flatnonzero(np.isnan(loss) & trusted)
         known = np.flatnonzero(np.isfinite(loss) & trusted)
         epsilon = max(self.exploration * self.decay**slate.round, self.least_exploration)
         exploring = min(int(rng.binomial(slate.size, epsilon)), len(unseen))
         exploiting = min(slate.size - exploring, len(known))
-        exploring = slate.size - exploiting  # so many unseen there are, since at least slate.size are trusted
+        exploring = slate.size - exploiting  # enough are unseen, because at least slate.size are trusted
         best = known[top_k(score[known], exploiting, rng)]
         new = rng.choice(unseen, exploring, replace=False) if exploring else np.empty(0, np.int64)
         cohort = Cohort(
@@ -143,28 +146,28 @@ class Pisces(Selector[PiscesState]):
                 "left out as outliers": int((~trusted).sum()),
             },
         )
-        at_work = slate.size + (0 if slate.busy is None else len(slate.busy))
-        places = max(state.places, at_work)
+        busy = slate.size + (0 if slate.busy is None else len(slate.busy))
+        places = max(state.places, busy)
         return cohort, PiscesState(places, state.loss, state.version, state.lags, state.credits)
 
     def update(self, state: PiscesState, outcome: Outcome) -> PiscesState:
-        """Renew losses and staleness of those that answered, and judge their losses."""
-        who = outcome.clients[outcome.ok]
+        """Update the losses and staleness of the clients that answered, and look for outliers."""
+        clients = outcome.clients[outcome.ok]
         loss, version, lags = state.loss.copy(), state.version.copy(), state.lags.copy()
-        loss[who] = np.maximum(outcome[Signal.LOSS_RMS][outcome.ok], 0.0)
-        version[who] = outcome.round
-        lags[who] = np.column_stack([lags[who, 1:], outcome[Signal.STALENESS][outcome.ok]])
+        loss[clients] = np.maximum(outcome[Signal.LOSS_RMS][outcome.ok], 0.0)
+        version[clients] = outcome.round
+        lags[clients] = np.column_stack([lags[clients, 1:], outcome[Signal.STALENESS][outcome.ok]])
         credits = state.credits
-        if self.credits is not None and len(who):
+        if self.credits is not None and len(clients):
             recent = np.flatnonzero((version > outcome.round - _SEEN) & (version <= outcome.round))
             if len(recent) >= max(state.places, 1):
                 outliers = recent[self._outliers(loss[recent], max(state.places // 2, 1))]
                 credits = credits.copy()
-                credits[np.intersect1d(who, outliers)] -= 1
+                credits[np.intersect1d(clients, outliers)] -= 1
         return PiscesState(state.places, loss, version, lags, credits)
 
     def _outliers(self, losses: FloatArray, least: int) -> BoolArray:
-        """(r,) which losses DBSCAN leaves without a cluster: nobody close to them has ``least`` close ones."""
+        """(r,) which losses DBSCAN calls outliers: no loss within the radius has ``least`` losses within it."""
         order = np.sort(losses)
         low, high = losses - self.radius, losses + self.radius
         close = np.searchsorted(order, high, "right") - np.searchsorted(order, low, "left")

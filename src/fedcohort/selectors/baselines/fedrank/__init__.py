@@ -1,4 +1,4 @@
-"""FedRank: a network that has learned to rank clients by watching other selectors."""
+"""FedRank: a network that learned to rank clients by imitating other selectors."""
 
 from fedcohort.selectors.baselines.fedrank.selector import FedRank
 

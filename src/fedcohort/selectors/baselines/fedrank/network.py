@@ -1,4 +1,4 @@
-"""What FedRank sees of a client, and the network that turns it into a score."""
+"""The features that FedRank sees, and the network that turns them into a score."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray
 
 FEATURES = ("size", "loss", "duration", "age", "picks", "unheard", "begin")
-_BEGIN = 50.0  # rounds in which "begin" falls by a factor e
+_BEGIN = 50.0  # rounds after which "begin" has fallen by a factor of e
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,30 +38,30 @@ class Network:
         return np.asarray(np.tanh(features @ self.weight + self.bias))
 
     def score(self, features: FloatArray) -> FloatArray:
-        """(c,) scores of features (c, F), rounded so that a client's score does not depend on its place."""
+        """(c,) scores of features (c, F), rounded so that a client's score does not depend on its position."""
         return np.asarray(np.round(self.hidden(features) @ self.output, 9))
 
 
 def ranks(values: FloatArray) -> FloatArray:
-    """Return each value's place among all, from 0 to 1; equal values share theirs, and NaN is in the middle.
+    """Return the rank of each value from 0 to 1; equal values share a rank, and NaN has rank 0.5.
 
     >>> ranks(np.array([7.0, 1.0, 7.0, np.nan]))
     array([0.66666667, 0.16666667, 0.66666667, 0.5       ])
     """
     known = ~np.isnan(values)
     order = np.sort(values[known])
-    found = np.full(len(values), 0.5)
+    rank = np.full(len(values), 0.5)
     if len(order):
         left = np.searchsorted(order, values[known], "left")
         right = np.searchsorted(order, values[known], "right")
-        found[known] = (left + right) / (2 * len(order))
-    return found
+        rank[known] = (left + right) / (2 * len(order))
+    return rank
 
 
 def features(
     size: FloatArray, loss: FloatArray, seconds: FloatArray, last: FloatArray, picks: FloatArray, round_: int
 ) -> FloatArray:
-    """Return the features (c, F) of candidates, all relative to the other candidates, in the order of FEATURES.
+    """Return the features (c, F) of candidates, relative to the other candidates, in the order of FEATURES.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def features(
     last : (c,) float array
         Round of the last report; NaN before.
     picks : (c,) float array
-        Cohorts it was in.
+        Number of cohorts it was in.
     round_ : int
     """
     columns = {
@@ -89,6 +89,6 @@ def features(
 
 @lru_cache(maxsize=1)
 def shipped() -> Network:
-    """Return the network that comes with the library, made by ``bench/fedrank_pretrain.py``."""
+    """Return the network that comes with the library, trained by ``bench/fedrank_pretrain.py``."""
     text = resources.files(__package__).joinpath("weights.json").read_text(encoding="utf-8")
     return Network(**{name: np.array(values) for name, values in json.loads(text)["network"].items()})

@@ -1,4 +1,4 @@
-"""FedRank: clients ranked by a network that has learned from other selectors.
+"""FedRank: rank clients with a network that learned from other selectors.
 
 .. [Tian2024] C. Tian, Z. Shi, X. Qin, L. Li, C. Xu, "Ranking-based Client Selection with Imitation Learning for
    Efficient Federated Learning", ICML 2024 (arXiv 2405.04122).
@@ -20,12 +20,12 @@ from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 from fedcohort.selectors.baselines.fedrank.network import FEATURES, features, shipped
 
-_LARGEST = 1e100  # losses and durations are cut off here
+_LARGEST = 1e100  # larger losses and durations are clipped
 
 
 @dataclass(frozen=True)
 class RankState:
-    """What is known of each client."""
+    """What is known about each client."""
 
     loss: FloatArray = per_client()  # (N,) at the last report; NaN before
     seconds: FloatArray = per_client()  # (N,) at the last report; NaN before
@@ -34,12 +34,12 @@ class RankState:
 
     @classmethod
     def fresh(cls, n: int) -> RankState:
-        """Nothing is known."""
+        """Return the state before the first round."""
         unknown = np.full(n, np.nan)
         return cls(loss=unknown, seconds=unknown, last=unknown, picks=np.zeros(n))
 
     def features(self, slate: Slate) -> FloatArray:
-        """(c, F) what the network sees of the candidates."""
+        """(c, F) the features of the candidates."""
         return features(
             size=np.asarray(slate.of_candidates(slate.clients.sizes), np.float64),
             loss=slate.of_candidates(self.loss),
@@ -50,46 +50,46 @@ class RankState:
         )
 
     def after_choice(self, cohort: Cohort) -> RankState:
-        """Count the picks."""
+        """Return the state with the picks counted."""
         picks = self.picks.copy()
         picks[cohort.clients] += 1
         return RankState(self.loss, self.seconds, self.last, picks)
 
     def after_report(self, outcome: Outcome) -> RankState:
-        """Take in losses and durations."""
-        who = outcome.clients[outcome.ok]
+        """Return the state with the reported losses and durations."""
+        clients = outcome.clients[outcome.ok]
         loss, seconds, last = self.loss.copy(), self.seconds.copy(), self.last.copy()
-        loss[who] = np.clip(outcome[Signal.LOSS][outcome.ok], -_LARGEST, _LARGEST)
-        seconds[who] = np.clip(outcome[Signal.DURATION][outcome.ok], 0.0, _LARGEST)
-        last[who] = outcome.round
+        loss[clients] = np.clip(outcome[Signal.LOSS][outcome.ok], -_LARGEST, _LARGEST)
+        seconds[clients] = np.clip(outcome[Signal.DURATION][outcome.ok], 0.0, _LARGEST)
+        last[clients] = outcome.round
         return RankState(loss, seconds, last, self.picks)
 
 
 @register("fedrank")
 @dataclass(frozen=True, kw_only=True)
 class FedRank(Selector[RankState]):
-    r"""The top of the scores of a network that was trained by imitation ([Tian2024]_).
+    r"""Take the clients that a network ranks highest; it was trained to imitate other selectors ([Tian2024]_).
 
-    A network :math:`Q(x_i)` scores each client by what is known of its data and its speed. It was trained on decisions
-    of analytical selectors in simulated federations, to put clients they chose before clients they left: for a chosen i
-    and a client j that was left, RankNet's loss is
+    A network :math:`Q(x_i)` scores each client by what is known about its data and its speed. It was trained on
+    decisions of analytical selectors in simulated federations, to rank the clients they chose above those they left
+    out. For a chosen client i and a client j left out, RankNet's loss is
 
     .. math:: \log\left(1 + e^{-(Q(x_i) - Q(x_j))}\right).
 
-    The cohort is the top of the scores; a share of its places goes to clients drawn at random.
+    The cohort has the clients with the highest scores. A share of its places goes to clients drawn at random.
 
-    What the network sees (``FEATURES``): the place of a client among the candidates by size, last loss, last duration,
-    rounds since its last report and picks; whether it was never heard; and how early the round is. Places instead of
-    values make it fit federations of any scale. ``bench/fedrank_pretrain.py`` makes the weights that come with the
-    library (12 hidden units) from decisions of ``oort``, ``active-fl`` and ``power-of-choice`` on synthetic data.
+    The network sees (``FEATURES``) a client's rank among the candidates by size, last loss, last duration, rounds since
+    its last report, and picks; whether it never reported; and how early the round is. Because it sees ranks instead of
+    values, it fits federations of any scale. ``bench/fedrank_pretrain.py`` trains the weights that come with the
+    library (12 hidden units) on decisions of ``oort``, ``active-fl`` and ``power-of-choice`` on synthetic data.
 
     Symbols: Q = :class:`.network.Network`, the random share = ``exploration``.
 
-    Deviations: **of the paper only abstract, introduction and summaries could be read.** They say that clients are
-    ranked by a network, pre-trained by imitation of analytical selectors with a pairwise loss, that it sees data and
-    system at runtime, and that it goes on to learn by reinforcement while it is used. The features, the experts and the
-    network are ours. The weights do not change while it is used, because the paper's rewards are not known here. The
-    paper probes clients with a first local epoch for their loss and speed; here both are those of the last report.
+    Deviations: **we could read only the paper's abstract, introduction and summaries of it.** They say that clients are
+    ranked by a network that is pre-trained to imitate analytical selectors with a pairwise loss, that it sees data and
+    system facts at runtime, and that it keeps learning by reinforcement while in use. The features, the experts and
+    the network are ours. The weights do not change in use, because we do not know the paper's rewards. The paper
+    probes clients with a first local epoch for their loss and speed. Here both come from the last report.
 
     Examples
     --------
@@ -99,19 +99,19 @@ class FedRank(Selector[RankState]):
     >>> everybody = session.ask(RoundRequest(size=4))
     >>> metrics = {Signal.LOSS: [0.1, 2.0, 0.2, 2.0], Signal.DURATION: [1.0, 1.0, 1.0, 9.0]}
     >>> session.tell(RoundReport(everybody.ticket, [0, 1, 2, 3], metrics=metrics))
-    >>> session.ask(RoundRequest(size=1)).clients  # the faster one of those with large losses
+    >>> session.ask(RoundRequest(size=1)).clients  # the faster of the two with large losses
     array([1])
     """
 
     picks_by: ClassVar[str] = (
-        "A small network scores the clients and the highest scores are picked; a few places are filled by chance."
+        "A small network scores the clients, and the highest scores are picked. A few places are filled at random."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "size": "its place among the candidates by number of samples",
-        "loss": "its place by last loss",
-        "duration": "its place by last duration",
-        "age": "its place by rounds since its last report",
-        "picks": "its place by how often it was picked",
+        "size": "its rank among the candidates by number of samples",
+        "loss": "its rank by last loss",
+        "duration": "its rank by last duration",
+        "age": "its rank by rounds since its last report",
+        "picks": "its rank by how often it was picked",
         "unheard": "1 if it has not reported yet",
         "begin": "how early the round is, the same for all",
     }
@@ -122,7 +122,7 @@ class FedRank(Selector[RankState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.exploration == 0:
-            object.__setattr__(self, "starves", "without exploration a client that ranks low is not picked")
+            object.__setattr__(self, "starves", "without exploration, a client that ranks low is not picked")
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -130,29 +130,29 @@ class FedRank(Selector[RankState]):
         return frozenset({Signal.SIZES, Signal.LOSS, Signal.DURATION})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> RankState:
-        """Nothing is known."""
+        """Start without reports."""
         return RankState.fresh(clients.n)
 
     def select(
         self, state: RankState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, RankState]:
-        """Take the top of the scores, and some at random."""
-        seen = state.features(slate)
-        score = shipped().score(seen)
-        wanted = self.exploration * slate.size
-        chance = min(int(wanted) + int(rng.random() < wanted % 1.0), slate.size)
-        best = top_k(score, slate.size - chance, rng)
+        """Take the highest scores, and some clients at random."""
+        columns = state.features(slate)
+        score = shipped().score(columns)
+        expected = self.exploration * slate.size
+        random = min(int(expected) + int(rng.random() < expected % 1.0), slate.size)
+        best = top_k(score, slate.size - random, rng)
         rest = np.setdiff1d(np.arange(len(score)), best)
-        picked = np.concatenate([best, rng.permutation(rest)[:chance]])
+        picked = np.concatenate([best, rng.permutation(rest)[:random]])
         cohort = Cohort(
             slate.candidates[picked],
             candidates=slate.candidates,
             score=score,
-            parts=dict(zip(FEATURES, seen.T, strict=True)),
-            notes={"drawn at random": chance},
+            parts=dict(zip(FEATURES, columns.T, strict=True)),
+            notes={"drawn at random": random},
         )
         return cohort, state.after_choice(cohort)
 
     def update(self, state: RankState, outcome: Outcome) -> RankState:
-        """Take in what the cohort reported."""
+        """Remember what the cohort reported."""
         return state.after_report(outcome)

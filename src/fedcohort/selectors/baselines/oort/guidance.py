@@ -1,4 +1,4 @@
-r"""How Oort ranks and draws clients ([Lai2021]_, Algorithm 1). PyramidFL draws its cohorts in the same way.
+r"""How Oort ranks and draws clients ([Lai2021]_, Algorithm 1). PyramidFL uses the same ranking.
 
 .. [Lai2021] F. Lai, X. Zhu, H. V. Madhyastha, M. Chowdhury, "Oort: Efficient Federated Learning via Guided Participant
    Selection", OSDI 2021.
@@ -7,7 +7,7 @@ r"""How Oort ranks and draws clients ([Lai2021]_, Algorithm 1). PyramidFL draws 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -16,10 +16,11 @@ import numpy as np
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Boolean, Interval, Optional, Parameterized, ParamSets, param
-from fedcohort.core.plots import Lines, Picture, SelectorRun, number_text
+from fedcohort.core.plots import Picture
 from fedcohort.core.protocol import Outcome, Slate, per_client
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
+from fedcohort.selectors.baselines.oort.plots import PACE
 from fedcohort.selectors.numerics.sampling import weighted_sample
 
 
@@ -27,18 +28,18 @@ from fedcohort.selectors.numerics.sampling import weighted_sample
 class OortState:
     """What Oort remembers."""
 
-    achieved: FloatArray  # (2 W,) statistical utility that each of the last rounds brought, the newest last
-    reported: int  # rounds that reported
-    step: float  # Delta, seconds; 0 before it is known
-    relaxed: int  # how often the pacer added a step: T = Delta * (1 + relaxed)
+    achieved: FloatArray  # (2 W,) statistical utility of each of the last rounds, the newest last
+    reported: int  # rounds with a report
+    step: float  # Delta, seconds; 0 while it is unknown
+    relaxed: int  # how often the pacer added a step; T = Delta * (1 + relaxed)
     utility: FloatArray = per_client()  # (N,) U(i), at the client's last report
-    last: FloatArray = per_client()  # (N,) L(i), round of the last report counted from 1; 0: not explored
+    last: FloatArray = per_client()  # (N,) L(i), round of the last report counted from 1; 0: not explored yet
     seconds: FloatArray = per_client()  # (N,) D(i), duration at the last report
-    picks: FloatArray = per_client()  # (N,) cohorts the client was in
+    picks: FloatArray = per_client()  # (N,) number of cohorts the client was in
 
     @property
     def preferred(self) -> float:
-        """T, the preferred duration of a round in seconds; 0 before one is known."""
+        """T, the preferred duration of a round in seconds; 0 while it is unknown."""
         return self.step * (1 + self.relaxed)
 
 
@@ -46,17 +47,30 @@ State = TypeVar("State", bound=OortState)
 
 
 class Choice(NamedTuple):
-    """Who was drawn, and why."""
+    """The clients drawn, and why."""
 
     positions: IntArray  # (k,) among the candidates
-    score: FloatArray  # (c,) Util(i); NaN for clients that are not explored or barred
+    score: FloatArray  # (c,) Util(i); NaN for clients that are unexplored or barred
     parts: dict[str, FloatArray]
     notes: dict[str, str | float | int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guidance(Parameterized):
-    """Parameters of Oort's ranking, and what they do."""
+    """The parameters of Oort, and the ranking they define."""
+
+    picks_by: ClassVar[str] = (
+        "Clients that were picked often enough are left out, and a few places go to clients never tried. The others "
+        "are drawn at random from the clients near the best, with better odds for higher scores."
+    )
+    part_meanings: ClassVar[Mapping[str, str]] = {
+        "statistical": "size times the root mean square of its losses, capped",
+        "staleness": "bonus for a report long ago",
+        "slowness": "penalty for being slower than preferred",
+        "unexplored": "1 if it was never tried",
+    }
+
+    pictures: ClassVar[tuple[Picture, ...]] = (PACE,)
 
     checked_params: ClassVar[ParamSets] = {
         "exploit": {"exploration": 0.0, "least_exploration": 0.0, "cut_off": 0.0, "blacklist": None},
@@ -68,49 +82,53 @@ class Guidance(Parameterized):
     exploration: float = param(0.9, Interval(float, 0, 1), "share of unexplored clients in the first cohort (epsilon)")
     decay: float = param(0.98, Interval(float, 0, 1, "right"), "factor of epsilon per round")
     least_exploration: float = param(0.2, Interval(float, 0, 1), "epsilon does not fall below this")
-    window: int = param(20, Interval(int, 1, None), "rounds the pacer compares with as many before (W)")
+    window: int = param(20, Interval(int, 1, None), "rounds that the pacer compares with as many before them (W)")
     step: float | None = param(
         None,
         Optional(Interval(float, 0, None, "neither")),
-        "seconds the preferred duration starts with and is relaxed by (Delta); None: median of the first durations",
+        "seconds that the preferred duration starts with and grows by (Delta); None: median of the first durations",
     )
-    penalty: float = param(2.0, Interval(float, 0, None), "exponent for clients slower than preferred (alpha); 0: none")
+    penalty: float = param(
+        2.0, Interval(float, 0, None), "exponent of the penalty for slow clients (alpha); 0: no penalty"
+    )
     clip: float = param(0.95, Interval(float, 0, 1, "right"), "quantile that utilities are capped at")
-    cut_off: float = param(0.95, Interval(float, 0, 1), "share of the last admitted utility that still admits (c)")
+    cut_off: float = param(
+        0.95, Interval(float, 0, 1), "share of the k-th largest utility that is enough to be drawn (c)"
+    )
     blacklist: int | None = param(
         10, Optional(Interval(int, 1, None)), "picks after which a client is left out; None: never"
     )
     normalise: bool = param(
-        False, Boolean(), "whether utilities are divided by their cap, so that the bonus for the overlooked matters"
+        False, Boolean(), "whether utilities are divided by their cap, so that the bonus for old reports matters"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.exploration == self.least_exploration == 0:
-            object.__setattr__(self, "starves", "without exploration a client that was never picked is not looked for")
+            object.__setattr__(self, "starves", "without exploration, clients that were never picked stay unexplored")
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """Sizes, root mean squared losses, and durations unless they do not matter."""
+        """Sizes, root mean squared losses, and durations if slow clients are penalised."""
         needed = {Signal.SIZES, Signal.LOSS_RMS}
         return frozenset(needed | {Signal.DURATION} if self.penalty > 0 else needed)
 
     def fresh(self, clients: ClientTable) -> OortState:
-        """Return the state before the first round: nobody is explored."""
+        """Return the state before the first round."""
         zeros = np.zeros(clients.n)
         return OortState(np.zeros(2 * self.window), 0, self.step or 0.0, 0, zeros, zeros, zeros, zeros)
 
     def choose(self, state: OortState, slate: Slate, rng: np.random.Generator) -> Choice:
-        """Draw ``slate.size`` of the candidates: exploit, then explore."""
+        """Draw ``slate.size`` candidates: exploit, then explore."""
         last = slate.of_candidates(state.last)
         barred = self._exclusions(slate.of_candidates(state.picks), slate.size, rng)
         explored = last > 0
         known, unseen = np.flatnonzero(explored & ~barred), np.flatnonzero(~explored & ~barred)
         epsilon = max(self.exploration * self.decay**slate.round, self.least_exploration)
-        wanted = epsilon * slate.size
-        exploring = min(int(wanted) + int(rng.random() < wanted % 1.0), len(unseen))
+        expected = epsilon * slate.size
+        exploring = min(int(expected) + int(rng.random() < expected % 1.0), len(unseen))
         exploiting = min(slate.size - exploring, len(known))
-        exploring = slate.size - exploiting  # so many unseen there are, since at least slate.size are not barred
+        exploring = slate.size - exploiting  # enough are unseen, because at least slate.size are not barred
         statistical, bonus, factor = self._terms(state, slate, known)
         utility = (statistical + bonus) * factor
         best, cut_off = np.empty(0, np.int64), 0.0
@@ -136,7 +154,7 @@ class Guidance(Parameterized):
         return Choice(np.concatenate([best, new]), _spread(utility, known, count), parts, notes)
 
     def _exclusions(self, picks: FloatArray, size: int, rng: np.random.Generator) -> BoolArray:
-        """(c,) who is left out; where too few would remain, those with the fewest picks come back."""
+        """(c,) which candidates are left out; if too few remain, those with the fewest picks come back."""
         if self.blacklist is None:
             return np.zeros(len(picks), np.bool_)
         barred = picks >= self.blacklist
@@ -147,7 +165,7 @@ class Guidance(Parameterized):
         return barred
 
     def _terms(self, state: OortState, slate: Slate, known: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """(e,) clipped statistical utility, bonus of the overlooked, and factor of the slow."""
+        """(e,) capped statistical utility, bonus for old reports, and factor for slow clients."""
         clients = slate.candidates[known]
         utility, last, seconds = state.utility[clients], state.last[clients], state.seconds[clients]
         if not len(known):
@@ -165,26 +183,26 @@ class Guidance(Parameterized):
         return statistical, bonus, factor
 
     def learn(self, state: State, outcome: Outcome, seconds: FloatArray | None) -> State:
-        """Return the state after a round: feedback, and the pacer.
+        """Return the state after a round, with the reports and the pacer's step.
 
         Parameters
         ----------
         state : OortState
         outcome : Outcome
         seconds : (k,) float array or None
-            Duration of each client of the cohort; None where they do not matter.
+            Duration of each client of the cohort; None if slow clients are not penalised.
         """
         picks = state.picks.copy()
         picks[outcome.clients] += 1
         ok = outcome.ok
-        who = outcome.clients[ok]
-        gained = outcome.table.sizes[who] * np.maximum(outcome[Signal.LOSS_RMS][ok], 0.0)
-        utility, last, lasted = state.utility.copy(), state.last.copy(), state.seconds.copy()
-        utility[who] = gained
-        last[who] = outcome.round + 1
+        clients = outcome.clients[ok]
+        gained = outcome.table.sizes[clients] * np.maximum(outcome[Signal.LOSS_RMS][ok], 0.0)
+        utility, last, durations = state.utility.copy(), state.last.copy(), state.seconds.copy()
+        utility[clients] = gained
+        last[clients] = outcome.round + 1
         step = state.step
         if seconds is not None:
-            lasted[who] = seconds[ok]
+            durations[clients] = seconds[ok]
             positive = seconds[ok][seconds[ok] > 0]
             if step == 0 and len(positive):
                 step = float(np.median(positive))
@@ -200,28 +218,9 @@ class Guidance(Parameterized):
             relaxed=state.relaxed + int(falls),
             utility=utility,
             last=last,
-            seconds=lasted,
+            seconds=durations,
             picks=picks,
         )
-
-
-def _pace(record: SelectorRun) -> Lines | None:
-    """Return the preferred duration over the rounds, once there is one."""
-    known = [(t, float(notes["preferred seconds"])) for t, notes in record.notes if notes.get("preferred seconds")]
-    if not known:
-        return None
-    rounds, seconds = zip(*known, strict=True)
-    steps = sum(later > sooner for sooner, later in itertools.pairwise(seconds))
-    text = (
-        f"{record.opening}, a round was to take {number_text(seconds[0])} s at first; the pacer relaxed that {steps:,} "
-        f"time{'s' * (steps != 1)}, to {number_text(seconds[-1])} s."
-        if steps
-        else f"{record.opening}, a round was to take {number_text(seconds[0])} s; the pacer never relaxed that."
-    )
-    return Lines({"preferred": (rounds, seconds)}, text=text)
-
-
-PACE = Picture("oort-pace", "Preferred duration of a round", "seconds", _pace)
 
 
 def _spread(values: FloatArray, positions: IntArray, n: int) -> FloatArray:

@@ -6,22 +6,20 @@ r"""Oort: guided participant selection.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.oort.guidance import PACE, Guidance, OortState
+from fedcohort.selectors.baselines.oort.guidance import Guidance, OortState
 
 
 @register("oort")
 @dataclass(frozen=True, kw_only=True)
 class Oort(Guidance, Selector[OortState]):
-    r"""Clients with large losses that are fast enough, and new ones ([Lai2021]_, Algorithm 1 and Eq. 1).
+    r"""Prefer clients with large losses that are fast enough, and explore new ones ([Lai2021]_, Algorithm 1 and Eq. 1).
 
     .. math::
 
@@ -29,21 +27,23 @@ class Oort(Guidance, Selector[OortState]):
         Util(i) &= \Big(\min(U(i), cap) + \sqrt{\tfrac{0.1 \ln R}{L(i)}}\Big) \cdot
             \begin{cases}(T / D(i))^\alpha & T < D(i) \\ 1 & \text{else}\end{cases}
 
-    1. :math:`\epsilon K` clients are drawn from those that were never seen, :math:`\epsilon` falling from 0.9 by 0.98 a
-       round to 0.2. The others, k of them, exploit:
-    2. who has at least c = 95% of the k-th largest Util is admitted, and k of the admitted are drawn by Util.
+    1. Explore: :math:`\epsilon K` clients are drawn from those never seen. :math:`\epsilon` starts at 0.9 and falls by
+       a factor of 0.98 a round to 0.2.
+    2. Exploit: the other k places are drawn in proportion to Util from the clients that have at least c = 95% of the
+       k-th largest Util.
     3. Robustness: U is capped at its 95% quantile, and after 10 picks a client is left out.
-    4. Pacer: when the last W = 20 rounds brought less utility than the W before, :math:`T \leftarrow T + \Delta`.
+    4. Pacer: when the last W = 20 rounds had less utility than the W before them, :math:`T \leftarrow T + \Delta`.
 
     Symbols: :math:`|B_i|` = clients.sizes, the root = Signal.LOSS_RMS, D(i) = Signal.DURATION at the last report, L(i)
     the round of the last report, R = round + 1, K = slate.size, epsilon = ``exploration``, alpha = ``penalty``, Delta =
     ``step``, c = ``cut_off``.
 
-    Deviations: all of a client's samples take the place of those it trained on. New clients are drawn uniformly, not by
-    speed, which nobody knows beforehand. A part of :math:`\epsilon K` below one client is drawn by chance. Where the
-    blacklist leaves too few, those with the fewest picks come back. No Delta in seconds suits every federation; unset
-    it is the median of the first durations reported. A client that does not report stays as it was and is a pick older.
-    The bonus is added to U as printed, where it hardly counts; ``normalise`` divides U by its cap first.
+    Deviations: U covers all of a client's samples, not only those it trained on. New clients are drawn uniformly, not
+    by speed, which is unknown in advance. If :math:`\epsilon K` is not an integer, its fraction is the chance of one
+    more client. If the blacklist leaves too few clients, those with the fewest picks come back. No Delta in seconds
+    suits every federation, so the default is the median of the first durations reported. For a client that does not
+    report, only the number of picks changes. The bonus is added to U as printed in the paper, where it hardly counts;
+    ``normalise`` divides U by its cap first.
 
     Examples
     --------
@@ -53,31 +53,18 @@ class Oort(Guidance, Selector[OortState]):
     >>> everybody = session.ask(RoundRequest(size=4))
     >>> metrics = {Signal.LOSS_RMS: [0.1, 2.0, 0.2, 2.1], Signal.DURATION: [1.0, 1.0, 1.0, 9.0]}
     >>> session.tell(RoundReport(everybody.ticket, [0, 1, 2, 3], metrics=metrics))
-    >>> session.ask(RoundRequest(size=1)).clients  # client 3 has the largest loss, and is slow
+    >>> session.ask(RoundRequest(size=1)).clients  # client 3 has the largest loss, but is slow
     array([1])
     """
 
-    picks_by: ClassVar[str] = (
-        "Clients that were picked often enough are left out, and a few places go to clients never tried; the others "
-        "are drawn by chance among the clients near the best, the higher the score the likelier."
-    )
-    part_meanings: ClassVar[Mapping[str, str]] = {
-        "statistical": "size times root mean square of its losses, cut off above",
-        "staleness": "bonus for not having been picked lately",
-        "slowness": "deduction for being slower than preferred",
-        "unexplored": "1 if it was never tried",
-    }
-
-    pictures = (PACE,)
-
     def init(self, clients: ClientTable, rng: np.random.Generator) -> OortState:
-        """Nobody is explored."""
+        """Start with no client explored."""
         return self.fresh(clients)
 
     def select(
         self, state: OortState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, OortState]:
-        """Exploit and explore."""
+        """Draw known clients by utility, and explore new ones."""
         choice = self.choose(state, slate, rng)
         cohort = Cohort(
             slate.candidates[choice.positions],
@@ -89,5 +76,5 @@ class Oort(Guidance, Selector[OortState]):
         return cohort, state
 
     def update(self, state: OortState, outcome: Outcome) -> OortState:
-        """Learn utilities and durations; relax the preferred duration when utility falls."""
+        """Learn utilities and durations; extend the preferred duration when utility falls."""
         return self.learn(state, outcome, outcome[Signal.DURATION] if self.penalty > 0 else None)

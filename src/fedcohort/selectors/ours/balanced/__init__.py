@@ -1,4 +1,4 @@
-"""Our own selector: the rule in ``selector``, its promise in ``turns``, its draw in ``draw``."""
+"""Our own selector: the rule is in ``selector``, its promise in ``turns``, its draw in ``draw``."""
 
 from fedcohort.selectors.ours.balanced.selector import Balanced, BalanceState
 

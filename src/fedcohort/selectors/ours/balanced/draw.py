@@ -1,4 +1,4 @@
-"""The draw of a cohort that makes J small, and the swaps that make it smaller."""
+"""Draw a cohort with a small objective J, and improve it by swaps."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from fedcohort.selectors.numerics.sampling import log_choice
 
 
 class Objective:
-    """J of the group that is being built, and of the groups one client away from it.
+    """J of the group that is being built, and of the group with each candidate added.
 
     Parameters
     ----------
     group : ClassBalance or None
-        The imbalance of the group; None where nothing is known about labels.
+        The imbalance of the group; None if nothing is balanced.
     turns : (c,) float array
-        gamma times the candidates' lead.
+        gamma times the lead of each candidate.
     eligible : (c,) bool array
-        Who may be drawn.
+        Which candidates may be drawn.
     seconds : (c,) float array or None
-        tau times the logarithm of the candidates' durations; None where time does not count.
+        tau times the logarithm of each candidate's duration; None if time does not count.
     floor, luck : float
-        The least imbalance that counts: a number, and a multiple of what chance leaves in the group.
+        The least imbalance that counts: a number, and a multiple of the imbalance that chance leaves in the group.
     before : int
-        How many clients the group stands on that were drawn before.
+        Number of busy clients, which count as drawn before.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Objective:
             self.group.add(position)
 
     def draw(self, rng: np.random.Generator) -> None:
-        """Add the m-th client with log-weight -m J of the group it would complete."""
+        """Draw the m-th client with log-weight -m J of the group it would complete."""
         m = self.before + len(self.members) + 1
         weights = -m * (self.balance() + self.turns + self.slowest())
         weights[~self.eligible] = -np.inf
@@ -89,7 +89,7 @@ class Objective:
         self.add(best if value[best] < value[position] - 1e-12 else position)
 
     def parts(self) -> dict[str, FloatArray]:
-        """Return what each candidate would bring to the group as it is now; for members, what the group has."""
+        """Return the terms of J for the group with each candidate added; for members, those of the group itself."""
         parts = {"turn": -self.turns}
         if self.group is not None:
             balance = np.broadcast_to(self.balance(), len(self.turns)).copy()

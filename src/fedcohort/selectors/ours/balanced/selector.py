@@ -1,7 +1,7 @@
-r"""Our own selector, and the one to start with: balanced classes, everybody in turn.
+r"""Our own selector, and the one to start with: balanced classes, and turns for every client.
 
-Ours. A cohort is balanced together with the rounds before it; the draw is that of Fed-CBS [Zhang2023]_. Everybody takes
-part as often as the balance of all data together demands, within a bound.
+A cohort is balanced together with the rounds before it. The draw is that of Fed-CBS [Zhang2023]_. Clients take part as
+often as the balance of all data together demands, within bounds.
 
 .. [Zhang2023] J. Zhang et al., "Fed-CBS: A Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via
    Class-Imbalance Reduction", ICML 2023.
@@ -33,77 +33,78 @@ from fedcohort.selectors.numerics.class_balance import (
 from fedcohort.selectors.numerics.running import update_means
 from fedcohort.selectors.ours.balanced.directions import direction_group, update_directions
 from fedcohort.selectors.ours.balanced.draw import Objective
-from fedcohort.selectors.ours.balanced.turns import cap_debt, first_and_eligible, mean_turns
+from fedcohort.selectors.ours.balanced.turns import cap_debt, first_and_eligible
 
-_STIFFNESS = 0.05  # how hard it is for a client with a rare class to come more often than others, see balancing_rates
-_LEAST_RATE = 0.5  # nobody's rate is below a half, nobody's above two
-_MENDED = 0.5  # the part of a federation's imbalance that rates must mend, or its mix of classes is left as it is
-_FORGOTTEN = 1e-3  # a cohort of the past that counts less than this counts no more
-_MEMORY_SECONDS = 20  # a client's expected duration is the mean of about so many reports
-_PASSES = {"labels": 2, "directions": 1, "nothing": 1}  # of swaps; directions are estimates, and swaps find errors, too
-_FLOOR_DIRECTIONS = 1e-2  # a mean direction nearer than this to that of all is as good as at it
+_STIFFNESS = 0.05  # resistance to rates other than 1, see balancing_rates
+_LEAST_RATE = 0.5  # rates are between a half and two
+_MENDED = 0.5  # share of the federation's imbalance that rates must remove; otherwise its mix of classes is the aim
+_FORGOTTEN = 1e-3  # a past cohort with a smaller weight no longer counts
+_MEMORY_SECONDS = 20  # a client's expected duration is the mean of about this many reports
+_PASSES = {"labels": 2, "directions": 1, "nothing": 1}  # of swaps; more would fit the errors of estimated directions
+_FLOOR_DIRECTIONS = 1e-2  # distances of mean directions below this count as equal
 
 _SIGNALS = {
     "labels": frozenset({Signal.LABEL_PRODUCTS, Signal.SIZES}),
     "directions": frozenset({Signal.UPDATE_SKETCH, Signal.SIZES}),
     "nothing": frozenset[Signal](),
 }
-"""What can be balanced, the best first, and what it needs."""
+"""What can be balanced, the best first, and the signals it needs."""
 
 
 @dataclass(frozen=True)
 class BalanceState:
     """What `balanced` remembers."""
 
-    natural: bool  # whether the mix of all data is the aim, because no rates balance it
+    natural: bool  # whether the mix of all data is the aim, because rates cannot balance it
     rates: FloatArray = per_client()  # (N,) r_n
     turns: FloatArray = per_client()  # (N,) cohorts the client was in, each counting 1 / r_n
-    recent: FloatArray = per_client()  # (N,) cohorts it delivered to lately, each fading by "past"
+    recent: FloatArray = per_client()  # (N,) cohorts it recently delivered to, each weighted by powers of "past"
     seconds: FloatArray = per_client()  # (N,) mean of its last durations, 0 before the first
-    timed: FloatArray = per_client()  # (N,) how many durations
-    seen: FloatArray = per_client()  # (N,) updates its direction is a mean of
-    directions: FloatArray = per_client()  # (N, V) where its updates point; V is 0 until one is seen
+    timed: FloatArray = per_client()  # (N,) number of durations
+    seen: FloatArray = per_client()  # (N,) number of updates in its direction
+    directions: FloatArray = per_client()  # (N, V) direction of its updates; V is 0 until one is seen
 
 
 @register("balanced")
 @dataclass(frozen=True, kw_only=True)
 class Balanced(Selector[BalanceState]):
-    r"""Draw a cohort that balances the last rounds, improve it by swaps, and leave nobody behind.
+    r"""Draw a cohort that balances classes together with the last rounds, and give every client its turn.
 
     .. math::
 
         J(M) = \log \max(QCID(M + H), \epsilon) + \frac{\gamma}{|M|} \sum_{n \in M} e_n,
         \qquad H_t = \lambda (H_{t-1} + M_{t-1})
 
-    1. Clients ``slack`` turns behind the mean come first; clients as many turns ahead are left out.
+    1. Clients ``slack`` turns behind the mean come first. Clients that many turns ahead are left out.
     2. Client m = 1, 2, ... is drawn with log-weight :math:`-m J` of the group it would complete, with
-       :math:`\gamma e_n` of the new client in place of the mean ([Zhang2023]_ has these exponents).
-    3. Twice, every member that did not come by rule 1 gives its place to the candidate that makes J smallest.
+       :math:`\gamma e_n` of the new client instead of the mean (these exponents are from [Zhang2023]_).
+    3. Twice, every member that did not enter by rule 1 gives its place to the candidate that makes J smallest.
 
-    Symbols: QCID = class imbalance (see ``fedcbs``) of the cohort's data with that of the rounds before it, the last of
-    which counts :math:`\lambda` = ``past``, the one before that :math:`\lambda^2`; models that were lost do not count.
-    So what one cohort lacks the next one has. :math:`\epsilon` is the imbalance that balanced data shows by chance.
-    e_n is client n's lead: its turns less the mean of the candidates', and a random part of a turn, so that cohorts of
-    clients that are alike do not repeat; gamma = ``coverage``. A turn is :math:`1 / r_n` cohorts. The rate r_n is 1 on
-    average and higher for the few that hold a rare class, such that the data of all clients together are balanced (see
-    ``balancing_rates``); between 1/2 and 2.
+    Symbols: QCID = class imbalance (see ``fedcbs``) of the cohort's data together with the rounds before it. The last
+    round counts :math:`\lambda` = ``past``, the one before that :math:`\lambda^2`, and so on; models that were lost do
+    not count. So each cohort supplies what the last ones lacked. :math:`\epsilon` is the imbalance that balanced data
+    shows by chance. e_n is the lead of client n: its turns minus the mean of the candidates, plus a random fraction of
+    a turn, so that similar clients do not form the same cohorts again and again. gamma = ``coverage``. Each time it
+    takes part, client n has :math:`1 / r_n` of a turn. The rate r_n is 1 on average, between 1/2 and 2, and higher for
+    the few clients that hold a rare class, so that the data of all clients together are balanced (see
+    ``balancing_rates``).
 
-    Where rates mend less than half of the imbalance of all data together (everybody writes more digits than letters),
-    the federation is taken as it is: rates are 1, and QCID is the distance to the mix of all data.
+    If rates remove less than half of the imbalance of all data together (say, all clients write more digits than
+    letters), the federation is taken as it is: rates are 1, and QCID is the distance from the mix of all data.
 
-    Where clients are chosen one by one, in an asynchronous session, those at work stand in the place of the rounds
-    before, and m counts on from them.
+    In an asynchronous session, where clients are chosen one by one, the busy clients replace the rounds before, and m
+    counts them too.
 
-    Labels may come as counts, also noisy ones, a factor or a Gram matrix. Where nobody tells them, the directions of
-    updates are balanced instead; with nothing at all, cohorts are taken in turns. ``time`` adds
-    :math:`\tau \log \max_{n \in M} d_n`, d_n the expected seconds of client n: slow clients then come together, as
-    often as before.
+    Labels may be given as counts (also noisy ones), a factor or a Gram matrix. Without labels, the directions of
+    updates are balanced instead. With nothing at all, clients simply take turns. ``time`` adds
+    :math:`\tau \log \max_{n \in M} d_n`, with d_n the expected seconds of client n. Slow clients then come together,
+    and as often as before.
 
-    Deviations: there is no paper. What is promised, with proofs, is on the selector's page.
+    Deviations: there is no paper. The selector's page states what it guarantees, with proofs.
 
     Examples
     --------
-    Four clients with one class each: two of different classes, and next the other two.
+    Four clients have one class each. The first cohort has two of different classes, the next one the other two.
 
     >>> from fedcohort import ClientTable, LabelCounts, Session
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
@@ -119,13 +120,13 @@ class Balanced(Selector[BalanceState]):
 
     one_at_a_time = True
     picks_by: ClassVar[str] = (
-        "Clients whose turn it is come first; the others are drawn by chance, the better they balance the classes"
-        " the likelier, and then swapped while that improves the balance. The score is of the finished cohort."
+        "Clients whose turn it is come first. The others are drawn at random, with better odds if they balance the"
+        " classes, and then swapped while that improves the balance. The score refers to the finished cohort."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "turn": "how far it is behind the others in turns",
-        "balance": "how even the classes of the finished cohort would be with it, a logarithm",
-        "speed": "how fast the finished cohort would be with it, a logarithm",
+        "balance": "how even the classes of the finished cohort would be with it (logarithm)",
+        "speed": "how fast the finished cohort would be with it (logarithm)",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -138,25 +139,25 @@ class Balanced(Selector[BalanceState]):
     past: float = param(
         0.5, Interval(float, 0, 1, "left"), "how much a round counts in the balance of the next (lambda)"
     )
-    coverage: float = param(0.2, Interval(float, 0, None), "weight of a turn more than the others had (gamma)")
+    coverage: float = param(0.2, Interval(float, 0, None), "weight of having had one more turn than the others (gamma)")
     slack: float = param(3.0, Interval(float, 1, None), "turns a client may be behind or ahead of the others (D)")
     time: float = param(0.0, Interval(float, 0, None), "weight of a round's duration (tau); 0: time does not count")
-    balance: str = param("auto", OneOf(("auto", *_SIGNALS)), "what is balanced; auto: the best that is known")
+    balance: str = param("auto", OneOf(("auto", *_SIGNALS)), "what is balanced; auto: the best that is available")
 
     def adapt(self, supplied: frozenset[Signal]) -> Balanced:
-        """Balance by the best that the host supplies."""
+        """Balance by the best signal that the host supplies."""
         if self.balance != "auto":
             return self
-        return dataclasses.replace(self, balance=next(k for k, wanted in _SIGNALS.items() if wanted <= supplied))
+        return dataclasses.replace(self, balance=next(k for k, needed in _SIGNALS.items() if needed <= supplied))
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """What is balanced, and durations where time counts."""
-        wanted = _SIGNALS.get(self.balance, frozenset())
-        return wanted | {Signal.DURATION} if self.time > 0 else wanted
+        """The signals of what is balanced, and durations if time counts."""
+        needed = _SIGNALS.get(self.balance, frozenset())
+        return needed | {Signal.DURATION} if self.time > 0 else needed
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
-        """Nobody has taken part."""
+        """Start with no turns taken."""
         zeros = np.zeros(clients.n)
         rates, natural = self._rates(clients)
         return BalanceState(
@@ -171,7 +172,7 @@ class Balanced(Selector[BalanceState]):
         )
 
     def grow(self, state: BalanceState, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
-        """Let newcomers start with the mean of the turns; who joins may change what rates balance."""
+        """Let new clients start with the mean number of turns, and compute the rates again."""
         old, width = len(state.turns), state.directions.shape[1]
         grown = super().grow(dataclasses.replace(state, directions=state.directions[:, :0]), clients, rng)
         rates, natural = self._rates(clients)
@@ -181,7 +182,7 @@ class Balanced(Selector[BalanceState]):
         return dataclasses.replace(grown, natural=natural, rates=rates, turns=turns, directions=directions)
 
     def _rates(self, clients: ClientTable) -> tuple[FloatArray, bool]:
-        """(N,) r_n, and whether they mend too little to be used."""
+        """(N,) r_n, and whether they remove too little imbalance to be used."""
         even = np.ones(clients.n)
         if self.balance != "labels" or clients.n == 0:
             return even, False
@@ -196,15 +197,16 @@ class Balanced(Selector[BalanceState]):
     def select(
         self, state: BalanceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, BalanceState]:
-        """Take the clients that are behind, draw the others, swap."""
+        """Take the clients that are behind, draw the others, and swap."""
         own = slate.of_candidates(state.turns)
-        mean = mean_turns(own, slate.of_candidates(state.rates))
+        rates = slate.of_candidates(state.rates)
+        mean = float((rates @ own) / rates.sum())
         lead = own - mean
         first, eligible = first_and_eligible(lead, slate.size, self.slack)
         group, floor, luck = self._group(state, slate)
         before = 0 if slate.busy is None else len(slate.busy)
-        # Where all clients are alike, the best cohort would be the same each time everybody's turn has come, and
-        # clients would always meet the same others. A random part of a turn mixes them, and weighs less than balance.
+        # If all clients are alike, the same cohorts would repeat with every turn. A random fraction of a turn mixes
+        # them, and weighs less than balance.
         turn = self.coverage * (lead + rng.random(len(lead)))
         draw = Objective(group, turn, eligible, self._seconds(state, slate), floor, luck, before)
         for position in np.flatnonzero(first).tolist():
@@ -236,13 +238,13 @@ class Balanced(Selector[BalanceState]):
     def _group(self, state: BalanceState, slate: Slate) -> tuple[ClassBalance | None, float, float]:
         """Return an empty group over the candidates, and the least imbalance that counts.
 
-        That is a number, and a multiple of what chance leaves.
+        The latter is a number, and a multiple of the imbalance that chance leaves.
         """
         if slate.busy is not None:
             past = Past(slate.busy, np.ones(len(slate.busy)))
         else:
-            who = np.flatnonzero(state.recent) if self.past > 0 else np.zeros(0, np.int64)
-            past = Past(who, self.past * state.recent[who])
+            recent = np.flatnonzero(state.recent) if self.past > 0 else np.zeros(0, np.int64)
+            past = Past(recent, self.past * state.recent[recent])
         if self.balance == "labels":
             labels = slate.clients.labels
             sizes = labels.sizes if isinstance(labels, LabelCounts) else slate.clients.sizes
@@ -255,7 +257,7 @@ class Balanced(Selector[BalanceState]):
         return group, _FLOOR_DIRECTIONS, 0.0
 
     def _seconds(self, state: BalanceState, slate: Slate) -> FloatArray | None:
-        """(c,) tau log d_n, the median for clients never timed; None where time does not count."""
+        """(c,) tau log d_n, with the median d_n for clients never timed; None if time does not count."""
         if self.time == 0 or not state.seconds.any():
             return None
         known = state.timed > 0
@@ -267,10 +269,10 @@ class Balanced(Selector[BalanceState]):
         if group is None:
             return {}
         measure = "off_mix" if state.natural else "qcid"
-        return {measure: group.alone(), f"{measure}_with_past": group.qcid()}
+        return {measure: group.qcid_of_members(), f"{measure}_with_past": group.qcid()}
 
     def update(self, state: BalanceState, outcome: Outcome) -> BalanceState:
-        """Forget whose model did not come; learn directions and durations where they are used."""
+        """Undo the count of models that did not arrive; learn directions and durations if they are used."""
         lost = outcome.clients[~outcome.ok]
         if len(lost):
             recent = state.recent.copy()

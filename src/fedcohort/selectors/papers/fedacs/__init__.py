@@ -1,7 +1,7 @@
-"""FedACS [Wang2021]: prefer clients whose data is not skewed, found out by letting their gradients duel.
+"""FedACS [Wang2021]: prefer clients whose data is not skewed, found by duels of their gradients.
 
-``selector.py`` is the strategy (Algorithms 1 and 2), ``pool.py`` how its pool is drawn without lambda N^2 draws, and
-``ranking.py`` the analytics: clients by skewness, with credible intervals.
+``selector.py`` is the strategy (Algorithms 1 and 2). ``pool.py`` draws its pool without lambda N^2 draws.
+``ranking.py`` is the analytics: it ranks clients by skewness, with credible intervals.
 """
 
 from fedcohort.selectors.papers.fedacs.ranking import Ranking, ranking

@@ -1,4 +1,4 @@
-"""What a report draws of FedACS: clients ranked by skewness."""
+"""The figure of FedACS in a report: clients ranked by skewness."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedcohort.core.plots import (
 
 
 def _skewness(record: SelectorRun) -> Intervals:
-    """Show each client's chance to win a duel of low skewness, as its duels so far estimate it."""
+    """Show each client's chance of winning a duel, estimated from its duels so far."""
     won, lost, rounds = record.state["wins"], record.state["losses"], record.state["rounds"]
     middle = (won + 1) / (won + lost + 2)
     low, high = beta_interval(won + 1, lost + 1)
@@ -41,14 +41,14 @@ def _skewness(record: SelectorRun) -> Intervals:
 
 
 def _judge(correlation: float) -> str:
-    """Say whether winning goes with low skewness, as it should."""
+    """Say whether clients with low skewness win, as they should."""
     if math.isnan(correlation):
-        return "but all clients are equally skewed, or all are ranked alike, so there is nothing to agree with"
+        return "but all clients are equally skewed or equally ranked, so there is nothing to compare"
     return agreement_text(
         correlation,
         perfect=-1,
-        good="the more skewed a client truly is, the fewer duels it is expected to win, as it should be",
-        bad="the more skewed a client truly is, the more duels it is expected to win, the wrong way round",
+        good="the more skewed a client really is, the fewer duels it is expected to win, as it should be",
+        bad="the more skewed a client really is, the more duels it is expected to win, the wrong way round",
         none="the ranking says little about the clients' true skewness",
     )
 
@@ -56,7 +56,7 @@ def _judge(correlation: float) -> str:
 SKEWNESS = Picture(
     "fedacs-skewness",
     "FedACS: clients ranked by skewness",
-    "chance to win a duel of low skew",
+    "chance of winning a duel",
     _skewness,
     share=True,
 )

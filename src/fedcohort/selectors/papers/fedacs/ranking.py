@@ -1,8 +1,7 @@
-r"""Skewness analytics: a federation's clients ranked by the duels FedACS has on record ([Wang2021]_).
+r"""Skewness analytics: rank the clients of a federation by their duels in FedACS ([Wang2021]_).
 
-Stand-alone, FedACS ranks a federation's clients by skewness: run rounds with ``pool_share=1`` (uniform cohorts, so that
-everybody meets the same opponents), report the gradient distances, and call :func:`ranking` on the
-state.
+To rank clients by skewness, run rounds with ``pool_share=1`` (uniform cohorts, so that all clients meet the same
+opponents), report the gradient distances, and call :func:`ranking` on the state.
 
 .. [Wang2021] Z. Wang et al., "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments",
    IWQoS 2021.
@@ -11,7 +10,7 @@ state.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
@@ -32,12 +31,12 @@ class Ranking:
     order : (N,) int array
         Clients from the least skewed to the most.
     win_rate, low, high : (N,) float array
-        Probability to win a duel: posterior mean and credible interval.
+        Probability of winning a duel: posterior mean and credible interval.
     best_rank, worst_rank : (N,) int array
-        Ranks, counted from 1, that the intervals leave open: nobody whose interval lies wholly above a client's can
-        come after it.
+        The range of ranks, counted from 1, that the intervals leave open: a client whose interval is wholly above
+        another's always ranks before it.
     rounds : (N,) float array
-        Rounds in which the client duelled; 0 for those nothing is known about.
+        Rounds in which the client duelled.
     """
 
     order: IntArray
@@ -49,23 +48,22 @@ class Ranking:
     rounds: FloatArray
 
 
-def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "duel"] = "round") -> Ranking:
-    r"""Rank all clients by skewness, with credible intervals of their probability to win a duel.
+def ranking(state: FedAcsState, level: float = 0.95) -> Ranking:
+    r"""Rank all clients by skewness, with credible intervals of their probability of winning a duel.
 
-    The duels of one round share the client's one reward and are not independent, so counting each as an observation
-    gives intervals that are too narrow. By default a round counts as one observation whose value is the share of duels
-    won, :math:`Beta(1 + T_i \hat p_i, 1 + T_i (1 - \hat p_i))` with :math:`\hat p_i = A_i / (A_i + B_i)` and T_i
-    rounds: since the share of a round never varies more than a coin of the same mean, these are on the safe side.
+    The duels of one round share the client's one reward. They are not independent, so counting each as an observation
+    gives intervals that are too narrow. Instead, a round counts as one observation, the share of duels won. That
+    gives :math:`Beta(1 + T_i \hat p_i, 1 + T_i (1 - \hat p_i))` with :math:`\hat p_i = A_i / (A_i + B_i)` and T_i
+    rounds. These intervals are conservative, because the share of a round never varies more than a coin with the same
+    mean.
 
     Parameters
     ----------
     state : FedAcsState
-        From rounds with uniform cohorts (``pool_share=1``). Cohorts the bandit chose pit good clients
-        against each other, which narrows the differences.
+        From rounds with uniform cohorts (``pool_share=1``). Cohorts chosen by the bandit pit good clients against each
+        other, which narrows the differences.
     level : float
-        Of the credible intervals.
-    unit : "round" or "duel"
-        What counts as one observation; "duel" gives the bandit's own posterior (eta should be 1 then).
+        Level of the credible intervals.
 
     Returns
     -------
@@ -83,14 +81,9 @@ def ranking(state: FedAcsState, level: float = 0.95, unit: Literal["round", "due
     """
     if not 0 < level < 1:
         raise ParameterError(f"The 'level' of a credible interval must be a number in (0, 1). Got {level!r}.")
-    if unit not in ("round", "duel"):
-        raise ParameterError(f"The 'unit' of a ranking must be one of 'round', 'duel'. Got {unit!r}.")
     fought = state.wins + state.losses
-    if unit == "round":
-        scale = np.divide(state.rounds, fought, out=np.zeros(len(fought)), where=fought > 0)
-        alpha, beta = 1 + scale * state.wins, 1 + scale * state.losses
-    else:
-        alpha, beta = 1 + state.wins, 1 + state.losses
+    scale = np.divide(state.rounds, fought, out=np.zeros(len(fought)), where=fought > 0)
+    alpha, beta = 1 + scale * state.wins, 1 + scale * state.losses
     tail = (1 - level) / 2
     rate: FloatArray = alpha / (alpha + beta)
     low: FloatArray = special.betaincinv(alpha, beta, tail)

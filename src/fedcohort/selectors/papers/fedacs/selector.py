@@ -1,4 +1,4 @@
-r"""FedACS: prefer clients whose data is not skewed, found out by letting their gradients duel.
+r"""FedACS: prefer clients whose data is not skewed, found by duels of their gradients.
 
 .. [Wang2021] Z. Wang, Y. Zhu, D. Wang, Z. Han, "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized
    Data Environments", IWQoS 2021.
@@ -17,11 +17,11 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.thompson import beta_draws
+from fedcohort.selectors.numerics.sampling import beta_draws
 from fedcohort.selectors.papers.fedacs.plots import SKEWNESS
 from fedcohort.selectors.papers.fedacs.pool import repeated_argmax
 
-EXACT_UP_TO = 20_000  # candidates; a pool of 0.4 of them takes about half a second then
+EXACT_UP_TO = 20_000  # candidates; a pool of 40% of them takes about half a second
 
 
 @dataclass(frozen=True)
@@ -32,37 +32,37 @@ class FedAcsState:
     losses: FloatArray = per_client()  # (N,) B_i, times eta
     rounds: FloatArray = per_client()  # (N,) rounds in which the client duelled
     played: int = 0  # rounds in which duels were possible
-    counted: int = 0  # those whose duels counted
+    counted: int = 0  # rounds whose duels counted
 
 
 @register("fedacs")
 @dataclass(frozen=True, kw_only=True)
 class FedAcs(Selector[FedAcsState]):
-    r"""Draw the cohort from a pool of clients that win duels of skewness ([Wang2021]_, Algorithms 1 and 2).
+    r"""Draw the cohort from a pool of clients that win duels for low skewness ([Wang2021]_, Algorithms 1 and 2).
 
-    A client's reward in a round is minus the distance of its gradient to the cohort's mean gradient (Eq. 14),
+    A client's reward in a round is minus the distance of its gradient from the cohort's mean gradient (Eq. 14),
 
     .. math:: R_i = -\lVert \Delta w_i - \overline{\Delta w} \rVert_2,
 
-    which by Hoeffding's inequality is the smaller the more its labels are skewed. Every two clients of a cohort duel:
-    the one with the larger reward gets A_i + eta, the other B_j + eta; equal rewards change nothing. A pool of
+    which, by Hoeffding's inequality, is smaller the more its labels are skewed. Every two clients of a cohort duel:
+    the one with the larger reward gets A_i + eta, the other B_j + eta. Equal rewards change nothing. A pool of
     lambda * N clients is formed by repeated Thompson sampling (draw :math:`\theta_i \sim Beta(A_i + 1, B_i + 1)` for
-    everybody left, take the largest), and the cohort is drawn from the pool uniformly.
+    every client left, take the largest), and the cohort is drawn uniformly from the pool.
 
     Symbols: A_i = ``wins``, B_i = ``losses``, eta = ``eta``, lambda = ``pool_share``, kappa = the cohort's size,
     Delta w_i = ``insight``.
 
-    Deviations from the paper: none in the algorithm. What it leaves open: the reward is derived for the full-batch
-    gradient at the received model (Eqs. 6 to 8), and the paper calls the weight change after local training a gradient,
-    too, which measures drift rather than skew; the gradient of the formulas is the default (``insight="gradient"``),
-    the weight change is ``insight="update"``. Every client counts once in the mean (Eq. 27). N in lambda * N is the
-    number of candidates, since only they can be in the pool; the pool has at least kappa clients. A client that
-    delivers no sound reply does not duel. The pool is drawn without the lambda * N * N draws of Algorithm 1 but exact
-    in distribution (``pool.py``). Beyond 20,000 candidates it is the top of one Thompson draw per candidate; the note
-    "pool" of the cohort says which of the two it was.
+    Deviations from the paper: none in the algorithm. The paper leaves some points open. The reward is derived for the
+    full-batch gradient at the received model (Eqs. 6 to 8), but the paper also calls the weight change after local
+    training a gradient, which measures drift rather than skew. The default is the gradient of the formulas
+    (``insight="gradient"``); the weight change is ``insight="update"``. Every client counts once in the mean (Eq. 27).
+    N in lambda * N is the number of candidates, since only they can be in the pool. The pool has at least kappa
+    clients. A client that delivers no valid reply does not duel. The pool is drawn without the lambda * N * N draws of
+    Algorithm 1, but is exact in distribution (``pool.py``). With more than 20,000 candidates it is the top of one
+    Thompson draw per candidate; the cohort's note "pool" says which of the two was used.
 
-    Where every client is skewed, gradients point apart and the shortest wins: clients whose classes the model has
-    learnt fill the pool. ``fedacs-near`` leaves such rounds out.
+    If every client is skewed, gradients point apart and the shortest one wins, so clients whose classes the model has
+    learnt fill the pool. ``fedacs-near`` ignores such rounds.
 
     Examples
     --------
@@ -81,12 +81,12 @@ class FedAcs(Selector[FedAcsState]):
     """
 
     picks_by: ClassVar[str] = (
-        "Clients that win duels get into the pool, score 1, by a draw from what is believed of them; the cohort "
-        "is drawn from the pool by chance."
+        "Clients that win duels enter the pool (score 1) by a random draw from their posterior. The cohort is drawn "
+        "from the pool at random."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "estimated win rate": "share of duels it is expected to win: the higher, the less skewed its labels",
-        "draw": "what was drawn from the belief about its win rate",
+        "estimated win rate": "share of duels it is expected to win; the higher, the less skewed its labels",
+        "draw": "the random draw from the posterior of its win rate",
     }
 
     checked_params: ClassVar[ParamSets] = {
@@ -100,16 +100,18 @@ class FedAcs(Selector[FedAcsState]):
     pictures = (SKEWNESS,)
 
     pool_share: float = param(
-        0.4, Interval(float, 0, 1, "right"), "tolerance of skew: the pool's share of all candidates (lambda)"
+        0.4, Interval(float, 0, 1, "right"), "tolerance of skew: the pool as a share of all candidates (lambda)"
     )
-    eta: float = param(1.0, Interval(float, 0, None, "neither"), "what one duel counts (eta)")
+    eta: float = param(1.0, Interval(float, 0, None, "neither"), "how much one duel counts (eta)")
     insight: str = param(
-        "gradient", OneOf(("gradient", "update")), "what duels: gradient at the received model, or the local update"
+        "gradient",
+        OneOf(("gradient", "update")),
+        "what is compared in duels: the gradient at the received model, or the local update",
     )
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """The distance to the cohort's mean, of gradients or of updates."""
+        """The distance of gradients or updates from the cohort's mean."""
         return frozenset({self._distance})
 
     @property
@@ -117,7 +119,7 @@ class FedAcs(Selector[FedAcsState]):
         return Signal.GRADIENT_DISTANCE if self.insight == "gradient" else Signal.UPDATE_DISTANCE
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> FedAcsState:
-        """Nobody has duelled."""
+        """Start without duels."""
         zeros = np.zeros(clients.n)
         return FedAcsState(wins=zeros, losses=zeros, rounds=zeros)
 
@@ -150,13 +152,13 @@ class FedAcs(Selector[FedAcsState]):
         return cohort, state
 
     def update(self, state: FedAcsState, outcome: Outcome) -> FedAcsState:
-        """Let everybody who delivered duel with everybody else (Algorithm 2)."""
+        """Let the clients that delivered duel with each other (Algorithm 2)."""
         distance = outcome[self._distance]
-        there = outcome.ok & np.isfinite(distance)
-        return self.duel(state, outcome.clients[there], distance[there])
+        usable = outcome.ok & np.isfinite(distance)
+        return self.duel(state, outcome.clients[usable], distance[usable])
 
     def duel(self, state: FedAcsState, clients: IntArray, distance: FloatArray) -> FedAcsState:
-        """Return the state after these clients duelled with these distances (k,)."""
+        """Return the state after these clients (k,) duelled with these distances (k,)."""
         if len(clients) < 2:
             return state
         won, lost = duels(-distance)
@@ -168,7 +170,7 @@ class FedAcs(Selector[FedAcsState]):
 
 
 def duels(rewards: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return how many others each one beats and by how many it is beaten; equals do neither. O(k log k).
+    """Return how many others each reward beats, and how many beat it; ties count for neither. O(k log k).
 
     Parameters
     ----------

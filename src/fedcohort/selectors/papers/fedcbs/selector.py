@@ -1,4 +1,4 @@
-r"""Fed-CBS: draw cohorts whose grouped data is balanced over the classes.
+r"""Fed-CBS: draw cohorts whose combined data is balanced over the classes.
 
 .. [Zhang2023] J. Zhang, A. Li, M. Tang, J. Sun, X. Chen, F. Zhang, C. Chen, Y. Chen, H. Li, "Fed-CBS: A
    Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via Class-Imbalance Reduction", ICML 2023.
@@ -27,7 +27,7 @@ _LOG_RESOLUTION = 53 * math.log(2)  # a uniform random double has 53 bits
 
 @dataclass(frozen=True)
 class BalancedState:
-    """What Fed-CBS remembers."""
+    """What Fed-CBS remembers about each client."""
 
     pulls: FloatArray = per_client()  # (N,) T_n, how often the client was selected, plus 1
 
@@ -35,7 +35,7 @@ class BalancedState:
 @register("fedcbs")
 @dataclass(frozen=True, kw_only=True)
 class FedCBS(Selector[BalancedState]):
-    r"""Draw clients one by one so that their grouped data is balanced ([Zhang2023]_, Algorithm 1 and Sec. 3.3).
+    r"""Draw clients one by one so that their combined data is balanced ([Zhang2023]_, Algorithm 1 and Sec. 3.3).
 
     .. math::
 
@@ -45,27 +45,27 @@ class FedCBS(Selector[BalancedState]):
 
     Symbols: S = inner products of label counts, q_n = samples of client n, B = classes, M_m = the first m clients,
     k = round + 1, T_n = ``pulls``, lambda = ``exploration`` (the paper's experiments print it as gamma), L_b =
-    ``floor``, a lower bound of QCID itself, beta_m = ``beta`` * m. The paper's denominators for m > 1 are the same for
+    ``floor``, a lower bound of QCID, beta_m = ``beta`` * m. The paper's denominators for m > 1 are the same for
     every candidate and cancel.
 
-    Label information is taken in the form it is given: LabelCounts, a LabelFactor (S = F F') or a LabelGram (S
-    itself). All give the same probabilities; counts are never asked for. One pick is one product of the factor with a
-    vector, or one row of S.
+    Label information may be given as LabelCounts, a LabelFactor (S = F F') or a LabelGram (S itself). All give the same
+    probabilities, so clients never have to reveal counts. One pick costs one product of the factor with a vector, or
+    one row of S.
 
-    In an asynchronous session one client is chosen while others are at work: it is the first client of a group that
-    stands on theirs, :math:`M_1 = \{n\} \cup` those at work.
+    In an asynchronous session, one client is chosen while others are busy. It is the first client of a group that
+    already contains them, :math:`M_1 = \{n\} \cup` the busy clients.
 
-    Deviations from the paper: none in the algorithm. A client without samples counts as fully imbalanced (the formula
-    would divide by 0, or prefer it for leaving a balanced cohort as it is). A QCID below 4e-15, the rounding error of
-    Theorem 3.1 in double precision, counts as 0.
+    Deviations from the paper: none in the algorithm. A client without samples counts as fully imbalanced; the formula
+    would divide by 0, or prefer it because it leaves a balanced cohort unchanged. A QCID below 4e-15, the rounding
+    error of Theorem 3.1 in double precision, counts as 0.
 
-    L_b = 1e-20 gives an exactly balanced client the weight 1e20, against which no exploration counts; and the draw, one
-    client after the other, does not follow :math:`P(M) \propto QCID(M)^{-\beta_M}`, which the paper aims for. See
-    ``fedcbs-chance`` for both.
+    Two weaknesses of the paper's rule remain. L_b = 1e-20 gives an exactly balanced client the weight 1e20, which no
+    exploration can match. And drawing one client at a time does not follow :math:`P(M) \propto QCID(M)^{-\beta_M}`,
+    which the paper aims for. ``fedcbs-chance`` changes both.
 
     Examples
     --------
-    Four clients with one class each and one with both: the second pick balances the first.
+    Four clients have one class each, and one has both. The second pick balances the first.
 
     >>> from fedcohort import ClientTable, LabelCounts, Session
     >>> from fedcohort.core.protocol import RoundRequest
@@ -78,8 +78,8 @@ class FedCBS(Selector[BalancedState]):
 
     one_at_a_time = True
     picks_by: ClassVar[str] = (
-        "The cohort is drawn by chance, place by place; a client is the likelier the better it balances the "
-        "classes of those drawn before. The score is of its last chance, a logarithm."
+        "The cohort is drawn at random, place by place, with better odds for clients that balance the classes of those "
+        "drawn before. The score is the logarithm of a client's last probability."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "balance": "how well it balances the classes of those drawn before",
@@ -98,15 +98,15 @@ class FedCBS(Selector[BalancedState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.exploration == 0:
-            object.__setattr__(self, "starves", "without exploration the best-balanced clients lead every cohort")
+            object.__setattr__(self, "starves", "without exploration, the best-balanced clients lead every cohort")
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """Label inner products, and sizes, which label counts bring along."""
+        """Inner products of labels, and sizes, which label counts contain."""
         return frozenset({Signal.LABEL_PRODUCTS, Signal.SIZES})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> BalancedState:
-        """T_n = 1 for everybody."""
+        """Start with T_n = 1 for every client."""
         return BalancedState(np.ones(clients.n))
 
     def select(
@@ -130,21 +130,21 @@ class FedCBS(Selector[BalancedState]):
             notes={"qcid": draw.qcid},
         )
         pulls = state.pulls.copy()
-        pulls[cohort.clients] += 1  # T_n counts selections, whatever becomes of them
+        pulls[cohort.clients] += 1  # T_n also counts selections that fail
         return cohort, BalancedState(pulls)
 
     def draw(self, group: ClassBalance, size: int, bonus: FloatArray, rng: np.random.Generator) -> DrawnGroup:
-        """Draw ``size`` clients into the empty ``group``, the first with this exploration bonus (c,)."""
+        """Draw ``size`` clients into the empty ``group``, the first with the exploration ``bonus`` (c,)."""
         return draw_group(group, size, Weighting(beta=self.beta, floor=self.floor, exploration=bonus), rng)
 
     def update(self, state: BalancedState, outcome: Outcome) -> BalancedState:
-        """Nothing is learnt from a report."""
+        """Learn nothing."""
         return state
 
 
 @dataclass(frozen=True)
 class Weighting:
-    r"""The weights of [Zhang2023]_ Sec. 3.3, in logarithms.
+    r"""The logarithms of the weights of [Zhang2023]_ Sec. 3.3.
 
     The first client of round k has weight :math:`QCID(M_1)^{-\beta_1} + \lambda \sqrt{3 \ln k / 2 T_n}`, the m-th
     :math:`QCID(M_m)^{-\beta_m}`; factors that are the same for every candidate are left out.
@@ -154,9 +154,9 @@ class Weighting:
     beta : float
         beta_m = beta * m.
     floor : float or "chance"
-        L_b, the least value of QCID: a number (1e-20 in the paper), or what balanced data of a group's size shows.
+        L_b, the least value of QCID: a number (1e-20 in the paper), or the QCID that balanced data shows by chance.
     exploration : (c,) float array or None
-        lambda sqrt(3 ln k / 2 T_n) of every candidate; None is 0.
+        lambda sqrt(3 ln k / 2 T_n) of every candidate; None: 0.
     """
 
     beta: float = 1.0
@@ -164,7 +164,7 @@ class Weighting:
     exploration: FloatArray | None = None
 
     def imbalance(self, group: ClassBalance, out: FloatArray) -> FloatArray:
-        """Write to ``out`` (c,) the QCID of a group with each candidate, at least that of chance if so wanted."""
+        """Write to ``out`` (c,) the QCID of a group with each candidate, but not below a floor of chance."""
         group.qcid_with_each(out)
         if self.floor == "chance":
             np.maximum(out, group.extended_by_chance(), out=out)
@@ -172,11 +172,11 @@ class Weighting:
 
     @property
     def least(self) -> float:
-        """The smallest value a QCID is taken for."""
+        """The smallest value that QCID can take here."""
         return RESOLUTION if self.floor == "chance" else self.floor
 
     def raise_to_floor(self, values: FloatArray) -> FloatArray:
-        """Return QCID values with the floor in place of what is 0 or below rounding error."""
+        """Return QCID values, with the floor in place of values at or below it or rounding error."""
         return np.where(values > max(RESOLUTION, self.least), values, self.least)
 
     def balance(self, values: FloatArray, m: int) -> FloatArray:
@@ -184,7 +184,7 @@ class Weighting:
         return np.asarray(-self.beta * m * np.log(self.raise_to_floor(values)))
 
     def first(self, values: FloatArray) -> FloatArray:
-        """Return the logarithms of the first client's weights, which alone contain the exploration."""
+        """Return the logarithms of the first client's weights, the only ones that contain the exploration."""
         balance = self.balance(values, 1)
         if self.exploration is None:
             return balance
@@ -200,9 +200,9 @@ def exploration_bonus(strength: float, round_number: int, pulls: FloatArray) -> 
 def draw_next(values: FloatArray, m: int, weighting: Weighting, uniform: float) -> tuple[int, float]:
     r"""Draw a client with probability proportional to :math:`QCID(M_m)^{-\beta_m}`.
 
-    Candidates whose weights together are below 2^-53 of the best one's cannot be told from 0 with a double: those with
-    QCID above (c 2^53)^(1 / beta_m) times the smallest. They are cut off by one comparison, and logarithms and powers
-    are taken of the few that remain.
+    Candidates whose weights sum to less than 2^-53 of the best weight are indistinguishable from 0 in double precision.
+    These are the candidates with a QCID above (c 2^53)^(1 / beta_m) times the smallest. One comparison removes them,
+    and logarithms and powers are computed only for the few that remain.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def draw_next(values: FloatArray, m: int, weighting: Weighting, uniform: float) 
     m : int
         Size of the group with the new client.
     weighting : Weighting
-        Exponents and floor; the exploration plays no part here.
+        Exponents and floor; the exploration is not used here.
     uniform : float
         A uniform random number in [0, 1).
 
@@ -231,19 +231,19 @@ def draw_next(values: FloatArray, m: int, weighting: Weighting, uniform: float) 
 
 @dataclass(frozen=True)
 class DrawnGroup:
-    """A drawn group and the numbers behind it.
+    """A group that was drawn, and the numbers behind it.
 
     Attributes
     ----------
     picks : (M,) int array
-        Positions among the candidates, in the order they were drawn; after swaps a replacement stands in the place of
-        the one it replaced.
+        Positions among the candidates in the order of the draws; after swaps, a replacement has the place of the member
+        it replaced.
     log_probability : (c,) float array
-        Logarithm of the probability of being drawn: for members when they were, for the others at the last draw.
+        Logarithm of the probability of being drawn: for members at their draw, for the others at the last draw.
     exploration : (c,) float array
-        What the exploration bonus added to it; 0 where the first draw did not decide.
+        What the exploration bonus added to it; 0 except at the first draw.
     qcid : float
-        Of the group.
+        QCID of the group.
     """
 
     picks: IntArray
@@ -255,15 +255,15 @@ class DrawnGroup:
 def draw_group(
     group: ClassBalance, size: int, weighting: Weighting, rng: np.random.Generator, swaps: int = 0
 ) -> DrawnGroup:
-    r"""Draw a group client by client ([Zhang2023]_ Sec. 3.3), then optionally move it towards the wanted distribution.
+    r"""Draw a group client by client ([Zhang2023]_ Sec. 3.3), then optionally move it towards P(M) by swaps.
 
     1. Draw c_1 by its weight with exploration, c_2 ... c_M by :math:`QCID(M_m)^{-\beta_m}`.
-    2. ``swaps`` times: take one member out (each in turn, in random order) and draw its replacement, which may be the
+    2. ``swaps`` times: remove one member (each in turn, in random order) and draw its replacement, which may be the
        same client, with probability proportional to :math:`QCID(M)^{-\beta_M}` of the resulting group.
 
     The conditional probabilities of step 1 are normalised one by one, so their product is not
-    :math:`P(M) \propto QCID(M)^{-\beta_M}`, which the paper wants. Each swap is a Metropolis-Hastings move with that
-    distribution as its target: the replacement is proposed from the exact conditional distribution, so the move is
+    :math:`P(M) \propto QCID(M)^{-\beta_M}`, which the paper aims for. Each swap is a Metropolis-Hastings move with that
+    distribution as its target. The replacement is proposed from the exact conditional distribution, so the move is
     always accepted, and P(M) is stationary.
 
     Parameters
@@ -277,7 +277,7 @@ def draw_group(
     rng : numpy.random.Generator
         Source of randomness.
     swaps : int
-        0 is the paper. A single client, and everybody, are never swapped.
+        0 in the paper. If the group is a single client or all candidates, nothing is swapped.
     """
     if not 1 <= size <= group.n:
         raise InputError(f"Between 1 and {group.n} clients can be drawn. Got size={size}.")

@@ -1,4 +1,4 @@
-r"""The greedy choice of a cohort by the expected drop of the global loss (Sec. 4.3, Algorithm 1), in O(c d) per pick.
+r"""Greedy choice of a cohort by the expected drop of the global loss (Sec. 4.3, Algorithm 1).
 
 .. [Tang2022] M. Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
    Learning", CVPR 2022. The paper writes X as (d, N); here clients are rows.
@@ -14,20 +14,20 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import InputError
 
-BLOCK = 32_768  # rows worked on at a time, so that what is computed of them stays in the cache
+BLOCK = 32_768  # rows processed at a time, so that intermediate results stay in the cache
 
 
 @dataclass(frozen=True)
 class Greedy:
-    """A cohort picked by expected drop of the global loss, and the numbers behind it. Arrays are over the candidates.
+    """A cohort picked by the expected drop of the global loss, and the numbers behind it.
 
     Attributes
     ----------
     picks : (k,) int array
-        Positions among the candidates, in the order they were picked.
+        Positions among the candidates, in the order of the picks.
     drop : (c,) float array
         Expected drop of the global loss, alpha_k sum_i p_i Sigma_ik sigma_k / (sigma_k^2 + s^2): for a picked client
-        when it was picked, for the others when the last one was picked.
+        at its pick, for the others at the last pick.
     variance : (c,) float array
         sigma_k^2 before the first pick.
     covariance : (c,) float array
@@ -60,17 +60,17 @@ def pick_by_expected_drop(
     embedding : (c, d) float array
         Embeddings of the candidates.
     direction : (d,) float array
-        X' p over **all** clients, candidates or not: the global loss counts everybody.
+        X' p over **all** clients, candidates or not, because the global loss is that of all clients.
     alpha : (c,) float array or float
-        Scale of each client's predicted own loss drop, alpha_k = a beta^tau_k.
+        Scale of the predicted drop of each client's own loss, alpha_k = a beta^tau_k.
     size : int
-        How many to pick, at most c.
+        Number of clients to pick, at most c.
     noise : float
         s > 0.
 
     Examples
     --------
-    Two pairs of twins: the second pick comes from the other pair.
+    There are two pairs of similar clients. The second pick comes from the other pair.
 
     >>> x = np.array([[1.0, 0.0], [0.9, 0.0], [0.0, 1.0], [0.0, 0.8]])
     >>> pick_by_expected_drop(x, x.mean(axis=0), 1.0, size=2, noise=0.01).picks
@@ -95,7 +95,7 @@ def pick_by_expected_drop(
     shrink, shift = 0.0, 0.0  # 1 / (sigma_k^2 + s^2) and n_k / (sigma_k^2 + s^2) of that client
     for turn in range(size):
         best, best_drop = -1, -math.inf
-        for rows, gone in zip(bounds, taken, strict=True):
+        for rows, picked in zip(bounds, taken, strict=True):
             v, n, out = variance[rows], covariance[rows], drop[rows]
             u, w = product[: len(out)], work[: len(out)]
             if turn > 0:
@@ -105,13 +105,13 @@ def pick_by_expected_drop(
                 u *= u
                 u *= shrink
                 v -= u
-                np.maximum(v, 0.0, out=v)  # a client that is explained in full may end a rounding error below 0
+                np.maximum(v, 0.0, out=v)  # rounding can make the variance of a fully explained client negative
             np.sqrt(v, out=out)
             np.add(v, s2, out=w)
             out /= w
             out *= n
             out *= scale[rows]
-            out[gone] = -math.inf
+            out[picked] = -math.inf
             local = int(out.argmax())
             if out[local] > best_drop:
                 best, best_drop = rows.start + local, float(out[local])

@@ -3,9 +3,9 @@ r"""Does a Gaussian process suit this federation? The two checks of FedCor's App
 1. **Normality** (D.2): the loss changes under uniformly drawn cohorts, projected on their principal components, should
    each look Gaussian. A multivariate test is unstable, because the covariance is nearly singular.
 2. **Stationarity** (D.3): the covariance of the loss changes should change slowly over the rounds, measured by the
-   cosine of adjacent covariance matrices.
+   cosine between the covariance matrices of neighbouring samples.
 
-Everything is linear in the number of clients: covariance matrices are compared through inner products of samples.
+The cost is linear in the number of clients, because covariance matrices are compared by inner products of samples.
 
 .. [Tang2022] M. Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
    Learning", CVPR 2022, Appendix D.
@@ -22,7 +22,7 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
 
-_FEWEST = 8  # samples below which the skewness of a component says nothing, and its test is not defined
+_FEWEST = 8  # with fewer samples, the test of a component is not defined
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Normality:
     Attributes
     ----------
     components : (T, k) float array
-        Coordinates of the T samples along the k first principal components, each of mean 0.
+        Coordinates of the T samples along the first k principal components, each with mean 0.
     explained : (k,) float array
         Share of the total variance in each component.
     skewness, excess_kurtosis : (k,) float arrays
-        Both are 0 for a Gaussian.
+        0 for a Gaussian.
     distance : (k,) float array
-        Kolmogorov's distance to the Gaussian with the component's mean and variance, zero for a Gaussian.
+        Kolmogorov's distance from the Gaussian with the component's mean and variance; 0 for a Gaussian.
     p_value : (k,) float array
-        Of the omnibus test of D'Agostino and Pearson; small values speak against a Gaussian.
+        Of the omnibus test of D'Agostino and Pearson; small values are evidence against a Gaussian.
     """
 
     components: FloatArray
@@ -52,15 +52,15 @@ class Normality:
 
 
 def _samples(changes: FloatArray, least: int) -> FloatArray:
-    """Check (T, N) samples and return them centred, less the clients that did not answer in every one."""
+    """Check (T, N) samples and return them centred, without the clients that failed to answer in some."""
     if changes.ndim != 2:
         raise InputError(f"Loss changes must be a matrix, one row per sampled cohort. Got shape {changes.shape}.")
     complete = changes[:, ~np.isnan(changes).any(axis=0)]
     if len(complete) < least or complete.shape[1] == 0:
         raise InputError(
-            f"At least {least} sampled cohorts, in which at least one client always answered, are needed. "
+            f"At least {least} sampled cohorts are needed, in which at least one client always answered. "
             f"Got {len(complete)} with {complete.shape[1]} such clients.",
-            hint="sample more cohorts; the paper takes 1000",
+            hint="sample more cohorts; the paper uses 1000",
         )
     return np.asarray(complete - complete.mean(axis=0))
 
@@ -74,7 +74,7 @@ def normality(changes: FloatArray, components: int = 5) -> Normality:
         Loss change of every client for each of T uniformly sampled cohorts of one round. Clients with a NaN are left
         out.
     components : int
-        How many principal components to look at; fewer are returned when the samples have fewer.
+        Number of principal components; fewer are returned if the samples have fewer.
 
     Examples
     --------
@@ -106,12 +106,12 @@ def normality(changes: FloatArray, components: int = 5) -> Normality:
 
 
 def covariance_similarity(first: FloatArray, second: FloatArray) -> float:
-    r"""Return the cosine of the covariance matrices of two sets of loss changes ([Tang2022]_ Eq. 151).
+    r"""Return the cosine between the covariance matrices of two sets of loss changes ([Tang2022]_ Eq. 151).
 
     .. math:: \frac{tr(\Sigma_1^T \Sigma_2)}{\sqrt{tr(\Sigma_1^T \Sigma_1)\, tr(\Sigma_2^T \Sigma_2)}}
 
-    Eq. 151 is printed without the root, which would not be a cosine and not lie in [0, 1]. The traces are squared
-    norms of the products of samples, so no covariance matrix is formed.
+    Eq. 151 is printed without the root, but then it would not be a cosine and could exceed 1. The traces are squared
+    norms of products of samples, so no covariance matrix is formed.
 
     Parameters
     ----------
@@ -119,14 +119,14 @@ def covariance_similarity(first: FloatArray, second: FloatArray) -> float:
         Loss changes of the same N clients; clients with a NaN in either are left out.
     """
     if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1]:
-        raise InputError(f"Both sets must be about the same clients. Got shapes {first.shape} and {second.shape}.")
+        raise InputError(f"Both sets must cover the same clients. Got shapes {first.shape} and {second.shape}.")
     known = ~(np.isnan(first).any(axis=0) | np.isnan(second).any(axis=0))
     a, b = _samples(first[:, known], 2), _samples(second[:, known], 2)
     return _cosine(a, b)
 
 
 def _cosine(a: FloatArray, b: FloatArray) -> float:
-    """Return the cosine of A'A and B'B, whose inner product is the squared norm of A B'."""
+    """Return the cosine between A'A and B'B, whose inner product is the squared norm of A B'."""
     own = float(np.linalg.norm(a @ a.T) * np.linalg.norm(b @ b.T))
     return float(np.linalg.norm(a @ b.T) ** 2) / own if own > 0 else 0.0
 
@@ -137,7 +137,7 @@ def stationarity(changes: Sequence[FloatArray]) -> FloatArray:
     Parameters
     ----------
     changes : sequence of (T, N) float arrays
-        Loss changes under uniformly sampled cohorts, one set per looked-at round, in order.
+        Loss changes under uniformly sampled cohorts, one set per sampled round, in order.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-r"""A Gaussian process over client losses with a low-rank covariance: likelihood and fit (Secs. 4.2, 4.5).
+r"""A Gaussian process over client losses with a low-rank covariance, and its fit (Secs. 4.2, 4.5).
 
 The loss changes of the N clients in one round are modelled as :math:`\Delta l \sim N(0, X X^T + s^2 I)`, where row i of
-X (N, d) is the embedding of client i. Nothing here ever forms an N x N matrix.
+X (N, d) is the embedding of client i. No N x N matrix is formed.
 
 .. [Tang2022] M. Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
    Learning", CVPR 2022. The paper writes X as (d, N); here clients are rows.
@@ -17,9 +17,9 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 
-BLOCK = 2_048  # clients worked on at a time, so that what is computed of them stays in the cache
-MANY = 100_000  # clients from which the fit is made in single precision
-_LARGEST_SINGLE = 1e16  # of the largest change over the noise, squared, there
+BLOCK = 2_048  # clients processed at a time, so that intermediate results stay in the cache
+MANY = 100_000  # with this many clients or more, the fit is in single precision
+_LARGEST_SINGLE = 1e16  # largest square of change over noise for single precision
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SampleGroup:
     Attributes
     ----------
     rows : (n,) int array or None
-        Who answered, ascending; None stands for all N clients.
+        Clients that answered, ascending; None: all N clients.
     changes : (n, T) float array
         Loss changes, one column per sample.
     weights : (T,) float array
@@ -42,69 +42,35 @@ class SampleGroup:
 
 
 def group_samples(changes: FloatArray, weights: FloatArray) -> list[SampleGroup]:
-    """Sort the samples by who answered, so that samples with the same clients share one matrix inversion.
+    """Group the samples by the clients that answered, so that each group needs only one matrix inversion.
 
     Parameters
     ----------
     changes : (N, T) float array
         Loss changes, one column per sample; NaN for a client that did not answer.
     weights : (T,) float array
-        Weight of each sample; samples of weight 0 and samples nobody answered are left out.
+        Weight of each sample; samples without weight or answers are left out.
     """
-    seen = ~np.isnan(changes)
-    alike: dict[bytes, list[int]] = {}
+    answered = ~np.isnan(changes)
+    by_clients: dict[bytes, list[int]] = {}
     for t in range(changes.shape[1]):
-        if weights[t] > 0 and seen[:, t].any():
-            alike.setdefault(np.packbits(seen[:, t]).tobytes(), []).append(t)
+        if weights[t] > 0 and answered[:, t].any():
+            by_clients.setdefault(np.packbits(answered[:, t]).tobytes(), []).append(t)
     groups = []
-    for columns in alike.values():
-        mask = seen[:, columns[0]]
+    for columns in by_clients.values():
+        mask = answered[:, columns[0]]
         rows = None if mask.all() else np.flatnonzero(mask)
         values = changes[:, columns] if rows is None else changes[rows][:, columns]
         groups.append(SampleGroup(rows, np.ascontiguousarray(values), weights[columns]))
     return groups
 
 
-def log_likelihood(embedding: FloatArray, groups: list[SampleGroup], noise: float) -> float:
-    r"""Return the weighted log-likelihood of the samples, :math:`\Phi(X)` of [Tang2022]_ Eq. 17.
-
-    With K = X X' + s^2 I over the n clients that answered and the inner matrix A = X' X + s^2 I (d, d),
-
-    1. log det K = (n - d) log s^2 + log det A (determinant lemma),
-    2. y' K^-1 y = (y'y - b' A^-1 b) / s^2, b = X'y (Woodbury),
-
-    so one sample costs O(n d^2 + d^3).
-
-    Parameters
-    ----------
-    embedding : (N, d) float array
-        X.
-    groups : list of SampleGroup
-        From :func:`group_samples`.
-    noise : float
-        s, a standard deviation, > 0.
-    """
-    s2 = noise * noise
-    total = 0.0
-    for group in groups:
-        x = embedding if group.rows is None else embedding[group.rows]
-        n, d = x.shape
-        y, w = group.changes, group.weights
-        inner = x.T @ x
-        inner[np.diag_indices(d)] += s2
-        b = x.T @ y
-        log_det = (n - d) * math.log(s2) + float(np.linalg.slogdet(inner)[1])
-        quadratic = (np.einsum("nt,nt->t", y, y) - np.einsum("dt,dt->t", b, np.linalg.solve(inner, b))) / s2
-        total += -0.5 * float(w @ (quadratic + log_det + n * math.log(2 * math.pi)))
-    return total
-
-
 def likelihood_gradient(embedding: FloatArray, groups: list[SampleGroup], noise: float) -> FloatArray:
-    r"""Return the gradient (N, d) of :func:`log_likelihood` with respect to the embedding.
+    r"""Return the gradient (N, d) of the weighted log-likelihood, :math:`\Phi(X)` of [Tang2022]_ Eq. 17.
 
-    For one sample, with c = A^-1 X'y: :math:`\partial/\partial X = -X A^{-1} + s^{-2} (y - X c) c^T`, because
-    K^-1 X = X A^-1. Collected over samples that share their clients this is X P + Y Q with a (d, d) matrix P and a
-    (T, d) matrix Q.
+    With the inner matrix A = X' X + s^2 I (d, d) and c = A^-1 X'y, the gradient of one sample is
+    :math:`-X A^{-1} + s^{-2} (y - X c) c^T`, because (X X' + s^2 I)^-1 X = X A^-1. The sum over samples with the same
+    clients is X P + Y Q with a (d, d) matrix P and a (T, d) matrix Q.
     """
     blocks = _blocks(embedding, groups, np.float64)
     factors = _factors(np.sum([block.sums() for block in blocks], axis=0), groups, noise)
@@ -115,7 +81,7 @@ Factors = list[tuple[FloatArray, FloatArray]]  # P (d, d) and Q (T, d) of each g
 
 
 def _factors(sums: FloatArray, groups: list[SampleGroup], noise: float) -> Factors:
-    """Return P and Q of each group, given what :meth:`_Block.sums` adds up to."""
+    """Return P and Q of each group, given the total of :meth:`_Block.sums`."""
     s2, d = noise * noise, len(sums)
     factors = []
     below = d * len(groups)
@@ -129,12 +95,12 @@ def _factors(sums: FloatArray, groups: list[SampleGroup], noise: float) -> Facto
 
 
 class _Block:
-    """Some clients next to each other: embedding, samples and Adam's moments, one client a column.
+    """Consecutive clients: their embeddings, samples and Adam's moments, one column per client.
 
     Attributes
     ----------
     z : (d + T, n) float array
-        The embeddings, and below them the samples of all groups, so that one product takes both; zero where a client
+        The embeddings, and below them the samples of all groups, so that one product covers both; zero where a client
         did not answer, which adds nothing to any sum.
     """
 
@@ -150,12 +116,12 @@ class _Block:
         d, n = embedding.shape[1], stop - start
         self.room = room[: d * n].reshape(d, n)
         height = d + sum(len(group.weights) for group in groups)
-        mine = memory[(height + 2 * d) * start : (height + 2 * d) * stop].reshape(height + 2 * d, n)
-        self.z, self.first, self.second = mine[:height], mine[height : height + d], mine[height + d :]
+        block = memory[(height + 2 * d) * start : (height + 2 * d) * stop].reshape(height + 2 * d, n)
+        self.z, self.first, self.second = block[:height], block[height : height + d], block[height + d :]
         self.x = self.z[:d]
         self.x[:] = embedding[start:stop].T
-        self.samples: list[slice] = []  # of each group, which rows of z
-        self.answered: list[FloatArray | None] = []  # of each group, (n,) 1 for who answered, 0 for others; None: all
+        self.samples: list[slice] = []  # rows of z of each group
+        self.answered: list[FloatArray | None] = []  # per group, (n,) 1 if the client answered, else 0; None: all
         below = d
         for group in groups:
             samples = slice(below, below + len(group.weights))
@@ -173,14 +139,14 @@ class _Block:
             self.z[samples, here] = group.changes[first:last].T
 
     def sums(self) -> FloatArray:
-        """Return this block's part of X' X of each group and, as the last columns, of X' Y of all: (d, G d + T)."""
+        """Return this block's part of X' X of each group and, as last columns, of X' Y of all groups: (d, G d + T)."""
         d = len(self.x)
         products = self.x @ self.z.T
         inner = [products[:, :d] if answered is None else (self.x * answered) @ self.x.T for answered in self.answered]
         return np.hstack([*inner, products[:, d:]]).astype(np.float64, copy=False)
 
     def gradient(self, factors: Factors) -> FloatArray:
-        """Return the gradient of the likelihood, (d, n), in memory that the next call of any block uses again."""
+        """Return the gradient of the likelihood, (d, n), in memory that the next call of any block overwrites."""
         d = len(self.x)
         total = np.zeros((d, len(self.z)), self.z.dtype)
         for (p, q), answered, samples in zip(factors, self.answered, self.samples, strict=True):
@@ -194,7 +160,7 @@ class _Block:
         return gradient
 
     def climb(self, factors: Factors, step: int, learning_rate: float) -> FloatArray:
-        """Take a step of Adam (the moments are kept without their factors 0.1 and 0.001); return the next sums."""
+        """Take a step of Adam and return the next sums; the moments are kept without their factors 0.1 and 0.001."""
         length, spread = 0.1 * learning_rate / (1.0 - 0.9**step), math.sqrt(0.001 / (1.0 - 0.999**step))
         gradient = self.gradient(factors)
         self.first *= 0.9
@@ -219,27 +185,27 @@ def fit_embedding(
     learning_rate: float,
     steps: int,
 ) -> FloatArray:
-    """Climb the likelihood from ``embedding`` with Adam and return the new embedding ([Tang2022]_ Eqs. 16, 17).
+    """Maximise the likelihood with Adam, starting from ``embedding`` ([Tang2022]_ Eqs. 16, 17).
 
-    The likelihood of few samples is maximised by a covariance of their rank, which is not wanted: the number of steps
-    is what ties the result to the embedding it started from.
+    The likelihood of few samples is largest for a covariance of their rank, which is not the aim. A small number of
+    steps keeps the result close to the embedding it started from.
 
-    A step of Adam needs of the other clients nothing but a few (d, d) sums, so it is made block by block, with
-    everything a block needs in the cache. From 100,000 clients on, blocks compute in single precision and their sums
-    are added in double. What is lost: Adam's steps have the length of the learning rate whatever the gradient's size,
-    so the relative error of a gradient, about 1e-6, is that of a step; only where a gradient is zero but for rounding
-    may its sign be the other, and an element of the embedding be off by a step or two.
+    A step of Adam needs only a few (d, d) sums over the other clients, so it is done block by block, with all data of a
+    block in the cache. From 100,000 clients on, blocks compute in single precision and their sums are added in double
+    precision. This loses little: Adam's steps have the length of the learning rate whatever the size of the gradient,
+    so the relative error of a step is that of the gradient, about 1e-6. Only if a gradient is zero up to rounding can
+    its sign be wrong, and an element of the embedding be off by a step or two.
 
     Parameters
     ----------
     embedding : (N, d) float array
-        Start, the embedding before; not modified.
+        The start; not modified.
     changes : (N, T) float array
         Loss changes, one column per sample; NaN for clients that did not answer.
     weights : (T,) float array
         gamma^m of each sample.
     noise : float
-        s, standard deviation of what the embedding does not explain.
+        s, the standard deviation that the embedding does not explain.
     learning_rate : float
         Adam's step size (beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8).
     steps : int
@@ -257,12 +223,12 @@ def fit_embedding(
     for step in range(1, steps + 1):
         factors = _factors(sums, groups, noise)
         sums = np.sum([block.climb(factors, step, learning_rate) for block in blocks], axis=0)
-    # Rows next to each other, as an embedding that was read back has them: products round alike for both.
+    # Contiguous rows, like those of an embedding read from a journal, so that products round in the same way.
     return np.ascontiguousarray(np.concatenate([block.x.T for block in blocks]), dtype=np.float64)
 
 
 def _precision(changes: FloatArray, noise: float) -> type[np.floating[Any]]:
-    """Return single precision for very many clients, unless a square of the gradient might not be a number in it."""
+    """Return single precision for very many clients, unless a squared gradient could overflow in it."""
     if len(changes) < MANY:
         return np.float64
     largest = max(float(np.nanmax(changes)), -float(np.nanmin(changes)))
@@ -270,26 +236,9 @@ def _precision(changes: FloatArray, noise: float) -> type[np.floating[Any]]:
 
 
 def _blocks(embedding: FloatArray, groups: list[SampleGroup], precision: type[np.floating[Any]]) -> list[_Block]:
-    """Cut the clients into blocks, which lie one after the other in memory."""
+    """Divide the clients into blocks, which are consecutive in memory."""
     n, d = embedding.shape
     height = d + sum(len(group.weights) for group in groups)
     memory, room = np.zeros((height + 2 * d) * n, precision), np.empty(d * min(n, BLOCK), precision)
     starts = range(0, n, BLOCK)
     return [_Block(embedding, groups, start, min(start + BLOCK, n), memory, room) for start in starts]
-
-
-def correlations(embedding: FloatArray, rows: IntArray | None = None) -> FloatArray:
-    """Return the correlations r_ij of the loss changes of some clients, (n, n): cosines of their embeddings.
-
-    >>> correlations(np.array([[3.0, 0.0], [1.0, 1.0]])).round(3)
-    array([[1.   , 0.707],
-           [0.707, 1.   ]])
-    """
-    unit = unit_embedding(embedding if rows is None else embedding[rows])
-    return unit @ unit.T
-
-
-def unit_embedding(embedding: FloatArray) -> FloatArray:
-    """Return the embeddings scaled to length 1, as they are drawn ([Tang2022]_ Fig. 7); zero rows stay zero."""
-    lengths = np.sqrt(np.einsum("nd,nd->n", embedding, embedding))
-    return embedding / np.where(lengths > 0, lengths, 1.0)[:, None]

@@ -1,4 +1,4 @@
-r"""FedCor: a Gaussian process over the clients' losses says which cohort should lower the global loss most.
+r"""FedCor: choose the cohort that should lower the global loss most, by a Gaussian process over losses.
 
 .. [Tang2022] M. Tang, X. Ning, Y. Wang, J. Sun, Y. Wang, H. Li, Y. Chen, "FedCor: Correlation-Based Active Client
    Selection Strategy for Heterogeneous Federated Learning", CVPR 2022.
@@ -34,7 +34,7 @@ from fedcohort.selectors.papers.fedcor.choice import Greedy, pick_by_expected_dr
 from fedcohort.selectors.papers.fedcor.plots import CLIENT_MAP
 from fedcohort.selectors.papers.fedcor.process import fit_embedding
 
-_LARGEST_CHANGE = 1e30  # a model that diverges further says no more, and its square must stay a number
+_LARGEST_CHANGE = 1e30  # larger changes are clipped, so that their squares stay finite
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,21 @@ class CorrelationState:
 
     taken: IntArray  # (H,) round of each sample in ``changes``, -1 for none
     embedding: FloatArray = per_client()  # (N, d) x_k; the covariance of loss changes is X X'
-    picks: FloatArray = per_client()  # (N,) tau_k, how often selected since the Gaussian process was fitted
-    losses: FloatArray = per_client()  # (N,) losses before the round that serves as a sample; NaN if not known
-    changes: FloatArray = per_client()  # (N, H) the last H samples of loss changes; NaN for who did not answer
-    samples: int = 0  # how many samples were taken so far; the next one goes to column samples % H
-    measured: int = -1  # the round before which ``losses`` were measured, -1 when no sample is under way
-    trained: bool = False  # whether that round came to a new global model
+    picks: FloatArray = per_client()  # (N,) tau_k, how often selected since the last fit
+    losses: FloatArray = per_client()  # (N,) losses before the round that serves as a sample; NaN if unknown
+    changes: FloatArray = per_client()  # (N, H) the last H samples of loss changes; NaN if the client did not answer
+    samples: int = 0  # number of samples so far; the next one goes to column samples % H
+    measured: int = -1  # the round before which ``losses`` were measured, -1 if none
+    trained: bool = False  # whether that round produced a new global model
 
 
 @register("fedcor")
 @dataclass(frozen=True, kw_only=True)
 class FedCor(Selector[CorrelationState]):
-    r"""Pick by the expected drop of the global loss under a Gaussian process ([Tang2022]_, Algorithms 1 and 2).
+    r"""Pick clients by the expected drop of the global loss under a Gaussian process ([Tang2022]_, Algorithms 1, 2).
 
     The loss changes of one round are modelled as :math:`\Delta l \sim N(0, X X^T + s^2 I)`. Until the cohort is full,
+    the next client is
 
     .. math::
 
@@ -64,34 +65,35 @@ class FedCor(Selector[CorrelationState]):
               \qquad \alpha_k = a \beta^{\tau_k} \\
         \Sigma &\leftarrow \Sigma - \frac{\Sigma_{\cdot k^*} \Sigma_{k^* \cdot}}{\sigma_{k^*}^2 + s^2}
 
-    (Eqs. 9 to 11; with s = 0 Lemma 2), starting from :math:`\Sigma = X X^T`. The embedding X is fitted to samples of
-    loss changes by maximum likelihood (Eqs. 16, 17): in the first ``warmup`` rounds, whose cohorts are uniform, each
-    round is a sample; afterwards every ``interval`` rounds, when also all tau_k go back to 0.
+    (Eqs. 9 to 11; with s = 0, Lemma 2), starting from :math:`\Sigma = X X^T`. The embedding X is fitted to samples of
+    loss changes by maximum likelihood (Eqs. 16, 17). In the first ``warmup`` rounds, whose cohorts are uniform, each
+    round is a sample. After that, there is one every ``interval`` rounds, and each fit resets all tau_k to 0.
 
     Symbols: t = round, Delta t = ``interval``, S = ``trials``, d = ``dimension``, a = ``scale``, beta = ``annealing``,
     theta = ``discount``, M = ``old_warmup`` and ``old``, s = ``noise``, p_i = clients.weights, X = ``state.embedding``
     (clients are rows). A sample taken r rounds before the newest weighs theta^r, which is the paper's gamma^m.
 
-    Where samples come from: in warm-up from the losses of all candidates, asked before every round and once after the
-    last. Afterwards, with ``samples="trial"`` as in the paper, from ``trials`` uniform cohorts trained on trial; with
-    ``samples="round"`` from a round of its own with a uniform cohort, whose losses are asked before and after: no
-    client trains in vain, but one round in ``interval`` is uniform.
+    **Samples.** In warm-up, samples come from the losses of all candidates, asked before every round and once after the
+    last. After warm-up, with ``samples="trial"`` as in the paper, they come from ``trials`` uniform cohorts trained on
+    trial. With ``samples="round"``, they come from real rounds with a uniform cohort and losses asked before and after:
+    no training is wasted, but one round in ``interval`` is uniform.
 
-    The number of Adam steps per fit is not in the paper. Few are better, because many steps forget the embedding before
-    and end at the rank of the few samples in use: on Fashion-MNIST with one class per client (3 seeds, 100 rounds) the
-    mean QCID of the cohorts after warm-up is 0.002, 0.000, 0.006, 0.010, 0.021, 0.049 with 20, 50, 100, 150, 300, 1000
-    steps (uniform cohorts: 0.085). On three seeds not used for this choice: 0.000 with 50 and 0.015 with 150.
+    **Steps.** The paper does not give the number of Adam steps per fit. Few are better, because many steps forget the
+    earlier embedding and end at the rank of the few samples in use. On Fashion-MNIST with one class per client (3
+    seeds, 100 rounds), the mean QCID of the cohorts after warm-up is 0.002, 0.000, 0.006, 0.010, 0.021, 0.049 with 20,
+    50, 100, 150, 300, 1000 steps (uniform cohorts: 0.085). On three seeds not used for this choice, it is 0.000 with 50
+    and 0.015 with 150.
 
-    Deviations from the paper: X X' alone has rank d and no likelihood, so s^2 is added (as the authors' code does), in
-    the score too. A sample is about the clients that answered; the others are left out of its likelihood. Without any
-    sample so far cohorts are uniform. Only one question can be asked in a round: where t % Delta t = 0 falls on the
-    first round after warm-up, the trial is left out, because the fit has just been renewed. Clients that join later
-    start with embeddings of the size of the others'.
+    Deviations from the paper: X X' alone has rank d and no likelihood, so s^2 is added (as in the authors' code), also
+    in the score. Clients that did not answer are left out of a sample's likelihood. Before the first sample, cohorts
+    are uniform. Only one question can be asked in a round, so if t % Delta t = 0 falls on the first round after
+    warm-up, the trial is skipped; the fit has just been renewed. Clients that join later start with embeddings as large
+    as those of the others.
 
     Examples
     --------
-    Losses of clients 0 and 1 move together, and so do those of 2 and 3. After three uniform rounds of two, FedCor
-    takes one of each.
+    The losses of clients 0 and 1 move together, and so do those of 2 and 3. After three uniform rounds, FedCor takes
+    one of each pair.
 
     >>> from fedcohort import ClientTable, Session, Signal
     >>> from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
@@ -108,8 +110,8 @@ class FedCor(Selector[CorrelationState]):
     """
 
     picks_by: ClassVar[str] = (
-        "Each place goes to the client with the largest expected drop of the loss, given those picked before; "
-        "what they take away is in the score."
+        "Each place goes to the client with the largest expected drop of the loss, given those picked before. "
+        "The score includes what they take away."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "own": "expected drop of its own loss",
@@ -126,31 +128,32 @@ class FedCor(Selector[CorrelationState]):
     }
 
     starves: ClassVar[str | None] = (
-        "after warm-up the clients with the largest expected drop are taken; one whose losses move against the others' "
-        "may never be"
+        "after warm-up, a client whose losses move against those of the others may never be picked"
     )
 
     pictures = (CLIENT_MAP,)
 
     warmup: int = param(15, Interval(int, 0, None), "rounds with uniform cohorts at the start")
     interval: int | None = param(
-        10, Optional(Interval(int, 1, None)), "rounds between samples after warm-up (Delta t); None takes none"
+        10, Optional(Interval(int, 1, None)), "rounds between samples after warm-up (Delta t); None: no samples"
     )
     samples: str = param("trial", OneOf(("trial", "round")), "where samples come from after warm-up")
-    trials: int = param(1, Interval(int, 1, None), "uniform cohorts tried per sample (S)")
+    trials: int = param(1, Interval(int, 1, None), "uniform cohorts on trial per sampling round (S)")
     dimension: int = param(15, Interval(int, 1, None), "length of an embedding (d)")
     scale: float = param(1.0, Interval(float, 0, None, "neither"), "scale of the predicted loss drop (a)")
     annealing: float = param(0.95, Interval(float, 0, 1, "right"), "factor per selection since the last fit (beta)")
     discount: float = param(0.9, Interval(float, 0, 1, "right"), "weight of a sample one round older (theta)")
     old_warmup: int = param(10, Interval(int, 0, None), "earlier samples used again in warm-up (M)")
     old: int = param(1, Interval(int, 0, None), "earlier sampling rounds used again after warm-up (M)")
-    noise: float = param(1e-2, Interval(float, 0, None, "neither"), "standard deviation no embedding explains (s)")
+    noise: float = param(
+        1e-2, Interval(float, 0, None, "neither"), "standard deviation that the embedding does not explain (s)"
+    )
     learning_rate: float = param(1e-2, Interval(float, 0, None, "neither"), "step size of Adam")
     steps: int = param(50, Interval(int, 0, None), "Adam steps per fit")
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """Data sizes, and the questions the chosen kind of samples needs."""
+        """Data sizes, and the queries that the samples need."""
         needed = {Signal.SIZES}
         if self.warmup > 0 or (self.interval is not None and self.samples == "round"):
             needed.add(Signal.LOSS_QUERY)
@@ -159,7 +162,7 @@ class FedCor(Selector[CorrelationState]):
         return frozenset(needed)
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> CorrelationState:
-        """Embeddings start as N(0, 1/d)."""
+        """Start with embeddings drawn from N(0, 1/d)."""
         kept = max(self.old_warmup + 1, (self.old + 1) * self.trials)
         return CorrelationState(
             embedding=rng.normal(0.0, 1.0 / math.sqrt(self.dimension), (clients.n, self.dimension)),
@@ -170,7 +173,7 @@ class FedCor(Selector[CorrelationState]):
         )
 
     def grow(self, state: CorrelationState, clients: ClientTable, rng: np.random.Generator) -> CorrelationState:
-        """Draw new embeddings as large as the old ones are now, so that nobody is picked for being new."""
+        """Draw new embeddings as large as the current ones, so that no client is picked only for being new."""
         grown = super().grow(state, clients, rng)
         known = len(state.embedding)
         embedding = grown.embedding.copy()
@@ -179,15 +182,15 @@ class FedCor(Selector[CorrelationState]):
         return dataclasses.replace(grown, embedding=embedding)
 
     def _due(self, t: int) -> bool:
-        """Whether a sample is to be taken in round t after warm-up."""
+        """Return whether a sample is due in round t, after warm-up."""
         return self.interval is not None and t >= self.warmup and t % self.interval == 0
 
     def _measures(self, t: int) -> bool:
-        """Whether round t itself is a sample, so that its cohort is uniform."""
+        """Return whether round t itself is a sample, so that its cohort is uniform."""
         return t < self.warmup or (self.samples == "round" and self._due(t))
 
     def query(self, state: CorrelationState, slate: Slate, rng: np.random.Generator) -> Query | None:
-        """Ask for losses around a round that is a sample, or for trials."""
+        """Ask for losses before and after a round that is a sample, or for trials."""
         if self._measures(slate.round) or state.measured >= 0:
             return Losses(slate.candidates)
         if self.samples == "trial" and self._due(slate.round):
@@ -220,8 +223,8 @@ class FedCor(Selector[CorrelationState]):
     def _parts(self, greedy: Greedy, alpha: FloatArray, weights: FloatArray) -> dict[str, FloatArray]:
         """Split the expected drop into parts that add up to it.
 
-        own: the drop of the client's own loss; others: what its correlations bring to the rest; redundancy: what the
-        clients picked before took away; annealing: the discount for having been picked lately.
+        own: the drop of the client's own loss; others: the drop of the other losses by correlation; redundancy: what
+        the clients picked before took away; annealing: the discount for recent picks.
         """
         gain = np.sqrt(greedy.variance)
         gain /= greedy.variance + self.noise * self.noise
@@ -237,7 +240,7 @@ class FedCor(Selector[CorrelationState]):
         }
 
     def _learn(self, state: CorrelationState, slate: Slate, answer: Answer) -> CorrelationState:
-        """Take in the answer's samples, fit when there are any, and note the losses when a sample begins."""
+        """Fit to the samples in the answer, if there are any; remember the losses if a sample begins."""
         t = slate.round
         fresh: list[tuple[int, FloatArray]] = []  # round and (N,) loss changes
         measured, losses = -1, state.losses
@@ -256,7 +259,7 @@ class FedCor(Selector[CorrelationState]):
         return self._fit(state, t, fresh) if fresh else state
 
     def _fit(self, state: CorrelationState, t: int, fresh: list[tuple[int, FloatArray]]) -> CorrelationState:
-        """Put new samples into the ring of the last H, fit the embedding to those in use and reset the annealing."""
+        """Store new samples in the ring of the last H, fit the embedding to those in use, and reset the annealing."""
         changes, taken, count = state.changes.copy(), state.taken.copy(), state.samples
         for when, change in fresh:
             column = count % len(taken)
@@ -285,7 +288,7 @@ class FedCor(Selector[CorrelationState]):
         )
 
     def update(self, state: CorrelationState, outcome: Outcome) -> CorrelationState:
-        """Count the selected for the annealing; note that a sample's round gave a new model."""
+        """Count the picks for the annealing, and remember whether a sample's round produced a new model."""
         if outcome.round >= self.warmup:
             picks = state.picks.copy()
             picks[outcome.clients] += 1

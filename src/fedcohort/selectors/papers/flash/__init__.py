@@ -1,7 +1,7 @@
 """FLASH [Chang2024]: a linear contextual bandit over each client's losses, speed and last reward.
 
-``context.py`` is what is known about each client (Sec. 2.3), ``reward.py`` the readings of the reward,
-``contextual.py`` the round around the bandit (Algorithm 1), ``regression.py`` the ridge regression and its Thompson
+``context.py`` is what is known about each client (Sec. 2.3), ``reward.py`` has the readings of the reward,
+``contextual.py`` the round without the bandit (Algorithm 1), ``regression.py`` the ridge regression and its Thompson
 draw (Eqs. 1, 2), and ``selector.py`` the linear bandit (Algorithm 2) with the early-stop rule.
 """
 

@@ -1,4 +1,4 @@
-r"""FLASH's context: what is known about each client (Sec. 2.3).
+r"""The context of FLASH: what is known about each client (Sec. 2.3).
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
 """
@@ -21,35 +21,35 @@ LOSS_OF = {"robust-loss": Signal.ROBUST_LOSS, "validation-loss": Signal.VALIDATI
 
 State = TypeVar("State", bound="ContextState")
 
-# Contexts and rewards are cut off at 100 times their usual size, durations also at a hundredth: one diverged client or
-# one reply in no time would otherwise outweigh all other observations in V for ever.
+# Contexts and rewards are clipped at 100 times their usual size, and durations also at a hundredth of it. Otherwise one
+# diverged client, or one reply in no time, would outweigh all other observations in V forever.
 LIMIT = 100.0
 
 
 @dataclass(frozen=True)
 class ContextState:
-    """What was last known about each client, and the rewards so far."""
+    """What is known about each client, and the rewards so far."""
 
-    rounds: int  # rounds learnt from
-    time_unit: float  # median duration of the first round; 0 while unknown
+    rounds: int  # rounds with a report
+    time_unit: float  # median duration of the first round; 0 if unknown
     reward_sum: float
     reward_count: int
-    robust: FloatArray = per_client()  # (N,) robust loss over its first value; 1 while unknown
-    validation: FloatArray = per_client()  # (N,) validation loss over its first value; 1 while unknown
-    duration: FloatArray = per_client()  # (N,) tau of its last round, in units of time_unit; 1 while unknown
+    robust: FloatArray = per_client()  # (N,) robust loss divided by its first value; 1 if unknown
+    validation: FloatArray = per_client()  # (N,) validation loss divided by its first value; 1 if unknown
+    duration: FloatArray = per_client()  # (N,) tau of its last round, in units of time_unit; 1 if unknown
     reward: FloatArray = per_client()  # (N,) its last reward
-    first_robust: FloatArray = per_client()  # (N,) NaN while unknown
-    first_validation: FloatArray = per_client()  # (N,) NaN while unknown
-    rewarded: BoolArray = per_client()  # (N,) whether it was ever asked and the outcome is known
-    level: FloatArray = per_client()  # (N,) the reward's loss of the model it received last; NaN while unknown
-    # Rewards that wait for the next global model (only with reward="validation-decrease").
+    first_robust: FloatArray = per_client()  # (N,) NaN if unknown
+    first_validation: FloatArray = per_client()  # (N,) NaN if unknown
+    rewarded: BoolArray = per_client()  # (N,) whether it was ever in a round with a report
+    level: FloatArray = per_client()  # (N,) the reward's loss of the model it received last; NaN if unknown
+    # Clients whose rewards need the next global model (only with reward="validation-decrease").
     waiting: IntArray = field(default_factory=lambda: np.empty(0, np.int64))  # (w,) clients
     waiting_context: FloatArray = field(default_factory=lambda: np.empty((0, 0)))  # (w, d)
     waiting_loss: FloatArray = field(default_factory=lambda: np.empty(0))  # (w,) of the model they received
 
     @staticmethod
     def unknown(n: int, elements: int) -> dict[str, Any]:
-        """Return the fields before the first round: the context of every client is [1, 1, 1, 0]."""
+        """Return the fields before the first round, when the context of every client is [1, 1, 1, 0]."""
         ones, unknown = np.ones(n), np.full(n, np.nan)
         return {
             "rounds": 0,
@@ -68,7 +68,7 @@ class ContextState:
         }
 
     def with_rewards(self, clients: IntArray, rewards: FloatArray) -> Self:
-        """Return the state in which these clients had these rewards."""
+        """Return the state after these clients earned these rewards."""
         last = self.reward.copy()
         last[clients] = rewards
         return dataclasses.replace(
@@ -85,24 +85,24 @@ class ContextState:
 
     @property
     def usual(self) -> float:
-        """The mean of ``level`` over the clients that reported it; 0 before the first."""
+        """The mean of ``level`` over the clients that reported it; 0 before the first report."""
         known = self.level[np.isfinite(self.level)]
         return float(np.clip(known, -1e100, 1e100).mean()) if len(known) else 0.0
 
 
 def columns(state: ContextState, elements: Sequence[str], clients: IntArray | None) -> dict[str, FloatArray]:
-    """Return some elements of the context by name, of these clients or, with None, of all."""
+    """Return some elements of the context by name, for these clients (None: for all)."""
     known = {
         "robust-loss": state.robust,
         "validation-loss": state.validation,
         "duration": state.duration,
         "last-reward": state.reward,
     }
-    found = {name: known[name] if clients is None else known[name][clients] for name in elements}
+    selected = {name: known[name] if clients is None else known[name][clients] for name in elements}
     if "last-reward" in elements and not state.rewarded.all():
         rewarded = state.rewarded if clients is None else state.rewarded[clients]
-        found["last-reward"] = np.where(rewarded, found["last-reward"], state.mean_reward)
-    return found
+        selected["last-reward"] = np.where(rewarded, selected["last-reward"], state.mean_reward)
+    return selected
 
 
 def contexts(state: ContextState, elements: Sequence[str], clients: IntArray) -> FloatArray:
@@ -111,7 +111,7 @@ def contexts(state: ContextState, elements: Sequence[str], clients: IntArray) ->
 
 
 def with_losses(state: State, clients: IntArray, losses: Mapping[Signal, FloatArray]) -> State:
-    """Return the state with new losses of these clients; NaN leaves what was known."""
+    """Return the state with new losses of these clients; a NaN keeps the old value."""
     changes: dict[str, Any] = {}
     for signal, values in losses.items():
         name = "robust" if signal is Signal.ROBUST_LOSS else "validation"
@@ -125,7 +125,7 @@ def with_losses(state: State, clients: IntArray, losses: Mapping[Signal, FloatAr
 
 
 def _relative(loss: FloatArray, first: FloatArray) -> FloatArray:
-    """Return loss / first value, cut off; 1 where both are 0."""
+    """Return the loss divided by its first value, clipped; 1 if both are 0."""
     ratio = np.full(len(loss), LIMIT)
     np.divide(loss, first, out=ratio, where=np.abs(first) > np.abs(loss) / LIMIT)
     ratio[(first == 0) & (loss == 0)] = 1.0
@@ -134,12 +134,12 @@ def _relative(loss: FloatArray, first: FloatArray) -> FloatArray:
 
 
 def time_unit(duration: FloatArray) -> float:
-    """Return the median of the positive durations, 0 when there is none."""
+    """Return the median of the positive durations, 0 if there are none."""
     positive = duration[duration > 0]
     return float(np.median(positive)) if len(positive) else 0.0
 
 
 def in_units(duration: FloatArray, unit: float) -> FloatArray:
-    """Return tau: durations in units of ``unit``, cut off on both sides."""
-    with np.errstate(over="ignore"):  # infinite is cut off like everything above the limit
+    """Return tau: durations in units of ``unit``, clipped on both sides."""
+    with np.errstate(over="ignore"):  # infinity is clipped like all values above the limit
         return np.asarray(np.clip(duration / (unit or 1.0), 1 / LIMIT, LIMIT))

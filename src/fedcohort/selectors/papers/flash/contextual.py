@@ -1,4 +1,4 @@
-r"""What FLASH does around its bandit: contexts, reward, first round. Its Figure 4 keeps these and replaces the bandit.
+r"""FLASH without its bandit: contexts, rewards and first round. Figure 4 of the paper keeps these for other bandits.
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
 """
@@ -19,8 +19,16 @@ from fedcohort.core.params import Interval, OneOf, Optional, Sequence, param
 from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
-from fedcohort.selectors.papers.flash.context import ELEMENTS, LOSS_OF, State, columns, with_losses
-from fedcohort.selectors.papers.flash.observation import observed_round
+from fedcohort.selectors.papers.flash.context import (
+    ELEMENTS,
+    LOSS_OF,
+    State,
+    columns,
+    contexts,
+    in_units,
+    time_unit,
+    with_losses,
+)
 from fedcohort.selectors.papers.flash.reward import READINGS, Reading, rate
 
 Notes = dict[str, str | float | int]
@@ -28,14 +36,14 @@ Notes = dict[str, str | float | int]
 
 @dataclass(frozen=True, kw_only=True)
 class ContextualBandit(Selector[State]):
-    """Contexts, reward and first round of FLASH ([Chang2024]_ Sec. 2.3, Algorithm 1); a subclass adds the bandit."""
+    """The contexts, rewards and first round of FLASH ([Chang2024]_ Sec. 2.3, Algorithm 1); subclasses add a bandit."""
 
-    picks_by: ClassVar[str] = "The clients with the highest scores are picked, and chance decides between equals."
+    picks_by: ClassVar[str] = "The clients with the highest scores are picked; ties are broken at random."
     part_meanings: ClassVar[Mapping[str, str]] = {
-        "robust-loss": "what the regression expects for its robust loss",
-        "validation-loss": "what the regression expects for its loss on validation data",
-        "duration": "what the regression expects for its duration",
-        "last-reward": "what the regression expects for its last reward",
+        "robust-loss": "reward that the regression expects from its robust loss",
+        "validation-loss": "reward that the regression expects from its loss on validation data",
+        "duration": "reward that the regression expects from its duration",
+        "last-reward": "reward that the regression expects from its last reward",
     }
 
     readings: ClassVar[Mapping[str, Reading]] = READINGS
@@ -48,10 +56,10 @@ class ContextualBandit(Selector[State]):
         "fresh", OneOf(("last", "fresh")), "losses last reported, or asked of all candidates before every round"
     )
     first_round: str = param(
-        "all", OneOf(("all", "asked")), "who trains in the first round: everybody (S_0), or as many as asked"
+        "all", OneOf(("all", "asked")), "clients in the first round: all (S_0), or as many as the host asks for"
     )
     first_round_limit: int | None = param(
-        None, Optional(Interval(int, 1, None)), "most clients of a first round of all; None: no limit"
+        None, Optional(Interval(int, 1, None)), "most clients in a first round with all clients; None: no limit"
     )
 
     def __post_init__(self) -> None:
@@ -73,7 +81,7 @@ class ContextualBandit(Selector[State]):
 
     @property
     def _asked_losses(self) -> frozenset[Signal]:
-        """The losses asked of all candidates before a round."""
+        """The losses that all candidates are asked for before a round."""
         if self.contexts != "fresh":
             return frozenset()
         losses = {LOSS_OF[name] for name in self.context if name in LOSS_OF}
@@ -81,7 +89,7 @@ class ContextualBandit(Selector[State]):
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """Durations, the losses of the context and those of the reward; loss queries when contexts are fresh."""
+        """Durations, the losses of the context and the reward, and loss queries if contexts are fresh."""
         needed = {Signal.DURATION, self._reading.before}
         if self._reading.after is not None:
             needed.add(self._reading.after)
@@ -91,21 +99,21 @@ class ContextualBandit(Selector[State]):
         return frozenset(needed)
 
     def size(self, state: State, asked: int, candidates: int) -> int:
-        """Everybody in the first round (S_0), up to the limit; then what was asked."""
+        """Return all candidates in the first round (S_0), up to the limit; then what the host asks for."""
         if self.first_round == "all" and state.rounds == 0:
             most = candidates if self.first_round_limit is None else min(candidates, self.first_round_limit)
             return max(asked, most)
         return asked
 
     def query(self, state: State, slate: Slate, rng: np.random.Generator) -> Query | None:
-        """With fresh contexts, the losses of all candidates."""
+        """Ask all candidates for losses if contexts are fresh."""
         return Losses(slate.candidates, self._asked_losses) if self._asked_losses else None
 
     @abstractmethod
     def score(
         self, state: State, slate: Slate, context: Mapping[str, FloatArray], notes: Notes, rng: np.random.Generator
     ) -> tuple[FloatArray, dict[str, FloatArray], State]:
-        """Return the scores (c,) of contexts, their parts, and the state; add to ``notes``.
+        """Return the scores (c,) of contexts, their parts, and the new state; add to ``notes``.
 
         ``context`` has a column (c,) for each element.
         """
@@ -117,11 +125,11 @@ class ContextualBandit(Selector[State]):
     def choose(
         self, state: State, score: FloatArray, reward: FloatArray, size: int, notes: Notes, rng: np.random.Generator
     ) -> IntArray:
-        """Return up to ``size`` positions of candidates with scores and last rewards (c,): the top M_t."""
+        """Return up to ``size`` positions of candidates by their scores and last rewards (c,): the top M_t."""
         return top_k(score, min(size, len(score)), rng)
 
     def take_answer(self, state: State, candidates: IntArray, answer: Answer | None) -> State:
-        """Take in the losses of the current global model, and the rewards that waited for them."""
+        """Update the losses of the current global model, and the rewards that depend on them."""
         if answer is None:
             return state
         losses = {s: answer[s] for name, s in LOSS_OF.items() if name in self.context and s in self._asked_losses}
@@ -142,7 +150,7 @@ class ContextualBandit(Selector[State]):
     def select(
         self, state: State, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, State]:
-        """Score all candidates and choose by the scores."""
+        """Score all candidates, and choose by the scores."""
         state = self.take_answer(state, slate.candidates, answer)
         notes: Notes = {}
         context = columns(state, self.context, None if slate.everyone else slate.candidates)
@@ -158,13 +166,38 @@ class ContextualBandit(Selector[State]):
         return np.arange(len(slate.candidates))
 
     def update(self, state: State, outcome: Outcome) -> State:
-        """Learn from the contexts the clients were picked by and the rewards they brought."""
-        state, seen = observed_round(state, outcome, self.context, self._reading, losses=self.contexts == "last")
-        if seen.rewards is None:
+        """Learn from the contexts clients were picked by and the rewards they earned (Algorithm 1, lines 7 to 9)."""
+        reading, duration, before = self._reading, outcome[Signal.DURATION], outcome[self._reading.before]
+        usable = outcome.ok & np.isfinite(duration) & np.isfinite(before)
+        if reading.after is not None:
+            usable &= np.isfinite(outcome[reading.after])
+        clients, before = outcome.clients[usable], before[usable]
+        context = contexts(state, self.context, clients)  # before the reports change it
+        unit = state.time_unit or time_unit(duration[usable])
+        tau = in_units(duration[usable], unit)
+        if self.contexts == "last":
+            reported = {s: outcome[s][usable] for name, s in LOSS_OF.items() if name in self.context}
+            state = with_losses(state, clients, reported)
+        durations, level = state.duration.copy(), state.level.copy()
+        durations[clients], level[clients] = tau, before
+        last_reward, rewarded = state.reward.copy(), state.rewarded.copy()
+        last_reward[outcome.clients[~usable]] = 0.0
+        rewarded[outcome.clients] = True
+        state = dataclasses.replace(
+            state,
+            duration=durations,
+            level=level,
+            reward=last_reward,
+            rewarded=rewarded,
+            rounds=state.rounds + 1,
+            time_unit=unit,
+        )
+        if reading.after is None:  # the reward needs the next global model
             return dataclasses.replace(
                 state,
-                waiting=np.concatenate([state.waiting, seen.clients]),
-                waiting_context=np.concatenate([state.waiting_context, seen.context]),
-                waiting_loss=np.concatenate([state.waiting_loss, seen.before]),
+                waiting=np.concatenate([state.waiting, clients]),
+                waiting_context=np.concatenate([state.waiting_context, context]),
+                waiting_loss=np.concatenate([state.waiting_loss, before]),
             )
-        return self.learn(state.with_rewards(seen.clients, seen.rewards), seen.clients, seen.context, seen.rewards)
+        rewards = rate(reading, before, outcome[reading.after][usable], tau, state.usual)
+        return self.learn(state.with_rewards(clients, rewards), clients, context, rewards)

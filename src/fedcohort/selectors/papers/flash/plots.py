@@ -1,10 +1,10 @@
-"""What a report draws of FLASH: the coefficients of its score."""
+"""The figure of FLASH in a report: the coefficients of its score."""
 
 from __future__ import annotations
 
 from fedcohort.core.plots import Lines, Picture, SelectorRun, number_text
 
-THETA = "theta "  # a cohort's notes have the fitted coefficients under this and the element's name
+THETA = "theta "  # prefix of the notes with fitted coefficients, before the element's name
 
 
 def _coefficients(record: SelectorRun) -> Lines | None:

@@ -1,4 +1,4 @@
-r"""FLASH's linear bandit: ridge regression in the fixed size of its inner system, and one Thompson draw (Eqs. 1, 2).
+r"""The linear bandit of FLASH: ridge regression and one Thompson draw (Eqs. 1, 2).
 
 V = X'X + lambda I and b = X'r over all observations so far.
 
@@ -18,7 +18,7 @@ from fedcohort.core.arrays import FloatArray
 def add_observations(
     gram: FloatArray, moment: FloatArray, x: FloatArray, r: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return V and b after more observations; O(k d^2), whatever came before.
+    """Return V and b after more observations, in O(k d^2).
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def add_observations(
 
     Returns
     -------
-    gram, moment : as given, new arrays
+    gram, moment : new arrays
     """
     return gram + x.T @ x, moment + x.T @ r
 

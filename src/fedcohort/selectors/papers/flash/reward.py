@@ -1,4 +1,4 @@
-r"""FLASH's reward, which the paper leaves ambiguous: each reading has a name (Sec. 2.3, Algorithm 1).
+r"""The reward of FLASH (Sec. 2.3, Algorithm 1). The paper is ambiguous, so each reading has a name.
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
 """
@@ -15,14 +15,14 @@ from fedcohort.core.signals import Signal
 from fedcohort.selectors.papers.flash.context import LIMIT
 
 Gain = Callable[[FloatArray, FloatArray, float], FloatArray]
-"""Of the losses before and after (k,), and the mean loss of all clients that reported one: what is gained, (k,)."""
+"""Maps the losses before and after (k,), and the mean loss of all clients that reported one, to gains (k,)."""
 
 
 class Reading(NamedTuple):
     """One way to read the paper's reward."""
 
     before: Signal
-    after: Signal | None  # None: the same loss of the next global model, from the next round's query
+    after: Signal | None  # None: the loss "before", of the next global model, from the next round's query
     gain: Gain
 
 
@@ -51,17 +51,17 @@ def rate(reading: Reading, before: FloatArray, after: FloatArray, tau: FloatArra
     reading : Reading
         What is rewarded.
     before, after : (k,) float array
-        The loss of the received model and of the client's own (or of the next global model).
+        The loss of the received model, and of the client's own (or of the next global model).
     tau : (k,) float array
         Durations.
     usual : float
-        The mean of the loss over all clients that reported one.
+        The mean loss of all clients that reported one.
 
     Examples
     --------
     >>> rate(READINGS["robust-change"], np.array([1.0, 1.0]), np.array([0.5, 3.0]), np.array([1.0, 2.0]), 2.0)
     array([0.5, 1. ])
     """
-    # Losses may be as large as 1e308; their difference must not overflow before it is cut off.
+    # Losses may be as large as 1e308. Their difference must not overflow before it is clipped.
     gain = reading.gain(np.clip(before, -1e100, 1e100), np.clip(after, -1e100, 1e100), usual)
     return np.asarray(np.clip(gain / tau, -LIMIT, LIMIT))

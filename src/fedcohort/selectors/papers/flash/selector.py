@@ -3,8 +3,8 @@ r"""FLASH: a linear contextual bandit over each client's losses, speed and last 
 .. [Chang2024] X. Chang, S. M. Ahmed, B. Guler, S. V. Krishnamurthy, A. Swami, S. Oymak, A. K. Roy-Chowdhury, "FLASH:
    Federated Learning Across Simultaneous Heterogeneities", arXiv:2402.08769, 2024.
 
-The paper's noise-robust loss is a matter of local training (the simulator's loss ``robust``), and the early stop it
-gives to other selectors is :class:`fedcohort.training.early_stop.EarlyStop`.
+The paper's noise-robust loss is part of local training (the simulator's loss ``robust``). The early stop that it gives
+to other selectors is :class:`fedcohort.training.early_stop.EarlyStop`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ class FlashState(ContextState):
 
     gram: FloatArray  # (d, d) V
     moment: FloatArray  # (d,) b
-    predicted: FloatArray = per_client()  # (N,) theta-hat' x it was last picked with; NaN when no reward is due
+    predicted: FloatArray = per_client()  # (N,) theta-hat' x at its last pick; NaN if no reward is due
     streak: IntArray = per_client()  # (N,) times in a row that the prediction was below the reward
 
 
 @register("flash")
 @dataclass(frozen=True, kw_only=True)
 class Flash(ContextualBandit[FlashState]):
-    r"""Take the clients whose context promises most reward under a sampled linear model ([Chang2024]_, Algorithm 1).
+    r"""Take the clients with the largest expected rewards under a sampled linear model ([Chang2024]_, Algorithm 1).
 
-    Client i has the context (Sec. 2.3) of its loss and validation loss relative to their first values, its duration and
+    The context of client i (Sec. 2.3) is its loss and validation loss relative to their first values, its duration and
     its last reward,
 
     .. math:: x_i = [L_{robust} / L^1_{robust},\; L_{CE}(V) / L^1_{CE}(V),\; \tau,\; r],
 
-    which all candidates are asked for before every round (Algorithm 2), and expected reward :math:`\theta^\top x_i`
-    (Eq. 1). Ridge regression over all observations and one Thompson draw (Eq. 2) give the scores
-    :math:`\tilde\theta^\top x_i`, and the clients with the top M_t scores are taken:
+    which all candidates are asked for before every round (Algorithm 2). Its expected reward is
+    :math:`\theta^\top x_i` (Eq. 1). Ridge regression over all observations and one Thompson draw (Eq. 2) give the
+    scores :math:`\tilde\theta^\top x_i`, and the clients with the top M_t scores are taken:
 
     .. math:: V = \lambda I + \sum x x^\top, \quad b = \sum r x, \quad \hat\theta = V^{-1} b, \quad
               \tilde\theta \sim N(\hat\theta, (c\,\alpha_t)^2 V^{-1}), \quad
@@ -57,24 +57,24 @@ class Flash(ContextualBandit[FlashState]):
     Symbols: V = ``gram``, b = ``moment``, lambda = ``ridge``, delta = ``delta``, c = ``exploration``, t = round, m =
     number of clients, d = number of context elements, N = ``patience``. M_t is whatever size the host asks for.
 
-    **The reward** is ambiguous in the paper; each reading has a name. Its formula is the absolute change of the robust
-    loss over the duration (``robust-change``, the default); the sentence above it says pseudo-label cross-entropy
-    (``pseudo-change``); Algorithm 1 evaluates the next global model (``validation-decrease``, on each client's held-out
-    data). The absolute value rewards clients that change a lot for the worse, those with noisy labels: see
-    ``flash-advantage`` for a form that does not.
+    **The reward** is ambiguous in the paper, so each reading has a name. The formula is the absolute change of the
+    robust loss divided by the duration (``robust-change``, the default). The sentence above it says pseudo-label
+    cross-entropy (``pseudo-change``). Algorithm 1 evaluates the next global model (``validation-decrease``, on each
+    client's held-out data). The absolute value also rewards changes for the worse, as in clients with noisy labels;
+    ``flash-advantage`` does not.
 
     The early-stop rule of Sec. 3.2 (``patience``; off by default) retires a client for which
     :math:`\hat\theta^\top x` was smaller than the reward it then brought ``patience`` times in a row, and ends the run
     when all clients are retired.
 
-    Deviations from the paper: none in the algorithm. What it leaves open: a regression pair is the context a client was
-    picked by and the reward it then brought, as in Eq. (1); Algorithm 1 line 9 computes the context after training,
-    when the reward is known already. tau is the client's own duration (Algorithm 1 line 8), in units of the median of
-    the first round, so that the choice does not depend on seconds or milliseconds. lambda is 1 and delta 0.1. Contexts,
-    rewards and durations are cut off at 100 (durations also at 1/100), so that one diverged client does not outweigh
-    all others in V. A client that failed keeps its context with a last reward of 0, since the round got nothing from
-    it, and does not enter the regression. One that was never asked to train has the mean reward so far as its last.
-    Retired clients are asked only in rounds in which no other client is available.
+    Deviations from the paper: none in the algorithm. The paper leaves some points open. A regression pair is the
+    context a client was picked by and the reward it then brought, as in Eq. (1); Algorithm 1 line 9 computes the
+    context after training, when the reward is already known. tau is the client's own duration (Algorithm 1 line 8), in
+    units of the median of the first round, so that the choice does not depend on the unit of time. lambda is 1 and
+    delta 0.1. Contexts, rewards and durations are clipped at 100 (durations also at 1/100), so that one diverged client
+    does not outweigh all others in V. A client that failed keeps its context with a last reward of 0, since the round
+    got nothing from it, and does not enter the regression. The last reward of a client that was never asked to train
+    is the mean reward so far. Retired clients are asked only in rounds in which no other client is available.
 
     Examples
     --------
@@ -116,7 +116,7 @@ class Flash(ContextualBandit[FlashState]):
     )
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> FlashState:
-        """Nothing is known: the first context of every client is [1, 1, 1, 0], V = lambda I, b = 0."""
+        """Start with the context [1, 1, 1, 0] for every client, V = lambda I and b = 0."""
         n, d = clients.n, len(self.context)
         return FlashState(
             **FlashState.unknown(n, d),
@@ -129,7 +129,7 @@ class Flash(ContextualBandit[FlashState]):
     def score(
         self, state: FlashState, slate: Slate, context: Mapping[str, FloatArray], notes: Notes, rng: np.random.Generator
     ) -> tuple[FloatArray, dict[str, FloatArray], FlashState]:
-        """Draw theta and score everybody by it (Algorithm 2)."""
+        """Draw theta, and score all candidates by it (Algorithm 2)."""
         mean = solution(state.gram, state.moment)
         width = self.exploration * confidence_width(slate.round, slate.n, len(self.context), self.ridge, self.delta)
         theta = posterior_draw(state.gram, mean, width, rng)
@@ -144,7 +144,7 @@ class Flash(ContextualBandit[FlashState]):
         return score, parts, state
 
     def learn(self, state: FlashState, clients: IntArray, context: FloatArray, rewards: FloatArray) -> FlashState:
-        """Enter observations into the regression and the counts of the early stop."""
+        """Add observations to the regression and to the counts of the early stop."""
         gram, moment = add_observations(state.gram, state.moment, context, rewards)
         state = dataclasses.replace(state, gram=gram, moment=moment)
         if self.patience is None:
@@ -159,7 +159,7 @@ class Flash(ContextualBandit[FlashState]):
     def select(
         self, state: FlashState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, FlashState]:
-        """Score all candidates and take the top; with early stop, note what each of them is expected to bring."""
+        """Take the top scores; with early stop, remember the reward that each pick is expected to bring."""
         if self.patience is None:
             return super().select(state, slate, answer, rng)
         state = self.take_answer(state, slate.candidates, answer)
@@ -171,21 +171,17 @@ class Flash(ContextualBandit[FlashState]):
         return cohort, dataclasses.replace(state, predicted=predicted)
 
     def choosable(self, state: FlashState, slate: Slate, notes: Notes) -> IntArray:
-        """Return the positions of the candidates that are not retired, or of all where all are."""
-        everybody = super().choosable(state, slate, notes)
+        """Return the positions of the candidates that are not retired, or of all if all are."""
+        every_position = super().choosable(state, slate, notes)
         if self.patience is None:
-            return everybody
+            return every_position
         retired = self._is_retired(state)
         notes["retired"] = int(retired.sum())
         out = slate.of_candidates(retired)
         if out.all():
             notes["reason"] = "only retired clients are available"
-            return everybody
+            return every_position
         return np.flatnonzero(~out)
-
-    def theta(self, state: FlashState) -> dict[str, float]:
-        """Return the fitted weight of each context element."""
-        return dict(zip(self.context, solution(state.gram, state.moment).tolist(), strict=True))
 
     def _is_retired(self, state: FlashState) -> BoolArray:
         return np.asarray(state.streak >= (self.patience or np.inf))

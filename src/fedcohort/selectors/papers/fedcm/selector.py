@@ -1,11 +1,11 @@
-r"""FedCM: client selection as a combinatorial bandit whose reward is that the client's model was kept.
+r"""FedCM: client selection as a combinatorial bandit; a client is rewarded if its model was kept.
 
 .. [Kim2020] T. Kim, S. Bae, J. Lee, S. Yun, "Accurate and Fast Federated Learning via Combinatorial Multi-Armed
    Bandits", arXiv:2012.03270, 2020.
 
-The paper's whole method is one of these selectors together with the filter ``fedca`` (its Eq. 4). Any filter will do:
-the selectors only see which models were kept. Without a filter every model that arrives is kept, and nothing can be
-learned but who fails.
+The paper's whole method is one of these selectors together with the filter ``fedca`` (its Eq. 4). Any filter works,
+because the selectors only see which models were kept. Without a filter, every model that arrives is kept, and the
+selectors can only learn which clients fail.
 """
 
 from __future__ import annotations
@@ -19,59 +19,11 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.plots import (
-    Intervals,
-    Picture,
-    SelectorRun,
-    agreement_text,
-    beta_interval,
-    count_text,
-    number_text,
-    rank_correlation,
-)
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
-from fedcohort.selectors.numerics.thompson import beta_draws
-
-
-def _arms(record: SelectorRun) -> Intervals:
-    """Show each client's estimated chance to be kept: by UCB with the width of its bound, by Thompson with 90%."""
-    state = record.state
-    if "kept" in state:
-        good, bad = state["kept"], state["dropped"]
-        middle = good / (good + bad)
-        low, high = beta_interval(good, bad)
-        notes = [
-            count_text("kept", g - 1, g + b - 2) if g + b > 2 else "never asked"
-            for g, b in zip(good.tolist(), bad.tolist(), strict=True)
-        ]
-    else:
-        middle = state["mean"]
-        width = np.sqrt(1.5 * math.log(record.rounds + 1) / state["pulls"])
-        low, high = np.maximum(middle - width, 0), np.minimum(middle + width, 1)
-        asked = (state["pulls"] - 1).tolist()  # one pull is imaginary
-        notes = [f"asked {number_text(n)} time{'s' * (n != 1)}" if n else "never asked" for n in asked]
-    best, worst = int(middle.argmax()), len(middle) - 1 - int(middle[::-1].argmin())
-    if middle[best] == middle[worst]:
-        text = f"{record.opening} every client has the same estimated chance to be kept"
-    else:
-        text = (
-            f"{record.opening} client {best} has the highest estimated chance to be kept, {middle[best]:.0%} "
-            f"({notes[best]}), and client {worst} the lowest, {middle[worst]:.0%} ({notes[worst]})"
-        )
-    if record.noise is not None:
-        text += "; " + agreement_text(
-            rank_correlation(middle, record.noise),
-            perfect=-1,
-            good="clients with more wrong labels get lower estimates, as they should",
-            bad="clients with more wrong labels get higher estimates, the wrong way round",
-            none="the estimates say little about who has wrong labels",
-        )
-    return Intervals(middle, low, high, notes, text + ".")
-
-
-ARMS = Picture("fedcm-arms", "FedCM: what each arm is worth", "estimated chance to be kept", _arms, share=True)
+from fedcohort.selectors.numerics.sampling import beta_draws
+from fedcohort.selectors.papers.fedcm.plots import ARMS
 
 
 @dataclass(frozen=True)
@@ -79,7 +31,7 @@ class UcbState:
     """What FedCM-UCB knows about each client."""
 
     mean: FloatArray = per_client()  # (N,) mu_hat_k, share of rounds in which the client's model was kept
-    pulls: FloatArray = per_client()  # (N,) a_k, rounds it was asked in, plus the one it starts with
+    pulls: FloatArray = per_client()  # (N,) a_k, rounds in which it was asked, plus 1
 
 
 @register("fedcm-ucb")
@@ -90,13 +42,13 @@ class FedCmUcb(Selector[UcbState]):
     .. math:: \bar\mu_k = \hat\mu_k + \sqrt{\frac{3 \ln t}{2 a_k}}, \qquad
               (\hat\mu_k, a_k) \leftarrow \left(\frac{a_k \hat\mu_k + r_k}{a_k + 1},\; a_k + 1\right)
 
-    Symbols: t = round + 1; :math:`a_k` = ``pulls``; :math:`\hat\mu_k` = ``mean``; r_k = 1 when the filter kept the
-    model (k in S_opt). It starts with a_k = 1 and a mean drawn from Bernoulli(1/2) (Appendix C). The first round
-    therefore picks among the clients that drew a 1.
+    Symbols: t = round + 1; :math:`a_k` = ``pulls``; :math:`\hat\mu_k` = ``mean``; r_k = 1 if the filter kept the
+    model (k in S_opt). The start is a_k = 1 and a mean drawn from Bernoulli(1/2) (Appendix C), so the first round
+    picks from the clients that drew a 1.
 
     Deviations from the paper: equal bounds, which Algorithm 2 leaves open, are ordered at random. A client that was
-    asked and did not deliver a sound model in time counts as not kept, r_k = 0: it is in S^t and not in S_opt. (To
-    leave it alone would let a dead client with a high bound hold its place in the cohort for ever.)
+    asked and did not deliver a valid model in time counts as not kept, r_k = 0, because it is in S^t and not in S_opt.
+    (If it were ignored, a dead client with a high bound would keep its place in the cohort forever.)
 
     Examples
     --------
@@ -110,14 +62,13 @@ class FedCmUcb(Selector[UcbState]):
     array([2, 1])
     """
 
-    picks_by: ClassVar[str] = "The clients with the highest scores are picked, and chance decides between equals."
+    picks_by: ClassVar[str] = "The clients with the highest scores are picked; ties are broken at random."
     part_meanings: ClassVar[Mapping[str, str]] = {
         "estimate": "share of its models that were kept",
         "exploration": "bonus for having been picked rarely",
     }
 
     pictures = (ARMS,)
-    default_filter = "fedca"
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -125,14 +76,14 @@ class FedCmUcb(Selector[UcbState]):
         return frozenset({Signal.KEPT})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> UcbState:
-        """One imaginary pull per client, kept with probability 1/2."""
+        """Start with one imaginary pull per client, kept with probability 1/2."""
         mean = rng.integers(0, 2, clients.n).astype(np.float64)
         return UcbState(mean=mean, pulls=np.ones(clients.n))
 
     def select(
         self, state: UcbState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, UcbState]:
-        """Take the top of the upper confidence bounds."""
+        """Take the largest upper confidence bounds."""
         mean = slate.of_candidates(state.mean)
         exploration = 1.5 * math.log(slate.round + 1) / slate.of_candidates(state.pulls)
         np.sqrt(exploration, out=exploration)
@@ -147,11 +98,11 @@ class FedCmUcb(Selector[UcbState]):
         return cohort, state
 
     def update(self, state: UcbState, outcome: Outcome) -> UcbState:
-        """Move the mean of each asked client by its reward."""
-        who = outcome.clients
+        """Update the mean of each client that was asked."""
+        clients = outcome.clients
         mean, pulls = state.mean.copy(), state.pulls.copy()
-        mean[who] = (pulls[who] * mean[who] + outcome.kept) / (pulls[who] + 1)
-        pulls[who] += 1
+        mean[clients] = (pulls[clients] * mean[clients] + outcome.kept) / (pulls[clients] + 1)
+        pulls[clients] += 1
         return UcbState(mean=mean, pulls=pulls)
 
 
@@ -171,11 +122,12 @@ class FedCmTs(Selector[ThompsonState]):
     .. math:: \hat\theta_k \sim Beta(\alpha_k, \beta_k), \qquad
               (\alpha_k, \beta_k) \leftarrow (\alpha_k + r_k,\; \beta_k + 1 - r_k)
 
-    Symbols: :math:`\alpha_k` = ``kept`` and :math:`\beta_k` = ``dropped``, both 1 at the start; r_k = 1 when the filter
+    Symbols: :math:`\alpha_k` = ``kept`` and :math:`\beta_k` = ``dropped``, both 1 at the start; r_k = 1 if the filter
     kept the model.
 
-    Deviations from the paper: line 4 compares a count with the sampling *ratio*; it is read as in Algorithm 2, the top
-    of the draws. A client that was asked and did not deliver a sound model in time counts as not kept, r_k = 0.
+    Deviations from the paper: line 4 compares a count with the sampling *ratio*. It is read as in Algorithm 2: the
+    largest draws are taken. A client that was asked and did not deliver a valid model in time counts as not kept,
+    r_k = 0.
 
     Examples
     --------
@@ -190,16 +142,14 @@ class FedCmTs(Selector[ThompsonState]):
     """
 
     picks_by: ClassVar[str] = (
-        "The clients with the highest scores are picked; a score is a draw by chance from what is believed of the"
-        " client."
+        "The clients with the highest scores are picked. A score is a random draw from the client's posterior."
     )
     part_meanings: ClassVar[Mapping[str, str]] = {
         "estimate": "estimated chance that its model is kept",
-        "exploration": "what chance added to the estimate, or took from it",
+        "exploration": "what the random draw added to the estimate",
     }
 
     pictures = (ARMS,)
-    default_filter = "fedca"
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -207,14 +157,14 @@ class FedCmTs(Selector[ThompsonState]):
         return frozenset({Signal.KEPT})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> ThompsonState:
-        """Beta(1, 1) for everybody."""
+        """Start with Beta(1, 1) for every client."""
         ones = np.ones(clients.n)
         return ThompsonState(kept=ones, dropped=ones)
 
     def select(
         self, state: ThompsonState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, ThompsonState]:
-        """Take the top of one draw per candidate."""
+        """Take the largest of one draw per candidate."""
         kept, dropped = slate.of_candidates(state.kept), slate.of_candidates(state.dropped)
         draw = beta_draws(kept, dropped, rng)
         mean = kept / (kept + dropped)
@@ -228,7 +178,7 @@ class FedCmTs(Selector[ThompsonState]):
         return cohort, state
 
     def update(self, state: ThompsonState, outcome: Outcome) -> ThompsonState:
-        """Count each asked client as kept or dropped."""
+        """Count each client that was asked as kept or dropped."""
         kept, dropped = state.kept.copy(), state.dropped.copy()
         kept[outcome.clients] += outcome.kept
         dropped[outcome.clients] += ~outcome.kept
