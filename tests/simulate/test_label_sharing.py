@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("cryptography.hazmat.primitives.hpke")
 
 from fedcohort.core.errors import SignalError
-from fedcohort.simulate.config.experiment import ConfigError, Experiment
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.label_sharing import LABEL_SHARING
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load

@@ -16,7 +16,8 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.journal import read_journal
 from fedcohort.selectors.baselines.uniform import Uniform
-from fedcohort.simulate.config.experiment import ConfigError, Experiment
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.processes import local as processes
 from fedcohort.simulate.processes.cuda_sharing import shared_device
 from fedcohort.simulate.processes.worker import pack_error

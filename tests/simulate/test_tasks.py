@@ -12,7 +12,8 @@ from fedcohort.core.errors import InputError, SignalError
 from fedcohort.report.data import load_bundle
 from fedcohort.report.figures import accuracy as curve_figure
 from fedcohort.report.figures import scenario as scenario_figure
-from fedcohort.simulate.config.experiment import ConfigError, Experiment
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.data import Dataset, from_arrays
 from fedcohort.simulate.engine import ClientData, Engine
 from fedcohort.simulate.models import build_model
