@@ -171,7 +171,7 @@ def test_overrides_that_are_none(bad):
 
 
 def test_overrides_cannot_reach_into_a_number():
-    with pytest.raises(ConfigError, match="which is no table"):
+    with pytest.raises(ConfigError, match="needs a table at 'rounds', which is 3"):
         override({"run": {"rounds": 3}}, ["run.rounds.x=1"])
 
 
