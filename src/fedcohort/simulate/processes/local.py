@@ -81,7 +81,7 @@ class Worker:
         self._assignment = assignment
 
     def send_setup(self) -> None:
-        """Send the experiment; returns when the process has read it."""
+        """Send the experiment; a large one blocks until the process is listening."""
         with _IGNORE_DISCONNECT:
             self.connection.send_bytes(self._assignment)
 
