@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.core.params import Boolean, Optional, Parameterized, Text, param
@@ -20,8 +20,6 @@ from fedcohort.simulate.metrics import Metric
 
 if TYPE_CHECKING:
     import torch
-
-    Measured = Callable[[torch.Tensor, torch.Tensor], Any]
 
 _LOSS = "a loss of torch.nn.functional, or your own function of (outputs, targets): file.py:function"
 _METRIC = "what judges the model: a known metric, or your own function of (outputs, targets)"
