@@ -508,7 +508,7 @@ def test_a_creation_that_was_cut_off_starts_again(whole, tmp_path):
     for name in ("meta.json", "status.json", ".lock"):
         (out / name).unlink()
     (out / ".meta.json.tmp").write_text("{")
-    with pytest.raises(ResultsError, match=r"cut off(.|\n)*same --out"):
+    with pytest.raises(ResultsError, match=r"was interrupted(.|\n)*same --out"):
         run(out, resume=True)
     (out / "notes.txt").write_text("somebody's")
     with pytest.raises(ResultsError, match="not empty"):
