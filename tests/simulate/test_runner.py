@@ -226,6 +226,15 @@ def test_a_group_without_a_checkpoint_starts_over(whole, tmp_path):
     assert_same(out, whole)
 
 
+def test_results_can_be_read_while_a_run_has_no_rows_left(whole, tmp_path):
+    out = tmp_path / "experiment"
+    shutil.copytree(whole, out)
+    first, *others = [run.id for run in load(whole).runs]
+    ExperimentWriter(out).forget({first: 0})
+    again = load(out)
+    assert set(again.curves) == set(others) and len(again.column(first, "round")) == 0
+
+
 def test_a_journal_older_than_the_checkpoint_is_refused(tmp_path):
     out = tmp_path / "old"
     config = table(selectors={"uniform": {}})

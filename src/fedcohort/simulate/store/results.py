@@ -448,8 +448,9 @@ class Results:
         for code, name in enumerate(run_names(table)):
             rows = np.flatnonzero(codes == code)
             rows = rows[np.argsort(round_of[rows], kind="stable")]
-            last = np.append(np.diff(round_of[rows]) != 0, True)  # a resumed run may have written a round twice
-            places[name] = rows[last]
+            if len(rows):  # a part may still name a run whose rows were removed
+                last = np.append(np.diff(round_of[rows]) != 0, True)  # a resumed run may have written a round twice
+                places[name] = rows[last]
         return places
 
     @property
