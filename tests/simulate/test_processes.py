@@ -135,7 +135,7 @@ def test_without_enough_memory_fewer_processes_go_on(alone, own, tmp_path, monke
 
     def receive(self):
         kind, value = real(self)
-        if kind == "made" and len(short) < most:
+        if kind == "results" and len(short) < most:
             short.append(self.group)
             self.process.kill()
             self.process.wait()

@@ -52,11 +52,6 @@ class Comparison:
 
     def experiment(self) -> tuple[Experiment, list[str]]:
         """Return the experiment, and notes about what was decided for the user."""
-        table, notes = self.table()
-        return Experiment.from_dict(table), notes
-
-    def table(self) -> tuple[dict[str, Any], list[str]]:
-        """Return the experiment's configuration, and notes about what was decided for the user."""
         dataset, data = _dataset(self.data, self.label, self.client)
         preset = _preset(self.scenario)
         name = dataset.name if dataset is not None else (data or {}).get("name")
@@ -75,7 +70,8 @@ class Comparison:
             table["name"] = "compare"
         for key, value in check_overrides(self.overrides).items():
             set_key(table, key, value)
-        return table, self._fit(table, base, origin)
+        notes = self._fit(table, base, origin)
+        return Experiment.from_dict(table), notes
 
     def _changes(self, data: Mapping[str, Any] | None, preset: str | None) -> dict[str, Any]:
         """Return the user's choices as sections of a configuration."""

@@ -406,9 +406,7 @@ def _plans(
             raise ConfigError(f"The setting {title!r} cannot change data that were passed as arrays.")
         changed = merge_tables(base, change)
         for label, raw in selectors.items():
-            plans += _runs_of(
-                changed, label, _table(f"[selectors.{label}]", raw), seeds=seeds, title=title, setting=_flatten(change)
-            )
+            plans += _runs_of(changed, label, raw, seeds=seeds, title=title, setting=_flatten(change))
     return plans
 
 
@@ -475,40 +473,28 @@ def _notes(complete: Mapping[str, Any], selectors: Mapping[str, Any], plans: Seq
 
 
 def _with_shadows(plans: Sequence[RunPlan]) -> list[RunPlan]:
-    """Give each run its shadows: the selectors of other labels in its own setting."""
-    by_setting: dict[str, dict[str, Selector[Any]]] = {}
-    for plan in plans:
-        by_setting.setdefault(plan.setting_name, {})[plan.label] = plan.selector
+    """Give each run the selectors that shadow it; a selector does not shadow its own runs."""
+    selectors = {plan.label: plan.selector for plan in plans}
+    for label in dict.fromkeys(label for plan in plans for label in plan.options.shadows):
+        _check_known("shadow", label, "label of a selector", list(selectors))
     return [
-        replace(plan, shadows=_shadows(plan, by_setting[plan.setting_name])) if plan.options.shadows else plan
+        replace(plan, shadows={label: selectors[label] for label in plan.options.shadows if label != plan.label})
         for plan in plans
     ]
-
-
-def _shadows(plan: RunPlan, selectors: Mapping[str, Selector[Any]]) -> dict[str, Selector[Any]]:
-    for label in plan.options.shadows:
-        if label not in selectors:
-            raise ConfigError(
-                f"The shadow {label!r} is not the label of a selector. Known: {', '.join(selectors)}.",
-                hint=suggest(label, selectors),
-            )
-    return {label: selectors[label] for label in plan.options.shadows if label != plan.label}
 
 
 def _runs_of(
     table: Mapping[str, Any],
     label: str,
-    raw: dict[str, Any],
+    raw: Any,
     *,
     seeds: Sequence[int],
     title: str,
     setting: dict[str, Any],
 ) -> list[RunPlan]:
     """Return the runs of one selector in one setting, one per seed."""
-    selector_name = raw.pop("name", label)
-    own = {key: raw.pop(key) for key in _PER_SELECTOR if key in raw}
-    selector = _create(SELECTORS, selector_name, raw, f"In [selectors.{label}]")
-    _check_requires(selector, str(selector_name))
+    selector_name, selector, own = _selector(label, raw)
+    _check_requires(selector, selector_name)
     merged = merge_tables(table, own)
     task = _task(merged.get("task", {}))
     for section, default in _parts_of(selector).items():
@@ -548,6 +534,14 @@ def _runs_of(
         RunPlan(id=f"{stem}-s{seed}", label=label, seed=seed, setting=setting, setting_name=title, **shared)
         for seed in seeds
     ]
+
+
+def _selector(label: str, raw: Any) -> tuple[str, Selector[Any], dict[str, Any]]:
+    """Return the name and the selector of ``[selectors.LABEL]``, and the sections in it."""
+    entry = _table(f"[selectors.{label}]", raw)
+    own = {key: entry.pop(key) for key in _PER_SELECTOR if key in entry}
+    name = entry.pop("name", label)
+    return name, _create(SELECTORS, name, entry, f"In [selectors.{label}]"), own
 
 
 def _check_requires(selector: Selector[Any], name: str) -> None:
@@ -637,11 +631,9 @@ def _complete_scenario(section: Any, settings: list[Any], data: DataOptions) -> 
 
 def _complete_selector(label: str, raw: Any, named: Container[str]) -> dict[str, Any]:
     """Return a selector's table with every parameter, and the parts it brings for sections not in ``named``."""
-    entry = _table(label, raw)
-    own = {key: _with_absolute_name(key, entry.pop(key)) for key in _PER_SELECTOR if key in entry}
-    name = entry.pop("name", label)
-    selector = SELECTORS.create(name, **entry)
+    name, selector, own = _selector(label, raw)
     name = SELECTORS.reference(type(selector)) or name  # works from any folder
+    own = {key: _with_absolute_name(key, value) for key, value in own.items()}
     for section, default in _parts_of(selector).items():
         if section not in named and section not in own:
             own[section] = _describe(section, default)

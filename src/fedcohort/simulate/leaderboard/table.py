@@ -85,7 +85,78 @@ class Leaderboard:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain values; unknown ones are None."""
-        return to_dict(self)
+
+        def number_or_none(value: float) -> float | None:
+            return value if math.isfinite(value) else None
+
+        def spread(value: Spread) -> dict[str, Any]:
+            return {"mean": number_or_none(value.mean), "std": number_or_none(value.std), "seeds": value.count}
+
+        def natural(score: float) -> float | None:
+            return number_or_none(self.metric.natural(score))
+
+        def scores(value: Spread) -> dict[str, Any]:
+            return {**spread(value), "mean": natural(value.mean)}
+
+        return {
+            "setting": self.setting,
+            "baseline": self.baseline,
+            "reference": self.reference,
+            "metric": {"name": self.metric.name, "higher_is_better": self.metric.higher},
+            "targets": [natural(target) for target in self.targets],
+            "target_source": self.target_source,
+            "terminal_rounds": self.window,
+            "terminal_source": self.window_source,
+            "finished": self.finished,
+            "note": self.note,
+            "rows": [
+                {
+                    "label": row.label,
+                    "selector": row.selector,
+                    "runs": row.runs,
+                    "diverged": row.diverged,
+                    "failed": row.failed,
+                    "targets": [
+                        {
+                            "target": natural(item.target),
+                            "rounds": spread(item.rounds),
+                            "simulated_seconds": spread(item.seconds),
+                            "speed_up": number_or_none(item.speed_up),
+                        }
+                        for item in row.to_target
+                    ],
+                    "best": scores(row.best),
+                    "early_stop": scores(row.early_stop),
+                    "terminal": scores(row.terminal),
+                    "made_good": number_or_none(row.improvement),
+                    "qcid": spread(row.qcid),
+                    "megabytes": spread(row.megabytes),
+                    "query_share_of_bytes": number_or_none(row.query_share),
+                    "simulated_seconds": spread(row.clock),
+                    "fairness": {name: spread(row.fair(name)) for name in FAIRNESS},
+                    "paired": None
+                    if row.paired is None
+                    else {
+                        "seeds": row.paired.seeds,
+                        "difference": natural(row.paired.difference),
+                        "wins": row.paired.wins,
+                        "p": number_or_none(row.paired.p),
+                    },
+                    "seeds": [
+                        {
+                            "seed": seed.seed,
+                            "state": seed.state,
+                            "rounds": seed.rounds,
+                            "rounds_to": list(seed.rounds_to),
+                            "best": natural(seed.best),
+                            "terminal": natural(seed.terminal),
+                        }
+                        for seed in row.seeds
+                    ],
+                }
+                for row in self.rows
+            ],
+        }
 
     def __str__(self) -> str:
         return to_text(leaderboard_table(self))
@@ -359,79 +430,3 @@ def _p_value(row: LeaderRow) -> Cell:
     if row.paired is None or math.isnan(row.paired.p):
         return Cell("–")
     return Cell("<0.001" if row.paired.p < 0.001 else f"{row.paired.p:.3f}")
-
-
-def to_dict(board: Leaderboard) -> dict[str, Any]:
-    """Return the leaderboard's numbers for programs; unknown ones are None."""
-
-    def number_or_none(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    def spread(value: Spread) -> dict[str, Any]:
-        return {"mean": number_or_none(value.mean), "std": number_or_none(value.std), "seeds": value.count}
-
-    def natural(score: float) -> float | None:
-        return number_or_none(board.metric.natural(score))
-
-    def scores(value: Spread) -> dict[str, Any]:
-        return {**spread(value), "mean": natural(value.mean)}
-
-    return {
-        "setting": board.setting,
-        "baseline": board.baseline,
-        "reference": board.reference,
-        "metric": {"name": board.metric.name, "higher_is_better": board.metric.higher},
-        "targets": [natural(target) for target in board.targets],
-        "target_source": board.target_source,
-        "terminal_rounds": board.window,
-        "terminal_source": board.window_source,
-        "finished": board.finished,
-        "note": note(board),
-        "rows": [
-            {
-                "label": row.label,
-                "selector": row.selector,
-                "runs": row.runs,
-                "diverged": row.diverged,
-                "failed": row.failed,
-                "targets": [
-                    {
-                        "target": natural(item.target),
-                        "rounds": spread(item.rounds),
-                        "simulated_seconds": spread(item.seconds),
-                        "speed_up": number_or_none(item.speed_up),
-                    }
-                    for item in row.to_target
-                ],
-                "best": scores(row.best),
-                "early_stop": scores(row.early_stop),
-                "terminal": scores(row.terminal),
-                "made_good": number_or_none(row.improvement),
-                "qcid": spread(row.qcid),
-                "megabytes": spread(row.megabytes),
-                "query_share_of_bytes": number_or_none(row.query_share),
-                "simulated_seconds": spread(row.clock),
-                "fairness": {name: spread(row.fair(name)) for name in FAIRNESS},
-                "paired": None
-                if row.paired is None
-                else {
-                    "seeds": row.paired.seeds,
-                    "difference": natural(row.paired.difference),
-                    "wins": row.paired.wins,
-                    "p": number_or_none(row.paired.p),
-                },
-                "seeds": [
-                    {
-                        "seed": seed.seed,
-                        "state": seed.state,
-                        "rounds": seed.rounds,
-                        "rounds_to": list(seed.rounds_to),
-                        "best": natural(seed.best),
-                        "terminal": natural(seed.terminal),
-                    }
-                    for seed in row.seeds
-                ],
-            }
-            for row in board.rows
-        ],
-    }

@@ -175,7 +175,7 @@ class LocalDriver:
                 worker.ready = True
                 log.debug("a process is ready")
                 self._assign_next(worker)
-            case "made":
+            case "results":
                 assert worker.group is not None
                 log.debug("group %d is at round %d", worker.group, value.round)
                 self.simulation.take_over(worker.group, value)

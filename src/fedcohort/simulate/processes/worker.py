@@ -56,10 +56,6 @@ class WorkerSetup:
         return Prepared(experiment=Experiment.from_dict(read_started(self.out)), **self.prepared)
 
 
-class Stopped(Exception):
-    """The driver asked the worker to stop."""
-
-
 class Inbox:
     """The driver's messages while a group runs: to stop, or that a hand-over is on disk.
 
@@ -74,7 +70,7 @@ class Inbox:
     def hand_over(self, result: HandOver) -> None:
         """Send a hand-over to the driver."""
         self._marks.append(self._feed.mark())
-        self._connection.send(("made", result))
+        self._connection.send(("results", result))
 
     def read(self) -> None:
         """Process all messages that have arrived; raises an error if the driver is gone."""
@@ -94,7 +90,7 @@ class Inbox:
 
 
 def _run_group(connection: Connection, work: WorkerSetup, group: Group, number: int) -> None:
-    """Run a group's rounds until it is done or the driver asks to stop."""
+    """Run a group's rounds until it is done or the driver tells the worker to stop."""
     journals = {run.plan.id: run.session.journal for run in group.runs if run.has_session}
     with LiveFeed(work.out, journals, number) as feed:
         inbox = Inbox(connection, feed)
@@ -111,8 +107,6 @@ def _run_group(connection: Connection, work: WorkerSetup, group: Group, number: 
                 ended = time.monotonic()
                 due = ended + pause_after(ended - began, work.seconds)
         inbox.wait()
-    if not group.done:
-        raise Stopped
 
 
 def serve(connection: Connection) -> None:
@@ -132,17 +126,15 @@ def serve(connection: Connection) -> None:
             number, saved = message
             try:
                 group = prepared.group(number, journals=work.out / "journal", device=work.device, workers=work.threads)
-                try:
+                with contextlib.closing(group):
                     group.begin(saved)
                     _run_group(connection, work, group, number)
-                finally:
-                    group.close()
-            except Stopped:
-                return
             except _DISCONNECTED:
                 raise
             except BaseException as error:
                 connection.send(("failed", pack_error(error)))
+                return
+            if not group.done:
                 return
 
 
