@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedcohort.simulate.config.experiment import Experiment, merge_tables
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import merge_tables
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.studies.papers.catalogue import EXHIBITS

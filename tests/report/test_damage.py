@@ -278,7 +278,7 @@ def test_a_link_to_the_root_of_the_disk_is_refused(tmp_path):
     link.symlink_to("/")
     with pytest.raises(InputError, match="leads to the root of the disk"):
         check(link, "127.0.0.1", None)
-    with pytest.raises(ResultsError, match=r"no experiment of fedcohort"):
+    with pytest.raises(ResultsError, match=r"is not a fedcohort experiment"):
         load(link)
 
 

@@ -94,7 +94,7 @@ def test_spoilt_directories_are_refused_with_the_reason(small, tmp_path):
     (foreign / "notes.txt").write_text("hello")
     for path, words in (
         (empty, "empty"),
-        (foreign, "no experiment of fedcohort"),
+        (foreign, "is not a fedcohort experiment"),
         (tmp_path / "nowhere", "no experiment at"),
     ):
         with pytest.raises(FedcohortError, match=words):

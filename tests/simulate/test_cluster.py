@@ -1,4 +1,4 @@
-"""The Ray engine against the local one, on a local Ray."""
+"""The Ray engine compared with the local one, on a local Ray."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_ray_gives_the_same_results_as_local(cluster, local, tmp_path):
 
 
 class Interrupt(Listener):
-    """Asks to stop after the first hand-over."""
+    """Stops the simulation after the first hand-over."""
 
     simulation: Simulation
 
@@ -62,7 +62,7 @@ class Interrupt(Listener):
 
 
 @pytest.mark.slow
-def test_begun_on_ray_and_continued_locally(cluster, local, tmp_path):
+def test_started_on_ray_and_continued_locally(cluster, local, tmp_path):
     out = tmp_path / "x"
     listener = Interrupt()
     simulation = Simulation(Experiment.from_dict(table(engine="ray")), out, listeners=[listener])
@@ -74,7 +74,7 @@ def test_begun_on_ray_and_continued_locally(cluster, local, tmp_path):
 
 
 @pytest.mark.slow
-def test_begun_locally_and_continued_on_ray(cluster, local, tmp_path):
+def test_started_locally_and_continued_on_ray(cluster, local, tmp_path):
     out = tmp_path / "x"
     listener = Interrupt()
     simulation = Simulation(Experiment.from_dict(table()), out, listeners=[listener])
@@ -107,7 +107,7 @@ def test_a_lost_actor_continues_from_its_last_checkpoint(cluster, local, tmp_pat
 
 
 class Lossy:
-    """A Ray whose hand-overs are lost, or not, as a list says; actors do nothing."""
+    """A fake Ray that loses the hand-overs that a list marks; actors do nothing."""
 
     exceptions = ray.exceptions
 
@@ -122,7 +122,7 @@ class Lossy:
 
 
 class Taken:
-    """A driver whose simulation and launches are only counted."""
+    """A driver that only counts launches and hand-overs."""
 
     def __init__(self, outcomes):
         self.driver = ClusterDriver.__new__(ClusterDriver)
@@ -148,7 +148,7 @@ class Taken:
             self.driver.collect(next(iter(self.driver.pending)))
 
 
-def test_hand_overs_that_are_lost_are_made_again_and_only_losses_in_a_row_count():
+def test_lost_hand_overs_are_repeated_and_only_consecutive_losses_count():
     lost = ray.exceptions.ObjectLostError("00" * 28, None, "")
     died = ray.exceptions.RayActorError()
     good = HandOver(None, 1, b"", [], done=False)
@@ -175,7 +175,7 @@ def test_an_error_in_an_actor_is_the_error_of_the_experiment(cluster, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"), [({"device": "cuda"}, "no machine of the Ray cluster"), ({"workers": 64}, "64 workers")]
 )
-def test_what_no_machine_has_is_refused(cluster, tmp_path, options, message):
+def test_resources_that_no_machine_has_are_refused(cluster, tmp_path, options, message):
     simulation = Simulation(Experiment.from_dict(table(engine="ray", **options)), tmp_path / "x")
     with pytest.raises(ClusterError, match=message):
         simulation.run()

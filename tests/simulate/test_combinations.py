@@ -47,7 +47,7 @@ def run_all(tmp_path, variants, rounds=6, chosen=lambda i, j: True):
     return results
 
 
-# A third of the pairs every day, such that every selector and every aggregator has many partners.
+# A third of the pairs every day, so that every selector and every aggregator has many partners.
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))])
 def test_every_selector_with_every_aggregator(tmp_path, part):
     variants = [{"aggregator": {"name": name}} for name in AGGREGATORS.names()]

@@ -1,4 +1,4 @@
-"""Configurations: every key is checked, and what is written can be read back."""
+"""Configurations: every key is checked, and a written configuration can be read back."""
 
 import re
 import time
@@ -86,7 +86,7 @@ def test_a_selector_brings_its_own_local_training_and_filter():
     assert whole.filter.name == "keep-all"
 
 
-def test_what_is_written_is_read_back_to_the_same_runs():
+def test_a_written_configuration_gives_the_same_runs():
     first = experiment()
     text = to_toml(first.table)
     again = Experiment.from_dict(tomllib.loads(text))
@@ -96,7 +96,7 @@ def test_what_is_written_is_read_back_to_the_same_runs():
             assert getattr(one, name) == getattr(other, name), name
 
 
-def test_overrides_are_toml_values_or_texts():
+def test_overrides_are_toml_values_or_text():
     table = override(tomllib.loads(FULL), ["run.rounds=9", "local.lr = 0.5", "seeds=4", "aggregator=mean"])
     built = Experiment.from_dict(table)
     assert built.plans[0].options.rounds == 9
@@ -134,8 +134,8 @@ def test_a_changed_name_drops_the_old_parameters():
         ("run.cohort=0", r"'cohort' parameter"),
         ("run.cohort=some", r"'cohort' parameter"),
         ("run.targets=[1.5]", r"'targets' are values of accuracy"),
-        ("run.baseline=unifrom", r"no label of a selector(.|\n)*did you mean 'uniform'"),
-        ("run.reference=idd", r"no name of a setting(.|\n)*did you mean 'iid'"),
+        ("run.baseline=unifrom", r"not the label of a selector(.|\n)*did you mean 'uniform'"),
+        ("run.reference=idd", r"not the name of a setting(.|\n)*did you mean 'iid'"),
         ("seeds=[1, 1]", r"seeds must differ"),
         ("seeds=[-1]", r"'seeds' must be"),
         ("seeds=0", r"'seeds' must be"),
@@ -147,7 +147,7 @@ def test_a_changed_name_drops_the_old_parameters():
         ("run.device=3", r"'device' parameter"),
     ],
 )
-def test_mistakes_are_named(change, message):
+def test_errors_name_the_mistake(change, message):
     with pytest.raises(ConfigError, match=message):
         Experiment.from_dict(override(tomllib.loads(FULL), [change]))
 
@@ -157,7 +157,7 @@ def test_settings_may_not_change_seeds_or_selectors():
         Experiment.from_dict({"settings": [{"seeds": [1]}]})
 
 
-def test_two_runs_of_one_name_are_refused():
+def test_two_runs_with_the_same_name_are_refused():
     with pytest.raises(ConfigError, match="both be called"):
         Experiment.from_dict({"settings": [{"name": "a"}, {"name": "a"}]})
     with pytest.raises(ConfigError, match="both be called"):
@@ -165,13 +165,13 @@ def test_two_runs_of_one_name_are_refused():
 
 
 @pytest.mark.parametrize("bad", ["rounds", "=3", "run..rounds=3", ".=1"])
-def test_overrides_that_are_none(bad):
+def test_overrides_that_are_not_overrides(bad):
     with pytest.raises(ConfigError, match="key=value"):
         override({}, [bad])
 
 
 def test_overrides_cannot_reach_into_a_number():
-    with pytest.raises(ConfigError, match="which is no table"):
+    with pytest.raises(ConfigError, match="needs a table at 'rounds', which is 3"):
         override({"run": {"rounds": 3}}, ["run.rounds.x=1"])
 
 
@@ -244,7 +244,7 @@ def test_a_selector_that_learns_from_a_filter_brings_one():
         ({"settings": [{"name": "a", "filter": {"name": "cmfl"}}, {"name": "b"}]}, ["cmfl", "fedca"]),
     ],
 )
-def test_a_filter_that_is_named_is_taken(change, expected):
+def test_a_configured_filter_is_used(change, expected):
     made = Experiment.from_dict({"selectors": {"fedcm-ts": {}}, **change})
     assert [plan.filter.name for plan in made.plans] == expected
     assert [plan.filter.name for plan in Experiment.from_dict(made.table).plans] == expected

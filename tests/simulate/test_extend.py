@@ -1,4 +1,4 @@
-"""More seeds, rounds and selectors for an experiment that exists: nothing is lost, all is as in a new one."""
+"""Seeds, rounds and selectors added to an existing experiment: the results equal those of a new one."""
 
 import hashlib
 
@@ -30,7 +30,7 @@ MORE = {"seeds": [0, 1, 5], "run": {"rounds": 8}}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The larger experiment, made at once."""
+    """The larger experiment, run in one go."""
     out = tmp_path_factory.mktemp("whole") / "out"
     table = merge_tables(TABLE, MORE)
     table["selectors"] = {**TABLE["selectors"], "fedcm-ts": {}, "fedacs": {}}
@@ -46,7 +46,7 @@ def small(tmp_path):
 
 
 def rows(out, kind="rounds", *, evaluated=True):
-    """Rows by run and round, without the real time they took; perhaps without what evaluations found."""
+    """Rows by run and round, without wall-clock times and, on request, without evaluations."""
     measured = ("accuracy", "loss", "groups", "worst_group", "worst_tenth", "client_spread", "jain", "longest_absence")
     apart = {"wall_seconds", *(() if evaluated else measured)} if kind == "rounds" else set()
     found = {}
@@ -63,7 +63,7 @@ def content(out):
 
 
 def journals(out):
-    """What every journal has on record of each round's choice."""
+    """What every journal records about each round's choice."""
     from contextlib import closing
 
     from fedcohort.journal import read_journal
@@ -85,7 +85,7 @@ def test_seeds_rounds_and_selectors_at_once_equal_a_new_experiment(small, whole)
     assert all((small / name).read_bytes() == data for name, data in kept.items())
     assert rows(small, evaluated=False) == rows(whole, evaluated=False)
     assert rows(small, "clients") == rows(whole, "clients")
-    # What was the last round stays evaluated; everything else is evaluated as in the new experiment.
+    # The former last round stays evaluated; all other rounds are evaluated as in the new experiment.
     differ = {key[1] for key, row in rows(whole).items() if row != after[key]}
     assert differ == {4}
     assert [run.id for run in load(small).runs] == [run.id for run in load(whole).runs]
@@ -100,7 +100,7 @@ def test_seeds_rounds_and_selectors_at_once_equal_a_new_experiment(small, whole)
     assert config["selectors"] == load(whole).config["selectors"]
 
 
-def test_one_after_the_other_and_interrupted_equal_a_new_experiment(small, whole):
+def test_several_extensions_with_an_interruption_equal_a_new_experiment(small, whole):
     assert Simulation.extend(small, selectors={"fedcm-ts": {}}).run() == "finished"
     assert Simulation.extend(small, rounds=7).run() == "finished"
 
@@ -115,7 +115,7 @@ def test_one_after_the_other_and_interrupted_equal_a_new_experiment(small, whole
     assert rows(small, "clients") == rows(whole, "clients")
 
 
-def test_only_what_is_missing_is_computed(small):
+def test_only_missing_rounds_are_computed(small):
     made = []
 
     class Count(Listener):
@@ -157,7 +157,7 @@ def test_runs_that_stopped_or_diverged_stay_as_they_ended(tmp_path):
         ({"seeds": 3, "device": "cuda:9"}, FedcohortError, r"cuda"),
     ],
 )
-def test_what_cannot_be_added_changes_nothing(shared, change, error, message):
+def test_a_refused_extension_changes_nothing(shared, change, error, message):
     before = content(shared)
     with pytest.raises(error, match=rf"(?s){message}"):
         Simulation.extend(shared, **change).run()
@@ -171,7 +171,7 @@ def shared(tmp_path_factory):
     return out
 
 
-def test_an_experiment_that_is_going_on_or_lost_its_checkpoints_is_left_alone(small):
+def test_a_running_experiment_or_one_without_checkpoints_is_not_extended(small):
     before = content(small)
     with lock_folder(small), pytest.raises(ResultsError, match="Another process is working"):
         Simulation.extend(small, seeds=3).run()
@@ -184,7 +184,7 @@ def test_an_experiment_that_is_going_on_or_lost_its_checkpoints_is_left_alone(sm
     assert content(small) == before
 
 
-def test_a_configuration_that_was_changed_is_refused(small):
+def test_a_changed_configuration_is_refused(small):
     config = small / "config.toml"
     text = config.read_text()
     config.write_text(text.replace("lr = 0.1", "lr = 0.2"))

@@ -241,7 +241,7 @@ def test_a_gain_at_a_minoritys_cost_is_said(tmp_path):
         rows.append(replace(row, seeds=seeds, paired=paired))
     board = replace(board, rows=tuple(rows))
     assert [row.label for row, _ in board.at_a_cost] == ["balanced"]
-    assert "balanced gains on average and loses 30.0 points in the worst group." in board.note
+    assert "balanced gains on average but loses 30.0 points in the worst group." in board.note
 
 
 def test_resuming_keeps_the_turns(tmp_path):

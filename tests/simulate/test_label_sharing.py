@@ -1,4 +1,4 @@
-"""The simulator with every way of telling about labels: same cohorts where S is exact, costs booked, noise seeded."""
+"""Every way of sharing labels: the same cohorts if S is exact, costs are booked, noise is seeded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("cryptography.hazmat.primitives.hpke")
 
 from fedcohort.core.errors import SignalError
-from fedcohort.simulate.config.experiment import ConfigError, Experiment
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.label_sharing import LABEL_SHARING
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
@@ -69,7 +70,7 @@ def test_noise_costs_balance(results: Any) -> None:
     assert qcid["counts"] < qcid["loud"]
 
 
-def test_a_selector_that_needs_labels_is_told_when_there_are_none(tmp_path: Path) -> None:
+def test_a_selector_that_needs_labels_is_refused_without_them(tmp_path: Path) -> None:
     with pytest.raises(SignalError, match="label-products"):
         Simulation(Experiment.from_dict(table(mute={"labels": "none"})), tmp_path / "out", device="cpu").run()
 

@@ -12,7 +12,8 @@ from fedcohort.core.errors import JournalError
 from fedcohort.journal import read_journal
 from fedcohort.report.why import explain
 from fedcohort.session.explain import explain_round
-from fedcohort.simulate.config.experiment import ConfigError, Experiment
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load, part_bytes
@@ -137,5 +138,5 @@ def test_shadows_are_on_record(tmp_path):
 
 
 def test_a_shadow_must_be_one_of_the_selectors():
-    with pytest.raises(ConfigError, match="shadow 'fedcb' is no label"):
+    with pytest.raises(ConfigError, match="shadow 'fedcb' is not the label"):
         Experiment.from_dict({**TABLE, "run": {"shadows": ["fedcb"]}})

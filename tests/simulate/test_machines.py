@@ -1,4 +1,4 @@
-"""Several machines: a Ray cluster of raylets, each a process of its own with its own CPUs, resources and folder."""
+"""Several machines: a Ray cluster of raylets, each a process with its own CPUs, resources and folder."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def hosted(folder: Path) -> list[Path]:
 
 
 class Killer(Listener):
-    """Kills the machine that a group runs on, once, when runs have made some rounds."""
+    """Kills the machine of a group once, after some rounds."""
 
     def __init__(self, cluster, machines):
         self.cluster, self.machines = cluster, machines
@@ -77,8 +77,8 @@ def machines(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_machine_that_dies_with_a_hand_over_that_nobody_fetched_yet_changes_nothing(machines, tmp_path, monkeypatch):
-    """What a group hands over lies on its machine until the driver reads it."""
+def test_a_machine_that_dies_before_its_hand_over_is_read_changes_nothing(machines, tmp_path, monkeypatch):
+    """A hand-over stays on its machine until the driver reads it."""
     small = with_options({**TABLE, "seeds": [0], "selectors": {"uniform": {}, "flash": {}}}, rounds=4, lockstep=1)
     alone = tmp_path / "alone"
     assert Simulation(Experiment.from_dict(small), alone).run() == "finished"
@@ -105,7 +105,7 @@ def test_a_machine_that_dies_with_a_hand_over_that_nobody_fetched_yet_changes_no
 
 
 @pytest.mark.slow
-def test_a_machine_that_dies_in_mid_run_changes_nothing(machines, tmp_path):
+def test_a_machine_that_dies_during_a_run_changes_nothing(machines, tmp_path):
     alone = tmp_path / "alone"
     assert Simulation(Experiment.from_dict(table()), alone).run() == "finished"
     cluster, folders = machines

@@ -1,4 +1,4 @@
-"""Absurd sizes get a sentence, not a traceback, and nothing is allocated for them."""
+"""Absurd sizes get a clear error, and nothing is allocated for them."""
 
 import pytest
 
@@ -29,7 +29,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("key", "value"), CASES, ids=[f"{key}-{str(value)[:12]}" for key, value in CASES])
-def test_sizes_that_nothing_could_hold_are_refused_with_a_sentence(tmp_path, key, value):
+def test_absurd_sizes_are_refused_with_a_clear_error(tmp_path, key, value):
     table = {name: dict(part) if isinstance(part, dict) else part for name, part in TABLE.items()}
     table["scenario"] = {"partition": dict(TABLE["scenario"]["partition"])}
     *path, last = key.split(".")
@@ -45,7 +45,7 @@ def test_sizes_that_nothing_could_hold_are_refused_with_a_sentence(tmp_path, key
     assert not (tmp_path / "x").exists()
 
 
-def test_what_the_allocators_say_becomes_a_sentence(monkeypatch):
+def test_errors_of_the_allocators_become_clear_errors(monkeypatch):
     with (
         pytest.raises(FedcohortError, match=r"not enough memory: Unable to allocate(.|\n)*lockstep"),
         memory_check.memory_errors(),

@@ -35,7 +35,7 @@ def test_sizes(name, shape, parameters):
 
 
 @pytest.mark.parametrize("name", MODELS.names())
-def test_a_model_is_its_parameters_alone(name):
+def test_a_model_has_no_state_but_its_parameters(name):
     model = build_model(name, (3, 32, 32), 7)
     assert not list(model.buffers()) or name == "vgg11-bn"  # whose running statistics travel along
     assert all(layer.__class__.__name__ != "Dropout" for layer in model.modules())

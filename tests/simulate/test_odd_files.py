@@ -52,7 +52,7 @@ def test_what_lies_in_a_files_place_is_refused_or_not_needed(whole, tmp_path, ki
             except FedcohortError as error:
                 refused[str(file), name] = str(error)
     assert {(name, way) for name in ("config.toml", "meta.json", "runs.json") for way in ("read", "resumed")} - {
-        ("runs.json", "resumed")  # written anew
+        ("runs.json", "resumed")  # written again
     } <= set(refused)
     assert ("rounds/part-00000.parquet", "read") in refused
     assert all(len(said) > 20 for said in refused.values())

@@ -1,4 +1,4 @@
-"""An experiment goes on with the engine that made its first rounds, or says that another one did."""
+"""An experiment continues with the engine that ran its first rounds, or says that another engine did."""
 
 import json
 

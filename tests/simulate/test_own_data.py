@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedcohort.core.errors import DataError, InputError, MissingExtraError
-from fedcohort.simulate.config.experiment import ConfigError, Experiment
-from fedcohort.simulate.config.toml import read_table
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import ConfigError, read_table
 from fedcohort.simulate.data import Dataset, OwnFile, data_section, from_arrays, load_dataset
 from fedcohort.simulate.rounds.prepare import prepare
 from fedcohort.simulate.rounds.runner import Simulation, run_experiment

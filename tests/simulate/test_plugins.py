@@ -154,7 +154,7 @@ RAISED = "ZeroDivisionError: no good (own.py, line"
 
 
 def fails_alone(tmp_path, section, named, said):
-    """Run beside a run that is sound; that one must be as it is alone, and the other must have failed by name."""
+    """Run it next to a good run, which must not change; the bad run must fail with an error that names the culprit."""
     assert run_experiment(TABLE, tmp_path / "alone") == "finished"
     both = {"uniform": {}, "own": {"name": "uniform", **section}}
     out = tmp_path / "both"

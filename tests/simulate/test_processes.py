@@ -1,4 +1,4 @@
-"""Several processes against one, on the CPU: same results, whatever happens to them."""
+"""Several processes compared with one, on the CPU: the same results, whatever happens to them."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.journal import read_journal
 from fedcohort.selectors.baselines.uniform import Uniform
-from fedcohort.simulate.config.experiment import ConfigError, Experiment
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.processes import local as processes
 from fedcohort.simulate.processes.cuda_sharing import shared_device
 from fedcohort.simulate.processes.worker import pack_error
@@ -63,7 +64,7 @@ def alone(tmp_path_factory, own):
 
 
 class Watch(Listener):
-    """Keeps what it is told."""
+    """Records some columns of every round."""
 
     def __init__(self):
         self.seen = {}
@@ -94,7 +95,7 @@ def test_processes_give_the_same_results_as_one(alone, own, tmp_path):
             assert len(list(journal.cohorts())) == TABLE["run"]["rounds"]
 
 
-def test_a_process_that_dies_is_replaced_and_another_stop_can_be_continued(alone, own, tmp_path, monkeypatch):
+def test_a_dead_process_is_replaced_and_a_stopped_experiment_can_be_continued(alone, own, tmp_path, monkeypatch):
     killed = []
     real = Simulation.take_over
 
@@ -127,14 +128,14 @@ def test_a_process_that_dies_is_replaced_and_another_stop_can_be_continued(alone
 
 
 @pytest.mark.slow
-def test_without_enough_memory_fewer_processes_go_on(alone, own, tmp_path, monkeypatch, caplog):
-    """One that runs out of memory gives its group back; the last one's error is everybody's."""
+def test_without_enough_memory_fewer_processes_continue(alone, own, tmp_path, monkeypatch, caplog):
+    """A process that runs out of memory gives its group back; if the last one does, the experiment fails."""
     short = []
     real = processes.Worker.receive
 
     def receive(self):
         kind, value = real(self)
-        if kind == "made" and len(short) < most:
+        if kind == "results" and len(short) < most:
             short.append(self.group)
             self.process.kill()
             self.process.wait()
@@ -162,7 +163,7 @@ def test_a_stop_before_anything_is_ready(own, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_what_is_only_known_here_is_made_here_or_refused(tmp_path, monkeypatch, caplog):
+def test_an_experiment_that_workers_cannot_open_runs_here_or_is_refused(tmp_path, monkeypatch, caplog):
     @SELECTORS.register("known-here-only")
     class Here(Uniform):
         pass
@@ -177,7 +178,7 @@ def test_what_is_only_known_here_is_made_here_or_refused(tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_workers_of_a_killed_process_end_before_another_goes_on(alone, own, tmp_path):
+def test_workers_of_a_killed_process_end_before_another_continues(alone, own, tmp_path):
     out = tmp_path / "x"
     code = (
         "import sys, json, pathlib\n"
@@ -197,7 +198,7 @@ def test_workers_of_a_killed_process_end_before_another_goes_on(alone, own, tmp_
     same(out, alone[0])
 
 
-def test_a_directory_with_workers_in_it_is_not_taken(tmp_path, monkeypatch):
+def test_a_directory_with_running_workers_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("fedcohort.simulate.store.writer.WORKERS_SECONDS", 0)
     with share_lock(tmp_path), pytest.raises(ResultsError, match="still working"), lock_folder(tmp_path):
         pass
@@ -205,7 +206,7 @@ def test_a_directory_with_workers_in_it_is_not_taken(tmp_path, monkeypatch):
         pass
 
 
-def test_groups_for_processes_mix_what_costs_alike():
+def test_groups_for_processes_mix_runs_of_similar_cost():
     prepared = prepare(Experiment.from_dict(table()), processes=2)
     labels = [{prepared.experiment.plans[i].label for i in places} for places in prepared.groups.values()]
     assert labels == [{"uniform", "flash"}, {"uniform", "flash"}, {"scaffolded"}]
@@ -224,7 +225,7 @@ def test_groups_for_processes_mix_what_costs_alike():
         ({"rounds": 1000, "many": True}, 100_000, 1),  # training has both cores already
     ],
 )
-def test_how_many(options, steps, expected, monkeypatch):
+def test_the_number_of_processes(options, steps, expected, monkeypatch):
     monkeypatch.setattr("fedcohort.simulate.processes.process_count.usable_cores", lambda: 2)
     seeds = list(range(4 if "many" in options else 2))
     given = {**table(**options), "local": {**TABLE["local"], "steps": steps}, "seeds": seeds}
@@ -234,7 +235,7 @@ def test_how_many(options, steps, expected, monkeypatch):
     assert prepare(Experiment.from_dict(given), "cpu", processes=None).processes == expected
 
 
-def test_what_a_script_defines_stays_in_its_process(monkeypatch):
+def test_classes_defined_in_a_script_stay_in_its_process(monkeypatch):
     monkeypatch.setattr("fedcohort.simulate.processes.process_count.usable_cores", lambda: 2)
     given = {**table(rounds=1000), "seeds": [0, 1, 2, 3]}
     del given["run"]["processes"]
@@ -245,7 +246,7 @@ def test_what_a_script_defines_stays_in_its_process(monkeypatch):
 
 
 def test_a_shared_device_is_left_as_it_was(tmp_path, monkeypatch):
-    """The service is started, asked to quit, and nothing stays; without it there is nothing to say."""
+    """The service is started and stopped, and leaves nothing behind; without it there are no variables."""
     control = tmp_path / "nvidia-cuda-mps-control"
     control.write_text(f'#!/bin/sh\necho "$1 $(test "$1" || cat)" "$CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/log\n')
     control.chmod(0o755)

@@ -69,7 +69,7 @@ def table(**changes):
 
 
 class StopAfter(Listener):
-    """Asks to stop after so many rows."""
+    """Stops the simulation after a number of rows."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -99,7 +99,7 @@ def sorted_rows(out, kind):
 
 
 def assert_same(out, whole):
-    """Two experiments found the same, bit by bit."""
+    """Assert that two experiments have the same results, bit for bit."""
     assert sorted_rows(out, "rounds") == sorted_rows(whole, "rounds")
     assert repr(sorted_rows(out, "clients")) == repr(sorted_rows(whole, "clients"))
     assert load(out).runs == load(whole).runs
@@ -165,7 +165,7 @@ def test_a_resumed_experiment_equals_an_uninterrupted_one(whole, tmp_path, stop_
 
 
 def test_a_crash_loses_only_what_came_after_the_last_checkpoint(whole, tmp_path):
-    """Stop at a checkpoint, then work on without one and die: parts beyond the checkpoint are made again."""
+    """Stop at a checkpoint, continue without one and die: rounds after the checkpoint are repeated."""
     out = tmp_path / "crashed"
     config = table(run={"checkpoint_seconds": 0.0})
     config["run"]["checkpoint_seconds"] = 0.0
@@ -188,7 +188,7 @@ def test_a_crash_loses_only_what_came_after_the_last_checkpoint(whole, tmp_path)
     assert sorted_rows(out, "rounds") == sorted_rows(whole, "rounds")
 
 
-def test_rows_and_journals_that_got_ahead_of_the_checkpoint_are_taken_back(whole, tmp_path):
+def test_rows_and_journals_ahead_of_the_checkpoint_are_undone(whole, tmp_path):
     out = tmp_path / "ahead"
     assert run(out, stop_after=20) == "interrupted"
     shutil.copytree(out / "checkpoint", tmp_path / "checkpoint")
@@ -199,7 +199,7 @@ def test_rows_and_journals_that_got_ahead_of_the_checkpoint_are_taken_back(whole
     assert_same(out, whole)
 
 
-def test_what_was_being_written_when_a_process_died_is_removed(tmp_path):
+def test_temporary_files_of_a_dead_process_are_removed(tmp_path):
     out = tmp_path / "x"
     assert run(out, table(selectors={"uniform": {}}), stop_after=4) == "interrupted"
     for name in ("rounds/.part-00007.parquet.tmp", "checkpoint/.group-0-round-9.npz.tmp", ".status.json.tmp"):
@@ -208,7 +208,7 @@ def test_what_was_being_written_when_a_process_died_is_removed(tmp_path):
     assert not list(out.rglob("*.tmp"))
 
 
-def test_a_checkpoint_that_nobody_had_time_to_remove_goes_also_where_its_group_has_ended(tmp_path):
+def test_an_old_checkpoint_is_removed_even_if_its_group_has_ended(tmp_path):
     out = tmp_path / "run"
     run_experiment(TABLE, out)
     last = by_round(out / "checkpoint", 0)
@@ -224,6 +224,15 @@ def test_a_group_without_a_checkpoint_starts_over(whole, tmp_path):
         path.unlink()
     assert run(out, resume=True) == "finished"
     assert_same(out, whole)
+
+
+def test_results_can_be_read_while_a_run_has_no_rows_left(whole, tmp_path):
+    out = tmp_path / "experiment"
+    shutil.copytree(whole, out)
+    first, *others = [run.id for run in load(whole).runs]
+    ExperimentWriter(out).forget({first: 0})
+    again = load(out)
+    assert set(again.curves) == set(others) and len(again.column(first, "round")) == 0
 
 
 def test_a_journal_older_than_the_checkpoint_is_refused(tmp_path):
@@ -266,7 +275,7 @@ def test_lockstep_limits_the_size_of_groups():
 
 @pytest.mark.parametrize("model", ["mlp-64", "test_runner_model.py:Tanh"], ids=["machine code", "plain loop"])
 def test_results_do_not_depend_on_which_runs_share_a_batch(tmp_path, monkeypatch, model):
-    """On the CPU, bit by bit: alone, in pairs, and all together."""
+    """On the CPU, bit for bit: one at a time, in pairs, and all together."""
     (tmp_path / "test_runner_model.py").write_text(OWN_MODEL)
     monkeypatch.chdir(tmp_path)
     selectors = {**TABLE["selectors"], "filtered": {"name": "fedcm-ts", "filter": {"name": "fedca"}}, "divfl": {}}
@@ -398,7 +407,7 @@ def test_an_existing_directory_is_not_overwritten(whole):
     assert sorted_rows(whole, "rounds") == before
 
 
-def test_directories_that_are_no_experiments(tmp_path, whole):
+def test_directories_that_are_not_experiments(tmp_path, whole):
     with pytest.raises(ResultsError, match="There is no experiment"):
         load(tmp_path / "none")
     with pytest.raises(ResultsError, match="is empty"):
@@ -444,7 +453,7 @@ def test_damaged_parts_and_checkpoints_are_named(tmp_path):
 
 
 def test_a_damaged_part_is_named_wherever_the_damage_is(whole, tmp_path):
-    """Cut off, a bit flipped, other columns: never other numbers, never an error that is not ours."""
+    """Truncated, a flipped bit, other columns: never wrong numbers, and always our own error."""
     expected = repr(sorted_rows(whole, "rounds"))
     out = tmp_path / "x"
     shutil.copytree(whole, out)
@@ -484,7 +493,7 @@ def test_resuming_over_a_damaged_part_says_so(tmp_path):
 
 @pytest.mark.parametrize("stop_after", [None, 20])
 @pytest.mark.parametrize("left", [None, "[{]", ""])
-def test_runs_json_is_written_anew_where_it_is_lost(whole, tmp_path, stop_after, left):
+def test_a_lost_runs_json_is_written_again(whole, tmp_path, stop_after, left):
     out = tmp_path / "x"
     assert run(out, stop_after=stop_after) == ("interrupted" if stop_after else "finished")
     for name in ("runs.json", "status.json"):
@@ -499,7 +508,7 @@ def test_runs_json_is_written_anew_where_it_is_lost(whole, tmp_path, stop_after,
     assert load(out).federation("uniform-s0").sizes.tolist() == load(whole).federation("uniform-s0").sizes.tolist()
 
 
-def test_a_creation_that_was_cut_off_starts_again(whole, tmp_path):
+def test_an_interrupted_creation_starts_again(whole, tmp_path):
     out = tmp_path / "x"
     shutil.copytree(whole, out)
     for name in ("rounds", "journal", "checkpoint"):
@@ -508,7 +517,7 @@ def test_a_creation_that_was_cut_off_starts_again(whole, tmp_path):
     for name in ("meta.json", "status.json", ".lock"):
         (out / name).unlink()
     (out / ".meta.json.tmp").write_text("{")
-    with pytest.raises(ResultsError, match=r"cut off(.|\n)*same --out"):
+    with pytest.raises(ResultsError, match=r"was interrupted(.|\n)*same --out"):
         run(out, resume=True)
     (out / "notes.txt").write_text("somebody's")
     with pytest.raises(ResultsError, match="not empty"):
@@ -518,7 +527,7 @@ def test_a_creation_that_was_cut_off_starts_again(whole, tmp_path):
     assert_same(out, whole)
 
 
-def test_a_run_that_is_not_there(whole):
+def test_an_unknown_run(whole):
     with pytest.raises(KeyError, match="did you mean 'uniform-s0'"):
         load(whole).run("unifrom-s0")
 

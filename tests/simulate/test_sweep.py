@@ -10,7 +10,7 @@ from fedcohort.simulate.config.toml import ConfigError, to_toml
 SELECTORS = {"uniform": {}, "ours": {"name": "fedcor", "interval": 7, "local": {"lr": 0.5}}}
 
 
-def test_each_value_is_a_selector_of_its_own_and_keeps_the_rest():
+def test_each_value_becomes_a_selector_that_keeps_its_other_parameters():
     sweep = {"ours": {"warmup": [5, 15], "discount": [0.5, 0.25]}}
     experiment = Experiment.from_dict({"seeds": 2, "selectors": SELECTORS, "sweep": sweep})
     labels = list(dict.fromkeys(plan.label for plan in experiment.plans))
@@ -25,7 +25,7 @@ def test_each_value_is_a_selector_of_its_own_and_keeps_the_rest():
     assert last.local.lr == 0.5
 
 
-def test_the_configuration_on_record_runs_the_same_sweep_again():
+def test_the_written_configuration_repeats_the_sweep():
     experiment = Experiment.from_dict({"selectors": SELECTORS, "sweep": {"ours": {"warmup": [5, 15]}}})
     again = Experiment.from_dict(experiment.table)
     assert to_toml(again.table) == to_toml(experiment.table)
@@ -44,7 +44,7 @@ def test_the_configuration_on_record_runs_the_same_sweep_again():
         ("[1, 2],[3]", [[1, 2], [3]]),
     ],
 )
-def test_values_are_toml_or_texts(text, values):
+def test_values_are_toml_or_text(text, values):
     assert parse_sweeps([f"some.key={text}"]) == {"some": {"key": values}}
 
 
@@ -53,7 +53,7 @@ def test_a_label_may_have_dots():
 
 
 @pytest.mark.parametrize("item", ["fedcor", "fedcor=5", ".warmup=5", "fedcor.=5", "fedcor.warmup", "fedcor.warmup="])
-def test_what_is_no_sweep_is_refused(item):
+def test_malformed_sweeps_are_refused(item):
     with pytest.raises(ConfigError, match=r"selector.parameter=value,value"):
         parse_sweeps([item])
 
@@ -73,12 +73,12 @@ def test_what_is_no_sweep_is_refused(item):
         ([5], r"\[sweep\] must hold lists"),
     ],
 )
-def test_a_sweep_that_cannot_be_made_is_refused(sweep, message):
+def test_impossible_sweeps_are_refused(sweep, message):
     with pytest.raises(FedcohortError, match=rf"(?s){message}"):
         Experiment.from_dict({"selectors": SELECTORS, "sweep": sweep})
 
 
-def test_given_twice():
+def test_a_sweep_given_twice_is_refused():
     with pytest.raises(ConfigError, match="given twice"):
         parse_sweeps(["fedcor.warmup=5", "fedcor.warmup=6"])
     with pytest.raises(ConfigError, match="both be labelled 'fedcor warmup=5'"):

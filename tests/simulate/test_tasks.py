@@ -1,4 +1,4 @@
-"""Tasks beyond classification: regression, next tokens, other losses, metrics of one's own, and what they refuse."""
+"""Tasks beyond classification: regression, next tokens, other losses, user-defined metrics, and bad input."""
 
 import importlib.util
 from pathlib import Path
@@ -12,7 +12,8 @@ from fedcohort.core.errors import InputError, SignalError
 from fedcohort.report.data import load_bundle
 from fedcohort.report.figures import accuracy as curve_figure
 from fedcohort.report.figures import scenario as scenario_figure
-from fedcohort.simulate.config.experiment import ConfigError, Experiment
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.data import Dataset, from_arrays
 from fedcohort.simulate.engine import ClientData, Engine
 from fedcohort.simulate.models import build_model
@@ -71,7 +72,7 @@ def test_regression_is_ranked_and_written_the_right_way_round(tmp_path):
     assert scenario_figure(setting) is None
 
 
-def test_the_plain_loop_minimises_the_loss_that_was_asked_for():
+def test_the_plain_loop_minimises_the_configured_loss():
     dataset = numbers(outputs=2)
     n = len(dataset.y_train)
     one = ClientData(np.arange(n), np.array([0, n]), np.zeros(n, np.int64), np.array([0]))
@@ -124,7 +125,7 @@ def test_metrics_and_losses():
     assert Classification().fast and not Classification(loss="multi_margin_loss").fast
 
 
-def test_functions_of_ones_own(tmp_path):
+def test_user_defined_functions(tmp_path):
     (tmp_path / "mine.py").write_text(
         "def loss(outputs, targets):\n    return (outputs - targets).abs().mean(1)\n"
         "def worst(outputs, targets):\n    return (outputs - targets).abs().max()\n"
@@ -179,13 +180,13 @@ def test_functions_of_ones_own(tmp_path):
         ({"selectors": {"uniform": {"task": "regression"}}}, ConfigError, "has no parameter 'task'"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, changes, error, message):
+def test_bad_tasks_are_refused_before_anything_is_written(tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
         run_experiment(table(**changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_targets_are_in_the_metrics_own_terms():
+def test_targets_are_values_of_the_metric():
     assert Experiment.from_dict(table(run={"targets": [12.5], "cohort": 2}))
     with pytest.raises(ConfigError, match=r"\[0, 1\]\. Got 62"):
         Experiment.from_dict({"run": {"targets": [62.0]}})
@@ -224,7 +225,7 @@ def test_integers_reach_the_model_as_integers(tmp_path):
         prepare(Experiment.from_dict(table(data=data, task="next-token")))
 
 
-def test_numbers_that_are_none():
+def test_targets_that_are_not_numbers():
     with pytest.raises(InputError, match="targets of 'arrays' contain NaN"):
         from_arrays(np.zeros((10, 2)), [np.nan] * 10, target="number")
     with pytest.raises(InputError, match="must be integers"):

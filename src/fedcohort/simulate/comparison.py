@@ -1,4 +1,4 @@
-"""The experiment behind ``fedcohort.compare`` and ``fedcohort compare``: what was asked for, and fitting defaults."""
+"""The experiment behind ``fedcohort.compare`` and ``fedcohort compare``: the user's choices, and defaults that fit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SELECTORS = "names, selectors or selector classes, or a mapping from labels to 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What somebody wants to compare. Nothing but the selectors need be given; see :func:`fedcohort.compare`."""
+    """The arguments of :func:`fedcohort.compare`, all of which have a default."""
 
     selectors: Any = None
     data: Any = None
@@ -51,12 +51,7 @@ class Comparison:
     config: Any = None
 
     def experiment(self) -> tuple[Experiment, list[str]]:
-        """Return the experiment, and what was decided for the user, in sentences."""
-        table, notes = self.table()
-        return Experiment.from_dict(table), notes
-
-    def table(self) -> tuple[dict[str, Any], list[str]]:
-        """Return the experiment's configuration, and what was decided for the user, in sentences."""
+        """Return the experiment, and notes about what was decided for the user."""
         dataset, data = _dataset(self.data, self.label, self.client)
         preset = _preset(self.scenario)
         name = dataset.name if dataset is not None else (data or {}).get("name")
@@ -75,10 +70,11 @@ class Comparison:
             table["name"] = "compare"
         for key, value in check_overrides(self.overrides).items():
             set_key(table, key, value)
-        return table, self._fit(table, base, origin)
+        notes = self._fit(table, base, origin)
+        return Experiment.from_dict(table), notes
 
     def _changes(self, data: Mapping[str, Any] | None, preset: str | None) -> dict[str, Any]:
-        """Return what was asked for as sections of a configuration."""
+        """Return the user's choices as sections of a configuration."""
         changes: dict[str, Any] = {}
         if data is not None:
             changes["data"] = dict(data)
@@ -98,7 +94,7 @@ class Comparison:
     def _changed_scenario(self, preset: str | None) -> dict[str, Any]:
         scenario = _scenario(self.scenario)
         if preset is not None and self.config is None:
-            scenario.pop("preset")  # the base has it, with the paper's training
+            scenario.pop("preset")  # the base configuration has it, with the paper's training
         if self.partition is not None:
             scenario["partition"] = _as_table("partition", self.partition)
         if self.clients is not None:
@@ -106,34 +102,35 @@ class Comparison:
         return scenario
 
     def _fit(self, table: dict[str, Any], base: Mapping[str, Any], origin: str) -> list[str]:
-        """Fit the defaults to what was asked for; return what was taken over and changed."""
+        """Fit the defaults to the user's choices; return notes about defaults that were used and changed."""
         if table.get("task") and self.config is None and self.targets is None:
             drop_targets(table, base)
         own_data = any(value is not None for value in (self.data, self.label, self.client))
-        # With a configuration or a preset, the user or a paper has chosen these values: they are not ours to change.
+        # Values of a configuration or a preset were chosen by the user or by a paper, so they are not changed.
         fitted = self._fit_demo(table, base) if own_data and self.config is None and self.scenario is None else []
-        taken = describe_inherited(base, table)
-        return [*([f"from {origin}: {taken}"] if origin and taken else []), *fitted, *supply(table)]
+        inherited = describe_inherited(base, table)
+        return [*([f"from {origin}: {inherited}"] if origin and inherited else []), *fitted, *supply(table)]
 
     def _fit_demo(self, table: dict[str, Any], base: Mapping[str, Any]) -> list[str]:
-        """Fit the demonstration's defaults to the user's data; return what was changed."""
+        """Fit the demo's defaults to the user's data; return notes about what was changed."""
         if self.targets is None and _section(table, "data") != _section(base, "data"):
-            table["run"] = {key: value for key, value in table["run"].items() if key != "targets"}  # the demo's own
-        asked = any(key.startswith("scenario.partition") for key in self.overrides)
-        same = _section(table, "scenario").get("partition") == base["scenario"]["partition"]
-        return fit_to_data(table, partition=same and not asked, selectors=self.selectors is None)
+            # The demo's targets were chosen for its own data.
+            table["run"] = {key: value for key, value in table["run"].items() if key != "targets"}
+        overridden = any(key.startswith("scenario.partition") for key in self.overrides)
+        unchanged = _section(table, "scenario").get("partition") == base["scenario"]["partition"]
+        return fit_to_data(table, partition=unchanged and not overridden, selectors=self.selectors is None)
 
 
-# -- what the user gives ------------------------------------------------------------------------------------------
+# -- the user's arguments -----------------------------------------------------------------------------------------
 
 
 def _dataset(data: Any, label: str | None, client: str | None) -> tuple[Dataset | None, dict[str, Any] | None]:
-    """Return the dataset where ``data`` holds it, otherwise the section ``[data]`` that ``data`` stands for."""
+    """Return the dataset if ``data`` holds one, otherwise the section ``[data]`` that ``data`` describes."""
     columns = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
     for key, value in columns.items():
         if not isinstance(value, str):
             raise InputError(f"'{key}' must be the name of a column. Got {short_repr(value)}.")
-    if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # by its methods: pandas may not be installed
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # not isinstance: pandas may not be installed
         return from_pandas(data, label=columns.get("label", "label"), client=columns.get("client")), None
     if data is None or isinstance(data, (str, os.PathLike)):
         section = {} if data is None else data_section(os.fspath(data))
@@ -142,14 +139,14 @@ def _dataset(data: Any, label: str | None, client: str | None) -> tuple[Dataset 
         return None, {**data, **columns}
     if columns:
         raise InputError(
-            f"'{next(iter(columns))}' names a column of a table, and 'data' is no table.",
+            f"'{next(iter(columns))}' names a column of a table, but 'data' is not a table.",
             hint="from_arrays(x, y, writers=...) says which client each sample belongs to",
         )
     return data if isinstance(data, Dataset) else _from_tuple(data), None
 
 
 def _from_tuple(data: Any) -> Dataset:
-    """Return the dataset of arrays (x, y) or (x, y, x_test, y_test)."""
+    """Return a dataset from arrays (x, y) or (x, y, x_test, y_test)."""
     if isinstance(data, tuple) and len(data) in (2, 4) and all(isinstance(part, np.ndarray) for part in data):
         return from_arrays(*data)
     raise InputError(
@@ -158,7 +155,7 @@ def _from_tuple(data: Any) -> Dataset:
 
 
 def _replace_selectors(table: dict[str, Any], selectors: Any) -> None:
-    """Give a configuration other selectors; a baseline or sweep of one that is gone goes with it."""
+    """Replace the selectors of a configuration; drop its baseline and sweeps of selectors that are gone."""
     table["selectors"] = selector_entries(selectors, table.get("selectors", {}))
     if table.get("run", {}).get("baseline") not in table["selectors"]:
         table.get("run", {}).pop("baseline", None)
@@ -167,7 +164,7 @@ def _replace_selectors(table: dict[str, Any], selectors: Any) -> None:
 
 
 def _listed(targets: Any) -> Any:
-    """Return targets as the list that TOML can hold; what is no collection is left for the configuration to refuse."""
+    """Return targets as a list, as TOML needs; the configuration refuses anything that is not a collection."""
     return list(targets) if isinstance(targets, Iterable) and not isinstance(targets, str) else targets
 
 
@@ -191,7 +188,7 @@ def _preset(scenario: Any) -> str | None:
 
 
 def _as_table(argument: str, value: Any) -> dict[str, Any]:
-    """Return a section given by name or as a table."""
+    """Return a section that is given by name or as a table."""
     if isinstance(value, str):
         return {"name": value}
     if isinstance(value, Mapping):
@@ -200,7 +197,7 @@ def _as_table(argument: str, value: Any) -> dict[str, Any]:
 
 
 def _seeds(value: Any) -> Any:
-    """Return how many seeds, or which; what is neither is left for the configuration to refuse."""
+    """Return the number of seeds, or a list of them; the configuration refuses anything else."""
     if isinstance(value, (str, bytes, bool)) or value is None:
         return value
     try:
@@ -229,9 +226,9 @@ def selector_entries(selectors: Any, known: Mapping[str, Any] | None = None) -> 
     Parameters
     ----------
     selectors : object
-        One or several of them.
+        One or several of these.
     known : mapping, optional
-        ``[selectors]`` of the configuration to start from. A name that it has keeps the parameters it has there.
+        ``[selectors]`` of the configuration to start from. A name in it keeps its parameters.
 
     Examples
     --------
@@ -252,13 +249,13 @@ def selector_entries(selectors: Any, known: Mapping[str, Any] | None = None) -> 
 
 
 def _add_entries(entries: dict[str, Any], item: Any, known: Mapping[str, Any]) -> None:
-    for found, entry in _label_entries(item, known).items():
-        again = found in entries and isinstance(item, str) and is_reference(item)
-        label = item if again else found  # two files may each have a class of that name
+    for name, entry in _label_entries(item, known).items():
+        # Two files may each have a class of this name.
+        label = item if name in entries and isinstance(item, str) and is_reference(item) else name
         if label in entries:
             raise InputError(
                 f"'selectors' has two entries called {label!r}.",
-                hint='give each a label of its own: {"first": ..., "second": ...}',
+                hint='give each its own label: {"first": ..., "second": ...}',
             )
         entries[label] = entry
 
@@ -272,8 +269,7 @@ def _label_entries(item: Any, known: Mapping[str, Any]) -> dict[str, Any]:
         return {str(getattr(cls, "name", cls.__name__)): entry}
     if is_reference(item):
         return {str(getattr(SELECTORS.get(item), "name", item)): {"name": item}}
-    given = known.get(item)
-    return {item: {"name": given} if isinstance(given, str) else dict(given or {})}
+    return {item: _entry(item, known.get(item))}
 
 
 def _label(label: Any) -> str:
@@ -283,7 +279,7 @@ def _label(label: Any) -> str:
 
 
 def _entry(label: str, value: Any) -> dict[str, Any]:
-    """Return one entry of ``[selectors]``: a name, parameters, a selector or a class of selectors."""
+    """Return an entry of ``[selectors]`` for a name, parameters, a selector or a selector class."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -300,7 +296,7 @@ def _entry(label: str, value: Any) -> dict[str, Any]:
 
 
 def _name_of(cls: type[Selector[Any]]) -> str:
-    """Return the name or reference by which a configuration, and another process, finds a class of selectors."""
+    """Return the name or reference by which a configuration and other processes find a selector class."""
     name = vars(cls).get("name")
     if isinstance(name, str) and name in SELECTORS and SELECTORS.get(name) is cls:
         return name
@@ -312,18 +308,18 @@ def _name_of(cls: type[Selector[Any]]) -> str:
         except FedcohortError:
             pass
     raise InputError(
-        f"The class {cls.__qualname__} in {cls.__module__} cannot be found again by name, which a configuration needs.",
+        f"A configuration names its selectors, but {cls.__qualname__} in {cls.__module__} cannot be found by name.",
         hint='register it with @register("a-name"), or save it in a file and pass "file.py:Class"',
     )
 
 
-# -- where the defaults come from ---------------------------------------------------------------------------------
+# -- defaults -----------------------------------------------------------------------------------------------------
 
 
 def base_table(
-    config: Any, data: str | None, scenario: str | None, chosen: bool, *, keep_settings: bool = True
+    config: Any, data: str | None, scenario: str | None, own_selectors: bool, *, keep_settings: bool = True
 ) -> tuple[dict[str, Any], str]:
-    """Return the configuration to start from, and where it comes from when the user did not name one.
+    """Return the configuration to start from, and where it comes from if the user did not name one.
 
     Parameters
     ----------
@@ -331,10 +327,10 @@ def base_table(
         The configuration that the user named.
     data, scenario : str, optional
         Names of the dataset and of the preset.
-    chosen : bool
+    own_selectors : bool
         Whether the user named selectors.
     keep_settings : bool
-        Whether the demonstration's two federations stay; not if the user described another.
+        Whether to keep the demo's two federations; False if the user described another one.
     """
     if config is not None:
         return _read_config(config), ""
@@ -342,7 +338,7 @@ def base_table(
     if scenario is None:
         if not keep_settings:
             demo.pop("settings", None)
-        if keep_settings and not chosen:
+        if keep_settings and not own_selectors:
             return demo, ""
         return {**demo, "selectors": _plain_selectors(demo)}, "the built-in configuration 'demo'"
     preset = find_preset(scenario)
@@ -350,9 +346,10 @@ def base_table(
     origin = f"the preset {scenario!r} ({preset.source})"
     if data not in preset.training and "" not in preset.training:
         origin += f", as for {next(iter(preset.training))}"
-    ours = preset.training_on(data).ours
-    if ours:
-        origin += f" (not in the paper: {', '.join([*ours, *(['cohort'] if preset.cohort is None else [])])})"
+    not_in_paper = [*preset.training_on(data).ours]
+    if not_in_paper:
+        not_in_paper += ["cohort"] if preset.cohort is None else []
+        origin += f" (not in the paper: {', '.join(not_in_paper)})"
     return {
         "seeds": demo["seeds"],
         "model": {"name": "mlp"},
@@ -372,30 +369,30 @@ def _read_config(config: Any) -> dict[str, Any]:
 
 
 def _plain_selectors(demo: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the selectors of the demonstration, each once and with its documented defaults."""
+    """Return the demo's selectors, each once and with its documented defaults."""
     return {entry.get("name", label): {} for label, entry in demo["selectors"].items()}
 
 
-# -- fitting them -------------------------------------------------------------------------------------------------
+# -- fitting the defaults -----------------------------------------------------------------------------------------
 
 
 def describe_inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str:
-    """Say which values of a base configuration an experiment still has."""
+    """List the values that an experiment inherits from its base configuration."""
     before, after = _section(base, "run"), _section(final, "run")
     run = [(key, before.get(key), after.get(key)) for key in ("cohort", "rounds", "targets")]
     evaluation = [("eval_every", before.get("eval_every"), after.get("eval_every"))]
     local = [(key, value, _section(final, "local").get(key)) for key, value in _section(base, "local").items()]
     aggregator = [("aggregator", base.get("aggregator", {}).get("name"), _name(final.get("aggregator", {})))]
-    kept = [
+    inherited = [
         f"{key} {_plain(old)}"
-        for key, old, new in [*run, *local, *aggregator, *evaluation, *_of_scenario(base, final)]
+        for key, old, new in [*run, *local, *aggregator, *evaluation, *_scenario_parts(base, final)]
         if old is not None and old == new
     ]
-    return ", ".join(kept)
+    return ", ".join(inherited)
 
 
-def _of_scenario(base: Mapping[str, Any], final: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return the parts of the base's scenario that differ from a plain one: name, before, after."""
+def _scenario_parts(base: Mapping[str, Any], final: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the parts of the base's scenario that are not defaults: name, value in base, value in final."""
     tables = [
         {"preset": part} if isinstance(part, str) else part for part in (t.get("scenario", {}) for t in (base, final))
     ]
@@ -406,7 +403,7 @@ def _of_scenario(base: Mapping[str, Any], final: Mapping[str, Any]) -> list[tupl
 
 
 def _words(part: Any) -> Any:
-    """Return a part of a scenario as a person would write it."""
+    """Return a part of a scenario as readable text."""
     if not isinstance(part, Mapping):
         return part
     inside = ", ".join(f"{key}={value}" for key, value in part.items() if key != "name")
@@ -414,7 +411,7 @@ def _words(part: Any) -> Any:
 
 
 def drop_targets(table: dict[str, Any], base: Mapping[str, Any]) -> None:
-    """Remove the base configuration's targets, which are accuracies, where the task has another metric."""
+    """Remove the base configuration's targets, which are accuracies, if the task has another metric."""
     targets = _section(base, "run").get("targets")
     if targets and _section(table, "run").get("targets") == targets:
         without = {**table, "run": {key: value for key, value in table["run"].items() if key != "targets"}}
@@ -423,16 +420,16 @@ def drop_targets(table: dict[str, Any], base: Mapping[str, Any]) -> None:
 
 
 def fit_to_data(table: dict[str, Any], *, partition: bool, selectors: bool) -> list[str]:
-    """Replace defaults that the user's data cannot use; return what was changed, in sentences.
+    """Replace defaults that do not fit the user's data; return notes about what was changed.
 
     Parameters
     ----------
     partition, selectors : bool
-        Whether these are defaults, and not the user's own.
+        Whether these are defaults and not the user's choice.
     """
     notes: list[str] = []
     if partition and names_clients(table):
-        del table["scenario"]["partition"]  # the data name their clients, and the experiment says so
+        del table["scenario"]["partition"]  # the experiment then uses the clients that the data name, with a note
     elif partition and _section(table, "task"):
         notes += _without_classes(table)
     if selectors and _section(table, "task"):
@@ -441,21 +438,21 @@ def fit_to_data(table: dict[str, Any], *, partition: bool, selectors: bool) -> l
 
 
 def _without_classes(table: dict[str, Any]) -> list[str]:
-    """Replace a partition by classes where the task has none."""
+    """Replace a partition by classes if the task has no classes."""
     first, *_ = Experiment.from_dict(table).plans
     if first.task.has_classes or not first.scenario.partition.by_class:
         return []
     clients = table["scenario"]["partition"].get("clients", 50)
     table["scenario"]["partition"] = {"name": "iid", "clients": clients}
-    table["scenario"].pop("server_validation", None)  # it is so many samples of each class
-    return [f"samples are dealt out at random to {clients} clients, because there are no classes"]
+    table["scenario"].pop("server_validation", None)  # a number of samples of each class
+    return [f"samples are divided at random among {clients} clients, because there are no classes"]
 
 
 def _leave_out_unfit(table: dict[str, Any]) -> list[str]:
-    """Remove the selectors that the task does not suit, unless that would be all of them."""
+    """Remove the selectors that do not fit the task, unless none fits."""
     from fedcohort.simulate.rounds.run import check_fits
 
-    unfit: dict[str, None] = {}  # a set in the order of the selectors
+    unfit: dict[str, None] = {}  # an ordered set
     for plan in Experiment.from_dict(table).plans:
         try:
             check_fits(plan)
@@ -469,7 +466,7 @@ def _leave_out_unfit(table: dict[str, Any]) -> list[str]:
 
 
 def supply(table: dict[str, Any]) -> list[str]:
-    """Give all selectors the data that one of them needs, so that the comparison stays fair; return what changed."""
+    """Give all selectors the data that one of them needs, so that the comparison is fair; return notes."""
     experiment = Experiment.from_dict(table)
     notes: list[str] = []
     scenario = table.get("scenario", {})
@@ -489,8 +486,8 @@ def supply(table: dict[str, Any]) -> list[str]:
 
 def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a section of a configuration that has not been checked yet."""
-    found = table.get(name)
-    return found if isinstance(found, Mapping) else {}
+    section = table.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def _name(part: Any) -> Any:

@@ -1,7 +1,7 @@
 """Simulate how clients share information about their labels, and what that costs in time and bytes.
 
-The simulator runs the same code as a live federation, in memory: it creates keys, seals, signs and opens counts, and
-computes products. The cost is charged as a question before the first round.
+The simulator runs the code of a live federation in memory: it creates keys, seals, signs and opens counts, and computes
+products. The cost is charged as a query before the first round.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LabelKnowledge:
     Parameters
     ----------
     labels : LabelInfo or None
-        None if it knows nothing.
+        None if the server knows nothing.
     seconds : float
         From the first client's start until the server has the result.
     client_seconds : float
@@ -45,7 +45,7 @@ class LabelKnowledge:
 
 
 class LabelSharing(Parameterized, ABC):
-    """A way of sharing labels with the server: the section ``[labels]`` of an experiment."""
+    """A way of sharing labels with the server, chosen in the section ``[labels]``."""
 
     name: ClassVar[str]
 
@@ -70,7 +70,7 @@ class PlainCounts(LabelSharing):
 @LABEL_SHARING.register("none")
 @dataclass(frozen=True, kw_only=True)
 class NoLabels(LabelSharing):
-    """Clients share nothing about labels; for selectors that do not need it."""
+    """Clients share nothing about labels, for selectors that need nothing."""
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
         """Return nothing."""
@@ -95,7 +95,7 @@ class NoisyCounts(LabelSharing):
 
     epsilon: float = param(1.0, Interval(float, 0, None, "neither"), "of one release (epsilon)")
     mechanism: Literal["geometric", "gaussian"] = param(
-        "geometric", OneOf(("geometric", "gaussian")), "which noise; gaussian needs delta, geometric has none"
+        "geometric", OneOf(("geometric", "gaussian")), "kind of noise; only gaussian uses delta"
     )
     delta: float = param(1e-5, Interval(float, 0, 1, "neither"), "of one release with gaussian noise (delta)")
 
@@ -114,13 +114,13 @@ class EncryptedCounts(LabelSharing):
     """Clients seal and sign their counts, and a key holder reveals S exactly (extra keyholder)."""
 
     def share(self, counts: IntArray, rng: np.random.Generator) -> LabelKnowledge:
-        """Return S and its measured cost: clients seal in parallel, then server and key holder work."""
+        """Return S and its measured cost. Clients seal in parallel, before the server and the key holder work."""
         from fedcohort.privacy.keyholder import KeyHolder
         from fedcohort.privacy.label_decoders import EncryptedLabels
         from fedcohort.privacy.scheme import LARGEST_SIZE, ClientKey, LabelSeal, make_keys, parse_clients
 
         if not len(counts):
-            raise InputError("There are no clients whose label counts could be sealed.")
+            raise InputError("There are no clients, so there are no label counts to seal.")
         keys = {str(i): ClientKey.fresh() for i in range(len(counts))}
         secret = make_keys(counts.shape[1], LARGEST_SIZE)
         seals = {name: LabelSeal(secret.public, key) for name, key in keys.items()}

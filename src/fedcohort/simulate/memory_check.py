@@ -1,4 +1,4 @@
-"""Refuse sizes that exceed the machine's memory with a clear error, before anything is allocated."""
+"""Check sizes against the machine's memory before anything is allocated."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _HINT = "use fewer samples, clients, local steps, or runs in lock-step (run.lock
 
 
 def memory_limit() -> int | None:
-    """Return the most memory this process may use, in bytes, or None if the system does not say."""
-    found = []
+    """Return how many bytes of memory this process may use, or None if the system does not say."""
+    limits = []
     with contextlib.suppress(ValueError, OSError, AttributeError):
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in _LIMITS:
         with contextlib.suppress(ValueError, OSError):
-            found.append(int(Path(path).read_text()))
-    # The least of them: a container's limit may be far below the machine's memory, or absurdly high.
-    return min(found, default=None)
+            limits.append(int(Path(path).read_text()))
+    # A container's limit may be far below the machine's memory, or absurdly high.
+    return min(limits, default=None)
 
 
 def check_memory(what: str, size: int) -> None:
@@ -33,10 +33,10 @@ def check_memory(what: str, size: int) -> None:
         ...
     fedcohort.core.errors.InputError: The test samples would need ... of memory, but this machine has ...
     """
-    there = memory_limit()
-    if there is not None and size > there:
+    limit = memory_limit()
+    if limit is not None and size > limit:
         raise InputError(
-            f"{what} would need {format_bytes(size)} of memory, but this machine has {format_bytes(there)}.", hint=_HINT
+            f"{what} would need {format_bytes(size)} of memory, but this machine has {format_bytes(limit)}.", hint=_HINT
         )
 
 

@@ -7,13 +7,12 @@ accuracy there. Reported rounds are counted from 1: a target reached in round t 
 - *Rounds to target* (FedCor, FedACS, Fed-CBS): the first evaluated round at which accuracy reaches the target.
 - *Best accuracy* (Fed-CBS): the maximum of the curve. *Early-stop accuracy* (FLASH, Section 3): the accuracy at the
   optimal round in hindsight, which is the same maximum; with a stopping rule it is the accuracy where the rule stopped.
-- *Terminal accuracy* (FedACS): mean over the last 50 rounds.
-- *Relative improvement* (FedACS): (terminal - baseline) / (IID - baseline), 100% where the IID reference is reached.
-  Without an IID reference the plain relative gain (terminal - baseline) / baseline is given and named as such.
-- *Speed-up* (FedACS): the baseline's rounds to target divided by the method's.
+- *Terminal accuracy* (FedACS): mean over the last 50 rounds. - *Relative improvement* (FedACS): (terminal - baseline) /
+(IID - baseline), which is 100% if the IID reference is reached. - *Speed-up* (FedACS): the baseline's rounds to target
+divided by the method's.
 
-Who pays for an average is in four more: the *worst group's* accuracy, the accuracy of the *worst tenth* of clients, the
-*spread* (standard deviation) over clients, and who took part: *Jain's index* and the *longest absence*.
+Others show who pays for a good average: the accuracy of the *worst group* and of the *worst tenth* of clients, the
+*spread* (standard deviation) over clients, and *Jain's index* and the *longest absence* of participation.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ class Metric:
 
     name: str = "accuracy"
     higher: bool = True
-    share: bool = True  # in 0 .. 1, shown in percent
+    share: bool = True  # in [0, 1], shown in percent
 
     @classmethod
     def of(cls, task: object) -> Metric:
-        """Return the metric that the section ``[task]`` of a configuration names; accuracy without one."""
+        """Return the metric that the section ``[task]`` of a configuration names, by default accuracy."""
         if not isinstance(task, Mapping) or not isinstance(task.get("metric"), str):
             return cls()
         name = task["metric"]
@@ -57,7 +56,7 @@ class Metric:
 
     @property
     def is_accuracy(self) -> bool:
-        """Whether it is the accuracy of a classifier, which has a column of its own."""
+        """Whether it is the accuracy of a classifier, which has its own column in ``rounds/``."""
         return self.name == "accuracy" and self.share
 
     def score(self, value: Any) -> Any:
@@ -69,7 +68,7 @@ class Metric:
         return self.score(score)
 
     def value(self, score: float) -> str:
-        """Return a score as text, as the metric itself."""
+        """Return a score as text, converted to the metric."""
         if np.isnan(score):
             return "unknown"
         return f"{100 * score:.1f}%" if self.share else f"{self.natural(score):.4g}"
@@ -87,10 +86,10 @@ class Metric:
         return f"±{100 * std:.1f}" if self.share else f"±{std:.2g}"
 
     def difference(self, scores: float) -> str:
-        """Return a difference of scores as text, as one of the metric."""
+        """Return a difference of scores as text, converted to the metric."""
         if np.isnan(scores):
             return "–"
-        # A real minus sign: a hyphen may be broken from its number at the end of a line.
+        # A line may break after a hyphen, but not after a minus sign.
         text = f"{100 * scores:+.1f} pts" if self.share else f"{self.natural(scores):+.3g}"
         return text.replace("-", "−")
 
@@ -105,20 +104,20 @@ class Curve:
     """
 
     rounds: IntArray  # (e,) ascending, from 0
-    accuracy: FloatArray  # (e,) or another score, of which more is better
+    accuracy: FloatArray  # (e,) or another score, for which higher is better
 
     def __init__(self, rounds: ArrayLike, accuracy: ArrayLike) -> None:
-        at, value = np.asarray(rounds, np.int64), np.asarray(accuracy, np.float64)
-        if at.ndim != 1 or at.shape != value.shape:
-            raise InputError(f"A curve needs one accuracy per round. Got {at.shape} rounds, {value.shape} accuracies.")
-        if len(at) and (at[0] < 0 or (np.diff(at) <= 0).any()):
+        x, y = np.asarray(rounds, np.int64), np.asarray(accuracy, np.float64)
+        if x.ndim != 1 or x.shape != y.shape:
+            raise InputError(f"A curve needs one accuracy per round. Got {x.shape} rounds, {y.shape} accuracies.")
+        if len(x) and (x[0] < 0 or (np.diff(x) <= 0).any()):
             raise InputError("The rounds of a curve must ascend from 0 or later, each once.")
-        evaluated = ~np.isnan(value)
-        object.__setattr__(self, "rounds", at[evaluated])
-        object.__setattr__(self, "accuracy", value[evaluated])
+        evaluated = ~np.isnan(y)
+        object.__setattr__(self, "rounds", x[evaluated])
+        object.__setattr__(self, "accuracy", y[evaluated])
 
     def rounds_to(self, target: float) -> int | None:
-        """Return how many rounds of training it took to reach ``target``, or None when it never did."""
+        """Return how many rounds of training it took to reach ``target``, or None if it was never reached."""
         reached = self.accuracy >= target
         return int(self.rounds[int(reached.argmax())]) + 1 if reached.any() else None
 
@@ -127,13 +126,8 @@ class Curve:
         """Largest accuracy; NaN for an empty curve."""
         return float(self.accuracy.max()) if len(self.accuracy) else float("nan")
 
-    @property
-    def last(self) -> float:
-        """Accuracy at the last evaluation; NaN for an empty curve."""
-        return float(self.accuracy[-1]) if len(self.accuracy) else float("nan")
-
     def early_stop(self, stopped: int | None = None) -> float:
-        """Return the accuracy at the optimal round, or where a stopping rule stopped after ``stopped`` rounds."""
+        """Return the accuracy at the optimal round, or when a stopping rule stopped after ``stopped`` rounds."""
         if stopped is None:
             return self.best
         before = self.rounds < stopped
@@ -142,25 +136,25 @@ class Curve:
     def terminal(self, last: int = TERMINAL_ROUNDS) -> float:
         """Return the mean accuracy of the evaluations that fall into the last ``last`` rounds."""
         if last < 1:
-            raise InputError(f"Terminal accuracy is a mean over at least one round. Got last={last}.")
+            raise InputError(f"Terminal accuracy needs at least one round. Got last={last}.")
         if not len(self.accuracy):
             return float("nan")
-        # Rounds, not evaluations: a run evaluated every fifth round has a fifth as many numbers in the same window.
+        # Rounds are counted, not evaluations, so that the window does not depend on how often a run is evaluated.
         return float(self.accuracy[self.rounds > self.rounds[-1] - last].mean())
 
 
-def relative_improvement(terminal: float, baseline: float, iid: float | None = None) -> float:
-    """Return the share of the non-IID loss of accuracy that is recovered; without ``iid``, the plain relative gain.
+def relative_improvement(terminal: float, baseline: float, iid: float) -> float:
+    """Return the share of the accuracy lost to non-IID data that is recovered; NaN if none was lost.
 
     >>> round(relative_improvement(0.725, 0.697, 0.74), 3)  # FedACS, Table I, low heterogeneity, from rounded figures
     0.651
     """
-    lost = baseline if iid is None else iid - baseline
+    lost = iid - baseline
     return (terminal - baseline) / lost if lost else float("nan")
 
 
 def speed_up(rounds: float | None, baseline: float | None) -> float:
-    """Return how many times fewer rounds than the baseline; NaN when either never reached the target.
+    """Return the baseline's rounds divided by ``rounds``; NaN if either never reached the target.
 
     >>> round(speed_up(155, 365), 1)  # FedACS, Table II, high heterogeneity
     2.4
@@ -170,7 +164,7 @@ def speed_up(rounds: float | None, baseline: float | None) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over seeds (n - 1 in the denominator; 0 for a single one), and how many.
+    """Mean and standard deviation (n - 1 in the denominator; 0 for one value) over seeds, and their number.
 
     >>> print(Spread.of([1.0, 2.0, 3.0]))
     2 +- 1
@@ -182,7 +176,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Spread:
-        """Summarise the known values; None and NaN are left out and not counted."""
+        """Summarise the values that are not None or NaN."""
         known = np.array([v for v in values if v is not None and not np.isnan(v)], dtype=np.float64)
         if not len(known):
             return cls(float("nan"), float("nan"), 0)
@@ -192,21 +186,18 @@ class Spread:
         return f"{self.mean:.4g} +- {self.std:.2g}"
 
 
-WORST_SHARE = 0.1
-
-
 def worst_tenth(values: FloatArray) -> float:
-    """Return the mean of the lowest tenth of some numbers, of at least one; NaN are left out.
+    """Return the mean of the lowest tenth of the values (at least one), without those that are not finite.
 
     >>> worst_tenth(np.array([0.9, 0.2, 0.8, np.nan]))
     0.2
     """
     known = np.sort(values[np.isfinite(values)])
-    return float(known[: max(1, int(WORST_SHARE * len(known)))].mean()) if len(known) else float("nan")
+    return float(known[: max(1, int(0.1 * len(known)))].mean()) if len(known) else float("nan")
 
 
 def jain(participations: FloatArray | IntArray) -> float:
-    """Return Jain's index of how often clients took part (N,): 1 if all did equally often, 1 / N if one did alone.
+    """Return Jain's index of participations (N,): 1 if all clients took part equally often, 1 / N if only one did.
 
     >>> jain(np.array([4, 4, 4, 4])), jain(np.array([8, 0, 0, 0]))
     (1.0, 0.25)
@@ -217,7 +208,7 @@ def jain(participations: FloatArray | IntArray) -> float:
 
 
 class Participation:
-    """Who took part, counted round after round: O(cohort) a round, O(N) a look.
+    """Counts who took part: O(cohort) for each round, O(N) for each result.
 
     >>> seen = Participation(3)
     >>> for round_, cohort in enumerate([[0, 1], [0], [0], [0, 1]]):
@@ -229,7 +220,7 @@ class Participation:
     def __init__(self, clients: int) -> None:
         self.counts = np.zeros(clients, np.int64)
         self._last = np.full(clients, -1, np.int64)
-        self._longest = 0  # absence that has ended
+        self._longest = 0  # longest absence that has ended
 
     def add(self, round_: int, cohort: IntArray) -> None:
         """Count the cohort of a round; rounds come in order."""
@@ -239,7 +230,7 @@ class Participation:
             self._last[cohort] = round_
 
     def longest_absence(self, rounds: int) -> int:
-        """Return the most rounds in a row that any client was without a turn, after so many rounds in all."""
+        """Return the most consecutive rounds, out of the first ``rounds``, in which a client did not take part."""
         return max(self._longest, rounds - 1 - int(self._last.min(initial=rounds - 1)))
 
     @property
@@ -248,16 +239,16 @@ class Participation:
         return jain(self.counts)
 
     def array(self) -> IntArray:
-        """Return all of it as one array, for a checkpoint."""
+        """Return all counts as one array, for a checkpoint."""
         return np.concatenate([self.counts, self._last, [self._longest]])
 
     @classmethod
     def of(cls, array: IntArray) -> Participation:
-        """Take over :meth:`array`."""
-        found = cls(len(array) // 2)
-        found.counts, found._last = (part.astype(np.int64) for part in np.split(array[:-1], 2))
-        found._longest = int(array[-1])
-        return found
+        """Restore the counts that :meth:`array` returned."""
+        restored = cls(len(array) // 2)
+        restored.counts, restored._last = (part.astype(np.int64) for part in np.split(array[:-1], 2))
+        restored._longest = int(array[-1])
+        return restored
 
 
 def imbalance(counts: FloatArray) -> float:

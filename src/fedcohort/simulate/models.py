@@ -1,8 +1,8 @@
 """Build the papers' models by name, or any ``nn.Module`` the user names as ``file.py:Class`` or ``module:Class``.
 
-The built-in ones are plain ``nn.Sequential`` stacks without dropout or other hidden state (``vgg11-bn`` alone has
-running statistics, which travel with its parameters), so that a model is a vector and nothing else, and many of them
-can be trained as one batched program.
+The built-in ones are plain ``nn.Sequential`` stacks without dropout or other hidden state, so a model is just a vector
+and many models can be trained as one batched program. Only ``vgg11-bn`` has running statistics, which are sent along
+with its parameters.
 
 .. [Tang2022] M. Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
    Learning", Appendix C.1, which follows the TensorFlow tutorial on convolutional networks.
@@ -40,21 +40,21 @@ def build_model(
     Parameters
     ----------
     name : str
-        A registered name, or ``file.py:Class`` or ``module:Class`` for a class of the user's, which is constructed with
-        ``(input_shape, classes)`` or, when it does not take these, without arguments.
+        A registered name, or ``file.py:Class`` or ``module:Class`` for the user's own class, which is constructed with
+        ``(input_shape, classes)`` or, if it does not take these, without arguments.
     input_shape : sequence of int
         Shape of one sample: ``(features,)`` or ``(channels, height, width)``.
     classes : int
-        Number of classes; of numbers, or of tokens, where these are predicted.
+        Number of classes; for other tasks, of numbers or tokens.
     integers : bool
         Whether inputs are whole numbers (tokens, categories).
     output : sequence of int, optional
-        Shape of what the model gives for one sample; ``(classes,)`` unless the task is another.
+        Shape of the model's output for one sample. Default: ``(classes,)``.
 
     Returns
     -------
     torch.nn.Module
-        Initialised from torch's global generator, as modules are; see :meth:`Engine.init` for a seeded one.
+        Initialised from torch's global generator; see :meth:`Engine.init` for a seeded one.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def _named_class(name: str, shape: Shape, classes: int) -> nn.Module:
             f"The model {name!r} is {what}, not a torch.nn.Module.",
             hint="name a class that derives from torch.nn.Module, or a function that returns one",
         )
-    # By its signature, not by trying: a TypeError may also come from inside the constructor.
+    # Calling it and catching TypeError would hide errors inside the constructor.
     signature = inspect.signature(cls)
     for arguments in ((shape, classes), ()):
         try:
@@ -103,12 +103,12 @@ def _named_class(name: str, shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def _check_output(model: nn.Module, name: str, shape: Shape, wanted: Shape, integers: bool) -> None:
+def _check_output(model: nn.Module, name: str, shape: Shape, expected: Shape, integers: bool) -> None:
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            # Two samples: a model that drops the batch axis would pass with one.
+            # With a single sample, a model that drops the batch axis would pass.
             output = model(torch.zeros(2, *shape, dtype=torch.int64 if integers else torch.float32))
     except Exception as error:  # the user's own code may raise anything
         raise InputError(
@@ -118,12 +118,12 @@ def _check_output(model: nn.Module, name: str, shape: Shape, wanted: Shape, inte
         ) from error
     finally:
         model.train(training)
-    if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, *wanted):
+    if not isinstance(output, torch.Tensor) or tuple(output.shape) != (2, *expected):
         got = tuple(output.shape[1:]) if isinstance(output, torch.Tensor) else type(output).__name__
         raise InputError(
-            f"The output of the model {name!r} does not fit the {'classes' if len(wanted) == 1 else 'tokens'}: for one "
-            f"sample it gives {got}, it must give {wanted}, one number per class or number to be predicted.",
-            hint=f"give its last layer {wanted[-1]} outputs",
+            f"The output of the model {name!r} does not fit the {'classes' if len(expected) == 1 else 'tokens'}: for "
+            f"one sample it gives {got}, but it must give {expected}, one number per class or predicted number.",
+            hint=f"give its last layer {expected[-1]} outputs",
         )
 
 
@@ -157,10 +157,10 @@ def logistic(shape: Shape, classes: int) -> nn.Module:
 def fedcor_cnn(shape: Shape, classes: int) -> nn.Module:
     """Three 3x3 convolutions of 32, 64 and 64 kernels, a dense layer of 64 ([Tang2022]_, CIFAR-10).
 
-    As in the TensorFlow tutorial it cites: no padding, 2x2 max-pooling after the first two convolutions.
+    As in the TensorFlow tutorial that the paper cites: no padding, 2x2 max-pooling after the first two convolutions.
     """
     channels, height, width = _image(shape, "fedcor-cnn")
-    rows, columns = (_halve(_halve(side - 2) - 2) - 2 for side in (height, width))
+    rows, columns = (((side - 2) // 2 - 2) // 2 - 2 for side in (height, width))
     return nn.Sequential(
         *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
@@ -173,7 +173,7 @@ def fedcor_cnn(shape: Shape, classes: int) -> nn.Module:
 def lenet(shape: Shape, classes: int) -> nn.Module:
     """Network of the PyTorch CIFAR-10 tutorial: 5x5 convolutions of 6 and 16, dense 120 and 84."""
     channels, height, width = _image(shape, "lenet")
-    rows, columns = (_halve(_halve(side - 4) - 4) for side in (height, width))
+    rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return nn.Sequential(
         *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
@@ -184,17 +184,17 @@ def lenet(shape: Shape, classes: int) -> nn.Module:
 
 @MODELS.register("vgg11")
 def vgg11(shape: Shape, classes: int) -> nn.Module:
-    """VGG-11 ([Simonyan2015]_, configuration A) for images of 32x32 and more.
+    """VGG-11 ([Simonyan2015]_, configuration A) for images of at least 32x32.
 
-    Without BatchNorm and dropout, with one dense layer after the convolutions as is usual for CIFAR; convolutions start
-    from He's normal distribution, since torch's default start does not train a stack this deep.
+    It has no BatchNorm or dropout, and one dense layer after the convolutions, as is usual for CIFAR. Convolutions are
+    initialised from He's normal distribution, because torch's default does not train a stack this deep.
     """
     return _vgg11("vgg11", shape, classes, normalised=False)
 
 
 @MODELS.register("vgg11-bn")
 def vgg11_bn(shape: Shape, classes: int) -> nn.Module:
-    """VGG-11 as above, each convolution followed by batch normalisation; running statistics travel with the model."""
+    """VGG-11 as above, with batch normalisation after each convolution; running statistics are part of the model."""
     return _vgg11("vgg11-bn", shape, classes, normalised=True)
 
 
@@ -206,8 +206,8 @@ def _vgg11(name: str, shape: Shape, classes: int, *, normalised: bool) -> nn.Mod
             hint="use 'lenet' or 'fedcor-cnn' for smaller images",
         )
     layers: list[nn.Module] = []
-    for width_of_block in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
-        for kernels in width_of_block:
+    for block in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
+        for kernels in block:
             convolution = nn.Conv2d(channels, kernels, 3, padding=1)
             nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a Conv2d of ours has one
@@ -215,10 +215,6 @@ def _vgg11(name: str, shape: Shape, classes: int, *, normalised: bool) -> nn.Mod
             channels = kernels
         layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512 * (height // 32) * (width // 32), classes))
-
-
-def _halve(side: int) -> int:
-    return side // 2
 
 
 def _image(shape: Shape, name: str) -> tuple[int, int, int]:

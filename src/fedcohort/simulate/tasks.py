@@ -1,7 +1,7 @@
-"""Define tasks: what is predicted, which loss is minimised, and which metric judges the model.
+"""Tasks: what is predicted, which loss is minimised, and which metric judges the model.
 
-The fast engines handle classification with cross-entropy. Every other task, loss or metric is trained by the plain
-loop, one client after the other.
+The fast engines handle classification with cross-entropy and accuracy. The plain loop trains every other task, loss or
+metric, one client after another.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.core.params import Boolean, Optional, Parameterized, Text, param
@@ -21,19 +21,17 @@ from fedcohort.simulate.metrics import Metric
 if TYPE_CHECKING:
     import torch
 
-    Measured = Callable[[torch.Tensor, torch.Tensor], Any]
-
 _LOSS = "a loss of torch.nn.functional, or your own function of (outputs, targets): file.py:function"
 _METRIC = "what judges the model: a known metric, or your own function of (outputs, targets)"
-_WHAT: dict[str, str] = {"class": "a class", "number": "numbers", "token": "a token for every place of a sequence"}
+_PREDICTS = {"class": "a class", "number": "numbers", "token": "a token for every position of a sequence"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Parameterized):
     """What is predicted, the loss of a sample, and the metric of a model.
 
-    Your own subclass, named as ``file.py:Class``, is a frozen dataclass like those below. It sets ``target`` and the
-    defaults, and may override :meth:`losses`.
+    Your own task, named as ``file.py:Class``, is a subclass and a frozen dataclass like those below. It sets ``target``
+    and the defaults, and may override :meth:`losses`.
     """
 
     name: ClassVar[str]
@@ -41,10 +39,10 @@ class Task(Parameterized):
 
     loss: str = param(dataclasses.MISSING, Text(), _LOSS)
     metric: str = param(dataclasses.MISSING, Text(), _METRIC)
-    higher_is_better: bool | None = param(None, Optional(Boolean()), "the direction of a metric of your own")
+    higher_is_better: bool | None = param(None, Optional(Boolean()), "the direction of your own metric")
 
     def __post_init__(self) -> None:
-        """Find functions, and check that they fit what is predicted."""
+        """Find the functions, and check that they fit the target."""
         super().__post_init__()
         for name in ("loss", "metric"):
             value = getattr(self, name)
@@ -60,12 +58,12 @@ class Task(Parameterized):
             return
         import torch.nn.functional as F
 
-        # A loss with the parameter "reduction" can be had for each sample by itself.
+        # Only a loss with the parameter "reduction" can be computed per sample.
         known = [name for name in vars(F) if name.endswith("_loss") or name in ("cross_entropy", "kl_div")]
         if self.loss not in known or "reduction" not in inspect.signature(getattr(F, self.loss)).parameters:
             raise UnknownNameError(
                 f"torch.nn.functional has no loss {self.loss!r} of (outputs, targets).",
-                hint=suggest(self.loss, known) or "give a function of your own as file.py:function",
+                hint=suggest(self.loss, known) or "give your own function as file.py:function",
             )
 
     def _check_metric(self) -> None:
@@ -81,12 +79,12 @@ class Task(Parameterized):
         if self.metric not in fitting:
             raise UnknownNameError(
                 f"The task {self.name!r} has no metric {self.metric!r}. Known: {', '.join(fitting)}.",
-                hint=suggest(self.metric, fitting) or "give a function of your own as file.py:function",
+                hint=suggest(self.metric, fitting) or "give your own function as file.py:function",
             )
         direction = _METRICS[self.metric].higher
         if self.higher_is_better not in (None, direction):
             raise ParameterError(
-                f"For the metric {self.metric!r}, {'higher' if direction else 'lower'} is better; "
+                f"For the metric {self.metric!r}, {'higher' if direction else 'lower'} is better, but "
                 f"task.higher_is_better is {self.higher_is_better}."
             )
         object.__setattr__(self, "higher_is_better", direction)
@@ -105,18 +103,18 @@ class Task(Parameterized):
 
     @property
     def fast(self) -> bool:
-        """Whether the fast engines compute exactly this."""
+        """Whether the fast engines can train this task."""
         return type(self) is Classification and self.loss == "cross_entropy" and self.metric == "accuracy"
 
     @property
     def standardises(self) -> bool:
-        """Whether models learn targets of mean 0 and deviation 1."""
+        """Whether models learn targets scaled to mean 0 and deviation 1."""
         return False
 
     @property
     def predicts(self) -> str:
         """What is predicted, in words."""
-        return _WHAT[self.target]
+        return _PREDICTS[self.target]
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each sample (n,), given outputs (n, ...) and targets."""
@@ -127,7 +125,7 @@ class Task(Parameterized):
         else:
             import torch.nn.functional as F
 
-            # torch's losses over classes expect the class axis second.
+            # torch's losses over classes expect the classes on the second axis.
             scores = outputs if self.target == "number" else outputs.movedim(-1, 1)
             values = getattr(F, self.loss)(scores, targets, reduction="none")
         if not isinstance(values, torch.Tensor) or not values.ndim or len(values) != len(targets):
@@ -167,27 +165,27 @@ class Classification(Task):
 class Regression(Task):
     """One or several numbers per sample; by default squared error and its root.
 
-    Models learn targets of mean 0 and deviation 1, so that learning rates do not depend on the targets' unit. All
-    reported numbers, including test losses, are in the original unit.
+    Models learn targets scaled to mean 0 and deviation 1, so that learning rates do not depend on the targets' unit.
+    All reported numbers, including test losses, are in the original unit.
     """
 
     target = "number"
     loss: str = param("mse_loss", Text(), _LOSS)
     metric: str = param("rmse", Text(), _METRIC)
     standardise: bool = param(
-        True, Boolean(), "learn targets of mean 0 and deviation 1, where the loss is mse_loss or l1_loss"
+        True, Boolean(), "scale targets to mean 0 and deviation 1, if the loss is mse_loss or l1_loss"
     )
 
     @property
     def standardises(self) -> bool:
-        """Whether models learn standardised targets, which the loss must allow: no fixed zero point, no fixed unit."""
+        """Whether targets are scaled, which needs a loss that does not depend on their zero point or unit."""
         return self.standardise and self.loss in ("mse_loss", "l1_loss")
 
 
 @TASKS.register("next-token")
 @dataclass(frozen=True, kw_only=True)
 class NextToken(Task):
-    """A token for every place of a sequence: (n, length) integers in and out; a model returns (n, length, tokens)."""
+    """A token for every position: inputs and targets are (n, length) integers, outputs (n, length, tokens)."""
 
     target = "token"
     loss: str = param("cross_entropy", Text(), _LOSS)

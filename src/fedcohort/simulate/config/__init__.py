@@ -1,1 +1,1 @@
-"""The configuration of an experiment: TOML, overrides, sweeps, and the runs it stands for."""
+"""The configuration of an experiment: TOML, overrides, sweeps, and the runs they describe."""

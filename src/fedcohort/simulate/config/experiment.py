@@ -1,4 +1,4 @@
-"""The configuration of an experiment: TOML, overrides, and the runs it stands for.
+"""The configuration of an experiment, and the runs it describes.
 
 ::
 
@@ -35,13 +35,13 @@
     local = {loss = "robust"}         # for this selector only: local, aggregator, filter or labels
 
     # [selectors.mine]
-    # name = "mine.py:MySelector"     # a class of your own: file.py:Class, beside this file, or module:Class
+    # name = "mine.py:MySelector"     # your own class: file.py:Class next to this file, or module:Class
 
     # [task]
     # name = "regression"             # or next-token; classification is the default
 
     # [data]
-    # path = "people.csv"             # your own data, beside this file: see the source "file"
+    # path = "people.csv"             # your own data, next to this file; see the source "file"
     # label = "diagnosis"
     # client = "hospital"             # with scenario.partition = "natural"
 
@@ -60,7 +60,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ from fedcohort.selectors import Uniform
 from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.sections import DataOptions, ModelOptions, RunOptions
 from fedcohort.simulate.config.sweep import expand_sweep
-from fedcohort.simulate.config.toml import LENGTHS, ConfigError, find_table, merge_tables, override, read_table, to_toml
+from fedcohort.simulate.config.toml import LENGTHS, ConfigError, merge_tables, override, read_table, to_toml
 from fedcohort.simulate.data import DATASETS, Dataset, InMemory, OwnFile, data_section
 from fedcohort.simulate.label_sharing import LABEL_SHARING, LabelSharing
 from fedcohort.simulate.tasks import TASKS, Classification, Task
@@ -87,27 +88,13 @@ from fedcohort.training.local import LocalTraining
 
 MOST_RUNS = 100_000
 MOST_SEED = 2**63 - 1
-_LONGEST = 200  # characters of a run's name, which becomes a file name; file systems allow 255
-MEMORY_FILE = "data.npz"  # in an experiment's directory: data that came as arrays
-
-__all__ = [
-    "MEMORY_FILE",
-    "ConfigError",
-    "Experiment",
-    "RunPlan",
-    "find_table",
-    "merge_tables",
-    "override",
-    "read",
-    "read_table",
-    "to_toml",
-    "values_of",
-]
+_LONGEST_NAME = 200  # characters of a run's name, which becomes a file name; file systems allow 255
+MEMORY_FILE = "data.npz"  # in an experiment's directory: data that the user passed as arrays
 
 
 @dataclass(frozen=True, eq=False)
 class RunPlan:
-    """One run: a selector, a seed and a setting, built and checked."""
+    """One run: a selector under one seed in one setting, built and checked."""
 
     id: str
     label: str
@@ -139,9 +126,9 @@ class Experiment:
     plans : tuple of RunPlan
         Settings x selectors x seeds, in this order.
     options : RunOptions
-        Of the base configuration.
+        Options of the base configuration, which settings may change.
     notes : tuple of str
-        Choices that the configuration left open, in sentences.
+        Sentences about choices that the configuration left open.
     """
 
     name: str
@@ -153,11 +140,10 @@ class Experiment:
     @property
     def baseline(self) -> str:
         """The label that all others are compared with."""
-        labels = list(dict.fromkeys(plan.label for plan in self.plans))
         if self.options.baseline is not None:
             return self.options.baseline
-        uniform = [plan.label for plan in self.plans if isinstance(plan.selector, Uniform)]
-        return uniform[0] if uniform else labels[0]
+        uniform = (plan.label for plan in self.plans if isinstance(plan.selector, Uniform))
+        return next(uniform, self.plans[0].label)
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Experiment:
@@ -187,42 +173,46 @@ _PER_SELECTOR = ["local", *_NAMED]
 _DEFAULTS = {"aggregator": "fedavg", "filter": "keep-all", "labels": "counts"}
 
 
-# -- reading ---------------------------------------------------------------------------------------------------
-
-
 def read(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read a TOML file, apply ``key=value`` overrides with dotted keys, check and build everything."""
+    """Read a TOML file, apply ``key=value`` overrides with dotted keys, and build the experiment."""
     return Experiment.from_dict(override(read_table(path), overrides))
 
 
-# -- checking and building -------------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------------------
 
 
-def _unknown(where: str, key: str, known: Sequence[str], hint: str | None = None) -> ConfigError:
-    return ConfigError(
-        f"{where} has no key {key!r}. Known: {', '.join(known)}.",
-        hint=hint or (suggest(key, known)),
-    )
+@contextmanager
+def _errors_in(where: str) -> Iterator[None]:
+    """Turn an error about a value into a :class:`ConfigError` that says where the value is."""
+    try:
+        yield
+    except (InputError, ParameterError, UnknownNameError) as error:
+        raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
 
 
-def _check_top(table: Mapping[str, Any]) -> None:
+def _check_keys(
+    where: str,
+    table: Mapping[str, Any],
+    known: Sequence[str],
+    hint: Callable[[str, Sequence[str]], str | None] = suggest,
+) -> None:
     for key in table:
-        if key not in _TOP:
-            raise _unknown("The configuration", key, _TOP, _misplaced(key))
+        if key not in known:
+            raise ConfigError(f"{where} has no key {key!r}. Known: {', '.join(known)}.", hint=hint(key, known))
 
 
-def _misplaced(key: str) -> str | None:
-    """Return a hint where a key of the top level is one of a section: ``rounds`` is ``run.rounds``."""
+def _suggest_section(key: str, top: Sequence[str]) -> str | None:
+    """Return a hint about an unknown key at the top level, which may belong to a section: ``run.rounds``."""
     inside = {
         info.name: f"{section}.{info.name}"
-        for section, kind in reversed(_SECTIONS.items())  # of two sections with one key, the first counts
+        for section, kind in reversed(_SECTIONS.items())  # if two sections have the key, suggest the first
         for info in parameters(kind)
         if nearest(key, [info.name]) == info.name and info.name[:1] == key[:1]
     }
-    close = nearest(key, list(inside)) if inside else None
-    # A key that is nearly one of the top level is more likely a slip there, unless a section has just this one.
-    if close is None or (close != key and nearest(key, _TOP) is not None):
-        return None
+    close = nearest(key, inside)
+    # A key that resembles one of the top level is probably a typing error there, unless a section has exactly this key.
+    if close is None or (close != key and nearest(key, top) is not None):
+        return suggest(key, top)
     return f"did you mean {inside[close]!r}?"
 
 
@@ -231,57 +221,47 @@ def _table(where: str, value: Any, hint: str | None = None) -> dict[str, Any]:
         return {"name": value}
     if not isinstance(value, Mapping):
         plain = value is None or isinstance(value, (bool, int, float))
-        got = short_repr(value) if plain else f"something of the type {type(value).__name__}"
+        got = short_repr(value) if plain else f"an object of type {type(value).__name__}"
         raise ConfigError(f"{where} must be a table or a name. Got {got}.", hint=hint)
     return dict(value)
+
+
+# -- sections --------------------------------------------------------------------------------------------------
 
 
 def _section(name: str, value: Any) -> Any:
     """Build one of the sections that are plain dataclasses."""
     kind = _SECTIONS[name]
     values = _table(f"The section [{name}]", value)
-    known = [info.name for info in parameters(kind)]
-    for key in values:
-        if key not in known:
-            raise _unknown(f"The section [{name}]", key, known)
-    if kind is ModelOptions and "name" in values:
-        values["name"] = _absolute_model(values["name"])
-    # LocalTraining insists on one length; a configuration without any means one epoch.
+    _check_keys(f"The section [{name}]", values, [info.name for info in parameters(kind)])
+    # LocalTraining insists on one length. A configuration that has none means one epoch.
     if kind is LocalTraining and not any(length in values for length in LENGTHS):
         values["epochs"] = 1
-    try:
+    with _errors_in(f"In the section [{name}]"):
+        if kind is ModelOptions and "name" in values:
+            values["name"] = _absolute_name(values["name"])
         return kind(**values)
-    except ParameterError as error:
-        raise ConfigError(f"In the section [{name}]: {error.message}", hint=error.hint) from error
 
 
-def _absolute_model(name: Any) -> Any:
-    """Return a model's name; a reference ``file.py:Class`` becomes one that works from any folder."""
-    if not isinstance(name, str) or not is_reference(name):
-        return name
-    try:
-        return resolve_reference(name)[1]
-    except (InputError, UnknownNameError) as error:
-        raise ConfigError(f"In the section [model]: {error.message}", hint=error.hint) from error
+def _absolute_name(name: Any) -> Any:
+    """Return a name, with a reference ``file.py:Class`` turned into one that works from any folder."""
+    return resolve_reference(name)[1] if isinstance(name, str) and is_reference(name) else name
 
 
 def _task(value: Any) -> Task:
     values = _table("The section [task]", value)
-    try:
-        task: Task = _create(TASKS, values.pop("name", "classification"), values, "In the section [task]")
-    except InputError as error:
-        raise ConfigError(f"In the section [task]: {error.message}", hint=error.hint) from error
+    task: Task = _create(TASKS, values.pop("name", "classification"), values, "In the section [task]")
     return task
 
 
 def _data(value: Any, target: str = "class") -> DataOptions:
     if isinstance(value, Dataset):
         return DataOptions(name="memory", source=InMemory(value))
-    values = _table("The section [data]", value, "from_arrays and from_pandas make a Dataset of arrays and frames")
+    values = _table("The section [data]", value, "from_arrays and from_pandas make a Dataset from arrays and frames")
     name = values.pop("name", "file" if "path" in values else "digits")
     if isinstance(name, str):
-        short = data_section(name)
-        name, values = short.pop("name"), {**short, **values}
+        section = data_section(name)
+        name, values = section.pop("name"), {**section, **values}
     places = {key: values.pop(key) for key in ("folder", "download") if key in values}
     if name == "file" and target != "class":
         values.setdefault("target", target)
@@ -289,61 +269,57 @@ def _data(value: Any, target: str = "class") -> DataOptions:
     name = DATASETS.reference(type(source)) or name  # works from any folder
     if isinstance(source, OwnFile):
         source = source.with_absolute_paths(places.pop("folder", None))
-    try:
+    with _errors_in("In the section [data]"):
         return DataOptions(name=name, source=source, **places)
-    except ParameterError as error:
-        raise ConfigError(f"In the section [data]: {error.message}", hint=error.hint) from error
 
 
 def _build_by_name(name: str, value: Any) -> Any:
-    """Build a part that a registry knows by name."""
+    """Build one of the sections that a registry knows by name."""
     values = _table(f"The section [{name}]", value)
-    wanted = values.pop("name", _DEFAULTS[name])
-    return _create(_NAMED[name], wanted, values, f"In the section [{name}]")
+    return _create(_NAMED[name], values.pop("name", _DEFAULTS[name]), values, f"In the section [{name}]")
 
 
 def _create(registry: Registry[Any], name: Any, values: Mapping[str, Any], where: str) -> Any:
     if not isinstance(name, str):
         raise ConfigError(f"{where}: the name must be a string. Got {name!r}.")
-    try:
+    with _errors_in(where):
         return registry.create(name, **values)
-    except (InputError, ParameterError, UnknownNameError) as error:
-        raise ConfigError(f"{where}: {error.message}", hint=error.hint) from error
 
 
 def names_clients(table: Mapping[str, Any]) -> bool:
-    """Whether the data of a configuration say which client each sample belongs to."""
+    """Whether a configuration's data say which client each sample belongs to."""
     data = _data(table.get("data", {}), _task(table.get("task", {})).target)
     return data.source.names_clients(data.folder)
 
 
-def _scenario(value: Any, data: DataOptions | None = None) -> Scenario:
-    """Build a scenario; without a partition, the federation has the clients that ``data`` name."""
+def _scenario(value: Any, data: DataOptions) -> Scenario:
+    """Build a scenario. If it has no partition and the data name their clients, these are the federation's."""
     table = {"preset": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping):
         raise ConfigError(f"The section [scenario] must be a table or the name of a preset. Got {short_repr(value)}.")
-    if data is not None and _uses_named_clients(table, data):
+    if _uses_named_clients(table, data):
         table = {**table, "partition": {"name": "natural"}}
-    try:
+    with _errors_in("In the section [scenario]"):
         return Scenario.from_dict(table)
-    except (ParameterError, UnknownNameError) as error:
-        raise ConfigError(f"In the section [scenario]: {error.message}", hint=error.hint) from error
 
 
 def _uses_named_clients(scenario: Any, data: DataOptions) -> bool:
-    """Whether a section [scenario] leaves the partition to data that name their clients."""
-    given = isinstance(scenario, str) or "partition" in scenario or "preset" in scenario
-    return not given and data.source.names_clients(data.folder)
+    """Whether the section [scenario] has no partition of its own and the data name their clients."""
+    has_partition = isinstance(scenario, str) or "partition" in scenario or "preset" in scenario
+    return not has_partition and data.source.names_clients(data.folder)
+
+
+# -- runs ------------------------------------------------------------------------------------------------------
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
-            found |= _flatten(value, f"{prefix}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def _slug(text: str) -> str:
@@ -358,13 +334,13 @@ def _seeds(value: Any) -> list[int]:
             raise ConfigError(f"The seeds must differ. Got {value}.")
         return list(value)
     raise ConfigError(
-        f"'seeds' must be a list of whole numbers from 0 to {MOST_SEED}, or how many, at most {MOST_RUNS:,}. "
+        f"'seeds' must be a list of whole numbers from 0 to {MOST_SEED}, or their number, at most {MOST_RUNS:,}. "
         f"Got {short_repr(value)}."
     )
 
 
 def _build(table: Mapping[str, Any]) -> Experiment:
-    _check_top(table)
+    _check_keys("The configuration", table, _TOP, _suggest_section)
     name = table.get("name", "experiment")
     if not Text().admits(name):
         raise ConfigError(f"'name' must be a non-empty string. Got {name!r}.")
@@ -388,15 +364,17 @@ def _build(table: Mapping[str, Any]) -> Experiment:
     try:
         to_toml(complete).encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"A configuration is text in UTF-8. Got {error.object[error.start : error.end]!r}.") from None
+        raise ConfigError(
+            f"A configuration must be valid UTF-8. Got {error.object[error.start : error.end]!r}."
+        ) from None
     notes = _notes(complete, selectors, plans)
     if any(_uses_named_clients(merge_tables(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
-        notes = ("the data name their clients, and these are the federation's (the partition 'natural')", *notes)
+        notes = ("the data name their clients, so the federation consists of these (partition 'natural')", *notes)
     return Experiment(name, complete, tuple(plans), options, notes)
 
 
 def _check_count(settings: int, selectors: int, seeds: int) -> None:
-    # Before anything is built: a typing error in a sweep must not fill the memory with plans.
+    # Checked before anything is built, so that a typing error in a sweep cannot fill the memory with plans.
     count = settings * selectors * seeds
     if count > MOST_RUNS:
         raise ConfigError(
@@ -406,7 +384,7 @@ def _check_count(settings: int, selectors: int, seeds: int) -> None:
 
 
 def _selectors(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the tables of the selectors by label, those of a sweep one by one."""
+    """Return the table of each selector by label, with every variant of a sweep as its own selector."""
     selectors = table.get("selectors") or {"uniform": {}}
     if not isinstance(selectors, Mapping):
         raise ConfigError(
@@ -418,19 +396,17 @@ def _selectors(table: Mapping[str, Any]) -> Mapping[str, Any]:
 def _plans(
     base: Mapping[str, Any], seeds: list[int], selectors: Mapping[str, Any], settings: list[Any]
 ) -> list[RunPlan]:
-    """Return the runs: each setting with each selector and each seed."""
+    """Return a run for each setting, selector and seed."""
     plans: list[RunPlan] = []
     for number, setting in enumerate(settings or [{}]):
         change = dict(setting)
         title = str(change.pop("name", f"setting-{number}" if settings else ""))
-        _check_setting(title, change)
+        _check_keys(f"The setting {title!r}", change, ["name", "data", *_SECTIONS, "scenario", *_NAMED])
         if "data" in change and isinstance(base.get("data"), Dataset):
-            raise ConfigError(f"The setting {title!r} cannot change data that were given as arrays.")
+            raise ConfigError(f"The setting {title!r} cannot change data that were passed as arrays.")
         changed = merge_tables(base, change)
         for label, raw in selectors.items():
-            plans += _runs_of(
-                changed, label, _table(f"[selectors.{label}]", raw), seeds=seeds, title=title, setting=_flatten(change)
-            )
+            plans += _runs_of(changed, label, raw, seeds=seeds, title=title, setting=_flatten(change))
     return plans
 
 
@@ -439,7 +415,7 @@ def _check_ids(plans: Sequence[RunPlan]) -> None:
     for plan in plans:
         if plan.id in ids:
             raise ConfigError(
-                f"Two runs would both be called {plan.id!r}.", hint="give settings and selectors other names"
+                f"Two runs would both be called {plan.id!r}.", hint="give settings and selectors different names"
             )
         ids.add(plan.id)
 
@@ -447,7 +423,7 @@ def _check_ids(plans: Sequence[RunPlan]) -> None:
 def _check_known(option: str, value: str | None, kind: str, known: list[str]) -> None:
     if value is not None and value not in known:
         raise ConfigError(
-            f"The {option} {value!r} is no {kind}. Known: {', '.join(known) or 'none'}.",
+            f"The {option} {value!r} is not the {kind}. Known: {', '.join(known) or 'none'}.",
             hint=suggest(value, known),
         )
 
@@ -462,88 +438,69 @@ def _check_targets(targets: Sequence[float], task: Task) -> None:
 
 
 def _parts_of(selector: Selector[Any]) -> dict[str, str]:
-    """Return the filter and aggregator that a selector needs where the configuration names none."""
-    brought = {}
+    """Return the filter and aggregator that a selector needs, for a configuration that names none."""
+    parts = {}
     if Signal.KEPT in selector.requires:
-        brought["filter"] = selector.default_filter
+        parts["filter"] = selector.default_filter
     if selector.aggregator is not None and selector.aggregator != _DEFAULTS["aggregator"]:
-        brought["aggregator"] = selector.aggregator
-    return brought
+        parts["aggregator"] = selector.aggregator
+    return parts
 
 
-_WHY = {
+_REASONS = {
     "filter": "it learns from which models a filter keeps",
-    "aggregator": "with it the weights of the clients it draws are unbiased",
+    "aggregator": "its weights are unbiased only with this aggregator",
 }
 
 
 def _notes(complete: Mapping[str, Any], selectors: Mapping[str, Any], plans: Sequence[RunPlan]) -> tuple[str, ...]:
-    """Say which selectors got a part that the configuration does not name, and which have an unsuitable one."""
+    """Return notes about parts that selectors brought themselves, and about aggregators that do not suit them."""
     notes = [
-        f"{label} comes with the {section} {entry[section]['name']!r}, because {why}"
-        for section, why in _WHY.items()
+        f"{label} comes with the {section} {entry[section]['name']!r}, because {reason}"
+        for section, reason in _REASONS.items()
         for label, entry in complete["selectors"].items()
         if section in entry and section not in _table(label, selectors[label])
     ]
     for plan in plans:
-        wanted, configured = plan.selector.aggregator, plan.aggregator.name
-        if configured == wanted or (wanted is None and configured != InverseProbability.name):
+        needed, configured = plan.selector.aggregator, plan.aggregator.name
+        if configured == needed or (needed is None and configured != InverseProbability.name):
             continue
-        weights = "makes no weights for it" if wanted is None else f"makes weights for the aggregator {wanted!r}"
+        weights = "makes no weights for it" if needed is None else f"makes weights for the aggregator {needed!r}"
         notes.append(
-            f"{plan.label} is configured with the aggregator {configured!r} and {weights}: its average may be biased"
+            f"{plan.label} is configured with the aggregator {configured!r} but {weights}, so its average may be biased"
         )
     return tuple(dict.fromkeys(notes))
 
 
 def _with_shadows(plans: Sequence[RunPlan]) -> list[RunPlan]:
-    """Give each run its shadows: the selectors of other labels in its own setting."""
-    by_setting: dict[str, dict[str, Selector[Any]]] = {}
-    for plan in plans:
-        by_setting.setdefault(plan.setting_name, {})[plan.label] = plan.selector
+    """Give each run the selectors that shadow it; a selector does not shadow its own runs."""
+    selectors = {plan.label: plan.selector for plan in plans}
+    for label in dict.fromkeys(label for plan in plans for label in plan.options.shadows):
+        _check_known("shadow", label, "label of a selector", list(selectors))
     return [
-        replace(plan, shadows=_shadows(plan, by_setting[plan.setting_name])) if plan.options.shadows else plan
+        replace(plan, shadows={label: selectors[label] for label in plan.options.shadows if label != plan.label})
         for plan in plans
     ]
-
-
-def _shadows(plan: RunPlan, selectors: Mapping[str, Selector[Any]]) -> dict[str, Selector[Any]]:
-    for label in plan.options.shadows:
-        if label not in selectors:
-            raise ConfigError(
-                f"The shadow {label!r} is no label of a selector. Known: {', '.join(selectors)}.",
-                hint=suggest(label, selectors),
-            )
-    return {label: selectors[label] for label in plan.options.shadows if label != plan.label}
-
-
-def _check_setting(title: str, change: Mapping[str, Any]) -> None:
-    allowed = ["data", *_SECTIONS, "scenario", *_NAMED]
-    for key in change:
-        if key not in allowed:
-            raise _unknown(f"The setting {title!r}", key, ["name", *allowed])
 
 
 def _runs_of(
     table: Mapping[str, Any],
     label: str,
-    raw: dict[str, Any],
+    raw: Any,
     *,
     seeds: Sequence[int],
     title: str,
     setting: dict[str, Any],
 ) -> list[RunPlan]:
-    """Return one setting's runs of one selector, one per seed."""
-    selector_name = raw.pop("name", label)
-    own = {key: raw.pop(key) for key in _PER_SELECTOR if key in raw}
-    selector = _create(SELECTORS, selector_name, raw, f"In [selectors.{label}]")
-    _check_requires(selector, str(selector_name))
-    whole = merge_tables(table, own)
-    task = _task(whole.get("task", {}))
+    """Return the runs of one selector in one setting, one per seed."""
+    selector_name, selector, own = _selector(label, raw)
+    _check_requires(selector, selector_name)
+    merged = merge_tables(table, own)
+    task = _task(merged.get("task", {}))
     for section, default in _parts_of(selector).items():
-        if whole.get(section):
+        if merged.get(section):
             continue
-        whole[section] = default
+        merged[section] = default
         try:
             _build_by_name(section, default)
         except ConfigError as error:
@@ -551,26 +508,26 @@ def _runs_of(
                 f"The {section} that the selector {selector_name!r} comes with cannot be used. {error.message}",
                 hint=error.hint,
             ) from error
-    data = _data(whole.get("data", {}), task.target)
+    data = _data(merged.get("data", {}), task.target)
     shared = {
         "selector": selector,
         "data": data,
         "task": task,
-        "scenario": _scenario(whole.get("scenario", {}), data),
-        "model": _section("model", whole.get("model", {})),
-        "local": _section("local", whole.get("local", {})),
-        "aggregator": _build_by_name("aggregator", whole.get("aggregator", {})),
-        "filter": _build_by_name("filter", whole.get("filter", {})),
-        "labels": _build_by_name("labels", whole.get("labels", {})),
-        "options": _section("run", whole.get("run", {})),
-        "rules": _section("rules", whole["rules"]) if whole.get("rules") else None,
+        "scenario": _scenario(merged.get("scenario", {}), data),
+        "model": _section("model", merged.get("model", {})),
+        "local": _section("local", merged.get("local", {})),
+        "aggregator": _build_by_name("aggregator", merged.get("aggregator", {})),
+        "filter": _build_by_name("filter", merged.get("filter", {})),
+        "labels": _build_by_name("labels", merged.get("labels", {})),
+        "options": _section("run", merged.get("run", {})),
+        "rules": _section("rules", merged["rules"]) if merged.get("rules") else None,
     }
     stem = _slug(label) + (f"-{_slug(title)}" if title else "")
-    if len(stem) > _LONGEST:
-        named = " and ".join(short_repr(name, 60) for name in (label, title) if name)
+    if len(stem) > _LONGEST_NAME:
+        names = " and ".join(short_repr(name, 60) for name in (label, title) if name)
         raise ConfigError(
-            f"Files are named after a selector's label and its setting's name, which have {len(stem)} characters "
-            f"together; at most {_LONGEST} are allowed. Got {named}.",
+            f"A run's files are named after its selector's label and its setting's name. Together these have "
+            f"{len(stem)} characters, but at most {_LONGEST_NAME} are allowed. Got {names}.",
             hint="give the selector or the setting a shorter name",
         )
     return [
@@ -579,18 +536,29 @@ def _runs_of(
     ]
 
 
+def _selector(label: str, raw: Any) -> tuple[str, Selector[Any], dict[str, Any]]:
+    """Return the name and the selector of ``[selectors.LABEL]``, and the sections in it."""
+    entry = _table(f"[selectors.{label}]", raw)
+    own = {key: entry.pop(key) for key in _PER_SELECTOR if key in entry}
+    name = entry.pop("name", label)
+    return name, _create(SELECTORS, name, entry, f"In [selectors.{label}]"), own
+
+
 def _check_requires(selector: Selector[Any], name: str) -> None:
     with user_code_errors(f"The selector {name!r} cannot say what it requires", name):
-        found: object = selector.requires
-    if not isinstance(found, frozenset) or not all(isinstance(signal, Signal) for signal in found):
+        signals: object = selector.requires
+    if not isinstance(signals, frozenset) or not all(isinstance(signal, Signal) for signal in signals):
         raise ConfigError(
-            f"The selector {name!r} must require a frozenset of signals. Got {short_repr(found)}.",
+            f"The selector {name!r} must require a frozenset of signals. Got {short_repr(signals)}.",
             hint="for example frozenset({Signal.LOSS})",
         )
 
 
+# -- the complete configuration --------------------------------------------------------------------------------
+
+
 def values_of(thing: Any) -> dict[str, Any]:
-    """Return the parameters of something configurable as plain values, None left out."""
+    """Return the parameters of a configurable object as plain values, without those that are None."""
     values = {info.name: getattr(thing, info.name) for info in parameters(type(thing))}
     return {key: _without_none(value) for key, value in values.items() if value is not None}
 
@@ -604,7 +572,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _describe(section: str, value: Any) -> dict[str, Any]:
-    """Return a part with its name and all its parameters, as plain values."""
+    """Return a section with its name and all its parameters, as plain values."""
     built = _build_by_name(section, value)
     return {"name": _NAMED[section].reference(type(built)) or built.name, **values_of(built)}
 
@@ -612,17 +580,17 @@ def _describe(section: str, value: Any) -> dict[str, Any]:
 def _with_absolute_name(section: str, value: Any) -> Any:
     """Return a copy of a section in which a user's own class has a name that works from any folder."""
     value = copy.deepcopy(value)
-    name = value.get("name") if isinstance(value, Mapping) else value
-    if section in ("data", "model", "aggregator", "filter") and isinstance(name, str) and is_reference(name):
-        whole = resolve_reference(name)[1]
-        return {**value, "name": whole} if isinstance(value, Mapping) else whole
-    return value
+    if section not in ("data", "model", "aggregator", "filter"):
+        return value
+    if isinstance(value, Mapping):
+        return {**value, "name": _absolute_name(value["name"])} if "name" in value else value
+    return _absolute_name(value)
 
 
 def _fill_in(
     base: Mapping[str, Any], name: str, seeds: list[int], selectors: Mapping[str, Any], settings: list[Any]
 ) -> dict[str, Any]:
-    """Return the configuration with every default filled in, such that building it again gives the same runs."""
+    """Return the configuration with every default filled in, so that building it again gives the same runs."""
     task = _task(base.get("task", {}))
     data = _data(base.get("data", {}), task.target)
     complete: dict[str, Any] = {"name": name, "seeds": seeds, "data": _complete_data(data, task)}
@@ -632,7 +600,7 @@ def _fill_in(
     complete |= {section: values_of(_section(section, base.get(section, {}))) for section in sections}
     complete["scenario"] = _complete_scenario(base.get("scenario", {}), settings, data)
     # If only a setting names one, a default here would override what selectors bring in the other settings.
-    named = {section for section in _WHY if section in base or any(section in setting for setting in settings)}
+    named = {section for section in _REASONS if section in base or any(section in setting for setting in settings)}
     described = [section for section in _NAMED if section not in named or base.get(section)]
     complete |= {section: _describe(section, base.get(section, {})) for section in described}
     complete["selectors"] = {label: _complete_selector(label, raw, named) for label, raw in selectors.items()}
@@ -644,31 +612,29 @@ def _fill_in(
 
 
 def _complete_data(data: DataOptions, task: Task) -> dict[str, Any]:
-    """Return the section ``[data]``; data in memory are named by the file that the experiment keeps them in."""
+    """Return the section ``[data]``; for data in memory it names the file that the experiment writes them to."""
     if not isinstance(data.source, InMemory):
         return {**values_of(data), **values_of(data.source)}
-    whole = data.source.dataset.x_train.dtype.kind == "i"
-    return {"name": "file", "path": MEMORY_FILE, "target": task.target, "integers": whole}
+    integers = data.source.dataset.x_train.dtype.kind == "i"
+    return {"name": "file", "path": MEMORY_FILE, "target": task.target, "integers": integers}
 
 
-def _complete_scenario(given: Any, settings: list[Any], data: DataOptions) -> dict[str, Any]:
+def _complete_scenario(section: Any, settings: list[Any], data: DataOptions) -> dict[str, Any]:
     if not any("scenario" in setting for setting in settings):
-        return _scenario(given, data).to_dict()
+        return _scenario(section, data).to_dict()
     # A setting that changes parts of a preset must still find the preset by name, so defaults are not filled in.
-    kept: dict[str, Any] = copy.deepcopy(given)
-    if _uses_named_clients(given, data):
-        kept["partition"] = {"name": "natural"}
-    return kept
+    unfilled: dict[str, Any] = copy.deepcopy(section)
+    if _uses_named_clients(section, data):
+        unfilled["partition"] = {"name": "natural"}
+    return unfilled
 
 
 def _complete_selector(label: str, raw: Any, named: Container[str]) -> dict[str, Any]:
-    """Return a selector's table with every parameter, and the parts it brings for sections that nothing has named."""
-    entry = _table(label, raw)
-    own = {key: _with_absolute_name(key, entry.pop(key)) for key in _PER_SELECTOR if key in entry}
-    wanted = entry.pop("name", label)
-    selector = SELECTORS.create(wanted, **entry)
-    wanted = SELECTORS.reference(type(selector)) or wanted  # works from any folder
+    """Return a selector's table with every parameter, and the parts it brings for sections not in ``named``."""
+    name, selector, own = _selector(label, raw)
+    name = SELECTORS.reference(type(selector)) or name  # works from any folder
+    own = {key: _with_absolute_name(key, value) for key, value in own.items()}
     for section, default in _parts_of(selector).items():
         if section not in named and section not in own:
             own[section] = _describe(section, default)
-    return {"name": wanted, **values_of(selector), **own}
+    return {"name": name, **values_of(selector), **own}

@@ -1,6 +1,6 @@
-"""More seeds, rounds or selectors for an existing experiment: the larger configuration, checked against it.
+"""Add seeds, rounds or selectors to the configuration of an existing experiment.
 
-Nothing is written here. Runs on disk keep their federations, their lock-step groups and every row; see
+Nothing is written here. Runs on disk keep their federations, their lock-step groups and all their rows; see
 :meth:`fedcohort.simulate.rounds.runner.Simulation.extend`.
 """
 
@@ -27,11 +27,11 @@ def larger_experiment(
     Parameters
     ----------
     seeds : sequence of int or int or None
-        Seeds to add, or how many seeds there should be in all.
+        Seeds to add, or the new total number of seeds.
     rounds : int or None
-        Rounds in all.
-    selectors : mapping of str to table
-        Entries of [selectors] to add.
+        New total number of rounds.
+    selectors : mapping of label to table
+        Entries to add to ``[selectors]``.
     """
     results = load(out)
     check_continuable(out, results.meta)
@@ -45,7 +45,7 @@ def larger_experiment(
         if label in table["selectors"]:
             raise ConfigError(
                 f"The experiment in {out} already has a selector labelled {label!r}.",
-                hint="run another experiment to compare it with other parameters, or sweep over them",
+                hint="to try other parameters, use another label or run another experiment",
             )
         table["selectors"][label] = _entry(table, label, entry)
     experiment = Experiment.from_dict(table)
@@ -55,7 +55,7 @@ def larger_experiment(
 
 
 def _check_larger(out: Path, before: Experiment, experiment: Experiment) -> None:
-    """Refuse an experiment that takes rounds away, or adds nothing."""
+    """Refuse an experiment that removes rounds or adds nothing."""
     planned = {plan.id: plan.options.rounds for plan in before.plans}
     for plan in experiment.plans:
         if plan.options.rounds < planned.get(plan.id, 0):
@@ -72,7 +72,7 @@ def _check_larger(out: Path, before: Experiment, experiment: Experiment) -> None
 
 
 def _check_checkpoints(out: Path, results: Results) -> None:
-    """Refuse to continue a finished run whose model is gone; an unfinished one can still be run from the start."""
+    """Refuse to continue a finished run whose model is gone. An unfinished one can still start over."""
     saved = {name for point in checkpoints.all_newest(out / "checkpoint").values() for name in point.facts["runs"]}
     lost = [info.id for info in results.runs if info.rounds_done and info.id not in saved]
     if lost and results.status.get("state") == "finished":
@@ -90,16 +90,16 @@ def _more_seeds(present: Sequence[int], seeds: Sequence[int] | int) -> list[int]
         if seeds < len(present):
             raise ConfigError(
                 f"The experiment has {len(present)} seeds, which cannot become {seeds}.",
-                hint="seeds can be added, not removed; a list such as 7,8 adds these",
+                hint="seeds can be added, not removed; a list such as 7,8 adds these two seeds",
             )
-        taken = set(present)
-        fresh = (seed for seed in itertools.count() if seed not in taken)
+        existing = set(present)
+        fresh = (seed for seed in itertools.count() if seed not in existing)
         return [*present, *itertools.islice(fresh, seeds - len(present))]
     return list(dict.fromkeys([*present, *seeds]))
 
 
 def _entry(table: Mapping[str, Any], label: str, entry: Any) -> Any:
-    """Return a selector's table, with the filter it needs if the experiment has none."""
+    """Return a selector's table, with the parts it needs if the experiment has no filter."""
     if table.get("filter", {}).get("name") != "keep-all":
         return entry
     return Experiment.from_dict({"selectors": {label: entry}}).table["selectors"][label]

@@ -30,91 +30,97 @@ class _Count(Constraint):
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(Parameterized):
-    """Which dataset: the section ``[data]``, whose other keys are the dataset's own parameters."""
+    """The section ``[data]``. Its other keys are parameters of the dataset."""
 
     name: str = param("digits", Text(), "a dataset of fedcohort.simulate.data")
-    folder: str | None = param(None, Optional(Text()), "where datasets are kept; None: the usual places")
-    download: bool = param(False, Boolean(), "download what is not found")
+    folder: str | None = param(None, Optional(Text()), "where datasets are stored; None: the usual places")
+    download: bool = param(False, Boolean(), "download the dataset if it is not found")
     source: Source = field(default_factory=Digits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Parameterized):
-    """Which model: the section ``[model]``."""
+    """The section ``[model]``."""
 
-    name: str = param("mlp", Text(), "a registered model, or a module of your own: file.py:Class or module:Class")
+    name: str = param("mlp", Text(), "a registered model, or your own module: file.py:Class or module:Class")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Parameterized):
-    """How long and how often: the section ``[run]``."""
+    """The section ``[run]``."""
 
     rounds: int = param(100, Interval(int, 1, 10**7), "rounds of training")
     seconds: float | None = param(
         None,
         Optional(Interval(float, 0, None, "neither")),
-        "simulated seconds after which a run ends, with the round it is in; None: after its rounds",
+        "simulated seconds after which a run ends, once its current round is over; None: after its rounds",
     )
     cohort: int | str = param(10, _Count(), "clients per round; with mode 'async', clients at work at the same time")
     mode: str = param(
-        "sync", OneOf(("sync", "async")), "rounds, or clients that are replaced one by one; then a round is a model"
+        "sync",
+        OneOf(("sync", "async")),
+        "'sync': rounds; 'async': clients are replaced one by one, and a round lasts until there is a new model",
     )
-    buffer: int = param(1, Interval(int, 1, None), "with mode 'async', answers that make a model (FedBuff's K)")
+    buffer: int = param(1, Interval(int, 1, None), "with mode 'async', answers per model (FedBuff's K)")
     period: float | None = param(
         None,
         Optional(Interval(float, 0, None, "neither")),
-        "with mode 'async', simulated seconds between two models, in place of 'buffer'",
+        "with mode 'async', simulated seconds between two models, instead of 'buffer'",
     )
     spares: int = param(
-        0, Interval(int, 0, None), "so many clients more are asked, and a round closes with the first 'cohort' answers"
+        0, Interval(int, 0, None), "extra clients per round, which closes with the first 'cohort' answers"
     )
     deadline: Literal["auto"] | None = param(
         None,
         Optional(OneOf(("auto",))),
-        "'auto': every round gets the deadline, and at most 'spares' spares, with which models came fastest so far; "
-        "a fixed one is scenario.deadline",
+        "'auto': every round gets the deadline, and at most 'spares' spares, that made models fastest so far; "
+        "for a fixed deadline use scenario.deadline",
     )
     late: Literal["discard", "count"] = param(
         "discard",
         LATE_REPLIES,
-        "what becomes of models that come after their round was closed: 'count' averages them in the next round",
+        "what happens to models that arrive after their round has closed: 'count' averages them in the next round",
     )
-    eval_every: int = param(1, Interval(int, 1, None), "rounds between evaluations on the test set; the last always is")
+    eval_every: int = param(
+        1, Interval(int, 1, None), "rounds between evaluations on the test set; the last is always evaluated"
+    )
     targets: tuple[float, ...] = param(
         (), ListOf(Interval(float, None, None)), "accuracies, or values of the task's metric, for rounds-to-target"
     )
     terminal: int | None = param(
         None,
         Optional(Interval(int, 1, None)),
-        "terminal accuracy is the mean over this many last rounds; None: 50, or a fifth of a run shorter than 250",
+        "last rounds that terminal accuracy averages; None: 50, or a fifth of a run shorter than 250",
     )
     patience: int | None = param(
         None,
         Optional(Interval(int, 1, None)),
         "stop a run after this many rounds in a row with rising validation and falling training loss (FLASH, Sec. 3.2)",
     )
-    baseline: str | None = param(None, Optional(Text()), "label others are compared with; None: uniform, or the first")
+    baseline: str | None = param(
+        None, Optional(Text()), "label that others are compared with; None: uniform, or the first"
+    )
     reference: str | None = param(
         None, Optional(Text()), "setting with IID data, against which improvement is measured"
     )
     shadows: tuple[str, ...] = param(
-        (), ListOf(Text()), "labels of selectors that shadow every run: what they would have picked is recorded"
+        (), ListOf(Text()), "labels of selectors that shadow every run; what they would have picked is recorded"
     )
     device: str = param("auto", Text(), "auto, cpu, cuda or cuda:N")
     workers: int | None = param(None, Optional(Interval(int, 1, 4096)), "threads for CPU training; None: all cores")
     processes: int | None = param(
         None,
         Optional(Interval(int, 1, 1024)),
-        "processes that share the runs; None: as many as make it faster",
+        "processes that share the runs; None: as many as are fastest",
     )
     tf32: bool = param(
         True, Boolean(), "on CUDA, round the factors of matrix products to TF32; false: full single precision"
     )
-    lockstep: int = param(256, Interval(int, 1, None), "largest number of runs that advance together; more take turns")
+    lockstep: int = param(256, Interval(int, 1, None), "most runs that advance together; further runs take turns")
     checkpoint_seconds: float = param(30.0, Interval(float, 0, None), "seconds between checkpoints; 0: every round")
     engine: str = param("local", OneOf(("local", "ray")), "where runs are executed")
 
     @property
     def size(self) -> int | None:
-        """Clients per round; None is everybody available."""
+        """Clients per round; None means all that are available."""
         return None if isinstance(self.cohort, str) else int(self.cohort)

@@ -1,12 +1,12 @@
-"""Sweeps: one selector with several values of its parameters, each value as a separate selector.
+"""Sweeps: try several values of a selector's parameters, each as a separate selector.
 
-In TOML, and with ``--sweep fedcor.warmup=5,15,30`` on the command line::
+``--sweep fedcor.warmup=5,15,30`` on the command line is in TOML::
 
     [sweep]
     fedcor.warmup = [5, 15, 30]
 
-The selector ``fedcor`` becomes ``fedcor warmup=5``, ``fedcor warmup=15`` and ``fedcor warmup=30``; several parameters
-of one selector are combined with each other. Everything else of the selector's table stays as it is.
+The selector ``fedcor`` becomes ``fedcor warmup=5``, ``fedcor warmup=15`` and ``fedcor warmup=30``. If several
+parameters of a selector are swept, all combinations are tried. The rest of the selector's table stays as it is.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from fedcohort.core.params import parameters
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.core.registry import suggest
-from fedcohort.simulate.config.toml import ConfigError, parse_toml
+from fedcohort.simulate.config.toml import ConfigError, parse_toml, parse_value
 
 
 def parse_sweeps(items: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
-    """Read ``label.parameter=value,value,...``; a value is TOML, or else a text.
+    """Read ``label.parameter=value,value,...``. A value is TOML, or else text.
 
     >>> parse_sweeps(["fedcor.warmup=5,15", "fedcor.discount=0.5,0.9"])
     {'fedcor': {'warmup': [5, 15], 'discount': [0.5, 0.9]}}
@@ -47,14 +47,7 @@ def _values(text: str) -> list[Any]:
     try:
         return list(parse_toml(f"values = [{text}]")["values"])
     except tomllib.TOMLDecodeError:
-        return [_value(part.strip()) for part in text.split(",")]
-
-
-def _value(text: str) -> Any:
-    try:
-        return parse_toml(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        return [parse_value(part.strip()) for part in text.split(",")]
 
 
 def expand_sweep(selectors: Mapping[str, Any], sweep: Any) -> dict[str, Any]:
@@ -71,7 +64,7 @@ def expand_sweep(selectors: Mapping[str, Any], sweep: Any) -> dict[str, Any]:
     for label, raw in selectors.items():
         for name, entry in _variants(label, raw, sweep[label]) if label in sweep else [(label, raw)]:
             if name in result:
-                raise ConfigError(f"Two selectors would both be labelled {name!r}.", hint="give one another label")
+                raise ConfigError(f"Two selectors would both be labelled {name!r}.", hint="relabel one of them")
             result[name] = entry
     return result
 
@@ -79,7 +72,7 @@ def expand_sweep(selectors: Mapping[str, Any], sweep: Any) -> dict[str, Any]:
 def _check(label: str, grid: Any, selectors: Mapping[str, Any]) -> None:
     if label not in selectors:
         raise ConfigError(
-            f"The sweep names {label!r}, which is not the label of a selector here. Known: {', '.join(selectors)}.",
+            f"The sweep names {label!r}, which is not the label of a selector. Known: {', '.join(selectors)}.",
             hint=suggest(label, selectors) or "add it to the selectors",
         )
     if not isinstance(grid, Mapping) or not grid:
@@ -101,7 +94,7 @@ def _check_values(swept: str, values: Any) -> None:
     if not isinstance(values, list) or not values:
         raise ConfigError(f"The sweep over {swept} must be a list of values. Got {values!r}.")
     seen: set[str] = set()
-    for text in map(_plain, values):  # as text, because that is what makes the labels differ
+    for text in map(_plain, values):  # as text, because labels are made from it
         if text in seen:
             raise ConfigError(f"The sweep over {swept} has the value {text} twice.")
         seen.add(text)
@@ -119,9 +112,9 @@ def _name(label: str, raw: Any) -> str:
 def _variants(label: str, raw: Any, grid: Mapping[str, list[Any]]) -> Iterable[tuple[str, dict[str, Any]]]:
     base = {"name": raw} if isinstance(raw, str) else {"name": label, **raw}
     for values in itertools.product(*grid.values()):
-        chosen = dict(zip(grid, values, strict=True))
-        title = " ".join([label, *(f"{key}={_plain(value)}" for key, value in chosen.items())])
-        yield title, {**copy.deepcopy(base), **chosen}
+        swept = dict(zip(grid, values, strict=True))
+        title = " ".join([label, *(f"{key}={_plain(value)}" for key, value in swept.items())])
+        yield title, {**copy.deepcopy(base), **swept}
 
 
 def _plain(value: Any) -> str:

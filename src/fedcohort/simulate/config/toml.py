@@ -16,9 +16,10 @@ from fedcohort.core.files import read_file
 from fedcohort.core.registry import nearest
 from fedcohort.core.text import short_repr
 
-_DEEPEST = 30  # tables and lists inside each other; ours need five
+_BUILTIN = importlib.resources.files("fedcohort.simulate.config") / "builtin"
+_DEEPEST = 30  # levels of nested tables and lists; ours need five
 _TOO_DEEP = f"tables and lists are nested more than {_DEEPEST} deep"
-LENGTHS = ("steps", "epochs", "epochs_of_largest")  # of local training; they exclude each other
+LENGTHS = ("steps", "epochs", "epochs_of_largest")  # keys of [local], of which only one may be set
 
 
 class ConfigError(FedcohortError, ValueError):
@@ -26,7 +27,7 @@ class ConfigError(FedcohortError, ValueError):
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML; tables nested too deeply and numbers with too many digits are a ``TOMLDecodeError`` too."""
+    """Parse TOML. Tables nested too deeply and numbers with too many digits also raise ``TOMLDecodeError``."""
     try:
         table = tomllib.loads(text)
     except RecursionError:
@@ -35,15 +36,27 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise
     except ValueError as error:  # a date that does not exist, an integer of thousands of digits
         raise tomllib.TOMLDecodeError(str(error)) from error
-    inner: list[Any] = [table]
+    level: list[Any] = [table]
     for _ in range(_DEEPEST):
-        inner = [part for value in inner for part in _parts(value)]
-        if not inner:
+        level = [item for value in level for item in _items(value)]
+        if not level:
             return table
     raise tomllib.TOMLDecodeError(_TOO_DEEP)
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def parse_value(text: str) -> Any:
+    """Parse one TOML value; text that is not TOML stays text.
+
+    >>> parse_value("0.5"), parse_value("digits")
+    (0.5, 'digits')
+    """
+    try:
+        return parse_toml(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _items(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
@@ -64,7 +77,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
 
 def _resolve_paths(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return a configuration whose ``file.py:Class`` references and data files can be found from any folder."""
-    # Nothing has been checked yet: what has the wrong type is passed over here and refused by the experiment.
+    # Nothing has been checked yet. Values of the wrong type are skipped here; the experiment refuses them later.
     selectors = table.get("selectors")
     if isinstance(selectors, dict):
         _resolve_selectors(selectors, folder)
@@ -78,8 +91,8 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _resolve_selectors(selectors: dict[str, Any], folder: Path) -> None:
     for label, entry in list(selectors.items()):
         name = entry.get("name", label) if isinstance(entry, dict) else entry
-        if (found := _resolve(name, folder)) != name:
-            selectors[label] = {**(entry if isinstance(entry, dict) else {}), "name": found}
+        if (absolute := _resolve(name, folder)) != name:
+            selectors[label] = {**(entry if isinstance(entry, dict) else {}), "name": absolute}
 
 
 def _resolve_sections(part: dict[str, Any], folder: Path) -> None:
@@ -95,12 +108,12 @@ def _resolve_sections(part: dict[str, Any], folder: Path) -> None:
 
 
 def _resolve(name: Any, folder: Path) -> Any:
-    """Return the absolute path of a file, or of a reference ``file.py:Class``, that lies in ``folder``."""
+    """Return ``name``, with an absolute path if it is a file or a reference ``file.py:Class`` in ``folder``."""
     if not isinstance(name, str):
         return name
-    place, colon, cls = name.rpartition(":")
-    if colon and place.endswith(".py") and (folder / place).is_file():
-        return f"{(folder / place).resolve()}:{cls}"
+    path, colon, cls = name.rpartition(":")
+    if colon and path.endswith(".py") and (folder / path).is_file():
+        return f"{(folder / path).resolve()}:{cls}"
     is_data = "/" in name or Path(name).suffix in (".csv", ".parquet", ".npz")
     return str((folder / name).resolve()) if is_data and (folder / name).exists() else name
 
@@ -110,31 +123,29 @@ def read_started(out: Path) -> dict[str, Any]:
     table = read_table(out / "config.toml")
     task = table.get("task")
     if isinstance(task, dict) and task.get("name") == "regression":
-        task.setdefault("standardise", False)  # started before this option existed
+        task.setdefault("standardise", False)  # the experiment started before this option existed
     return table
 
 
 def builtin_names() -> list[str]:
     """Return the names of the configurations that come with fedcohort."""
-    folder = importlib.resources.files("fedcohort.simulate.config") / "builtin"
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    return sorted(file.name.removesuffix(".toml") for file in _BUILTIN.iterdir() if file.name.endswith(".toml"))
 
 
 def find_table(config: str) -> dict[str, Any]:
-    """Read a TOML file, or a built-in configuration where ``config`` is its name and no such file exists."""
-    if not Path(config).exists():
-        names = builtin_names()
-        if config in names:
-            text = (importlib.resources.files("fedcohort.simulate.config") / "builtin" / f"{config}.toml").read_text()
-            return tomllib.loads(text)
-        near = nearest(config, names)
-        hint = f"did you mean the built-in {near!r}?" if near else f"built in are: {', '.join(names)}"
-        raise ConfigError(f"There is no configuration {config}.", hint=hint)
-    return read_table(config)
+    """Read a TOML file or, if there is no such file, the built-in configuration of that name."""
+    if Path(config).exists():
+        return read_table(config)
+    names = builtin_names()
+    if config in names:
+        return tomllib.loads((_BUILTIN / f"{config}.toml").read_text())
+    near = nearest(config, names)
+    hint = f"did you mean the built-in {near!r}?" if near else f"built in are: {', '.join(names)}"
+    raise ConfigError(f"There is no configuration {config}.", hint=hint)
 
 
 def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of ``table`` with ``key=value`` applied; a value is TOML, or else a text.
+    """Return a copy of ``table`` with each ``key=value`` applied. A value is TOML, or else text.
 
     >>> override({"run": {"rounds": 5}}, ["run.rounds=7", "data.name=digits", "seeds=[1, 2]"])
     {'run': {'rounds': 7}, 'data': {'name': 'digits'}, 'seeds': [1, 2]}
@@ -154,10 +165,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"An override must be key=value with a dotted key. Got {text!r}.")
-    try:
-        return key, parse_toml(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value.strip()
+    return key, parse_value(value.strip())
 
 
 def set_key(table: dict[str, Any], key: str, value: Any) -> None:
@@ -174,19 +182,18 @@ def set_key(table: dict[str, Any], key: str, value: Any) -> None:
         raise ConfigError(f"An override must be key=value with a dotted key. Got {short_repr(key)}.")
     if len(path) > _DEEPEST:
         raise ConfigError(f"The key of the override {short_repr(key)} has {len(path)} parts: {_TOO_DEEP}.")
-    at = table
     for part in path[:-1]:
-        inner = at.setdefault(part, {})
+        inner = table.setdefault(part, {})
         if isinstance(inner, str):
-            inner = at[part] = {"name": inner}
+            inner = table[part] = {"name": inner}
         if not isinstance(inner, dict):
-            raise ConfigError(f"The override {short_repr(key)} reaches into {part!r}, which is no table but {inner!r}.")
-        at = inner
-    at[path[-1]] = value
+            raise ConfigError(f"The override {short_repr(key)} needs a table at {part!r}, which is {inner!r}.")
+        table = inner
+    table[path[-1]] = value
 
 
 def merge_tables(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` changed by ``change``; a table with another name (or preset) replaces the old one.
+    """Return ``base`` updated by ``change``. A table with another name or preset replaces the old table.
 
     >>> merge_tables({"a": {"name": "x", "p": 1}}, {"a": {"p": 2}})
     {'a': {'name': 'x', 'p': 2}}
@@ -195,26 +202,22 @@ def merge_tables(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str
     """
     result = copy.deepcopy(dict(base))
     for key, value in change.items():
-        old = result.get(key)
-        if isinstance(value, Mapping):
-            kept = _kept_table(key, old, value)
-            result[key] = merge_tables(kept, value) if kept is not None else copy.deepcopy(value)
-        else:
-            result[key] = copy.deepcopy(value)
+        kept = _kept_table(key, result.get(key), value) if isinstance(value, Mapping) else None
+        result[key] = copy.deepcopy(value) if kept is None else merge_tables(kept, value)
     return result
 
 
 def _kept_table(key: str, old: Any, change: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what stays of an old table under a change; None where the change is about another thing."""
+    """Return the part of an old table that a change keeps; None if the change replaces all of it."""
     if isinstance(old, str) and "name" not in change and "preset" not in change:
         old = {"preset" if key == "scenario" else "name": old}
     if not isinstance(old, Mapping):
         return None
-    # Parameters belong to the thing they were written for: another name or preset starts from its own defaults.
+    # Parameters belong to the name or preset they were written for; another one starts from its own defaults.
     if any(tag in change and change[tag] != old.get(tag) for tag in ("name", "preset")):
         return None
     if key == "local" and any(length in change for length in LENGTHS):
-        return {name: item for name, item in old.items() if name not in LENGTHS}  # they exclude each other
+        return {name: item for name, item in old.items() if name not in LENGTHS}
     return old
 
 
@@ -236,23 +239,20 @@ def to_toml(table: Mapping[str, Any]) -> str:
 
 
 def _write_table(lines: list[str], path: tuple[str, ...], table: Mapping[str, Any], many: bool = False) -> None:
-    # TOML reads every key after a header as one of that table, so plain values must come before inner tables.
-    inner = {key: value for key, value in table.items() if _is_table(value) or _is_tables(value)}
+    # In TOML a key belongs to the header above it, so plain values must come before inner tables.
+    inner = {key: value for key, value in table.items() if isinstance(value, Mapping) or _is_list_of_tables(value)}
     simple = {key: value for key, value in table.items() if key not in inner}
     if path and (simple or many or not table):
         name = ".".join(_key(part) for part in path)
         lines += ["", f"[[{name}]]" if many else f"[{name}]"]
     lines += [f"{_key(key)} = {_value(value)}" for key, value in simple.items()]
     for key, value in inner.items():
-        for item in [value] if _is_table(value) else value:
-            _write_table(lines, (*path, key), item, many=not _is_table(value))
+        many = not isinstance(value, Mapping)
+        for item in value if many else [value]:
+            _write_table(lines, (*path, key), item, many)
 
 
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _is_tables(value: Any) -> bool:
+def _is_list_of_tables(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
@@ -273,4 +273,4 @@ def _value(value: Any) -> str:
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + "}"
-    raise ConfigError(f"TOML has no way to write {value!r}.")
+    raise ConfigError(f"TOML cannot represent {value!r}.")

@@ -1,7 +1,6 @@
-"""The one leaderboard: what ``compare``, the report, the dashboard and the reproductions show.
+"""The leaderboard that ``compare``, the report, the dashboard and the reproductions show.
 
-It is computed from numbers of any kind; :meth:`fedcohort.simulate.store.results.Results.leaderboards` takes those of an
-experiment.
+:meth:`fedcohort.simulate.store.results.Results.leaderboards` computes it for an experiment.
 
 >>> from fedcohort.simulate.store.results import load
 >>> for board in load("runs/digits").leaderboards():  # doctest: +SKIP

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.text import escape_html
 
-DASHES = ("", "7 4", "2 3")  # of a line: solid, dashed, dotted
-_GAP = 2  # blanks between columns of text
+DASHES = ("", "7 4", "2 3")  # solid, dashed and dotted lines
+_GAP = "  "  # between columns of text
 _NOTEBOOK = (
     "<style>.fedcohort table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
     ".fedcohort th,.fedcohort td{padding:4px 10px;text-align:right;white-space:nowrap}"
@@ -24,7 +24,7 @@ _NOTEBOOK = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry: what it says, a quieter addition, whether it is the best of its column, and how a line is drawn."""
+    """One entry: its text, a less prominent note, whether it is the best of its column, and the line to draw."""
 
     text: str
     note: str = ""
@@ -41,11 +41,11 @@ class Table:
     ----------
     name : short name, for file names
     title : heading
-    columns : heading of each column; the first is left-aligned, the others to the right
+    columns : heading of each column; the first is left-aligned, the others right-aligned
     rows : one tuple of cells per row
     note : what a reader must know
     wrap : columns of running text, left-aligned and wrapped
-    keep : columns in the order in which a narrow place gives them up, the first one last; default: as they stand
+    keep : columns by importance; a narrow terminal drops the last ones first. Default: as they stand
     """
 
     name: str
@@ -58,7 +58,7 @@ class Table:
 
 
 def swatch(color: int, dash: int) -> str:
-    """Return a short piece of the line a selector is drawn with."""
+    """Return a short sample of the line that a selector is drawn with."""
     return (
         '<svg class="swatch" width="22" height="10" aria-hidden="true"><line x1="0" x2="22" y1="5" y2="5" '
         f'stroke="var(--s{color})" stroke-width="4" stroke-dasharray="{DASHES[dash % len(DASHES)]}"/></svg>'
@@ -66,7 +66,7 @@ def swatch(color: int, dash: int) -> str:
 
 
 def to_html(table: Table) -> str:
-    """Return the table as HTML; on a narrow screen it scrolls inside its own box, by keyboard too."""
+    """Return the table as HTML. On a narrow screen it scrolls inside its own box, also by keyboard."""
     head = "".join(
         f'<th scope="col"{_wrap_class(table, i)}>{escape_html(column).replace("-", "&#8209;")}</th>'
         for i, column in enumerate(table.columns)
@@ -93,16 +93,12 @@ def _wrap_class(table: Table, column: int) -> str:
 
 
 def notebook(tables: Sequence[Table]) -> str:
-    """Return tables as HTML that a notebook shows readably, with its own style and no colours of ours."""
-    parts = []
-    for table in tables:
-        rows = tuple(tuple(Cell(c.text, c.note, c.best) for c in row) for row in table.rows)
-        plain = Table(table.name, table.title, table.columns, rows, table.note, table.wrap)
-        parts.append(f"<h4>{escape_html(table.title)}</h4>{to_html(plain)}")
-    return f'{_NOTEBOOK}<div class="fedcohort">{"".join(parts)}</div>'
+    """Return tables as HTML for a notebook, with their style sheet."""
+    parts = "".join(f"<h4>{escape_html(table.title)}</h4>{to_html(table)}" for table in tables)
+    return f'{_NOTEBOOK}<div class="fedcohort">{parts}</div>'
 
 
-# Besides what LaTeX reads as commands, the signs of our tables that its standard fonts lack.
+# Characters that LaTeX reads as commands, and characters of our tables that its standard fonts lack.
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "–": "--",
@@ -136,7 +132,7 @@ def to_latex(table: Table) -> str:
 
 
 def _cells(row: Sequence[Cell], escape: Callable[[str], str], bold: str) -> list[str]:
-    """Return a row for a paper or a page: the best entries bold, with their notes, but for that of the first column."""
+    """Return the texts of a row: the best entries in bold, and notes in all columns but the first."""
     texts = [bold.format(escape(cell.text)) if cell.best else escape(cell.text) for cell in row]
     notes = ["", *(f" {escape(cell.note)}" if cell.note else "" for cell in row[1:])]
     return [text + note for text, note in zip(texts, notes, strict=True)]
@@ -158,7 +154,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Return the table as CSV, text as shown."""
+    """Return the table as CSV, with the text as shown."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
@@ -167,27 +163,24 @@ def to_csv(table: Table) -> str:
     return out.getvalue()
 
 
-FORMATS: dict[str, tuple[str, Callable[[Table], str]]] = {
-    "latex": ("tex", to_latex),
-    "markdown": ("md", to_markdown),
-    "csv": ("csv", to_csv),
-}
+FORMATS: dict[str, Callable[[Table], str]] = {"latex": to_latex, "markdown": to_markdown, "csv": to_csv}
 
 
 def render(table: Table, form: str) -> str:
     """Return the table in one of :data:`FORMATS`."""
     if form not in FORMATS:
         raise ParameterError(f"Tables can be written as {', '.join(FORMATS)}. Got {form!r}.")
-    return FORMATS[form][1](table)
+    return FORMATS[form](table)
 
 
 # -- text -----------------------------------------------------------------------------------------------------------
 
 
 def to_text(table: Table, width: int = 80) -> str:
-    """Return the table in lines no longer than ``width``: with fewer columns, stacked where even those are too wide.
+    """Return the table as text in lines of at most ``width`` characters.
 
-    Columns are given up in the order of ``Table.keep``, at least three stay; what was left out is named below.
+    A table that is too wide drops columns as ``Table.keep`` says, and names them below. If three columns are still too
+    wide, each row becomes a paragraph with all columns.
     """
     cells = [[f"{c.text} {c.note}".strip() for c in row] for row in table.rows]
     keep = list(table.keep or range(len(table.columns)))
@@ -222,22 +215,22 @@ def _width(table: Table, cells: Sequence[Sequence[str]], column: int) -> int:
 
 
 def _total_width(table: Table, cells: Sequence[Sequence[str]], columns: Sequence[int]) -> int:
-    return sum(_width(table, cells, i) for i in columns) + _GAP * (len(columns) - 1)
+    return sum(_width(table, cells, i) for i in columns) + len(_GAP) * (len(columns) - 1)
 
 
 def _lines(table: Table, cells: Sequence[Sequence[str]], columns: Sequence[int]) -> list[str]:
-    widths = {i: _width(table, cells, i) for i in columns}
-    heads = {i: textwrap.wrap(table.columns[i], widths[i]) or [""] for i in columns}
-    tall = max(map(len, heads.values()))
+    widths = [_width(table, cells, i) for i in columns]
+    aligns = [str.ljust if i == 0 or i in table.wrap else str.rjust for i in columns]
 
-    def line(entry: Callable[[int], str]) -> str:
-        parts = [entry(i).ljust(widths[i]) if i == 0 or i in table.wrap else entry(i).rjust(widths[i]) for i in columns]
-        return (" " * _GAP).join(parts).rstrip()
+    def line(texts: Iterable[str]) -> str:
+        entries = zip(aligns, texts, widths, strict=True)
+        return _GAP.join(align(text, width) for align, text, width in entries).rstrip()
 
-    def head(i: int, row: int) -> str:
-        missing = tall - len(heads[i])
-        return heads[i][row - missing] if row >= missing else ""
-
-    found = [line(lambda i, row=row: head(i, row)) for row in range(tall)]  # type: ignore[misc]
-    found.append(line(lambda i: "-" * widths[i]))
-    return found + [line(lambda i, row=row: row[i]) for row in cells]  # type: ignore[misc]
+    heads = [textwrap.wrap(table.columns[i], width) or [""] for i, width in zip(columns, widths, strict=True)]
+    height = max(map(len, heads))
+    head_rows = zip(*([""] * (height - len(head)) + head for head in heads), strict=True)
+    return [
+        *(line(row) for row in head_rows),
+        line("-" * width for width in widths),
+        *(line(row[i] for i in columns) for row in cells),
+    ]

@@ -1,9 +1,9 @@
-"""The leaderboard's numbers: the papers' metrics over seeds, and how sure a difference to the baseline is.
+"""The leaderboard's numbers: the papers' metrics over seeds, and how certain a difference to the baseline is.
 
-Definitions of the metrics are those of :mod:`fedcohort.simulate.metrics`. Comparisons are paired: only
-seeds that both selectors ran count, because the same seed means the same federation. A run that
-diverged keeps what it reached before (best accuracy, rounds to a target), but has no terminal accuracy; it is counted
-and shown as diverged. So is one that failed because something of its own raised an error.
+:mod:`fedcohort.simulate.metrics` defines the metrics. Comparisons are paired: only seeds that both selectors ran count,
+because the same seed means the same federation. A run that diverged keeps what it reached before (best accuracy, rounds
+to a target), but has no terminal accuracy, and it is counted and shown as diverged. The same holds for a run that
+failed with an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _QUERY_BYTES = ("query_bytes_down", "query_bytes_up")
 
 @dataclass(frozen=True)
 class RunNumbers:
-    """What the leaderboard needs of a run: its identity, and its columns over the rounds so far.
+    """What the leaderboard needs to know about a run: its identity, and its columns over the rounds so far.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class RunNumbers:
     round : (T,) int array
         Finished rounds, ascending from 0.
     values : mapping of column name to (T,) float array
-        NaN where nothing was recorded; "accuracy" is the score of whatever metric there is.
+        NaN where nothing was recorded; "accuracy" is the score of the task's metric.
     """
 
     label: str
@@ -77,17 +77,17 @@ class Options:
     targets : tuple of float
         Accuracies to reach, in (0, 1]. Default: where the baseline ends, rounded down to a whole percent.
     terminal : int, optional
-        How many last rounds terminal accuracy is the mean of. Default: 50, or a fifth of a run shorter than 250.
+        Number of last rounds that terminal accuracy averages. Default: 50, or a fifth of a run shorter than 250.
     baseline : str, optional
         Label or selector that the others are compared with. Default: uniform, else the first.
     reference : str, optional
-        Setting that stands for IID data.
+        Setting with IID data.
     strict : bool
         Whether a missing baseline is an error.
     metric : Metric
-        What models are judged by. Targets are its scores: negative where less of it is better.
+        What models are judged by. Targets are its scores, which are negative if lower is better.
     fixed : frozenset of str
-        Options the caller gave, which a setting's own values do not replace.
+        Options set by the caller, which a setting's own values do not replace.
     """
 
     targets: tuple[float, ...] = ()
@@ -100,7 +100,7 @@ class Options:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Options:
-        """Return what the section ``[run]`` of a configuration says."""
+        """Return the options in the section ``[run]`` of a configuration."""
         run = config.get("run")
         run = run if isinstance(run, Mapping) else {}
         targets, terminal = run.get("targets", ()), run.get("terminal")
@@ -116,7 +116,7 @@ class Options:
     def override(
         self, targets: Sequence[float] | None, terminal: int | None, baseline: str | None, reference: str | None
     ) -> Options:
-        """Return these options with the caller's in place of the configuration's."""
+        """Return these options, with those that the caller set replaced."""
         return replace(
             self,
             targets=tuple(self.metric.score(t) for t in targets) if targets else self.targets,
@@ -132,7 +132,7 @@ class Options:
 
 
 def find_baseline(labels: Mapping[str, str], options: Options, setting: str) -> str:
-    """Return the label that the others are compared with: the one named, else uniform, else the first.
+    """Return the label that the others are compared with: the configured one, else uniform, else the first.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def find_baseline(labels: Mapping[str, str], options: Options, setting: str) -> 
     name = options.baseline
     if name is not None:
         for label, selector in labels.items():
-            # Where two experiments use one label, theirs are followed by the experiment's name.
+            # If two experiments use the same label, the experiment's name follows it in parentheses.
             if name in (label, selector) or label.startswith(f"{name} ("):
                 return label
         if options.strict:
@@ -153,19 +153,19 @@ def find_baseline(labels: Mapping[str, str], options: Options, setting: str) -> 
     return next((label for label, selector in labels.items() if selector == "uniform"), next(iter(labels)))
 
 
-def terminal_window(rounds: int, asked: int | None = None) -> int:
-    """Return how many last rounds terminal accuracy is the mean of.
+def terminal_window(rounds: int, configured: int | None = None) -> int:
+    """Return the number of last rounds that terminal accuracy averages.
 
-    As many as requested; by default 50, as in FedACS, but at most a fifth of the run. A run no longer than the
-    requested window uses a fifth too, because the mean over a whole curve is not where it ends.
+    By default these are 50, as in FedACS, but at most a fifth of the run. A run that is not longer than the configured
+    window also uses a fifth, because the mean over a whole curve does not say where it ends.
 
-    >>> terminal_window(2000), terminal_window(40), terminal_window(40, asked=20), terminal_window(40, asked=50)
+    >>> terminal_window(2000), terminal_window(40), terminal_window(40, 20), terminal_window(40, 50)
     (50, 8, 20, 8)
     """
     fifth = max(1, rounds // 5)
-    if asked is None:
+    if configured is None:
         return min(TERMINAL_ROUNDS, fifth)
-    return asked if asked < rounds else fifth
+    return configured if configured < rounds else fifth
 
 
 def leaderboard(
@@ -183,7 +183,7 @@ def leaderboard(
     setting : str
         Its name.
     runs : sequence of RunNumbers
-        At least one; runs of one label differ in their seed.
+        At least one; runs with the same label differ in their seed.
     planned : int, optional
         Rounds planned for each run.
     ideal : float, optional
@@ -226,7 +226,7 @@ def _rows(
 ) -> list[LeaderRow]:
     """Return a row for each label, best first."""
     paired = _paired_with(base, by_label)
-    own = _mean_end(by_label[base])
+    base_end = _mean_end(by_label[base])
     rows = [
         LeaderRow(
             label=label,
@@ -235,7 +235,7 @@ def _rows(
             seeds=tuple(seeds),
             to_target=tuple(_to_target(seeds, by_label[base], i, t) for i, t in enumerate(targets)),
             improvement=(
-                math.nan if ideal is None or label == base else relative_improvement(_mean_end(seeds), own, ideal)
+                math.nan if ideal is None or label == base else relative_improvement(_mean_end(seeds), base_end, ideal)
             ),
             paired=paired.get(label),
         )
@@ -251,11 +251,11 @@ def _check_targets(options: Options) -> None:
 
 
 def _paired_with(base: str, by_label: Mapping[str, Sequence[SeedRow]]) -> dict[str, Paired]:
-    """Compare every other label with the baseline, seed by seed; p-values are corrected over all of them."""
+    """Compare every other label with the baseline, seed by seed, with p-values corrected over all comparisons."""
     ends = {label: {seed.seed: seed.terminal for seed in seeds} for label, seeds in by_label.items()}
-    paired = {label: _compare_pairs(mine, ends[base]) for label, mine in ends.items() if label != base}
-    corrected = holm([one.p for one in paired.values()])
-    return {label: replace(one, p=p) for (label, one), p in zip(paired.items(), corrected, strict=True)}
+    paired = {label: _compare_pairs(own, ends[base]) for label, own in ends.items() if label != base}
+    corrected = holm([test.p for test in paired.values()])
+    return {label: replace(test, p=p) for (label, test), p in zip(paired.items(), corrected, strict=True)}
 
 
 def _mean_end(seeds: Sequence[SeedRow]) -> float:
@@ -263,28 +263,27 @@ def _mean_end(seeds: Sequence[SeedRow]) -> float:
 
 
 def _place(row: LeaderRow) -> tuple[bool, float, str]:
-    """Sort by terminal accuracy; a selector that lost a run comes after all others, because its mean flatters."""
+    """Sort by terminal accuracy. A selector that lost a run comes after all others, because its mean looks too good."""
     end = row.terminal.mean
-    # NaN sorts nowhere, so it stands for the worst end.
     return row.lost > 0, math.inf if math.isnan(end) else -end, row.label
 
 
 def _progress(runs: Sequence[RunNumbers], planned: int | None) -> RunProgress:
-    going = [_rounds_of(run) for run in runs if run.state == "running"]
-    rounds = going or [_rounds_of(run) for run in runs]
-    return RunProgress(min(rounds), max(rounds), planned, len(going))
+    running = [_rounds_of(run) for run in runs if run.state == "running"]
+    rounds = running or [_rounds_of(run) for run in runs]
+    return RunProgress(min(rounds), max(rounds), planned, len(running))
 
 
 def _rounds_of(run: RunNumbers) -> int:
     return int(run.round[-1]) + 1 if len(run.round) else 0
 
 
-def _window_source(rounds: int, asked: int | None) -> str:
-    if asked is not None and asked < rounds:
+def _window_source(rounds: int, configured: int | None) -> str:
+    if configured is not None and configured < rounds:
         return "as configured"
     fifth = f"a fifth of {rounds:,}"
-    if asked is not None:
-        return f"{fifth}; the {asked} configured are the whole run"
+    if configured is not None:
+        return f"{fifth}; the {configured} configured are the whole run"
     return fifth if rounds // 5 < TERMINAL_ROUNDS else "as in FedACS"
 
 
@@ -293,13 +292,13 @@ def _default_target(base: str, ends: Sequence[float], metric: Metric) -> tuple[f
     if math.isnan(level):
         return math.nan, f"unknown, {base} has no terminal {metric.name}"
     step = 100 if abs(level) >= 0.01 else 10_000
-    # Rounded down, so that the baseline itself reaches it; the nudge keeps 0.29, which is 28.999... percent in binary.
+    # Rounded down, so that the baseline itself reaches it. 1e-9 keeps 0.29, which is 28.999... percent in binary.
     rounded = "rounded down" if metric.higher else "rounded up"
     return math.floor(level * step + 1e-9) / step, f"where {base} ends, {rounded}"
 
 
 def _curve(run: RunNumbers) -> Curve:
-    # Files keep 32 bits of an accuracy; without rounding 0.7 would lie below a target of 0.7.
+    # Files store accuracies as 32-bit floats. Without rounding, 0.7 would not reach a target of 0.7.
     return Curve(run.round, np.round(np.asarray(run.values["accuracy"], np.float64), 6))
 
 
@@ -312,21 +311,22 @@ def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRo
     curve = _curve(run)
     rounds_to = tuple(None if math.isnan(target) else curve.rounds_to(target) for target in targets)
     clock = run.values.get("clock")
-    sent = _megabytes_sent(run)
+    sent = _bytes_by_round(run, (*_BYTES, *_QUERY_BYTES))
+    megabytes = None if sent is None else np.cumsum(sent) / 1e6
     return SeedRow(
         seed=run.seed,
         state=run.state,
         rounds=_rounds_of(run),
         rounds_to=rounds_to,
         seconds_to=tuple(_at(run.round, clock, rounds) for rounds in rounds_to),
-        megabytes_to=tuple(_at(run.round, sent, rounds) for rounds in rounds_to),
+        megabytes_to=tuple(_at(run.round, megabytes, rounds) for rounds in rounds_to),
         best=curve.best,
         early_stop=curve.early_stop(_rounds_of(run) if run.state == "stopped" else None),
         terminal=terminal_accuracy(run, options),
         window=terminal_window(_rounds_of(run), options.terminal),
         qcid=_mean(run.values.get("qcid")),
-        megabytes=_sum(run, _BYTES) / 1e6,
-        query_megabytes=_sum(run, _QUERY_BYTES) / 1e6,
+        megabytes=_total_megabytes(run, _BYTES),
+        query_megabytes=_total_megabytes(run, _QUERY_BYTES),
         clock=float(clock[-1]) if clock is not None and len(clock) else math.nan,
         fair=_fair(run, options),
     )
@@ -334,44 +334,42 @@ def _seed(run: RunNumbers, targets: Sequence[float], options: Options) -> SeedRo
 
 def _fair(run: RunNumbers, options: Options) -> dict[str, float]:
     window = terminal_window(_rounds_of(run), options.terminal)
-    found = {}
+    fair = {}
     for name in FAIRNESS:
         values = np.asarray(run.values.get(name, ()), np.float64)
         known = values[np.isfinite(values)]
         if not len(known) or (name in AT_THE_END and run.state in LOST):
-            found[name] = math.nan
+            fair[name] = math.nan
         elif name in AT_THE_END:
-            found[name] = Curve(run.round, values).terminal(window)
+            fair[name] = Curve(run.round, values).terminal(window)
         else:
-            found[name] = float(known[-1] if name in SO_FAR else known.sum())
-    return found
+            fair[name] = float(known[-1] if name in SO_FAR else known.sum())
+    return fair
 
 
 def _at(round_: IntArray, running: FloatArray | None, rounds: int | None) -> float | None:
-    """Return the value of a running total, such as the clock, after so many rounds."""
+    """Return the value of a running total, such as the clock, after ``rounds`` rounds."""
     if rounds is None or running is None:
         return None
     return float(running[int(np.searchsorted(round_, rounds - 1))])
 
 
-def _megabytes_sent(run: RunNumbers) -> FloatArray | None:
-    """Return the megabytes of all rounds so far, both ways and queries included; None where they are unknown."""
-    columns = [run.values[name] for name in (*_BYTES, *_QUERY_BYTES) if name in run.values]
-    if not columns or not any(np.isfinite(column).any() for column in columns):
+def _bytes_by_round(run: RunNumbers, names: Sequence[str]) -> FloatArray | None:
+    """Return the sum of some columns of bytes in each round; None if they are unknown."""
+    columns = [run.values[name] for name in names if name in run.values]
+    if not columns or not np.isfinite(columns).any():
         return None
-    return np.asarray(np.cumsum(np.nansum(columns, axis=0)) / 1e6, np.float64)
+    return np.asarray(np.nansum(columns, axis=0), np.float64)
+
+
+def _total_megabytes(run: RunNumbers, names: Sequence[str]) -> float:
+    sent = _bytes_by_round(run, names)
+    return math.nan if sent is None else float(sent.sum()) / 1e6
 
 
 def _mean(values: FloatArray | None) -> float:
     known = np.zeros(0) if values is None else values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
-
-
-def _sum(run: RunNumbers, names: Sequence[str]) -> float:
-    columns = [run.values[name] for name in names if name in run.values]
-    if not columns or not any(np.isfinite(column).any() for column in columns):
-        return math.nan
-    return float(sum(np.nansum(column) for column in columns))
 
 
 def _to_target(seeds: Sequence[SeedRow], base: Sequence[SeedRow], place: int, target: float) -> ToTarget:

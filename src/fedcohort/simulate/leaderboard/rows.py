@@ -1,4 +1,4 @@
-"""The lines of a leaderboard: what each selector reached over its seeds, and what it cost."""
+"""The rows of a leaderboard: what each selector reached over its seeds, and what it cost."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass, field
 from fedcohort.simulate.metrics import Spread
 
 AT_THE_END = ("worst_group", "worst_tenth", "client_spread")  # means over the same rounds as terminal accuracy
-SO_FAR = ("jain", "longest_absence")  # as the last evaluation found them
+SO_FAR = ("jain", "longest_absence")  # values at the last evaluation
 FAIRNESS = (*AT_THE_END, *SO_FAR, "asked")
-"""Columns of ``rounds/`` that say who pays for an average."""
+"""Columns of ``rounds/`` that show who pays for a good average."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Terminal accuracy against the baseline over the seeds in which both have one.
+    """Terminal accuracy compared with the baseline's, over the seeds in which both have one.
 
     Attributes
     ----------
     seeds : int
-        How many such seeds.
+        Number of these seeds.
     difference : float
         Mean difference.
     wins : int
         Seeds in which this selector was strictly better.
     p : float
-        Two-sided paired t-test, corrected over the comparisons of the table by Holm's method; NaN when there are
-        fewer than two seeds or the differences do not vary.
+        Two-sided paired t-test, corrected over the comparisons of the table by Holm's method; NaN if there are fewer
+        than two seeds or the differences do not vary.
     """
 
     seeds: int
@@ -44,26 +44,26 @@ class SeedRow:
     Attributes
     ----------
     rounds : int
-        How many rounds were run.
+        Number of rounds so far.
     rounds_to : tuple of int or None
-        For each target of the board; None when it was never reached.
+        Rounds to each target of the board; None if it was never reached.
     seconds_to : tuple of float or None
         Simulated seconds until then.
     megabytes_to : tuple of float or None
-        Sent and received until then, queries included.
+        Megabytes sent and received until then, including queries.
     best, early_stop, terminal : float
         Accuracies; terminal is NaN for a run that diverged or failed.
     window : int
-        How many last rounds terminal accuracy is the mean of.
+        Number of last rounds that terminal accuracy averages.
     qcid : float
         Mean class imbalance of the cohorts.
     megabytes, query_megabytes : float
-        Both ways, of training and of queries.
+        Sent and received, by training and by queries.
     clock : float
-        Simulated seconds in all.
+        Simulated seconds of the whole run.
     fair : mapping of str to float
-        By the names of :data:`FAIRNESS`: accuracy of the worst group and of the worst tenth of clients, its standard
-        deviation over clients, Jain's index of participation, the longest absence in rounds, questions asked in all.
+        Values for :data:`FAIRNESS`: accuracy of the worst group and of the worst tenth of clients, its standard
+        deviation over clients, Jain's index of participation, the longest absence in rounds, the number of questions.
         Accuracies are NaN for a run that diverged or failed.
     """
 
@@ -91,10 +91,10 @@ class ToTarget:
     Attributes
     ----------
     rounds, seconds : Spread
-        Over the seeds that reached it; ``rounds.count`` says how many.
+        Over the seeds that reached it, of which there are ``rounds.count``.
     speed_up : float
-        The baseline's mean rounds divided by these; NaN unless all seeds of both reached it, because a mean over the
-        lucky ones would flatter.
+        The baseline's mean rounds divided by these; NaN unless all seeds of both reached it, because a mean over only
+        the lucky seeds would look too good.
     """
 
     target: float
@@ -105,10 +105,10 @@ class ToTarget:
 
 @dataclass(frozen=True)
 class LeaderRow:
-    """One selector's line of the leaderboard.
+    """One selector's row of the leaderboard.
 
     ``improvement`` is the share of the baseline's loss against IID data that the selector recovers; NaN without a
-    reference.
+    reference setting.
     """
 
     label: str
@@ -121,27 +121,27 @@ class LeaderRow:
 
     @property
     def runs(self) -> int:
-        """How many there are, diverged and failed ones included."""
+        """Number of runs, including those that diverged or failed."""
         return len(self.seeds)
 
     @property
     def diverged(self) -> int:
-        """How many diverged."""
+        """Number of runs that diverged."""
         return sum(seed.state == "diverged" for seed in self.seeds)
 
     @property
     def failed(self) -> int:
-        """How many failed."""
+        """Number of runs that failed."""
         return sum(seed.state == "failed" for seed in self.seeds)
 
     @property
     def lost(self) -> int:
-        """How many diverged or failed: the means over the others flatter."""
+        """Number of runs that diverged or failed; means over the others look too good."""
         return self.diverged + self.failed
 
     @property
     def main(self) -> ToTarget:
-        """The highest target, which speed-ups are about."""
+        """The highest target, which speed-ups refer to."""
         return self.to_target[-1]
 
     @property
@@ -151,12 +151,12 @@ class LeaderRow:
 
     @property
     def early_stop(self) -> Spread:
-        """Accuracy where a stopping rule stopped, else the best."""
+        """Accuracy when a stopping rule stopped the run, else the best accuracy."""
         return Spread.of([seed.early_stop for seed in self.seeds])
 
     @property
     def terminal(self) -> Spread:
-        """Accuracy at the end."""
+        """Terminal accuracy."""
         return Spread.of([seed.terminal for seed in self.seeds])
 
     @property
@@ -166,33 +166,33 @@ class LeaderRow:
 
     @property
     def megabytes(self) -> Spread:
-        """Sent and received, queries included."""
+        """Megabytes sent and received, including queries."""
         return Spread.of([seed.megabytes + seed.query_megabytes for seed in self.seeds])
 
     @property
     def query_share(self) -> float:
-        """Part of all bytes that queries cost."""
+        """Queries' share of all bytes."""
         total = sum(seed.megabytes + seed.query_megabytes for seed in self.seeds)
         return sum(seed.query_megabytes for seed in self.seeds) / total if total > 0 else math.nan
 
     @property
     def clock(self) -> Spread:
-        """Simulated seconds in all."""
+        """Simulated seconds of a whole run."""
         return Spread.of([seed.clock for seed in self.seeds])
 
     def fair(self, name: str) -> Spread:
-        """One of :data:`FAIRNESS`."""
+        """Return one of :data:`FAIRNESS`."""
         return Spread.of([seed.fair.get(name) for seed in self.seeds])
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far the runs of a setting are.
+    """How far the runs of a setting have come.
 
     Attributes
     ----------
     least, most : int
-        Fewest and most rounds of the runs that are still going, or of all runs once they have ended.
+        Fewest and most rounds of the runs that are still running, or of all runs once they have ended.
     planned : int, optional
         Rounds planned for each run.
     running : int
@@ -206,6 +206,6 @@ class RunProgress:
 
     @property
     def words(self) -> str:
-        """Where the runs stand, for a sentence: "round 62 of 2,000"."""
+        """The progress in words, such as "round 62 of 2,000"."""
         rounds = f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
         return f"round {rounds}" + (f" of {self.planned:,}" if self.planned else "")

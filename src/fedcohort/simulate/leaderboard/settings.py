@@ -1,4 +1,4 @@
-"""The leaderboards of all settings of an experiment, and all its selectors ranked against each other."""
+"""The leaderboards of all settings of an experiment, and a ranking of its selectors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedcohort.simulate.metrics import Spread
 
 
 def setting_name(setting: Mapping[str, Any]) -> str:
-    """Return a short readable name for what distinguishes a setting.
+    """Return a short readable name for a setting, which is given by the keys it changes.
 
     >>> setting_name({"partition": "2spc", "size": 10})
     'partition=2spc, size=10'
@@ -38,16 +38,16 @@ def setting_name(setting: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class SettingOptions:
-    """What a setting's section ``[run]`` changes for its runs.
+    """The options that a setting has of its own.
 
     Attributes
     ----------
     planned : int, optional
         Rounds planned for each run, by the setting or the experiment.
     targets : tuple of float
-        Values of the metric to reach, in place of the experiment's; empty: the experiment's.
+        Values of the metric to reach. Empty: the experiment's.
     terminal : int, optional
-        Last rounds for terminal accuracy, in place of the experiment's.
+        Number of last rounds that terminal accuracy averages. None: the experiment's.
     """
 
     planned: int | None = None
@@ -56,7 +56,7 @@ class SettingOptions:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], setting: Mapping[str, Any]) -> SettingOptions:
-        """Read a configuration and what distinguishes a setting.
+        """Read a configuration and the keys that a setting changes.
 
         >>> SettingOptions.of({"run": {"rounds": 9, "targets": [0.5]}}, {"name": "1spc", "run.targets": [0.6]})
         SettingOptions(planned=9, targets=(0.6,), terminal=None)
@@ -71,7 +71,7 @@ class SettingOptions:
         )
 
     def apply_to(self, options: Options) -> Options:
-        """Return the options of an experiment as they are in this setting."""
+        """Return the experiment's options, with this setting's own values."""
         if self.targets and "targets" not in options.fixed:
             options = replace(options, targets=tuple(options.metric.score(target) for target in self.targets))
         if self.terminal and "terminal" not in options.fixed:
@@ -82,19 +82,19 @@ class SettingOptions:
 def leaderboards_of(
     settings: Mapping[str, Sequence[RunNumbers]], options: Options, own: Mapping[str, SettingOptions]
 ) -> tuple[Leaderboard, ...]:
-    """Compute the leaderboard of every setting; all are measured against the reference, if there is one.
+    """Compute the leaderboard of every setting, measured against the reference if there is one.
 
     Parameters
     ----------
-    settings : mapping of a setting's name to its runs
-    own : mapping of a setting's name to its own options
+    settings : mapping of setting name to runs
+    own : mapping of setting name to its own options
     """
     ideal = None
     if options.reference is not None and options.reference in settings:
         runs = settings[options.reference]
         base = find_baseline({run.label: run.selector for run in runs}, options, options.reference)
-        mine = own.get(options.reference, SettingOptions()).apply_to(options)
-        level = Spread.of([terminal_accuracy(run, mine) for run in runs if run.label == base]).mean
+        reference_options = own.get(options.reference, SettingOptions()).apply_to(options)
+        level = Spread.of([terminal_accuracy(run, reference_options) for run in runs if run.label == base]).mean
         ideal = None if math.isnan(level) else level
     return tuple(
         leaderboard(
@@ -112,8 +112,8 @@ def leaderboards_of(
 def ranking(boards: Sequence[Leaderboard]) -> SelectorRanking | None:
     """Rank all selectors against each other by terminal accuracy.
 
-    Blocks are the settings, each with the means over the seeds that all selectors ran there; of a single setting they
-    are its seeds.
+    Blocks are the settings, each with the means over the seeds that all selectors ran there. If there is only one
+    setting, its seeds are the blocks.
     """
     if not boards:
         return None
@@ -128,8 +128,8 @@ def ranking(boards: Sequence[Leaderboard]) -> SelectorRanking | None:
 
 
 def _ends(board: Leaderboard, labels: Sequence[str]) -> list[list[float]]:
-    """Return where selectors end, a row for each seed that all of them ran and were evaluated in."""
-    # A run that was lost is worse than any other, and is counted; one that was never evaluated says nothing.
+    """Return terminal accuracies, with a row for each seed in which all selectors ran and were evaluated."""
+    # A lost run counts as worse than all others. A run that was never evaluated says nothing.
     ends = {
         row.label: {seed.seed: -math.inf if seed.state in LOST else seed.terminal for seed in row.seeds}
         for row in board.rows

@@ -1,13 +1,14 @@
 """How certain a difference is: paired t-tests against the baseline, and ranks of all selectors.
 
-Two questions, two tests. *Is this selector better than the baseline here?* is answered in the leaderboard by a paired
-t-test over the seeds both ran. *Which selectors differ at all?* is answered by Friedman's test over blocks, followed by
-Nemenyi's critical difference [Demsar2006]_. Blocks must be independent: of several settings each is one block, with the
-mean over its seeds, and the verdict is about settings like these; of a single setting each seed is one, and the verdict
-is about other seeds of that setting. Ranks were chosen because accuracies of different settings cannot be averaged, and
-Nemenyi over pairwise Wilcoxon tests because those cannot reach p < 0.05 with five blocks or fewer, however clear the
-difference (their smallest p is 2 / 2^5 = 0.0625). Its price: the verdict on a pair depends on the
-other selectors in the comparison.
+*Is this selector better than the baseline in this setting?* The leaderboard answers with a paired t-test over the seeds
+that both ran. *Which selectors differ at all?* Friedman's test over blocks answers, followed by Nemenyi's critical
+difference [Demsar2006]_.
+
+Blocks must be independent. With several settings, each is a block with the mean over its seeds, and the verdict is
+about settings like these. With a single setting, each seed is a block, and the verdict is about other seeds of that
+setting. We use ranks because accuracies of different settings cannot be averaged. We use Nemenyi's test because
+pairwise Wilcoxon tests cannot reach p < 0.05 with five blocks or fewer, however clear the difference: their smallest p
+is 2 / 2^5 = 0.0625. The price is that the verdict on a pair depends on the other selectors in the comparison.
 
 .. [Demsar2006] J. Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 7, 2006.
 """
@@ -22,11 +23,11 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray
 
-LEVEL = 0.05  # probability of calling equals different
+LEVEL = 0.05  # significance level
 
 
 def paired_t_test(difference: FloatArray) -> float:
-    """Return the two-sided p-value that paired differences have mean zero; NaN when there is no test.
+    """Return the two-sided p-value of paired differences having mean zero; NaN if no test is possible.
 
     >>> round(paired_t_test(np.array([1.0, 2.0, 3.0])), 4)
     0.0742
@@ -35,7 +36,7 @@ def paired_t_test(difference: FloatArray) -> float:
     if n < 2:
         return math.nan
     spread = float(difference.std(ddof=1))
-    # Differences that are equal but for rounding would give an absurdly small p.
+    # Differences that are equal up to rounding would give an absurdly small p.
     if spread <= 1e-12 * max(1.0, float(np.abs(difference).max())):
         return math.nan
     from scipy.special import stdtr  # scipy.stats takes seconds to import
@@ -44,7 +45,7 @@ def paired_t_test(difference: FloatArray) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values corrected by Holm's step-down method; NaN stays NaN and does not count.
+    """Return p-values corrected by Holm's step-down method; NaN stays NaN and is not counted.
 
     >>> [round(x, 3) for x in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
@@ -71,15 +72,16 @@ class SelectorRanking:
     blocks : int
         Settings, or seeds of one setting, in which every selector ran.
     over : str
-        What the blocks are, and what the verdict is about: "setting" or "seed".
+        What a block is, "setting" or "seed", and so what the verdict is about.
     friedman : float
-        p of Friedman's test that all selectors are alike.
+        p of Friedman's test that all selectors are equal.
     difference : float
-        Critical difference: two selectors differ at the 5% level when their mean ranks are this far apart.
+        Critical difference: two selectors differ at the 5% level if their mean ranks are this far apart.
     p : mapping of (label, label) to float
         Nemenyi's p of each pair, in both orders.
     alike : tuple of tuple of str
-        The largest runs of selectors of which no two differ; all of them where Friedman's test finds them alike.
+        The largest groups of neighbouring selectors of which no two differ; one group if Friedman's test finds no
+        difference.
     """
 
     labels: tuple[str, ...]
@@ -92,7 +94,7 @@ class SelectorRanking:
     alike: tuple[tuple[str, ...], ...]
 
     def differ(self, one: str, other: str) -> bool:
-        """Whether two selectors differ at the 5% level, if any do."""
+        """Whether two selectors differ at the 5% level in both Friedman's and Nemenyi's test."""
         return self.friedman < LEVEL and self.p[one, other] < LEVEL
 
 
@@ -102,15 +104,15 @@ def rank_selectors(labels: Sequence[str], results: FloatArray, over: str = "sett
     Parameters
     ----------
     labels : sequence of str
-        k of them, at least two.
+        The k selectors.
     results : (n, k) float array
-        A block in each row, higher is better; equal ones share their mean rank. A run that diverged is -inf: last.
+        A row for each block; higher is better, and equal results share their mean rank. A run that diverged is -inf.
     over : str
         What a block is, "setting" or "seed".
 
     Returns
     -------
-    Ranking, or None with fewer than two selectors or blocks
+    The ranking, or None with fewer than two selectors or blocks.
     """
     n, k = results.shape
     if n < 2 or k < 2:
@@ -133,28 +135,28 @@ def rank_selectors(labels: Sequence[str], results: FloatArray, over: str = "sett
     difference = float(stats.studentized_range.ppf(1 - LEVEL, k, np.inf)) / math.sqrt(2) * unit
     sorted_ranks = [float(mean[i]) for i in order]
     names = tuple(labels[i] for i in order)
-    # Nemenyi's test follows Friedman's: where that finds all alike, no two selectors differ.
+    # Nemenyi's test only follows a significant Friedman test; otherwise no two selectors differ.
     alike = _alike(names, sorted_ranks, difference) if friedman < LEVEL else (names,)
     return SelectorRanking(names, tuple(sorted_ranks), n, over, friedman, difference, p, alike)
 
 
 def _alike(names: Sequence[str], ranks: Sequence[float], difference: float) -> tuple[tuple[str, ...], ...]:
-    """Return the largest stretches of the ranking no wider than the critical difference, two selectors or more."""
-    found: list[tuple[int, int]] = []
+    """Return the longest stretches of two or more selectors whose ranks lie within the critical difference."""
+    stretches: list[tuple[int, int]] = []
     for first in range(len(ranks)):
         last = max(j for j in range(first, len(ranks)) if ranks[j] - ranks[first] < difference)
-        if last > first and not any(a <= first and last <= b for a, b in found):
-            found.append((first, last))
-    return tuple(tuple(names[a : b + 1]) for a, b in found)
+        if last > first and not any(a <= first and last <= b for a, b in stretches):
+            stretches.append((first, last))
+    return tuple(tuple(names[a : b + 1]) for a, b in stretches)
 
 
 def _friedman(ranks: FloatArray) -> float:
-    """Return the p-value of Friedman's test over ranks (n, k); of two selectors it is a sign test, and exact."""
+    """Return the p-value of Friedman's test over ranks (n, k); for two selectors, of an exact sign test."""
     from scipy import stats
 
     if ranks.shape[1] == 2:
         wins, losses = int((ranks[:, 0] < ranks[:, 1]).sum()), int((ranks[:, 0] > ranks[:, 1]).sum())
         return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
     if (ranks == ranks[:, :1]).all():
-        return 1.0  # all alike everywhere
+        return 1.0  # all selectors are equal in every block
     return float(stats.friedmanchisquare(*ranks.T).pvalue)

@@ -1,4 +1,4 @@
-"""The leaderboard: its lines as a table, the same everywhere, and as plain values for machines."""
+"""The leaderboard as a table, the same everywhere, and as plain values for programs."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from fedcohort.simulate.leaderboard.rows import FAIRNESS, LeaderRow, RunProgress
 from fedcohort.simulate.leaderboard.words import deviation, duration, number
 from fedcohort.simulate.metrics import Metric, Spread
 
-# Heading, and how soon a narrow place gives the column up.
+# Name, heading and rank of a column; see _Column.
 _GROUP_COLUMNS = (("worst_group", "Worst group", 3), ("worst_tenth", "Worst tenth", 6))
 _TURN_COLUMNS = (
     ("client_spread", "Spread", 14, "{:.3f}"),
     ("jain", "Jain", 12, "{:.2f}"),
     ("longest_absence", "Longest absence", 15, "{:.0f}"),
 )
-FEW_SEEDS = 5  # below, a p-value says little and the table says so
-CLEAR = 0.005  # of accuracy: what a minority loses beyond it is worth a sentence
+FEW_SEEDS = 5  # with fewer seeds a p-value says little, and the table says so
+CLEAR = 0.005  # a worst group that loses more accuracy than this gets a sentence
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """The table of one setting, best terminal accuracy first; selectors that lost a run come after all others.
+    """The results of one setting, best terminal accuracy first; selectors that lost a run come after all others.
 
     Attributes
     ----------
     targets : tuple of float
-        Ascending; the highest is the one speed-ups are about.
+        Ascending; speed-ups refer to the highest.
     target_source : str
-        Where that one comes from.
+        Where the highest target comes from.
     window : int
-        How many last rounds terminal accuracy is the mean of, in the longest run.
+        Number of last rounds that terminal accuracy averages in the longest run.
     window_source : str
-        Why so many.
+        Why it is this number.
     metric : Metric
-        What "best" and "terminal" are scores of.
+        "best" and "terminal" are its scores.
     """
 
     setting: str
@@ -54,7 +54,7 @@ class Leaderboard:
 
     @property
     def target(self) -> float:
-        """The accuracy that speed-ups are about; NaN when the baseline was never evaluated."""
+        """The accuracy that speed-ups refer to; NaN if the baseline was never evaluated."""
         return self.targets[-1]
 
     @property
@@ -69,14 +69,14 @@ class Leaderboard:
 
     @property
     def at_a_cost(self) -> tuple[tuple[LeaderRow, float], ...]:
-        """Selectors that gain on average and lose in the worst group, each with that loss (negative)."""
+        """Selectors that gain on average but lose in the worst group, each with that difference (negative)."""
         base = {seed.seed: seed.fair.get("worst_group", math.nan) for seed in self.base.seeds}
-        found = []
+        pairs = []
         for row in self.rows:
-            lost = Spread.of([s.fair.get("worst_group", math.nan) - base.get(s.seed, math.nan) for s in row.seeds])
-            if row.paired is not None and row.paired.difference > 0 and lost.mean < -CLEAR:
-                found.append((row, lost.mean))
-        return tuple(found)
+            change = Spread.of([s.fair.get("worst_group", math.nan) - base.get(s.seed, math.nan) for s in row.seeds])
+            if row.paired is not None and row.paired.difference > 0 and change.mean < -CLEAR:
+                pairs.append((row, change.mean))
+        return tuple(pairs)
 
     @property
     def note(self) -> str:
@@ -84,8 +84,79 @@ class Leaderboard:
         return note(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers as plain values, None where a number is not known."""
-        return to_dict(self)
+        """Return the numbers as plain values; unknown ones are None."""
+
+        def number_or_none(value: float) -> float | None:
+            return value if math.isfinite(value) else None
+
+        def spread(value: Spread) -> dict[str, Any]:
+            return {"mean": number_or_none(value.mean), "std": number_or_none(value.std), "seeds": value.count}
+
+        def natural(score: float) -> float | None:
+            return number_or_none(self.metric.natural(score))
+
+        def scores(value: Spread) -> dict[str, Any]:
+            return {**spread(value), "mean": natural(value.mean)}
+
+        return {
+            "setting": self.setting,
+            "baseline": self.baseline,
+            "reference": self.reference,
+            "metric": {"name": self.metric.name, "higher_is_better": self.metric.higher},
+            "targets": [natural(target) for target in self.targets],
+            "target_source": self.target_source,
+            "terminal_rounds": self.window,
+            "terminal_source": self.window_source,
+            "finished": self.finished,
+            "note": self.note,
+            "rows": [
+                {
+                    "label": row.label,
+                    "selector": row.selector,
+                    "runs": row.runs,
+                    "diverged": row.diverged,
+                    "failed": row.failed,
+                    "targets": [
+                        {
+                            "target": natural(item.target),
+                            "rounds": spread(item.rounds),
+                            "simulated_seconds": spread(item.seconds),
+                            "speed_up": number_or_none(item.speed_up),
+                        }
+                        for item in row.to_target
+                    ],
+                    "best": scores(row.best),
+                    "early_stop": scores(row.early_stop),
+                    "terminal": scores(row.terminal),
+                    "made_good": number_or_none(row.improvement),
+                    "qcid": spread(row.qcid),
+                    "megabytes": spread(row.megabytes),
+                    "query_share_of_bytes": number_or_none(row.query_share),
+                    "simulated_seconds": spread(row.clock),
+                    "fairness": {name: spread(row.fair(name)) for name in FAIRNESS},
+                    "paired": None
+                    if row.paired is None
+                    else {
+                        "seeds": row.paired.seeds,
+                        "difference": natural(row.paired.difference),
+                        "wins": row.paired.wins,
+                        "p": number_or_none(row.paired.p),
+                    },
+                    "seeds": [
+                        {
+                            "seed": seed.seed,
+                            "state": seed.state,
+                            "rounds": seed.rounds,
+                            "rounds_to": list(seed.rounds_to),
+                            "best": natural(seed.best),
+                            "terminal": natural(seed.terminal),
+                        }
+                        for seed in row.seeds
+                    ],
+                }
+                for row in self.rows
+            ],
+        }
 
     def __str__(self) -> str:
         return to_text(leaderboard_table(self))
@@ -102,9 +173,9 @@ def leaderboard_table(
     Parameters
     ----------
     drawn : mapping of label to (colour, dash), optional
-        How each selector's line is drawn, shown beside its name.
+        How each selector's line is drawn, shown next to its name.
     explain : bool
-        Whether the note says how everything is computed, or only what qualifies these numbers.
+        Whether the note says how everything is computed, or only what to be careful about.
     """
     most = max(row.runs for row in board.rows)
     labels = [_label(row, most, (drawn or {}).get(row.label)) for row in board.rows]
@@ -127,7 +198,7 @@ def leaderboard_table(
 
 
 _Column = tuple[str, int, list[Cell]]
-"""Heading, how soon a narrow screen drops the column (0: never), and a cell for each selector."""
+"""Heading, rank (a narrow screen drops the columns with the highest ranks first), and a cell for each selector."""
 
 
 def _target_columns(board: Leaderboard) -> Iterator[_Column]:
@@ -157,16 +228,17 @@ def _score_columns(board: Leaderboard) -> Iterator[_Column]:
         if any(row.fair(name).count for row in rows):
             yield heading, rank, _scores(rows, [row.fair(name) for row in rows], metric)
     if board.reference is not None:
-        made_good = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
-        yield f"Made good of the loss against {board.reference}", 9, made_good
+        recovered = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
+        yield f"Recovered of the loss against {board.reference}", 9, recovered
     yield "p", 5, [_p_value(row) for row in rows]
 
 
 def _cost_columns(board: Leaderboard) -> Iterator[_Column]:
-    """Yield what the runs cost: time, balance and bytes, each only where a run says something about it."""
+    """Yield what the runs cost: time, balance and bytes, each only if it is known for some run."""
     rows = board.rows
-    if any(row.main.seconds.mean > 0 for row in rows):  # without latencies every time is 0 and says nothing
-        yield f"Time to {board.metric.level(board.target)}", 12, _times(rows)
+    if any(row.main.seconds.mean > 0 for row in rows):  # without latencies, all times are 0
+        times = _mark([_time(row) for row in rows], [_complete(row, row.main.seconds) for row in rows], min)
+        yield f"Time to {board.metric.level(board.target)}", 12, times
     if any(row.qcid.count for row in rows):
         yield "Mean QCID", 7, _imbalances(rows)
     if any(row.megabytes.count for row in rows):
@@ -174,10 +246,6 @@ def _cost_columns(board: Leaderboard) -> Iterator[_Column]:
     if any(row.query_share > 0 for row in rows):
         yield "Query bytes", 13, [Cell(_number_or_dash(row.query_share, "{:.0%}")) for row in rows]
         yield "Questions", 16, [Cell(_number_or_dash(row.fair("asked").mean, "{:,.0f}")) for row in rows]
-
-
-def _times(rows: Sequence[LeaderRow]) -> list[Cell]:
-    return _mark([_time(row) for row in rows], [_complete(row, row.main.seconds) for row in rows], min)
 
 
 def _imbalances(rows: Sequence[LeaderRow]) -> list[Cell]:
@@ -193,7 +261,7 @@ def _turn_columns(board: Leaderboard) -> Iterator[_Column]:
 
 
 def note(board: Leaderboard) -> str:
-    """Return how the columns are computed, and what qualifies these numbers."""
+    """Return how the columns are computed, and what to be careful about."""
     sentences = [f"Target {board.metric.level(board.target)} ({board.target_source}); only evaluated rounds count."]
     sentences.append(f"Terminal: mean {board.metric.name} of {_window(board)} ({board.window_source}).")
     if not board.metric.higher:
@@ -202,7 +270,7 @@ def note(board: Leaderboard) -> str:
         sentences.append("For shorter runs it is the last fifth.")
     if any(row.fair("worst_tenth").count for row in board.rows):
         sentences.append(
-            "Worst group: accuracy of the group with the lowest. Worst tenth: the same for the worst tenth of clients. "
+            "Worst group: the lowest accuracy of any group. Worst tenth: mean accuracy of the worst tenth of clients. "
             "Spread: standard deviation over clients. Jain: how evenly clients took part, 1 is even. Longest absence: "
             "in rounds."
         )
@@ -213,13 +281,13 @@ def note(board: Leaderboard) -> str:
 
 
 def brief_note(board: Leaderboard) -> str:
-    """Return what qualifies these numbers, in a line or two."""
-    known = [f"Target {board.metric.level(board.target)} ({board.target_source})", f"terminal: {_window(board)}"]
+    """Return what to be careful about, in a line or two."""
+    facts = [f"Target {board.metric.level(board.target)} ({board.target_source})", f"terminal: {_window(board)}"]
     if max(row.runs for row in board.rows) > 1:
-        known.append("±: over seeds")
+        facts.append("±: over seeds")
     if any(row.paired is not None and not math.isnan(row.paired.p) for row in board.rows):
-        known.append("p: paired t-test, Holm-corrected")
-    sentences = [f"{'; '.join(known)}."]
+        facts.append("p: paired t-test, Holm-corrected")
+    sentences = [f"{'; '.join(facts)}."]
     if not board.metric.higher:
         sentences.append(f"Lower {board.metric.name} is better.")
     if few := _few_seeds(board):
@@ -229,8 +297,8 @@ def brief_note(board: Leaderboard) -> str:
 
 def _at_a_cost(board: Leaderboard) -> list[str]:
     return [
-        f"{row.label} gains on average and loses {-100 * lost:.1f} points in the worst group."
-        for row, lost in board.at_a_cost
+        f"{row.label} gains on average but loses {-100 * change:.1f} points in the worst group."
+        for row, change in board.at_a_cost
     ]
 
 
@@ -246,8 +314,8 @@ def _lost(board: Leaderboard) -> list[str]:
     sentences = []
     if any(row.diverged for row in board.rows):
         sentences.append(
-            f"A run that diverged has no terminal {board.metric.name}: means are over the other runs, and a selector "
-            "with such a run is never marked as best."
+            f"A run that diverged has no terminal {board.metric.name}: means are over the other runs, and its selector "
+            "is never marked as best."
         )
     if any(row.failed for row in board.rows):
         sentences.append(f"A run that failed has no terminal {board.metric.name}; runs.json says why.")
@@ -255,14 +323,14 @@ def _lost(board: Leaderboard) -> list[str]:
 
 
 def _few_seeds(board: Leaderboard) -> str:
-    """Return a warning where too few seeds are common for a test; empty where there are enough."""
+    """Return a warning if there are too few common seeds for a test; empty otherwise."""
     seeds = [row.paired.seeds for row in board.rows if row.paired is not None]
     if not seeds or min(seeds) >= FEW_SEEDS:
         return ""
     if min(seeds) < 2:
-        return "With fewer than two common seeds there is no test: a difference may be chance."
+        return "With fewer than two common seeds there is no test; a difference may be chance."
     return (
-        f"With only {min(seeds)} common seeds the test has little power: run at least {FEW_SEEDS} before you claim "
+        f"With only {min(seeds)} common seeds the test has little power; run at least {FEW_SEEDS} before you claim "
         "a difference."
     )
 
@@ -273,8 +341,8 @@ def _about_p(board: Leaderboard) -> str:
         return "There is no baseline to compare with."
     common = (
         f"{'Gain' if board.metric.higher else 'Difference'}: mean difference of terminal {board.metric.name} to "
-        f"{board.baseline}{' in percentage points' if board.metric.share else ''}, over the seeds both "
-        "ran, with wins among those seeds; p of a two-sided paired t-test, Holm-corrected over the rows of this table."
+        f"{board.baseline}{' in percentage points' if board.metric.share else ''} over the seeds that both ran, and "
+        "how many of these it wins; p of a two-sided paired t-test, Holm-corrected over the rows of this table."
     )
     return f"{common} {_few_seeds(board)}".strip()
 
@@ -298,7 +366,7 @@ def _number_or_dash(value: float, form: str) -> str:
 
 
 def _mark(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., Any]) -> list[Cell]:
-    """Return the cells with the best value marked, and all others that read the same; a NaN cannot be the best."""
+    """Return the cells with the best one marked, and all that show the same text; NaN is never the best."""
     known = {i: v for i, v in enumerate(values) if not math.isnan(v)}
     if len(known) < 2:
         return list(cells)
@@ -307,7 +375,7 @@ def _mark(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., 
 
 
 def _complete(row: LeaderRow, value: Spread) -> float:
-    """Return the mean where every run has a value and none was lost: others cannot be the best."""
+    """Return the mean if every run has a value and none was lost, else NaN, so that it is not marked as best."""
     return value.mean if value.count == row.runs and not row.lost else math.nan
 
 
@@ -324,7 +392,7 @@ def _label(row: LeaderRow, most: int, drawn: tuple[int, int] | None) -> Cell:
 
 
 def _scores(rows: Sequence[LeaderRow], values: Sequence[Spread], metric: Metric) -> list[Cell]:
-    """Return cells of which the best is marked, among selectors that lost no run."""
+    """Return cells with the best one marked, among selectors that lost no run."""
     cells = [
         Cell("–")
         if value.count == 0
@@ -346,8 +414,9 @@ def _time(row: LeaderRow) -> Cell:
 def _reached_cell(row: LeaderRow, value: Spread, mean: str, std: str) -> Cell:
     if value.count == 0:
         return Cell("never" if all(seed.state != "running" for seed in row.seeds) else "not yet")
-    some = f"in {value.count} of {row.runs}" if value.count < row.runs else ""
-    return Cell(mean, some or (std if value.count > 1 else ""))
+    if value.count < row.runs:
+        return Cell(mean, f"in {value.count} of {row.runs}")
+    return Cell(mean, std if value.count > 1 else "")
 
 
 def _difference(row: LeaderRow, metric: Metric) -> Cell:
@@ -361,79 +430,3 @@ def _p_value(row: LeaderRow) -> Cell:
     if row.paired is None or math.isnan(row.paired.p):
         return Cell("–")
     return Cell("<0.001" if row.paired.p < 0.001 else f"{row.paired.p:.3f}")
-
-
-def to_dict(board: Leaderboard) -> dict[str, Any]:
-    """Return the leaderboard's numbers for machines; None where a number is not known."""
-
-    def number_or_none(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    def spread(value: Spread) -> dict[str, Any]:
-        return {"mean": number_or_none(value.mean), "std": number_or_none(value.std), "seeds": value.count}
-
-    def natural(score: float) -> float | None:
-        return number_or_none(board.metric.natural(score))
-
-    def scores(value: Spread) -> dict[str, Any]:
-        return {**spread(value), "mean": natural(value.mean)}
-
-    return {
-        "setting": board.setting,
-        "baseline": board.baseline,
-        "reference": board.reference,
-        "metric": {"name": board.metric.name, "higher_is_better": board.metric.higher},
-        "targets": [natural(target) for target in board.targets],
-        "target_source": board.target_source,
-        "terminal_rounds": board.window,
-        "terminal_source": board.window_source,
-        "finished": board.finished,
-        "note": note(board),
-        "rows": [
-            {
-                "label": row.label,
-                "selector": row.selector,
-                "runs": row.runs,
-                "diverged": row.diverged,
-                "failed": row.failed,
-                "targets": [
-                    {
-                        "target": natural(item.target),
-                        "rounds": spread(item.rounds),
-                        "simulated_seconds": spread(item.seconds),
-                        "speed_up": number_or_none(item.speed_up),
-                    }
-                    for item in row.to_target
-                ],
-                "best": scores(row.best),
-                "early_stop": scores(row.early_stop),
-                "terminal": scores(row.terminal),
-                "made_good": number_or_none(row.improvement),
-                "qcid": spread(row.qcid),
-                "megabytes": spread(row.megabytes),
-                "query_share_of_bytes": number_or_none(row.query_share),
-                "simulated_seconds": spread(row.clock),
-                "fairness": {name: spread(row.fair(name)) for name in FAIRNESS},
-                "paired": None
-                if row.paired is None
-                else {
-                    "seeds": row.paired.seeds,
-                    "difference": natural(row.paired.difference),
-                    "wins": row.paired.wins,
-                    "p": number_or_none(row.paired.p),
-                },
-                "seeds": [
-                    {
-                        "seed": seed.seed,
-                        "state": seed.state,
-                        "rounds": seed.rounds,
-                        "rounds_to": list(seed.rounds_to),
-                        "best": natural(seed.best),
-                        "terminal": natural(seed.terminal),
-                    }
-                    for seed in row.seeds
-                ],
-            }
-            for row in board.rows
-        ],
-    }

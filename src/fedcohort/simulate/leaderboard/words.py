@@ -1,4 +1,4 @@
-"""Numbers as text: the same words in tables, sentences and terminals."""
+"""Numbers as text, the same in tables, sentences and terminals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three significant digits, one where it is very small, and never in exponent form.
+    """Return a number with three significant digits (one if it is very small), never in exponent form.
 
     >>> number(0.081234), number(1234567.0), number(2.0), number(999.6), number(0.0000081)
     ('0.0812', '1,234,567', '2', '1,000', '0.000008')
@@ -41,7 +41,7 @@ def quantity(value: float, one: str, many: str | None = None) -> str:
 
 
 def times(value: float) -> str:
-    """Return a factor with two digits after the point where it is near 1, so that it never reads as none.
+    """Return a factor, with two decimals if it is small, so that 1.04 does not read as no change.
 
     >>> times(1.04), times(12.34), times(345.6)
     ('1.04', '12.3', '346')
@@ -71,7 +71,7 @@ def deviation(seconds: float, like: float) -> str:
 
 
 def names(items: Sequence[str], limit: int = 12) -> str:
-    """Return a readable enumeration.
+    """Return a readable list of names.
 
     >>> names(["a", "b", "c"]), names(["a", "b", "c"], limit=2)
     ('a, b and c', 'a, b and 1 more')

@@ -1,9 +1,9 @@
 """Run lock-step groups on a Ray cluster, for sweeps too large for one machine.
 
-The unit of work is one lock-step group. An actor runs its rounds and every few seconds hands over rows, a checkpoint
-and the journals, which the driver writes exactly as a local experiment does. The results are therefore the same as with
-``--engine local``, an experiment started on Ray can be continued locally and vice versa, and a lost machine costs its
-groups only the rounds since their last hand-over. ``run.lockstep`` sets how many runs form a group.
+An actor runs the rounds of one lock-step group. Every few seconds it hands over rows, a checkpoint and the journals,
+which the driver writes just like a local experiment. The results are therefore the same as with ``--engine local``, and
+an experiment started on Ray can be continued locally, and vice versa. If a machine is lost, only the rounds since the
+last hand-over are repeated. ``run.lockstep`` sets how many runs form a group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SLICE_SECONDS = 5.0  # between two hand-overs
-_ATTEMPTS = 3  # to run a group whose machine keeps dying before it hands anything over
+_ATTEMPTS = 3  # how often a group is started if its machine keeps dying before a hand-over
 
 
 class ClusterError(FedcohortError, RuntimeError):
@@ -36,7 +36,7 @@ class ClusterError(FedcohortError, RuntimeError):
 
 
 class GroupHost:
-    """Holds one lock-step group; lives in an actor.
+    """Runs one lock-step group inside an actor.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class GroupHost:
         self._group: Group | None = None
 
     def _open_group(self) -> Group:
-        """Build the group. This is not done in the constructor, because Ray reports its errors as a lost machine."""
+        """Build the group. The constructor does not do it, because Ray reports errors there as a lost machine."""
         group = self._prepared.group(self._number, journals=self._home, device=self._device, workers=self._workers)
         for name, data in self._journals.items():
             (self._home / name).write_bytes(data)
@@ -143,8 +143,7 @@ class ClusterDriver:
         most = int(max((node.get("CPU", 0) for node in nodes), default=0))
         if self.workers > most:
             raise ClusterError(
-                f"A group is to use {self.workers} workers, but the largest machine of the Ray cluster has {most} "
-                "CPUs.",
+                f"A group needs {self.workers} workers, but the largest machine of the Ray cluster has {most} CPUs.",
                 hint="lower run.workers",
             )
 
@@ -195,10 +194,10 @@ def drive(simulation: Simulation) -> str:
     for number in simulation.prepared.groups:
         if not simulation.has_ended(number):
             driver.launch(number)
-    asked = False
+    told_to_stop = False
     while driver.pending:
-        if simulation.stopping and not asked:
-            asked = True
+        if simulation.stopping and not told_to_stop:
+            told_to_stop = True
             for _, actor in driver.pending.values():
                 actor.stop.remote()
         ready, _ = driver.ray.wait(list(driver.pending), timeout=0.2)
@@ -209,10 +208,10 @@ def drive(simulation: Simulation) -> str:
 
 
 def write_journals(folder: Path, journals: dict[str, bytes]) -> None:
-    """Put handed-over journals in place, each whole or not at all."""
+    """Write handed-over journals, each completely or not at all."""
     for name, data in journals.items():
         path = folder / name
-        if path.with_name(f"{name}-wal").exists():  # left by a killed process; its rounds must not be lost
+        if path.with_name(f"{name}-wal").exists():  # left by a killed process, whose rounds must not be lost
             write_atomically(path, snapshot(path))
             for extra in ("-wal", "-shm"):
                 path.with_name(f"{name}{extra}").unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Let several processes compute on one CUDA device at the same time.
 
-By default a GPU serves its processes in turns, so small kernels of one process leave most of the GPU idle. NVIDIA's
-Multi-Process Service (MPS) runs them side by side. This module starts such a service for the duration of an experiment,
-if the driver includes it; without it everything works the same, only slower.
+By default a GPU serves processes in turns, so the small kernels of one process leave most of it idle. NVIDIA's
+Multi-Process Service (MPS) runs them in parallel. This module starts the service for the duration of an experiment, if
+the driver includes it. Without it everything works in the same way, only slower.
 """
 
 from __future__ import annotations
@@ -24,20 +24,14 @@ _SECONDS = 20.0
 
 @contextmanager
 def shared_device(device: str) -> Iterator[dict[str, str]]:
-    """Yield the environment variables with which processes share a CUDA device; empty if there is nothing to share.
-
-    Parameters
-    ----------
-    device : str
-        Of :func:`fedcohort.simulate.engine.choose_device`.
-    """
+    """Yield the environment variables that let processes share a CUDA device; empty for the CPU or without MPS."""
     control = shutil.which(_CONTROL)
     if not device.startswith("cuda") or control is None or _PIPES in os.environ:
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="fedcohort-mps-") as folder:
-        places = {_PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        environment = {**os.environ, **places}
+        variables = {_PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        environment = {**os.environ, **variables}
         try:
             subprocess.run([control, "-d"], env=environment, check=True, capture_output=True, timeout=_SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
@@ -45,7 +39,7 @@ def shared_device(device: str) -> Iterator[dict[str, str]]:
             yield {}
             return
         try:
-            yield places
+            yield variables
         finally:
             try:
                 subprocess.run(

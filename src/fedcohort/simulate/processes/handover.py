@@ -1,4 +1,4 @@
-"""Define what a process that runs a lock-step group hands to the process that writes the experiment's directory."""
+"""What a process that runs a lock-step group hands to the process that writes the experiment's directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HandOver:
     done : bool
         Whether every run of the group has ended.
     journals : dict of file name to bytes
-        Only if the process that runs the rounds cannot write them to the experiment's directory itself.
+        Empty if the process that runs the rounds writes them to the experiment's directory itself.
     """
 
     rounds: pa.Table

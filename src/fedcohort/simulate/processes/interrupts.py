@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def print_to_stderr(text: str) -> None:
-    """Print a message to stderr, where there is no console."""
+    """Print a message to stderr, for callers without a console."""
     print(text, file=sys.stderr, flush=True)
 
 

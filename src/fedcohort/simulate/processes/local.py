@@ -1,9 +1,10 @@
 """Run lock-step groups in several processes on one machine.
 
-Between two rounds of training a run's host has work to do: the selector, the journal, the rows. One process does that
-for one run after the other, while the GPU waits. An experiment with many runs is therefore split into more groups,
-which separate processes run side by side: while some select, others train. The results are those of a single process,
-except for the order in which a GPU adds numbers. If a process dies, the rounds since its last hand-over are repeated.
+Between two rounds of training, the host of a run selects clients, writes the journal and collects rows. A single
+process does this for one run after another while the GPU waits. An experiment with many runs is therefore split into
+more groups, which separate processes run in parallel: while some select, others train. The results are those of a
+single process, except for the order in which a GPU adds numbers. If a process dies, the rounds since its last hand-over
+are repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 
 _HAND_OVER_SECONDS = 2.0
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
-_ATTEMPTS = 3  # to run a group whose process keeps dying
+_IGNORE_DISCONNECT = contextlib.suppress(BrokenPipeError, ConnectionResetError)
+_ATTEMPTS = 3  # how often a group is started if its process keeps dying
 
 
 class WorkerError(FedcohortError, RuntimeError):
@@ -67,8 +69,8 @@ class Worker:
         self.group: int | None = None
         self.ready = False
         self.connection, theirs = Pipe()
-        # With -P and this path a worker imports what this process does, and nothing from the folder it stands in.
-        path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
+        # With -P and this path, a worker imports the same modules as this process, and nothing from its own folder.
+        path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "fedcohort.simulate.processes.worker", str(theirs.fileno())],
@@ -79,29 +81,14 @@ class Worker:
         self._assignment = assignment
 
     def send_setup(self) -> None:
-        """Send the experiment; wait until the process is listening."""
-        with self._ignore_disconnect():
+        """Send the experiment; a large one blocks until the process is listening."""
+        with _IGNORE_DISCONNECT:
             self.connection.send_bytes(self._assignment)
 
-    def start_group(self, group: int, saved: bytes | None) -> None:
-        """Start a group, from a checkpoint if there is one."""
-        self.group = group
-        with self._ignore_disconnect():
-            self.connection.send((group, saved))
-
-    def confirm(self) -> None:
-        """Say that what it handed over is on disk."""
-        with self._ignore_disconnect():
-            self.connection.send(KEPT)
-
-    def stop(self) -> None:
-        """Ask it to hand over after the current round and exit."""
-        with self._ignore_disconnect():
-            self.connection.send(STOP)
-
-    @staticmethod
-    def _ignore_disconnect() -> contextlib.suppress:
-        return contextlib.suppress(BrokenPipeError, ConnectionResetError)
+    def send(self, message: Any) -> None:
+        """Send a command; :meth:`receive` notices if the process has died."""
+        with _IGNORE_DISCONNECT:
+            self.connection.send(message)
 
     def receive(self) -> tuple[str, Any]:
         """Return its next message; "lost" if it has died."""
@@ -110,10 +97,6 @@ class Worker:
         except (EOFError, ConnectionResetError):
             return "lost", self.process.wait()
         return kind, value
-
-    def disconnect(self) -> None:
-        """Close the connection, so that the process exits."""
-        self.connection.close()
 
     def wait(self) -> None:
         """Wait until the process has exited; kill it after ten seconds."""
@@ -131,13 +114,13 @@ class LocalDriver:
     ----------
     count : int
         Number of processes.
-    asked : bool
-        Whether the user asked for that many. If so, a process that cannot open the experiment is an error.
+    requested : bool
+        Whether the user requested this number. If so, a process that cannot open the experiment is an error.
     """
 
-    def __init__(self, simulation: Simulation, count: int, asked: bool) -> None:
+    def __init__(self, simulation: Simulation, count: int, requested: bool) -> None:
         self.simulation = simulation
-        self._asked = asked
+        self._requested = requested
         options = simulation.experiment.options
         self._todo = deque(number for number in simulation.prepared.groups if not simulation.has_ended(number))
         self._attempts: dict[int, int] = {}
@@ -151,7 +134,7 @@ class LocalDriver:
         self._count = min(count, len(self._todo))
 
     def drive(self) -> bool:
-        """Run all groups, or stop when the simulation is asked to; return False if workers cannot run it at all."""
+        """Run all groups, or until the simulation is stopped; return False if processes cannot open the experiment."""
         with shared_device(str(choose_device(self.simulation.device))) as self._environment:
             try:
                 return self._drive()
@@ -162,20 +145,20 @@ class LocalDriver:
                     worker.wait()
 
     def _drive(self) -> bool:
-        # All are started before any is spoken to, so that they import torch at the same time.
+        # All processes are started before the first message, so that they import torch at the same time.
         for _ in range(self._count):
             self._start()
         for worker in list(self.workers):
             worker.send_setup()
-        asked = False
+        told_to_stop = False
         while self.workers:
-            if self.simulation.stopping and not asked:
-                asked = True
+            if self.simulation.stopping and not told_to_stop:
+                told_to_stop = True
                 for worker in self.workers:
-                    worker.stop()
-            places = {worker.connection: worker for worker in self.workers}
-            for connection in wait(list(places), timeout=0.2):
-                if not self._handle_message(places[connection]):  # type: ignore[index]
+                    worker.send(STOP)
+            workers = {worker.connection: worker for worker in self.workers}
+            for connection in wait(list(workers), timeout=0.2):
+                if not self._handle_message(workers[connection]):  # type: ignore[index]
                     return False
         return True
 
@@ -185,18 +168,18 @@ class LocalDriver:
         return worker
 
     def _handle_message(self, worker: Worker) -> bool:
-        """Handle one message; return False if a process cannot open the experiment and none were asked for."""
+        """Handle one message; return False if a process that nobody requested cannot open the experiment."""
         kind, value = worker.receive()
         match kind:
             case "ready":
                 worker.ready = True
                 log.debug("a process is ready")
                 self._assign_next(worker)
-            case "made":
+            case "results":
                 assert worker.group is not None
                 log.debug("group %d is at round %d", worker.group, value.round)
                 self.simulation.take_over(worker.group, value)
-                worker.confirm()
+                worker.send(KEPT)
                 if value.done:
                     worker.group = None
                     self._assign_next(worker)
@@ -207,7 +190,7 @@ class LocalDriver:
                 if isinstance(error, _NO_MEMORY) and len(self.workers) > 1:
                     self._continue_without(worker)
                     return True
-                if not worker.ready and not self._asked:
+                if not worker.ready and not self._requested:
                     log.warning("using a single process, because another one cannot open the experiment: %s", error)
                     return False
                 raise error
@@ -220,18 +203,18 @@ class LocalDriver:
         if not self._todo or self.simulation.stopping:
             self._end(worker)
             return
-        number = self._todo.popleft()
-        worker.start_group(number, self.simulation.last_checkpoint(number))
+        worker.group = self._todo.popleft()
+        worker.send((worker.group, self.simulation.last_checkpoint(worker.group)))
 
     def _end(self, worker: Worker) -> None:
         self.workers.remove(worker)
         self._ending.append(worker)
-        worker.disconnect()
+        worker.connection.close()  # so that the process exits
 
     def _continue_without(self, worker: Worker) -> None:
-        """Continue with one process less when memory runs out; its group waits for another process."""
+        """Continue without a process that ran out of memory; its group waits for another one."""
         log.warning(
-            "a process ran out of memory; %d others continue and will take over its runs (see run.processes)",
+            "a process ran out of memory; the %d others continue and take over its runs (see run.processes)",
             len(self.workers) - 1,
         )
         if worker.group is not None:

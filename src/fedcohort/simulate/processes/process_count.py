@@ -14,41 +14,40 @@ from fedcohort.simulate.engine.modules import usable_cores
 if TYPE_CHECKING:
     from fedcohort.simulate.config.experiment import Experiment, RunPlan
 
-_FEWEST_ROUNDS = 5_000  # of all runs together; with fewer, starting processes takes longer than it saves
-_FEWEST_RUNS = 4  # of a group
+_LEAST_ROUNDS = 5_000  # of all runs together; with fewer, starting processes takes longer than it saves
+_LEAST_RUNS = 4  # in a group
 _MOST = 12
 _GPU_BYTES = 4 * 2**30  # GPU memory for each process
-_LIGHT = 1e8  # roughly the operations a core can do while a run's host does its part of a round
+_LIGHT = 1e8  # roughly the operations of a core in the time that a run's host needs for a round
 
 
-def choose_process_count(experiment: Experiment, device: str, asked: int | None, operations: float) -> int:
-    """Return the number of processes: the requested one, or the one that is fastest.
+def choose_process_count(experiment: Experiment, device: str, requested: int | None, operations: float) -> int:
+    """Return the requested number of processes, or the fastest one.
 
-    On a GPU several processes help whenever there is enough work. On a CPU, training already uses all cores; there
-    several processes help only if a round spends most of its time in the hosts, which one process handles one run after
-    the other.
+    On a GPU, several processes help whenever there is enough work. On a CPU, training already uses all cores. Several
+    processes help there only if a round spends most of its time in the hosts, which one process runs one after another.
 
     Parameters
     ----------
-    asked : int or None
-        The requested number; it overrides the configuration.
+    requested : int or None
+        Overrides the configuration.
     operations : float
-        The most operations of training in one round of a run; infinite if unknown.
+        The most training operations in a round of any run; infinite if unknown.
     """
     options, runs = experiment.options, len(experiment.plans)
-    asked = asked or options.processes
+    requested = requested or options.processes
     if options.engine != "local":
         return 1
-    if asked is not None:
-        return min(asked, runs)
-    enough = sum(plan.options.rounds for plan in experiment.plans) >= _FEWEST_ROUNDS
+    if requested is not None:
+        return min(requested, runs)
+    enough = sum(plan.options.rounds for plan in experiment.plans) >= _LEAST_ROUNDS
     if os.name != "posix" or not enough or not all(map(_is_importable, experiment.plans)):
         return 1
     chosen, cores = choose_device(device), usable_cores()
     if chosen.type == "cuda":
         memory = torch.cuda.get_device_properties(chosen).total_memory
-        return max(1, min(cores - 1, runs // _FEWEST_RUNS, memory // _GPU_BYTES, _MOST))
-    return max(1, min(cores, runs // _FEWEST_RUNS, _MOST)) if operations < _LIGHT * cores else 1
+        return max(1, min(cores - 1, runs // _LEAST_RUNS, memory // _GPU_BYTES, _MOST))
+    return max(1, min(cores, runs // _LEAST_RUNS, _MOST)) if operations < _LIGHT * cores else 1
 
 
 def _is_importable(plan: RunPlan) -> bool:
@@ -58,11 +57,11 @@ def _is_importable(plan: RunPlan) -> bool:
 
 
 def training_operations(shapes: Sequence[Sequence[int]], samples: float) -> float:
-    """Return the operations of training a network with parameters of these shapes on ``samples`` samples.
+    """Return how many operations it takes to train parameters of these shapes on ``samples`` samples.
 
     >>> training_operations([(64, 10), (10,)], 100)
     390000.0
     """
-    if any(len(shape) > 2 for shape in shapes):  # a convolution uses each weight many times; we do not count those
+    if any(len(shape) > 2 for shape in shapes):  # a convolution uses each weight many times, which we do not count
         return float("inf")
     return 6.0 * samples * sum(int(torch.Size(shape).numel()) for shape in shapes)

@@ -1,4 +1,4 @@
-"""Run the rounds of lock-step groups in a process of their own: ``python -m fedcohort.simulate.processes.worker``.
+"""Run lock-step groups in a separate process: ``python -m fedcohort.simulate.processes.worker``.
 
 :mod:`fedcohort.simulate.processes.local` starts the worker and sends it commands over a connection. The worker writes
 the journals itself and hands over rows and checkpoints. It exits when the connection closes.
@@ -27,23 +27,23 @@ from fedcohort.simulate.store.live import LiveFeed
 from fedcohort.simulate.store.writer import share_lock
 
 STOP = "stop"
-KEPT = "kept"  # what was handed over is on disk
+KEPT = "kept"  # the driver has written a hand-over to disk
 _DISCONNECTED = (EOFError, BrokenPipeError, ConnectionResetError)  # raised when the other end of a connection is gone
 
 
 @dataclass(frozen=True, eq=False)
 class WorkerSetup:
-    """Everything a worker needs before its first group: the prepared experiment.
+    """Everything a worker needs before its first group.
 
-    The user's own selectors and models are found through the directory's configuration, as when resuming, so that only
-    data is sent.
+    Only data is sent. The worker finds the user's selectors and models through the directory's configuration, as when
+    an experiment is resumed.
     """
 
     out: Path
     device: str
     threads: int
     seconds: float
-    prepared: dict[str, Any]  # the fields of Prepared but the experiment
+    prepared: dict[str, Any]  # all fields of Prepared except the experiment
 
     @classmethod
     def of(cls, prepared: Prepared, out: Path, device: str, threads: int, seconds: float) -> WorkerSetup:
@@ -56,37 +56,33 @@ class WorkerSetup:
         return Prepared(experiment=Experiment.from_dict(read_started(self.out)), **self.prepared)
 
 
-class Stopped(Exception):
-    """The driver asked the worker to stop."""
-
-
 class Inbox:
-    """The driver's messages while a group runs: to stop, and that what was handed over is on disk.
+    """The driver's messages while a group runs: to stop, or that a hand-over is on disk.
 
-    Until it is, the rounds stay in the file for dashboards.
+    Until a hand-over is on disk, its rounds stay in the live file that dashboards read.
     """
 
     def __init__(self, connection: Connection, feed: LiveFeed) -> None:
         self._connection, self._feed = connection, feed
-        self._marks: deque[dict[str, int]] = deque()  # what the file had at each hand-over that is not confirmed
+        self._marks: deque[dict[str, int]] = deque()  # the end of the live file at each unconfirmed hand-over
         self.stop = False
 
     def hand_over(self, result: HandOver) -> None:
-        """Send what was made."""
+        """Send a hand-over to the driver."""
         self._marks.append(self._feed.mark())
-        self._connection.send(("made", result))
+        self._connection.send(("results", result))
 
     def read(self) -> None:
-        """Take the messages that are there; raises if the driver has gone."""
+        """Process all messages that have arrived; raises an error if the driver is gone."""
         while self._connection.poll():
-            self._take(self._connection.recv())
+            self._process(self._connection.recv())
 
     def wait(self) -> None:
-        """Wait until everything handed over is confirmed."""
+        """Wait until every hand-over is confirmed."""
         while self._marks:
-            self._take(self._connection.recv())
+            self._process(self._connection.recv())
 
-    def _take(self, message: Any) -> None:
+    def _process(self, message: Any) -> None:
         if message == STOP:
             self.stop = True
         elif message == KEPT:
@@ -94,7 +90,7 @@ class Inbox:
 
 
 def _run_group(connection: Connection, work: WorkerSetup, group: Group, number: int) -> None:
-    """Run a group's rounds until it is done or the driver asks to stop."""
+    """Run a group's rounds until it is done or the driver tells the worker to stop."""
     journals = {run.plan.id: run.session.journal for run in group.runs if run.has_session}
     with LiveFeed(work.out, journals, number) as feed:
         inbox = Inbox(connection, feed)
@@ -111,8 +107,6 @@ def _run_group(connection: Connection, work: WorkerSetup, group: Group, number: 
                 ended = time.monotonic()
                 due = ended + pause_after(ended - began, work.seconds)
         inbox.wait()
-    if not group.done:
-        raise Stopped
 
 
 def serve(connection: Connection) -> None:
@@ -132,17 +126,15 @@ def serve(connection: Connection) -> None:
             number, saved = message
             try:
                 group = prepared.group(number, journals=work.out / "journal", device=work.device, workers=work.threads)
-                try:
+                with contextlib.closing(group):
                     group.begin(saved)
                     _run_group(connection, work, group, number)
-                finally:
-                    group.close()
-            except Stopped:
-                return
             except _DISCONNECTED:
                 raise
             except BaseException as error:
                 connection.send(("failed", pack_error(error)))
+                return
+            if not group.done:
                 return
 
 
@@ -150,7 +142,7 @@ def pack_error(error: BaseException) -> bytes | str:
     """Return an error as bytes that another process can unpack, or as text if it cannot be pickled."""
     try:
         data = pickle.dumps(error)
-        pickle.loads(data)  # an error whose constructor takes other arguments than it keeps fails only here
+        pickle.loads(data)  # fails for an error whose constructor takes other arguments than it passes on
     except Exception:
         return "".join(traceback.format_exception(error))
     return data

@@ -1,1 +1,1 @@
-"""An experiment's directory: written once, read by everybody."""
+"""An experiment's directory: how it is written and read."""

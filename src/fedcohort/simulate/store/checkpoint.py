@@ -1,9 +1,9 @@
-"""Checkpoints: arrays and a little JSON in one ``.npz`` per lock-step group and round, without pickle.
+"""Checkpoints: one ``.npz`` file per lock-step group and round, with arrays and some JSON, without pickle.
 
 A checkpoint and the journals of its runs are one atomic step. Rows and journals are written first and the checkpoint
-last; the rounds count from the moment its file appears. It holds the :class:`~fedcohort.journal.Savepoint` of every
-run's session. If the machine dies or the disk fills up in between, rows and journals that are ahead go back to the
-checkpoint. A group without a checkpoint starts over.
+last. Rounds count once the checkpoint's file exists. It holds the :class:`~fedcohort.journal.Savepoint` of every run's
+session. If the machine dies or the disk fills up before that, rows and journals are reset to the previous checkpoint. A
+group without a checkpoint starts over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedcohort.core.files import read_file
 from fedcohort.simulate.store.results import ResultsError
 from fedcohort.simulate.store.writer import write_atomically
 
-_SHARE = 0.05  # of the time, unless every round is asked for; large models are written less often
+_SHARE = 0.05  # the most time spent on checkpoints, unless every round has one; large models are written less often
 _NAME = re.compile(r"group-(\d+)-round-(\d+)\.npz")
 
 
@@ -37,7 +37,7 @@ class Checkpoint:
     round : int
         The next round to play.
     facts : dict
-        JSON-like.
+        Plain values that JSON can represent.
     arrays : dict of str to array
     """
 
@@ -66,7 +66,7 @@ class Checkpoint:
 
 
 def save(folder: Path, group: int, data: bytes, round_: int) -> Path:
-    """Write a packed checkpoint; the group's older ones stay until :func:`prune`."""
+    """Write a packed checkpoint; :func:`prune` removes the group's older ones."""
     path = folder / f"group-{group}-round-{round_}.npz"
     write_atomically(path, data)
     return path
@@ -78,31 +78,27 @@ def pause_after(took: float, pause: float) -> float:
     Parameters
     ----------
     took : float
-        Seconds that the last one took.
+        Seconds that the last checkpoint took.
     pause : float
-        Seconds the configuration asks for between two; 0: after every round.
+        Configured seconds between two checkpoints; 0 means after every round.
     """
     return max(pause, took / _SHARE) if pause else 0.0
 
 
 def prune(folder: Path, group: int) -> None:
-    """Remove all of the group's checkpoints but the last."""
+    """Remove all of the group's checkpoints except the last."""
     for path in list(by_round(folder, group).values())[:-1]:
         path.unlink(missing_ok=True)
 
 
 def by_round(folder: Path, group: int) -> dict[int, Path]:
     """Return the group's checkpoints by round, ascending."""
-    files = {}
-    for path in folder.glob(f"group-{group}-round-*.npz"):
-        match = _NAME.fullmatch(path.name)
-        if match:
-            files[int(match[2])] = path
-    return dict(sorted(files.items()))
+    paths = folder.glob(f"group-{group}-round-*.npz")
+    return dict(sorted((int(match[2]), path) for path in paths if (match := _NAME.fullmatch(path.name))))
 
 
 def newest(folder: Path, group: int) -> Path | None:
-    """Return the group's last checkpoint; an older one may be left if the process died before it removed it."""
+    """Return the group's last checkpoint, or None if it has none."""
     return next(reversed(by_round(folder, group).values()), None)
 
 
@@ -118,7 +114,7 @@ def has_ended(folder: Path, group: int, rounds: Mapping[str, int]) -> bool:
     Parameters
     ----------
     rounds : mapping of run id to int
-        How many rounds each run is to have. A run that has fewer and was not stopped is not over.
+        Planned rounds of each run. A run that has fewer and was not stopped has not ended.
     """
     path = newest(folder, group)
     return path is not None and not any(
@@ -127,7 +123,7 @@ def has_ended(folder: Path, group: int, rounds: Mapping[str, int]) -> bool:
 
 
 def has_rounds_left(run: Mapping[str, Any], rounds: int) -> bool:
-    """Whether a run with these facts has rounds left, of ``rounds`` in all."""
+    """Whether a run with these facts has not yet completed ``rounds`` rounds."""
     return bool(run["state"] == "running" or (run["state"] == "finished" and run["round"] < rounds))
 
 

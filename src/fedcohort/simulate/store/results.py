@@ -1,15 +1,17 @@
-"""The one reader of an experiment's directory.
+"""Read an experiment's directory.
 
 ::
 
-    config.toml, meta.json     what was configured, and what ran it; status.json and runs.json: how far it has come
+    config.toml, meta.json     the configuration, and what ran it
+    status.json, runs.json     the progress of the experiment and of its runs
     federation-KEY.npz         the clients: label counts, sizes and noise of each distinct federation
     journal/RUN.sqlite         what each run decided: cohorts, replies, scores, the selector's state
     rounds/part-*.parquet      what each round measured: accuracy, loss, costs, clock, and each client's time and weight
-    checkpoint/, live*.sqlite  where to resume, and while it runs the rounds since then, for the dashboard
+    checkpoint/                where to resume
+    live*.sqlite               while the experiment runs, the rounds since the last checkpoint, for the dashboard
 
-Nothing is kept twice. Who was in a cohort is in the journal alone; :class:`Results` puts it together with what was
-measured. Files appear whole or not at all: each is written beside its place and moved there. Reading needs no torch.
+Nothing is stored twice. Only the journal says who was in a cohort; :class:`Results` combines it with the measurements.
+Reading does not need torch.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -61,17 +63,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
-FORMAT_VERSION = 2  # 1 kept cohorts in rounds/ and in a second table clients/ as well; it is read from its journals
+FORMAT_VERSION = 2  # version 1 also had the cohorts in rounds/ and in a table clients/, which are not read
 FOLDERS = ("rounds", "journal", "checkpoint")
 LIVE = "live.sqlite"
-_CREATED = re.compile(r"(federation-.*|data)\.npz|runs\.json|config\.toml|\..*\.tmp")  # before meta.json
+_CREATED = re.compile(r"(federation-.*|data)\.npz|runs\.json|config\.toml|\..*\.tmp")  # written before meta.json
 _COMPARED = ("qcid", "clock", "bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up", *FAIRNESS)
 _PART = re.compile(r"part-(\d{5,})\.parquet")
-_KEY = re.compile(r"[\w-]*")  # of a federation's file
+_KEY = re.compile(r"[\w-]*")  # in the name of a federation's file
 COVERS = b"fedcohort.parts"
 _DIGEST = "fedcohort.sha256"
 _BLANK = "0" * 64
-_MOST_LOST = 5  # runs that a warning names
+_MOST_LOST = 5  # lost runs that warnings name
 _RESTORE = "restore it from a copy, or run the experiment again with another --out"
 
 
@@ -90,7 +92,7 @@ class RunInfo:
     id : str
         Unique, safe as a file name ("fedcor-s1").
     selector, label : str
-        Registered name, and what the configuration calls it.
+        Registered name of the selector, and its label in the configuration.
     setting : dict
         The keys in which this run differs from the experiment's base configuration.
     params : dict
@@ -98,11 +100,11 @@ class RunInfo:
     federation : str
         Key of the file ``federation-KEY.npz``.
     state : str
-        running, finished, stopped (by its selector), diverged, or failed: something of its own raised an error.
+        running, finished, stopped (by its selector), diverged, or failed (with an error of its own).
     reason : str
         Why it stopped, diverged or failed.
     engines : tuple of (int, str)
-        Which kind of engine trained, and from which round on; empty for an experiment of an earlier version.
+        Kinds of engine that trained, each with its first round; empty for an experiment of an earlier version.
     """
 
     id: str
@@ -119,7 +121,7 @@ class RunInfo:
 
 
 def parse_engines(value: Any) -> tuple[tuple[int, str], ...]:
-    """Return :attr:`RunInfo.engines` as JSON has it, or nothing where it has none."""
+    """Return :attr:`RunInfo.engines` from its JSON value, which may be missing."""
     return tuple((int(since), str(kind)) for since, kind in value or ())
 
 
@@ -127,7 +129,7 @@ def parse_engines(value: Any) -> tuple[tuple[int, str], ...]:
 
 
 def arrow() -> Any:
-    """Return pyarrow, or say which extra brings it."""
+    """Return pyarrow, or raise an error that names the extra to install."""
     with needs_extra("Results are Parquet files, which need pyarrow.", "sim"):
         import pyarrow
         import pyarrow.parquet
@@ -135,20 +137,20 @@ def arrow() -> Any:
 
 
 def rounds_schema() -> pa.Schema:
-    """Columns of ``rounds/``: one row per run and round."""
+    """Return the columns of ``rounds/``, which has one row per run and round."""
     pa = arrow()
     text = pa.dictionary(pa.int32(), pa.string())
     columns = [("run", text), ("round", pa.int32()), ("accuracy", pa.float32()), ("loss", pa.float32())]
-    columns += [("metric", pa.float64())]  # of a task that is not judged by accuracy; config.toml names it
+    columns += [("metric", pa.float64())]  # for a task that is not judged by accuracy; config.toml names the metric
     columns += [(name, pa.float64()) for name in ("qcid", "seconds", "clock")]
     columns += [(name, pa.int64()) for name in ("bytes_down", "bytes_up", "query_bytes_down", "query_bytes_up")]
     columns += [(name, pa.float64()) for name in ("client_seconds", "query_client_seconds", "query_seconds")]
     columns += [("available", pa.int32()), ("wall_seconds", pa.float64())]
-    # Of each client of the cohort, in the order of the journal's:
+    # A value for each client of the cohort, in the order of the journal's cohort:
     columns += [(name, pa.list_(pa.float32())) for name in ("durations", "weights")]
-    # Without rounds: the tickets of the answers that the model was made of; the weights are theirs.
+    # In asynchronous runs, the tickets of the answers that make up the model; the weights are theirs.
     columns += [("answers", pa.list_(pa.int32()))]
-    # Where the model was evaluated, what its accuracy hides; groups in the order of federation-KEY.npz:
+    # For evaluated rounds, what the accuracy hides; groups are in the order of federation-KEY.npz:
     columns += [("groups", pa.list_(pa.float32()))]
     columns += [(name, pa.float32()) for name in ("worst_group", "worst_tenth", "client_spread", "jain")]
     columns += [("longest_absence", pa.int32()), ("asked", pa.int64())]
@@ -156,7 +158,7 @@ def rounds_schema() -> pa.Schema:
 
 
 def clients_schema() -> pa.Schema:
-    """Columns of :attr:`Results.clients`: one row per run, round and client of the cohort."""
+    """Return the columns of :attr:`Results.clients`, which has one row per run, round and client of the cohort."""
     pa = arrow()
     return pa.schema(
         [
@@ -177,60 +179,63 @@ def clients_schema() -> pa.Schema:
 
 def part_files(folder: Path) -> dict[int, Path]:
     """Return the part files of a table by number, ascending."""
-    found = {int(m[1]): p for p in folder.glob("part-*.parquet") if (m := _PART.fullmatch(p.name))}
-    return dict(sorted(found.items()))
+    files = {int(m[1]): p for p in folder.glob("part-*.parquet") if (m := _PART.fullmatch(p.name))}
+    return dict(sorted(files.items()))
 
 
 def next_part(folder: Path) -> int:
-    """Return the first number that no part has, nor had before the parts were merged into the first."""
+    """Return the first number that no part has, or had before parts were merged into the first."""
     parts = part_files(folder)
-    covered = 0
-    if 0 in parts:
-        covered = int((read_part(parts[0]).schema.metadata or {}).get(COVERS, b"0"))
+    covered = _parts_covered(read_part(parts[0])) if 0 in parts else 0
     return max(covered, 1 + max(parts, default=-1))
 
 
+def _parts_covered(table: pa.Table) -> int:
+    """Return how many parts were merged into part 0; 0 if none were."""
+    return int((table.schema.metadata or {}).get(COVERS, b"0"))
+
+
 def run_names(table: pa.Table) -> list[str]:
-    """Return the runs that a table names."""
+    """Return the names of the runs in a table."""
     column = table.column("run").unify_dictionaries()
     return column.chunk(0).dictionary.to_pylist() if column.num_chunks else []
 
 
 def run_codes(table: pa.Table) -> AnyArray:
-    """Return for each row the place of its run in :func:`run_names`."""
+    """Return, for each row, the position of its run in :func:`run_names`."""
     column = table.column("run").unify_dictionaries()
     codes = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in column.chunks]
     return np.concatenate(codes) if codes else np.zeros(0, np.int64)
 
 
 def part_bytes(table: pa.Table) -> bytes:
-    """Return a table as a Parquet file that holds a digest of all its other bytes; :func:`read_part` compares it."""
+    """Return a table as a Parquet file with a digest of its other bytes, which :func:`read_part` checks."""
     pa = arrow()
     sink = pa.BufferOutputStream()
     with pa.parquet.ParquetWriter(sink, table.schema, compression="zstd") as file:
         file.write_table(table)
         file.add_key_value_metadata({_DIGEST: _BLANK})
-    # The digest takes the place of as many zeros, over which it is computed: no offset in the file changes.
+    # The digest is computed with zeros in its place and then replaces them, so no offset in the file changes.
     data: bytes = sink.getvalue().to_pybytes()
     head, _, tail = data.rpartition(_BLANK.encode())
     return head + hashlib.sha256(data).hexdigest().encode() + tail
 
 
 def read_part(path: Path) -> pa.Table:
-    """Read a part as it was written, or say that it is damaged."""
+    """Read a part, or raise :class:`ResultsError` if it is damaged."""
     pa = arrow()
     try:
         data = read_file(path)
         file = pa.parquet.ParquetFile(pa.BufferReader(data))
         digest = (file.metadata.metadata or {}).get(_DIGEST.encode())  # files of earlier versions have none
         if digest is not None and hashlib.sha256(data.replace(digest, _BLANK.encode())).hexdigest() != digest.decode():
-            raise ValueError("it is not as it was written")
-        # Threads that Arrow starts, above all in read_table, may abort the process when it ends.
+            raise ValueError("it was changed after it was written")
+        # Threads that Arrow starts may abort the process when it ends.
         table = file.read(use_threads=False)
         missing = {"run", "round"} - set(table.column_names)
         if missing:
             raise ValueError(f"it has no column {min(missing)!r}")
-        return _with_all(table)
+        return _with_all_columns(table)
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
@@ -238,7 +243,7 @@ def read_part(path: Path) -> pa.Table:
 
 
 def read_parts(parts: Mapping[int, Path], read: Callable[[Path], pa.Table] = read_part) -> pa.Table:
-    """Read the parts in order; after an interrupted compaction part 0 already holds the later ones."""
+    """Read the parts in order. After an interrupted compaction, part 0 already holds some of the others."""
     pa = arrow()
     tables, covered = [], 0
     for part, path in parts.items():
@@ -246,13 +251,13 @@ def read_parts(parts: Mapping[int, Path], read: Callable[[Path], pa.Table] = rea
             continue
         table = read(path)
         if part == 0:
-            covered = int((table.schema.metadata or {}).get(COVERS, b"0"))
+            covered = _parts_covered(table)
         tables.append(table.replace_schema_metadata(None))
     return pa.concat_tables(tables)
 
 
-def _with_all(table: pa.Table) -> pa.Table:
-    """Return a table with the columns of ``rounds``; one that an older version did not write is null."""
+def _with_all_columns(table: pa.Table) -> pa.Table:
+    """Return a table with all columns of ``rounds``; those that an older version did not write are null."""
     pa, schema = arrow(), rounds_schema()
     for column in schema:
         if column.name not in table.column_names:
@@ -261,11 +266,11 @@ def _with_all(table: pa.Table) -> pa.Table:
 
 
 def _with_live(table: pa.Table, rows: Sequence[str]) -> pa.Table:
-    """Return a table with the rounds that are not in a part yet; a line that is none is left out."""
+    """Return a table with the rounds since the last checkpoint added, unless they cannot be read."""
     pa, schema = arrow(), rounds_schema()
     try:
-        found = [json.loads(row) for row in rows]
-        return pa.concat_tables([table, pa.Table.from_pylist(found, schema)]) if found else table
+        values = [json.loads(row) for row in rows]
+        return pa.concat_tables([table, pa.Table.from_pylist(values, schema)]) if values else table
     except (pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         log.warning("the rounds since the last checkpoint cannot be read: %s", error)
         return table
@@ -276,7 +281,7 @@ def _archive_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise ResultsError(f"{path} is missing; the experiment has not got that far, or it was removed.") from None
+        raise ResultsError(f"{path} is missing: it has not been written yet, or it was removed.") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ResultsError(f"{path} is damaged: {error}.") from error
 
@@ -288,7 +293,7 @@ def _archive_errors(path: Path) -> Iterator[None]:
 class Results:
     """One experiment, finished or still being written. See :func:`load`.
 
-    In a notebook it shows its leaderboards; ``print`` writes them to a terminal.
+    A notebook displays its leaderboards, and ``print`` writes them to a terminal.
     """
 
     path: Path
@@ -299,32 +304,30 @@ class Results:
 
     _decisions: dict[str, Decisions] = field(default_factory=dict, repr=False, compare=False)
     _parts: dict[tuple[str, int, int], pa.Table] = field(default_factory=dict, repr=False, compare=False)
+    _columns: dict[str, AnyArray] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def rounds(self) -> pa.Table:
-        """What was measured: one row per run and round, as far as it has come."""
-        # First, because a checkpoint moves rounds from there to the parts.
+        """The measurements: one row per run and round so far."""
+        # The live rounds come first, because a checkpoint moves them into the parts.
         live = [row for path in live_files(self.path) for row in read_live(path)]
-        for attempt in range(3):  # a compaction may remove a part between listing and reading
-            try:
+        for _ in range(2):  # a compaction may remove a part between listing and reading
+            with suppress(FileNotFoundError):
                 return _with_live(self._read_parts(), live)
-            except FileNotFoundError:
-                if attempt == 2:
-                    raise
-        raise AssertionError("unreachable")
+        return _with_live(self._read_parts(), live)
 
     def _read_parts(self) -> pa.Table:
-        """Read the parts; of those that an earlier reading has found as they are now, nothing."""
+        """Read the parts that are new or have changed since they were last read; reuse the others."""
         known, now = self._parts, {}
 
         def read(path: Path) -> pa.Table:
             try:
-                found = path.stat()
+                file = path.stat()
             except FileNotFoundError:
                 raise
-            except OSError:  # a loop of links, say: the reader of parts has the words for it
+            except OSError:  # such as a loop of links, which read_part reports properly
                 return read_part(path)
-            stamp = (path.name, found.st_mtime_ns, found.st_size)
+            stamp = (path.name, file.st_mtime_ns, file.st_size)
             now[stamp] = known[stamp] if stamp in known else read_part(path)
             return now[stamp]
 
@@ -336,20 +339,20 @@ class Results:
 
     def decisions(self, run: RunInfo | str) -> Decisions:
         """Return the cohorts of a run and the outcome of every client in them, from its journal."""
-        name = run if isinstance(run, str) else run.id
+        name = _run_id(run)
         if name not in self._decisions:
             self._decisions[name] = Decisions(self.journal(name), self.path)
         return self._decisions[name]
 
     def cohorts(self, run: RunInfo | str) -> list[IntArray]:
-        """Return the cohort of each of a run's rounds in ``rounds``, in their order."""
-        known = self.decisions(run).cohorts
-        empty = np.zeros(0, np.int64)  # a crash may lose the journal's part of a round whose row is written
-        return [known.get(round_, empty) for round_ in self.column(run, "round").tolist()]
+        """Return the cohort of each of a run's rounds, in the order of ``rounds``."""
+        cohorts = self.decisions(run).cohorts
+        empty = np.zeros(0, np.int64)  # after a crash the journal may lack a round whose row was written
+        return [cohorts.get(round_, empty) for round_ in self.column(run, "round").tolist()]
 
     @cached_property
     def clients(self) -> pa.Table:
-        """One row per run, round and client of the cohort: decisions and measurements put together."""
+        """Decisions and measurements combined: one row per run, round and client of the cohort."""
         pa = arrow()
         schema = clients_schema()
         tables = [schema.empty_table()]
@@ -361,52 +364,52 @@ class Results:
         return pa.concat_tables(tables).unify_dictionaries()
 
     def members(self, run: RunInfo | str) -> dict[str, AnyArray]:
-        """Return the columns of :attr:`clients`, but for the run's name, for one run; NaN where a number is not known.
+        """Return the columns of :attr:`clients`, except the run's name, for one run; unknown numbers are NaN.
 
-        Rounds come in their order, the clients of each in the order they were chosen in.
+        Rounds are in order, and the clients of a round are in the order in which they were chosen.
         """
         replies = self.decisions(run).replies
         rounds, cohorts = self.column(run, "round").tolist(), self.cohorts(run)
-        # Only rounds whose replies are all there: of the others a crash, or the end of the record, has kept a part.
-        whole = {
+        # Leave out rounds with missing replies, which a crash or the end of the record can cause.
+        complete = {
             i: block
             for i, cohort in enumerate(cohorts)
             if (block := replies.get(rounds[i])) is not None and len(block.clients) == len(cohort)
         }
-        if not whole:
+        if not complete:
             return {f.name: np.zeros(0, f.type.to_pandas_dtype()) for f in clients_schema() if f.name != "run"}
-        places, found = list(whole), list(whole.values())
-        lengths = [len(block.clients) for block in found]
+        places, blocks = list(complete), list(complete.values())
+        lengths = [len(block.clients) for block in blocks]
         client = np.concatenate([cohorts[i] for i in places])
-        # Cohorts and measurements are in the order of choosing, replies in the journal's: sorted by round and client,
-        # both are the same list, which says where the reply of each client is.
-        at = np.repeat(np.arange(len(whole)), lengths)
+        # Cohorts and measurements are in the order of choosing, replies in the order of the journal. Sorted by round
+        # and client, both are the same list, which shows where the reply of each client is.
+        place = np.repeat(np.arange(len(complete)), lengths)
         reply_of = np.empty(len(client), np.int64)
-        reply_of[np.lexsort((client, at))] = np.lexsort((np.concatenate([block.clients for block in found]), at))
+        reply_of[np.lexsort((client, place))] = np.lexsort((np.concatenate([b.clients for b in blocks]), place))
         durations, weights = self.per_client(run, "durations"), self._weights(run, rounds)
-        losses = [block.metrics.get(Signal.LOSS.value) for block in found]
+        losses = [block.metrics.get(Signal.LOSS.value) for block in blocks]
         return {
             "round": np.repeat([rounds[i] for i in places], lengths),
             "client": client,
-            "status": np.concatenate([block.status for block in found])[reply_of],
-            "kept": np.concatenate([block.kept for block in found])[reply_of],
-            "seconds": _joined([durations[i] for i in places], lengths),
-            "loss": _joined(losses, lengths)[reply_of],
-            "weight": _joined([weights[i] for i in places], lengths),
+            "status": np.concatenate([block.status for block in blocks])[reply_of],
+            "kept": np.concatenate([block.kept for block in blocks])[reply_of],
+            "seconds": _concatenate([durations[i] for i in places], lengths),
+            "loss": _concatenate(losses, lengths)[reply_of],
+            "weight": _concatenate([weights[i] for i in places], lengths),
         }
 
     def _weights(self, run: RunInfo | str, rounds: Sequence[int]) -> Sequence[AnyArray]:
-        """Return, round by round, what the model of each client of the cohort weighed."""
+        """Return, for each round, the weights of the cohort's models in the average."""
         weights, answers = self.per_client(run, "weights"), self.per_client(run, "answers")
         if not any(len(tickets) for tickets in answers):
             return weights
-        # Without rounds a client is in the average of a later model than the one it began with.
+        # In an asynchronous run, a client counts in the average of a later model than the one it started from.
         of_ticket = dict(zip(np.concatenate(answers).tolist(), np.concatenate(weights).tolist(), strict=True))
-        begun = self.decisions(run).tickets
-        return [np.array([of_ticket.get(ticket, np.nan) for ticket in begun.get(number, ())]) for number in rounds]
+        tickets = self.decisions(run).tickets
+        return [np.array([of_ticket.get(ticket, np.nan) for ticket in tickets.get(number, ())]) for number in rounds]
 
     def run(self, run_id: str) -> RunInfo:
-        """Return the run of that id."""
+        """Return the run with this id."""
         for run in self.runs:
             if run.id == run_id:
                 return run
@@ -427,52 +430,53 @@ class Results:
             return read_facts(path)
 
     def client_count(self, run: RunInfo | str) -> int:
-        """Return how many clients the federation of a run has; reads no more than that."""
+        """Return the number of clients in a run's federation, without reading the rest of its file."""
         path = self._federation_file(run)
         with _archive_errors(path):
             return count_clients(path)
 
     def journal(self, run: RunInfo | str) -> Path:
-        """Return where a run's session journal is; :func:`open_journal` opens it."""
-        return self.path / "journal" / f"{run if isinstance(run, str) else run.id}.sqlite"
+        """Return the path of a run's journal; :func:`open_journal` opens it."""
+        return self.path / "journal" / f"{_run_id(run)}.sqlite"
 
     @cached_property
     def _places(self) -> dict[str, AnyArray]:
-        """Rows of ``rounds`` that belong to each run, in the order of rounds, each round once."""
+        """The row numbers of each run in ``rounds``, in the order of rounds, each round once."""
         table = self.rounds
-        codes, at = run_codes(table), table.column("round").to_numpy()
-        found = {}
+        codes, round_of = run_codes(table), table.column("round").to_numpy()
+        places = {}
         for code, name in enumerate(run_names(table)):
-            mine = np.flatnonzero(codes == code)
-            mine = mine[np.argsort(at[mine], kind="stable")]
-            last = np.append(at[mine][1:] != at[mine][:-1], True)  # a resumed run may have written a round twice
-            found[name] = mine[last]
-        return found
+            rows = np.flatnonzero(codes == code)
+            rows = rows[np.argsort(round_of[rows], kind="stable")]
+            if len(rows):  # a part may still name a run whose rows were removed
+                last = np.append(np.diff(round_of[rows]) != 0, True)  # a resumed run may have written a round twice
+                places[name] = rows[last]
+        return places
 
     @property
     def metric(self) -> Metric:
-        """What the models are judged by."""
+        """The metric that the models are judged by."""
         return Metric.of(self.config.get("task"))
 
     def score(self, run: RunInfo | str) -> AnyArray:
-        """Return a run's accuracy, or the metric of its task, over rounds; negative where less of it is better."""
+        """Return a run's accuracy, or the score of its task's metric, over rounds; higher is better."""
         metric = self.metric
         return np.asarray(metric.score(self.column(run, "accuracy" if metric.is_accuracy else "metric")))
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
-        """Accuracy (or the task's metric, see :meth:`score`) over rounds of every run that has rows, by run id."""
+        """The :meth:`score` of each run over its rounds, by run id; runs without rounds are left out."""
         return {name: Curve(self.column(name, "round"), self.score(name)) for name in self._places}
 
     def coverage(self, run: RunInfo | str) -> Coverage:
-        """Return how many of its federation's clients carried a run."""
+        """Return how many of the federation's clients took part in a run, and how much."""
         rounds = self.column(run, "round").tolist()
         available = known_counts(self.column(run, "available"))
         return Tally.of(self.client_count(run), zip(rounds, self.cohorts(run), available, strict=True)).coverage()
 
     def column(self, run: RunInfo | str, name: str) -> AnyArray:
-        """Return one numeric column of ``rounds`` for one run, in the order of rounds; NaN where it is null."""
-        places = self._places.get(run if isinstance(run, str) else run.id)
+        """Return a numeric column of ``rounds`` for one run, in the order of rounds, with NaN for null."""
+        places = self._places.get(_run_id(run))
         if places is None:
             return np.zeros(0)
         if name not in self._columns:
@@ -480,20 +484,16 @@ class Results:
         return np.asarray(self._columns[name][places])
 
     def rounds_made(self) -> dict[str, int]:
-        """Return how many rounds each run has, by run id."""
+        """Return the number of rounds of each run so far, by run id."""
         return {name: len(places) for name, places in self._places.items()}
 
     def per_client(self, run: RunInfo | str, name: str) -> list[AnyArray]:
-        """Return a column of ``rounds`` that has a number for each client of the cohort, in the order of rounds."""
-        places = self._places.get(run if isinstance(run, str) else run.id)
+        """Return a column of ``rounds`` with a number for each client of the cohort, in the order of rounds."""
+        places = self._places.get(_run_id(run))
         if places is None:
             return []
         column = self.rounds.column(name).take(places).combine_chunks()
         return np.split(column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()[1:-1])
-
-    @cached_property
-    def _columns(self) -> dict[str, AnyArray]:
-        return {}
 
     def leaderboards(
         self,
@@ -508,12 +508,13 @@ class Results:
         Parameters
         ----------
         targets : sequence of float, optional
-            Accuracies (or values of the task's metric) to reach. Default: the configuration's; without any, where the
+            Accuracies (or values of the task's metric) to reach. Default: the configuration's, or else where the
             baseline ends, rounded down to a whole percent.
         terminal : int, optional
-            Last rounds for terminal accuracy. Default: the configuration's; without it 50, or a fifth of a shorter run.
+            Number of last rounds that terminal accuracy averages. Default: the configuration's, or else 50 or a fifth
+            of a run shorter than 250.
         baseline, reference : str, optional
-            Label to compare with, and the setting that stands for IID data. Default: the configuration's.
+            Label to compare with, and the setting with IID data. Default: the configuration's.
         """
         options = Options.of(self.config).override(targets, terminal, baseline, reference)
         settings: dict[str, list[RunNumbers]] = {}
@@ -547,7 +548,7 @@ class Results:
         return pandas.concat([pandas.DataFrame(facts, index=frame.index), frame], axis=1)
 
     def warnings(self) -> list[str]:
-        """Return what a reader of the leaderboard should know: few clients did all the training, a run was lost."""
+        """Return warnings for readers of the leaderboard: few clients did all the training, or runs were lost."""
         named = ((" in ".join(filter(None, (run.label, run.setting.get("name")))), run) for run in self.runs)
         covered = sentences((name, self.coverage(run)) for name, run in named)
         lost = [run for run in self.runs if run.state in ("diverged", "failed")]
@@ -572,26 +573,30 @@ class Results:
         return f"<p>{escape_html(self._summary())}</p>" + notebook(tables)
 
 
-def _joined(columns: Sequence[AnyArray | None], lengths: Sequence[int]) -> AnyArray:
-    """Put the columns of several rounds together; NaN for one that is missing or damaged."""
+def _run_id(run: RunInfo | str) -> str:
+    return run if isinstance(run, str) else run.id
+
+
+def _concatenate(columns: Sequence[AnyArray | None], lengths: Sequence[int]) -> AnyArray:
+    """Concatenate a column's values of several rounds; NaN for rounds in which it is missing or damaged."""
     pairs = zip(columns, lengths, strict=True)
-    whole = [np.full(n, np.nan) if column is None or len(column) != n else column for column, n in pairs]
-    return np.concatenate(whole).astype(np.float32)
+    filled = [np.full(n, np.nan) if column is None or len(column) != n else column for column, n in pairs]
+    return np.concatenate(filled).astype(np.float32)
 
 
 def is_cut_off(path: Path) -> bool:
-    """Whether a directory holds nothing but what a creation leaves that did not get as far as meta.json."""
+    """Whether a directory holds only files of a creation that was interrupted before meta.json."""
     folders, files = [path / name for name in FOLDERS], [file for file in path.iterdir() if file.name not in FOLDERS]
     if not all(_CREATED.fullmatch(file.name) for file in files):
         return False
     if any(folder.is_dir() and any(folder.iterdir()) for folder in folders):
         return False
-    # The folders are made before the first file: files without them are somebody else's.
+    # Folders are created before files, so files without them are somebody else's.
     return all(folder.is_dir() for folder in folders) or not any(file.is_file() for file in files)
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
-    """Return meta.json of an experiment's directory; :class:`ResultsError` when it is none that can be read."""
+    """Read meta.json; raises :class:`ResultsError` if this is not an experiment that can be read."""
     folder = Path(path)
     if not folder.is_dir():
         raise ResultsError(f"There is no experiment at {folder}.", hint="pass the directory that --out named")
@@ -600,16 +605,16 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     if not (folder / "meta.json").is_file():
         if is_cut_off(folder):
             raise ResultsError(
-                f"The experiment in {folder} was cut off while its directory was made; there is nothing to continue.",
+                f"The creation of the experiment in {folder} was interrupted, so there is nothing to continue.",
                 hint="run it again with the same --out, without --resume",
             )
         raise ResultsError(
-            f"{folder} is no experiment of fedcohort: it has no meta.json.", hint="pass the directory that --out named"
+            f"{folder} is not a fedcohort experiment: it has no meta.json.", hint="pass the directory that --out named"
         )
     meta: dict[str, Any] = _read_json(folder / "meta.json", dict)
     version = meta.get("format")
     if not isinstance(version, int):
-        raise ResultsError(f"{folder / 'meta.json'} names no format; this is no experiment of fedcohort.")
+        raise ResultsError(f"{folder / 'meta.json'} names no format, so this is not a fedcohort experiment.")
     if version > FORMAT_VERSION:
         raise ResultsError(
             f"{folder} was written by a newer fedcohort (format {version}; this one reads up to {FORMAT_VERSION}).",
@@ -621,20 +626,19 @@ def read_meta(path: str | Path) -> dict[str, Any]:
 def read_runs(folder: Path) -> list[RunInfo]:
     """Return the entries of runs.json."""
     path = folder / "runs.json"
-    hint = "continue the experiment with --resume, which writes it anew; a finished one too"
+    hint = "to write it again, continue the experiment with --resume, even if it is finished"
     if not path.exists():
         raise ResultsError(f"{path} is missing, so the runs of this experiment are not known.", hint=hint)
     known = {f.name for f in fields(RunInfo)}
     try:
-        rows = _read_json(path, list)
-        found = [{key: value for key, value in row.items() if key in known} for row in rows]
-        return [RunInfo(**{**row, "engines": parse_engines(row.get("engines"))}) for row in found]
+        rows = [{key: value for key, value in row.items() if key in known} for row in _read_json(path, list)]
+        return [RunInfo(**{**row, "engines": parse_engines(row.get("engines"))}) for row in rows]
     except (TypeError, AttributeError, ValueError) as error:
         raise ResultsError(f"{path} is damaged: {error}.", hint=hint) from error
 
 
 def open_journal(path: str | Path) -> Journal:
-    """Open a journal for reading; that of a run of an experiment with the rounds since its last checkpoint."""
+    """Open a journal for reading. For a run of an experiment, rounds since its last checkpoint are included."""
     file = Path(path)
     live = live_of(file.parent.parent, file.stem) if file.parent.name == "journal" else None
     return read_journal(file) if live is None else read_with_live(file, live, file.stem)
@@ -646,12 +650,12 @@ def load(path: str | Path, before: Results | None = None) -> Results:
     Parameters
     ----------
     before : Results, optional
-        What was read of it earlier; then only what is new is read from its parts and journals.
+        An earlier result for this directory; then only new parts and journal entries are read.
 
     Raises
     ------
     ResultsError
-        When there is nothing, nothing usable, something else, or something newer than this version can read.
+        If there is no experiment, or it is damaged or too new for this version.
     """
     folder = check_path(path, "The directory of an experiment")
     meta = read_meta(folder)

@@ -1,6 +1,6 @@
-"""Writing an experiment's directory; :mod:`fedcohort.simulate.store.results` says what is in it and reads it.
+"""Write an experiment's directory, which :mod:`fedcohort.simulate.store.results` describes and reads.
 
-Files appear whole or not at all: each is written beside its place and moved there.
+Files appear completely or not at all: each is written under a temporary name and then moved into place.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 WORKERS_SECONDS = 60
-_SAME_RULES_SINCE = (0, 3)  # the version from which on every name of a selector and an aggregator means the same
+_SAME_RULES_SINCE = (0, 3)  # the first version in which names of selectors and aggregators mean what they mean now
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the file system into one clear error; what was written before stays."""
+    """Turn errors of the file system into a clear :class:`ResultsError`."""
     try:
         yield
     except ResultsError:
@@ -58,20 +58,20 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ResultsError(
-                f"The disk is full: {path} could not be written. Everything written before is intact.",
+                f"The disk is full: {path} could not be written. Everything written earlier is intact.",
                 hint="free some space, then continue with --resume",
             ) from error
         raise ResultsError(f"{path} could not be written: {error.strerror or error}.") from error
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file of an experiment, see :func:`fedcohort.core.files.write_file`."""
+    """Write a file of an experiment; see :func:`fedcohort.core.files.write_file`."""
     with disk_errors(path):
         write_file(path, data, durable=durable)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
-    """Write JSON atomically; NaN has no place in it."""
+    """Write JSON atomically; NaN is an error."""
     text = json.dumps(value, indent=1, allow_nan=False, default=_plain) + "\n"
     write_atomically(path, text.encode(), durable=durable)
 
@@ -86,10 +86,10 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to an experiment's directory; the system lets go when this one dies."""
+    """Keep other processes from writing to an experiment's directory, until this process ends or dies."""
     try:
         import fcntl  # noqa: F401
-    except ImportError:  # no such locks on Windows
+    except ImportError:  # Windows has no such locks
         yield
         return
     with disk_errors(folder / ".lock"):
@@ -105,7 +105,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def share_lock(folder: Path) -> Iterator[None]:
-    """Mark this process as a worker of the one that holds the lock; it may outlive that one by a round."""
+    """Mark this process as a worker of the process that holds the lock, which it may outlive by a round."""
     import fcntl
 
     with open(folder / ".workers", "a", opener=refuse_links) as file:
@@ -114,7 +114,7 @@ def share_lock(folder: Path) -> Iterator[None]:
 
 
 def _wait_for_workers(folder: Path) -> None:
-    """Wait until the workers of an earlier process that was killed have noticed and ended."""
+    """Wait until the workers of an earlier process that was killed have ended."""
     import fcntl
 
     if not (folder / ".workers").exists():
@@ -137,24 +137,27 @@ def _digest(config: bytes) -> str:
 
 
 def check_continuable(path: Path, meta: Mapping[str, Any]) -> None:
-    """Refuse an experiment whose runs would not go on as they began: by other rules, or another configuration."""
+    """Refuse an experiment whose rules or configuration have changed since its runs began."""
     version = re.match(r"(\d{1,9})\.(\d{1,9})", str(meta.get("fedcohort", "")), re.ASCII)
     if version is not None and (int(version[1]), int(version[2])) < _SAME_RULES_SINCE:
         raise ResultsError(
-            f"{path} was made by fedcohort {str(meta['fedcohort'])[:40]}. Since then some names of selectors and "
-            "aggregators stand for other rules, so its runs would not go on as they began.",
-            hint="continue it with that version, or run a new experiment; this version can report it",
+            f"{path} was made by fedcohort {str(meta['fedcohort'])[:40]}. Some selectors and aggregators have changed "
+            "since then, so its runs would not continue as they began.",
+            hint="continue it with that version, or run a new experiment; this version can still report it",
         )
-    known = meta.get("config")
+    digests = meta.get("config")
+    if not digests:
+        return
+    file = path / "config.toml"
     try:
-        found = _digest(read_file(path / "config.toml")) if known else None
+        digest = _digest(read_file(file))
     except OSError as error:
-        raise ResultsError(f"{path / 'config.toml'} cannot be read: {error.strerror or error}.") from error
-    if known and found not in known:
+        raise ResultsError(f"{file} cannot be read: {error.strerror or error}.") from error
+    if digest not in digests:
         raise ResultsError(
-            f"{path / 'config.toml'} was changed after the experiment began; its runs would no longer be comparable.",
-            hint="put it back as it was; 'fedcohort extend' adds seeds, rounds and selectors, and another experiment "
-            "begins with 'fedcohort run'",
+            f"{file} was changed after the experiment began, so its runs would no longer be comparable.",
+            hint="restore it; to add seeds, rounds or selectors use 'fedcohort extend', and for a new experiment "
+            "'fedcohort run'",
         )
 
 
@@ -173,13 +176,14 @@ class ExperimentWriter:
 
     @classmethod
     def create(cls, path: Path) -> ExperimentWriter:
-        """Make the directory of a new experiment; one that holds anything already is refused.
+        """Create the directory of a new experiment, which :meth:`begin` completes.
 
-        It becomes an experiment with :meth:`begin`. What is left of a creation that was cut off is removed.
+        A directory that is not empty is refused, unless it only holds files of a creation that was interrupted. These
+        are removed.
         """
         if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not is_cut_off(path))):
             raise ResultsError(
-                f"{path} exists already and is not empty.",
+                f"{path} already exists and is not empty.",
                 hint="choose another --out, or continue that experiment with --resume",
             )
         with disk_errors(path):
@@ -191,23 +195,23 @@ class ExperimentWriter:
         return cls(path)
 
     def begin(self, config: str, meta: Mapping[str, Any]) -> None:
-        """Write what was configured and then, as the last file of a creation, meta.json."""
+        """Write config.toml and then meta.json, which completes the creation."""
         write_atomically(self.path / "config.toml", config.encode())
         write_json(self.path / "meta.json", {"format": FORMAT_VERSION, **meta, "config": [_digest(config.encode())]})
 
     def tidy(self) -> None:
-        """Remove files that an earlier process was writing when it died."""
+        """Remove temporary files of an earlier process that died."""
         for folder in (self.path, *(self.path / name for name in FOLDERS)):
             for file in folder.glob(".*.tmp"):
                 file.unlink(missing_ok=True)
 
     def extend(self, config: str, baseline: str, command: str) -> None:
-        """Replace the configuration by one that has more runs or rounds; meta.json is good before and after."""
+        """Replace the configuration by one with more runs or rounds."""
         meta = json.loads((self.path / "meta.json").read_text())
         old = _digest((self.path / "config.toml").read_bytes())
         meta |= {"config": [old, _digest(config.encode())], "baseline": baseline}
         meta["command"] = " && ".join(text for text in (meta.get("command", ""), command) if text)
-        # First meta.json, with both digests: whichever configuration a crash leaves here is one of them.
+        # meta.json comes first and has both digests, so that it matches whichever configuration a crash leaves.
         write_json(self.path / "meta.json", meta)
         write_atomically(self.path / "config.toml", config.encode())
 
@@ -220,7 +224,7 @@ class ExperimentWriter:
         write_json(self.path / "runs.json", [asdict(run) for run in runs], durable=durable)
 
     def has_federation(self, key: str) -> bool:
-        """Whether a federation's facts are there already."""
+        """Whether a federation's facts have been written."""
         return (self.path / f"federation-{key}.npz").exists()
 
     def federation(self, key: str, facts: FederationFacts) -> None:
@@ -240,7 +244,7 @@ class ExperimentWriter:
         write_atomically(self.path / f"federation-{key}.npz", buffer.getvalue())
 
     def append(self, rounds: pa.Table) -> None:
-        """Write one more part of the table."""
+        """Write another part of the table of rounds."""
         if len(rounds):
             self._write(self._next, rounds)
             self._next += 1
@@ -249,7 +253,7 @@ class ExperimentWriter:
         write_atomically(self.path / "rounds" / f"part-{part:05d}.parquet", part_bytes(table))
 
     def forget(self, resume_at: Mapping[str, int]) -> None:
-        """Drop rows of rounds that a resumed run is going to make again.
+        """Remove the rows of rounds that resumed runs are going to repeat.
 
         Parameters
         ----------
@@ -264,13 +268,12 @@ class ExperimentWriter:
                 self._write(part, table.filter(pa.array(keep)))
 
     def compact(self) -> None:
-        """Merge all parts into one; safe to be interrupted."""
+        """Merge all parts into one. An interruption does no harm."""
         parts = part_files(self.path / "rounds")
         if len(parts) < 2:
             return
-        table = read_parts(parts)
-        table = table.replace_schema_metadata({COVERS: str(max(parts) + 1).encode()})
-        # Once part 0 says how many parts it covers, readers pass over those that are still there.
+        table = read_parts(parts).replace_schema_metadata({COVERS: str(max(parts) + 1).encode()})
+        # Once part 0 says how many parts it covers, readers skip those that are still there.
         self._write(0, table.unify_dictionaries().combine_chunks())
         for part, path in parts.items():
             if part:
