@@ -24,11 +24,11 @@ from fedcohort.cli.init import init
 from fedcohort.cli.journal import journal_app
 from fedcohort.cli.keyholder import keyholder_app
 from fedcohort.cli.list import list_
-from fedcohort.cli.orders import rules_app
 from fedcohort.cli.output import print_error
 from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
 from fedcohort.cli.reproduce import reproduce
+from fedcohort.cli.rules import rules_app
 from fedcohort.cli.run import run
 from fedcohort.cli.scenario import scenario_app
 from fedcohort.core.errors import FedcohortError, MissingExtraError

@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from fedcohort.audit.verification import examine
-from fedcohort.cli.options import MAX_ROUND, FormatOption, SignOption, TrustOption, import_selectors
+from fedcohort.cli.options import (
+    MAX_ROUND,
+    FormatOption,
+    JournalArgument,
+    OpenJournalArgument,
+    SignOption,
+    TrustOption,
+    import_selectors,
+)
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.protocol import SELECTORS
@@ -29,14 +37,9 @@ journal_app = typer.Typer(
 )
 
 
-@journal_app.callback()
-def _root() -> None:
-    """Check, audit, copy or change the journal of a run, and its rules."""
-
-
 @journal_app.command("verify")
 def verify(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")],
+    journal: OpenJournalArgument,
     replay: Annotated[
         bool, typer.Option("--replay/--no-replay", help="Replay the session and compare every cohort.")
     ] = True,
@@ -77,7 +80,7 @@ def verify(
 
 @journal_app.command("copy")
 def copy_journal(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")],
+    journal: OpenJournalArgument,
     to: Annotated[Path, typer.Argument(metavar="FILE", help="The copy to write; it must not exist yet.")],
 ) -> None:
     """Copy a journal, even while the run is writing to it.
@@ -93,7 +96,7 @@ def copy_journal(
 
 @journal_app.command("recover")
 def recover(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    journal: JournalArgument,
     sign: SignOption = None,
 ) -> None:
     """Accept that a journal's newest commits are lost, so that the run can continue.
@@ -117,7 +120,7 @@ def recover(
 
 @journal_app.command("selector")
 def change_selector(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    journal: JournalArgument,
     name: Annotated[str, typer.Argument(metavar="SELECTOR", help="The new selector, with its defaults.")],
     selector: TrustOption = None,
     sign: SignOption = None,
@@ -141,7 +144,7 @@ def change_selector(
 
 @journal_app.command("export")
 def export_tables(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")],
+    journal: OpenJournalArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the Parquet files go.")],
 ) -> None:
     """Write picks, replies, metrics and events as Parquet files.
@@ -155,7 +158,7 @@ def export_tables(
 
 @journal_app.command("prune")
 def prune_details(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    journal: JournalArgument,
     keep: Annotated[int, typer.Option(min=0, max=MAX_ROUND, help="Keep the details of this many newest rounds.")],
     selector: TrustOption = None,
     sign: SignOption = None,
@@ -174,7 +177,7 @@ def prune_details(
 
 @journal_app.command("forget")
 def forget_client(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    journal: JournalArgument,
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
     block: Annotated[
         bool,
@@ -206,7 +209,7 @@ def forget_client(
 
 @journal_app.command()
 def abandon(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    journal: JournalArgument,
     ticket: Annotated[
         int | None, typer.Option(max=MAX_ROUND, help="The pending cohort's ticket; default: the oldest.")
     ] = None,

@@ -61,6 +61,10 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 MAX_ROUND = 2**63 - 1  # what a journal can count
+JournalArgument = Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")]
+OpenJournalArgument = Annotated[
+    Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")
+]
 BaseArgument = Annotated[str | None, typer.Argument(help="A TOML file or a built-in one; default 'demo'.")]
 DataOption = Annotated[
     str | None,

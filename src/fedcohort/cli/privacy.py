@@ -32,11 +32,6 @@ privacy_app = typer.Typer(
 )
 
 
-@privacy_app.callback()
-def _privacy() -> None:
-    """Measure what a federation reveals about labels; run a key holder."""
-
-
 @privacy_app.command()
 def audit(
     config: BaseArgument = None,

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import unicodedata
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedcohort.audit.participation import Proof
 from fedcohort.audit.participation import verify as verify_journal
-from fedcohort.cli.options import FormatOption
+from fedcohort.cli.options import FormatOption, OpenJournalArgument
 from fedcohort.cli.output import Format, out, print_json
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import InputError
+from fedcohort.core.params import parameters
+from fedcohort.core.registry import suggest
 from fedcohort.core.terminal import say
+from fedcohort.core.text import short_repr
+from fedcohort.hosts.orders import Order, give, waiting
+from fedcohort.journal import Journal, read_journal
+from fedcohort.journal.events import SETTINGS
+from fedcohort.journal.presence import RunState, planned_rounds, run_state
 from fedcohort.report.why import find_journal
+from fedcohort.session.resume import next_round, participations
 from fedcohort.session.rules import Rules
+from fedcohort.simulate.config.toml import read_table, to_toml
 from fedcohort.simulate.leaderboard.words import quantity
 
 rules_app = typer.Typer(help="Set, show and verify an operator's rules for cohorts.", no_args_is_help=True)
-
-
-@rules_app.callback()
-def _root() -> None:
-    """Set, show and verify an operator's rules for cohorts."""
 
 
 @rules_app.command()
@@ -106,3 +115,143 @@ def _print(proof: Proof) -> None:
 
 def _shorten(lines: list[str]) -> list[str]:
     return [*lines[:_SHOWN], f"... and {len(lines) - _SHOWN} more."] if len(lines) > _SHOWN else lines
+
+
+def _names(what: str) -> Any:
+    return typer.Option(metavar="CLIENT", help=f"{what} May be repeated.")
+
+
+@rules_app.command("apply")
+def apply_rules(
+    journal: OpenJournalArgument,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A TOML file of rules; it replaces all current rules."),
+    ] = None,
+    block: Annotated[list[str] | None, _names("Never pick this client.")] = None,
+    unblock: Annotated[list[str] | None, _names("Allow this client again.")] = None,
+    pin: Annotated[list[str] | None, _names("Pick this client whenever it is eligible.")] = None,
+    unpin: Annotated[list[str] | None, _names("Leave this client to the selector again.")] = None,
+    pause: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLIENT=ROUNDS", help="Do not pick this client for this many rounds. May be repeated."),
+    ] = None,
+    resume: Annotated[list[str] | None, _names("End its pause.")] = None,
+    allow_unknown: Annotated[
+        bool, typer.Option("--allow-unknown", help="Accept names of clients that have not joined yet.")
+    ] = False,
+) -> None:
+    """Change the rules from the next round on, without a restart.
+
+    A running server applies the change before its next round, a stopped one when it is started again. The journal
+    records the change with its round. A mistake is reported at once and changes nothing.
+
+    Examples: fedcohort journal rules apply run.sqlite rules.toml;
+    fedcohort journal rules apply run.sqlite --block kiosk-7;
+    fedcohort journal rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
+    """
+    order = Order(
+        rules=None if file is None else _rules_in(file),
+        block=block or [],
+        unblock=unblock or [],
+        pin=pin or [],
+        unpin=unpin or [],
+        pause=dict(map(_pause, pause or [])),
+        resume=resume or [],
+    )
+    if file is None and not order.names:
+        raise typer.BadParameter("nothing to change: name a FILE, or use --block, --pin, --pause, ...")
+    with closing(read_journal(journal)) as record:
+        table, _ = record.table()
+        # A name typed on another system may be composed otherwise; the journal's own spelling wins.
+        order = order.with_names(lambda name: name if name in table else unicodedata.normalize("NFC", name))
+        if not allow_unknown:
+            _check_names(order, table)
+        round_ = next_round(record)[0]
+        before = _rules_after_pending(record, journal)
+        rules = order.carried_out(before, round_)  # raises when they cannot hold together
+        _check_feasible(rules, record, round_)
+        how = run_state(record)
+    give(journal, order)
+    say(out(), _when_applied(how))
+
+
+def _when_applied(how: RunState) -> str:
+    """Say when a change takes effect, by who has the journal open."""
+    if how.presence is not None and how.state in ("running", "waiting"):
+        return "The running server will apply this before it chooses its next cohort."
+    if how.state == "running":
+        return "The program that has the journal open will apply this when it next calls fedcohort.hosts.orders.take."
+    return f"No program is using the journal ({how.state}): this takes effect when the run is started again."
+
+
+@rules_app.command("show")
+def show_rules(journal: OpenJournalArgument, format: FormatOption = Format.TABLE) -> None:
+    """Print the current rules as TOML, in the form that 'apply' reads.
+
+    It also says how many changes are still waiting for the server to apply them.
+
+    Example: fedcohort journal rules show run.sqlite > rules.toml
+    """
+    with closing(read_journal(journal)) as record:
+        rules = record.meta().get("rules") or {}
+    pending = waiting(journal)
+    if format is Format.JSON:
+        print_json({"rules": rules, "waiting": len(pending)})
+        return
+    typer.echo(to_toml({"rules": rules}), nl=False)
+    if pending:
+        typer.echo(f"# changes not yet applied: {len(pending)}", err=True)
+
+
+def _rules_in(file: Path) -> dict[str, Any]:
+    found = read_table(file)
+    inner = found.get("rules", found)
+    if not isinstance(inner, dict):
+        raise InputError(f"The rules in {file} must be a table. Got {short_repr(inner)}.")
+    known = [info.name for info in parameters(Rules)]
+    for key in inner:
+        if key not in known:
+            raise InputError(
+                f"There is no rule {key!r}, which {file} names. Known: {', '.join(known)}.",
+                hint=suggest(key, known),
+            )
+    return Rules(**inner).to_dict()
+
+
+def _pause(text: str) -> tuple[str, int]:
+    name, _, rounds = text.rpartition("=")
+    if not name or not rounds.isdecimal() or not 0 < int(rounds[:10]) < 10**9:
+        raise typer.BadParameter(f"--pause must be a client and a number of rounds, e.g. clinic-b=20. Got {text!r}.")
+    return name, int(rounds)
+
+
+def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
+    """Return the rules that will hold once all earlier pending changes have been applied."""
+    known = record.meta().get("rules")
+    rules = None if known is None else Rules.from_journal(known)
+    for earlier in waiting(journal):
+        rules = earlier.carried_out(rules, next_round(record)[0])
+    return rules
+
+
+def _check_feasible(rules: Rules, record: Journal, round_: int) -> None:
+    """Refuse rules that the current clients cannot satisfy, if the host recorded the size of its cohorts."""
+    settings, rounds = record.events(SETTINGS)[-1:], planned_rounds(record)
+    size = settings[0].get("cohort-size") if settings else None
+    if isinstance(size, int) and rounds is not None and rounds > round_:
+        rules.check_feasible(participations(record), size, rounds - round_)
+
+
+def _check_names(order: Order, table: ClientTable) -> None:
+    strangers = [name for name in order.names if name not in table]
+    if not strangers:
+        return
+    described = []
+    for name in strangers[:8]:
+        near = difflib.get_close_matches(name, table.names, n=3, cutoff=0.6)
+        described.append(f"{name!r} (near: {', '.join(map(repr, near))})" if near else repr(name))
+    raise InputError(
+        f"No client of this journal is called {', '.join(described)}.",
+        hint="to name a client that has not joined yet, use --allow-unknown",
+    )

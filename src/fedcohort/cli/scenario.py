@@ -40,11 +40,6 @@ NeedsOption = Annotated[
 ]
 
 
-@scenario_app.callback()
-def _scenario() -> None:
-    """Draw when clients are on, convert traces, fit a generator to a trace."""
-
-
 @scenario_app.command()
 def show(
     config: Annotated[
