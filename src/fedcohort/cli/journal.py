@@ -1,4 +1,4 @@
-"""``fedcohort journal``: what an operator does to the record of a run."""
+"""``fedcohort journal``: check, copy and change the journal of a run."""
 
 from __future__ import annotations
 
@@ -49,32 +49,31 @@ def verify(
     """Check a journal for damage and inconsistencies.
 
     The checks cover the file, checksums, commits, order and rules, and whether the cohorts follow from the seed. Checks
-    that the journal does not allow are listed. Nothing is changed, so the folder may be read-only. Exits with 1 if
-    something is wrong.
+    that are not possible with this journal are listed. Nothing is changed, so the folder may be read-only. Exits with 1
+    if something is wrong.
 
     Example: fedcohort journal verify run.sqlite
     """
     import_selectors(selector)
-    found = examine(journal, again=replay)
+    result = examine(journal, again=replay)
     if format is Format.JSON:
         print_json(
             {
-                "sound": found.sound,
-                "version": found.version,
-                "commits": None if found.seal is None else found.seal.commits,
-                "generation": None if found.seal is None else found.seal.generation,
-                "in_use": None if found.seal is None else found.seal.in_use,
-                "checks": [{"check": f.check, "sound": f.sound, "text": f.text} for f in found.findings],
+                "sound": result.sound,
+                "version": result.version,
+                "commits": None if result.seal is None else result.seal.commits,
+                "generation": None if result.seal is None else result.seal.generation,
+                "in_use": None if result.seal is None else result.seal.in_use,
+                "checks": [{"check": f.check, "sound": f.sound, "text": f.text} for f in result.findings],
             }
         )
     else:
         words = {True: "ok", False: "WRONG", None: "-"}
-        for finding in found.findings:
-            line = f"{finding.check:8} {words[finding.sound]:6} {finding.text}"
-            say(out(), line)
-        verdict = "nothing is wrong" if found.sound else "something is WRONG"
+        for finding in result.findings:
+            say(out(), f"{finding.check:8} {words[finding.sound]:6} {finding.text}")
+        verdict = "nothing is wrong" if result.sound else "something is WRONG"
         say(out(), f"{journal}: {verdict}.")
-    if not found.sound:
+    if not result.sound:
         raise typer.Exit(1)
 
 
@@ -105,9 +104,10 @@ def recover(
 
     Example: fedcohort journal recover run.sqlite
     """
-    found = examine(journal, again=False)
-    commits = next((f for f in found.findings if f.check == "commits"), None)
-    if (commits is not None and commits.sound) or found.version < SCHEMA_VERSION:  # an older one cannot tell
+    result = examine(journal, again=False)
+    commits = next((f for f in result.findings if f.check == "commits"), None)
+    # Journals of older versions do not show whether commits are missing.
+    if (commits is not None and commits.sound) or result.version < SCHEMA_VERSION:
         say(out(), f"{journal} is complete; nothing was changed.")
         return
     key = None if sign is None else Signer(sign)
@@ -178,7 +178,7 @@ def prune_details(
 @journal_app.command("forget")
 def forget_client(
     journal: JournalArgument,
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
     block: Annotated[
         bool,
         typer.Option("--block", help="Also keep the client from joining again; a keyed digest of its name is kept."),
@@ -188,8 +188,9 @@ def forget_client(
 ) -> None:
     """Erase a client's name and data from a journal.
 
-    Its facts, numbers, scores and state are removed for good; the journal still proves that some client took part. The
-    command lists nearby files that still contain the name. Without --block the client may join again as a new one.
+    The client's facts, numbers, scores and state are removed for good. The journal still proves that some client took
+    part. The command lists nearby files that still contain the name. Without --block, the client may join again as a
+    new one.
 
     Example: fedcohort journal forget run.sqlite clinic-b --block
     """
@@ -219,7 +220,7 @@ def abandon(
 ) -> None:
     """Give up a pending cohort that cannot be finished.
 
-    Its clients are free again, and the run chooses a new cohort when it is next started.
+    Its clients are free again, and the run chooses a new cohort the next time it is started.
 
     Example: fedcohort journal abandon run.sqlite --reason "clinic-b is gone"
     """
@@ -232,8 +233,8 @@ def abandon(
         session.abandon(chosen, reason)
         say(
             out(),
-            f"Ticket {chosen} is abandoned; free again: {', '.join(names[:20])}. Round {session.round} will be chosen "
-            "again.",
+            f"Ticket {chosen} is abandoned; free again: {', '.join(names[:20])}. A new cohort will be chosen for round "
+            f"{session.round}.",
         )
 
 

@@ -34,7 +34,7 @@ def complete_selector(incomplete: str) -> list[str]:
 
 
 def complete_selectors(incomplete: str) -> list[str]:
-    """Complete the last of several selectors, separated by commas, with one not named before."""
+    """Complete the last of several selectors, separated by commas, with one that is not in the list yet."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in complete_selector(last) if name not in before.split(",")]
 
@@ -60,7 +60,7 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in MODELS.names() if name.startswith(incomplete)]
 
 
-MAX_ROUND = 2**63 - 1  # what a journal can count
+MAX_ROUND = 2**63 - 1  # the largest number in a journal
 JournalArgument = Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")]
 OpenJournalArgument = Annotated[
     Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")
@@ -112,7 +112,7 @@ OutOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option("--processes", min=1, metavar="N", help="Processes in parallel; default: the fastest."),
+    typer.Option("--processes", min=1, metavar="N", help="Parallel processes; default: the fastest number."),
 ]
 OtherEngineOption = Annotated[
     bool,
@@ -133,7 +133,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results 
 
 
 def import_selectors(references: list[str] | None) -> None:
-    """Import the selectors that the user trusts, so that a journal may name them."""
+    """Import the selectors that the user trusts, so that journals can use them."""
     from fedcohort.core.protocol import SELECTORS
 
     for reference in references or ():
