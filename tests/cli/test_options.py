@@ -48,3 +48,11 @@ def test_what_operators_use_is_below_two_commands():
     assert {"audit", "rules", "verify", "forget"} <= set(whole.commands["journal"].commands)
     assert set(whole.commands["privacy"].commands) == {"audit", "keyholder"}
     assert not {"audit", "rules", "keyholder"} & set(whole.commands)
+
+
+def test_the_help_prints_brackets_and_fills_the_lines_of_a_paragraph():
+    shown = CliRunner().invoke(app, ["scenario", "show", "--help"], env={"COLUMNS": "120"}).stdout
+    assert "[scenario.devices]" in shown
+    demo = CliRunner().invoke(app, ["demo", "--help"], env={"COLUMNS": "80"}).stdout.splitlines()
+    first = next(i for i, line in enumerate(demo) if "The demo has two" in line)
+    assert all(len(line.rstrip()) > 60 for line in demo[first : first + 3])

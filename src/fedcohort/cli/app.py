@@ -40,6 +40,7 @@ app = typer.Typer(
     help="Choose which clients train in each round of federated learning, and show why.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # joins the lines of a paragraph, and prints [brackets] as they are
     suggest_commands=False,  # click does
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -32,7 +32,7 @@ def init(
         ),
     ] = "uniform,fedcor",
     out_: Annotated[
-        Path, typer.Option("--out", "-o", help="The file to write; an existing file is kept.", dir_okay=False)
+        Path, typer.Option("--out", "-o", help="The file to write; it must not exist yet.", dir_okay=False)
     ] = Path("experiment.toml"),
 ) -> None:
     """Write a commented experiment.toml to start from.

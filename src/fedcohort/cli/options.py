@@ -65,7 +65,7 @@ JournalArgument = Annotated[Path, typer.Argument(metavar="JOURNAL", help="A sess
 OpenJournalArgument = Annotated[
     Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")
 ]
-BaseArgument = Annotated[str | None, typer.Argument(help="A TOML file or a built-in one; default 'demo'.")]
+BaseArgument = Annotated[str | None, typer.Argument(help="A TOML file or a built-in configuration; default 'demo'.")]
 DataOption = Annotated[
     str | None,
     typer.Option(
@@ -112,7 +112,7 @@ OutOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option("--processes", min=1, metavar="N", help="Parallel processes; default: the fastest number."),
+    typer.Option("--processes", min=1, metavar="N", help="Number of processes; default: the fastest."),
 ]
 OtherEngineOption = Annotated[
     bool,

@@ -46,7 +46,7 @@ def audit(
         ),
     ] = None,
     epsilon: Annotated[
-        list[float] | None, typer.Option("--epsilon", help="Budget of noisy counts; may be repeated.")
+        list[float] | None, typer.Option("--epsilon", help="Privacy budget of noisy counts; may be repeated.")
     ] = None,
     coalition: Annotated[int, typer.Option("--coalition", min=1, help="Clients that collude with the server.")] = 1,
     clients: Annotated[bool, typer.Option("--clients", help="Also print a table with one row per client.")] = False,
