@@ -378,7 +378,7 @@ def test_any_round_can_be_opened_by_keyboard_and_stays_open(page, running):
         page.driver.find_element("id", "latest").click()
         page.wait(f"{heading} === 'Cohort of round 6, fedcm-ts-s1'")
         missing = httpx.get(f"{served.url}/api/cohort", params={"item": "going", "run": "fedcm-ts-s1", "round": 99})
-        assert missing.status_code == 404 and "has not been seen" in missing.json()["error"]
+        assert missing.status_code == 404 and "is not recorded" in missing.json()["error"]
         assert page.errors() == []
         page.driver.get("about:blank")
 

@@ -51,7 +51,7 @@ def test_a_running_experiment_says_so(toy, tmp_path):
     running.play(5)
     bundle = load_bundle([running.path])
     assert bundle.running
-    assert any("still being written (15 of 60 rounds)" in text for text in bundle.warnings)
+    assert any("still running (15 of 60 rounds)" in text for text in bundle.warnings)
 
 
 def test_a_process_that_is_gone_is_noticed(toy, tmp_path):
@@ -61,7 +61,7 @@ def test_a_process_that_is_gone_is_noticed(toy, tmp_path):
     rewrite(running.path / "status.json", pid=os.getpid())
     watcher = Watcher(running.path)
     with lock_folder(running.path):
-        assert any("still being written" in text for text in load_bundle([running.path]).warnings)
+        assert any("still running" in text for text in load_bundle([running.path]).warnings)
         watcher.poll()
         (item,) = watcher.items.values()
         assert item.overview()["state"] == "running"
@@ -115,7 +115,7 @@ def test_a_missing_federation_costs_only_its_picture(small):
         file.unlink()
     bundle = load_bundle([small])
     assert bundle.settings[0].federation() is None
-    assert any("Pictures of the scenario are left out" in text for text in bundle.warnings)
+    assert any("Figures of the scenario are left out" in text for text in bundle.warnings)
 
 
 def test_a_round_written_twice_counts_once(small):

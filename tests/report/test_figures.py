@@ -170,4 +170,4 @@ def test_a_picture_that_cannot_be_drawn_costs_no_report(experiment, monkeypatch)
     monkeypatch.setattr(FedCor, "pictures", (dataclasses.replace(picture, view=broken),))
     found, warnings = selector_figures(load_bundle([experiment]).settings[0])
     assert picture.name not in {figure.name for figure in found} and len(found) > 2
-    assert [text for text in warnings if f"The picture '{picture.title}' cannot be drawn: ValueError" in text]
+    assert [text for text in warnings if f"The figure '{picture.title}' cannot be drawn: ValueError" in text]

@@ -78,7 +78,7 @@ def test_clients_that_have_not_reported_are_counted(tmp_path: Path) -> None:
         cohort = session.ask(RoundRequest(4))
         status = [Status.OK, Status.FAILED]
         session.tell(RoundReport(cohort.ticket, cohort.clients[:2], status, complete=False))
-        assert "Asked, but no report yet: 2 clients." in ending(read_account(path))
+        assert "Asked, but no reply yet: 2 clients." in ending(read_account(path))
 
 
 def test_the_account_says_what_was_played(live: Any) -> None:
@@ -111,7 +111,7 @@ def test_what_shadows_would_have_meant_is_counted_over_all_rounds(live: Any) -> 
     usual = np.where(np.isin(np.arange(8), list(known)), SECONDS, np.median(SECONDS[sorted(known)]))
     expected = [np.mean([usual[p[key]].max() for p in past]) for key in ("clients", "shadow")]
     assert cbs.seconds == pytest.approx(tuple(expected))
-    assert f"{cbs.same:.0%} of its picks were really picked" in cbs.sentence() and "QCID" in cbs.sentence()
+    assert f"{cbs.same:.0%} of its picks were actually picked" in cbs.sentence() and "QCID" in cbs.sentence()
 
 
 def test_only_what_may_change_is_read_again(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_report_on_a_live_journal(live: Any, tmp_path: Path) -> None:
     path, _ = live
     run("report", str(path), "-o", str(tmp_path / "report.html"))
     page = (tmp_path / "report.html").read_text()
-    for title in ("What shadow selectors would have meant", "Every client", "Every round", "How long rounds took",
+    for title in ("What shadow selectors would have done", "Every client", "Every round", "How long rounds took",
                   "What came back", "Who was picked, round by round", "Why these clients?", "Rules"):  # fmt: skip
         assert f"<h2>{title}</h2>" in page, title
     assert "&lt;b&gt;moor&lt;/b&gt;" in page and "<b>moor</b>" not in page and '<script>"' not in page

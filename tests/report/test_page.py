@@ -65,7 +65,7 @@ def test_a_page_refuses_numbers_that_are_no_json():
 def test_a_running_experiment_carries_a_warning(toy, tmp_path):
     running = toy.start_experiment(tmp_path / "going", seeds=1, rounds=20, clients=8, size=2)
     running.play(4)
-    assert "still being written" in build_report(assemble([running.path]))
+    assert "still running" in build_report(assemble([running.path]))
 
 
 def test_without_journals_the_rest_is_there(toy, tmp_path):

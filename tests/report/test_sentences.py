@@ -77,15 +77,15 @@ def test_who_is_first_is_said_only_of_who_gets_there_in_every_seed():
     slow, quick, never = [0.1, 0.2, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.1, 0.1, 0.1, 0.1]
     both = [run("uniform", slow), run("uniform", slow, seed=2)]
     text = accuracy(*both, run("ours", quick), run("ours", quick, seed=2), targets=(0.5,))
-    assert "ours is first at 50% in every seed, after 1 round on average, 3.00 times as fast as uniform" in text
+    assert "ours is first to reach 50% in every seed, after 1 round on average, 3.00 times as fast as uniform" in text
     text = accuracy(*both, run("ours", quick), run("ours", never, seed=2), targets=(0.5,))
     assert "in every seed, after" in text and "times as fast" not in text
-    assert text.startswith("uniform is first at 50% on average among") and "in every seed, after 3 rounds" in text
+    assert text.startswith("uniform is first to reach 50% on average among") and "in every seed, after 3 rounds" in text
     assert "(first in 1 of 2 seeds)" in text  # ours was there sooner once
     # The same mean order, but not in every seed: 1 and 3 rounds against 3 and 2.
     mixed = [run("uniform", [0.5, 0.5, 0.5]), run("uniform", [0.1, 0.1, 0.5], seed=2)]
     text = accuracy(*mixed, run("ours", [0.1, 0.1, 0.5]), run("ours", [0.1, 0.5, 0.5], seed=2), targets=(0.5,))
-    assert text.startswith("uniform is first at 50% on average, after 2 rounds (first in 1 of 2 seeds)")
+    assert text.startswith("uniform is first to reach 50% on average, after 2 rounds (first in 1 of 2 seeds)")
     assert "in every seed" not in text
     assert "ours and uniform are first" in accuracy(run("uniform", slow), run("ours", slow), targets=(0.5,))
     assert "none reaches 90%." in accuracy(run("uniform", slow), run("ours", quick), targets=(0.9,))
@@ -124,7 +124,7 @@ def test_picks_say_how_often_and_against_what():
     assert "client 2 by ours (seed 7), in 100% of the rounds (2.00 times as often as the average client)" in text
     evenly = run("uniform", [0.5] * 4, picks=[[0], [1], [2], [3]])
     text = figures.picks(setting(evenly)).sentence
-    assert "times as often" not in text and "25% of the rounds, and 3 others as often" in text
+    assert "times as often" not in text and "25% of the rounds, and 3 others equally often" in text
 
 
 def test_participation():
@@ -319,7 +319,7 @@ def test_the_scenario_is_described_by_what_clients_hold():
     assert "wrong" not in single
     assert text([[600, 0], [0, 600]]) == "2 clients, 2 classes. Every client holds 600 samples of a single class."
     mixed = text([[3, 7, 0], [5, 5, 0], [9, 1, 0]])
-    assert mixed.endswith("holds 10 samples of 2 classes; for half of the clients one class makes up 70% or more.")
+    assert mixed.endswith("holds 10 samples of 2 classes; for half of the clients, one class makes up 70% or more.")
     assert "1 to 3 classes" in text([[3, 3, 3], [9, 0, 0]])
     even = text([[4, 4, 4], [4, 4, 4], [4, 4, 4]], noise=0.25)
     assert "12 samples of 3 classes" in even and "33% or more" in even and "25% of a client's labels are wrong" in even
@@ -362,7 +362,7 @@ def test_ranks_claim_a_difference_only_where_there_is_one():
     assert "it is better than uniform by the critical difference of 0.62 or more." in text(lambda s: 0.1)
     assert text(lambda s: -0.1).startswith("uniform has the best mean rank")
     assert text(lambda s: 0.1 * (-1) ** s).startswith(
-        "Over 10 seeds the selectors cannot be told apart (Friedman, p = 1"
+        "Over 10 seeds, the selectors cannot be told apart (Friedman, p = 1"
     )
     one = setting(run("uniform", [0.5]), run("ours", [0.6]))
     assert figures.ranks(one, boards([one], Options())[0]) is None

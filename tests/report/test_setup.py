@@ -1,4 +1,4 @@
-"""The set-up a report states: all of it, and as TOML that runs the experiment again."""
+"""The setup a report states: all of it, and as TOML that runs the experiment again."""
 
 from __future__ import annotations
 
