@@ -165,6 +165,6 @@ def test_the_set_up_can_be_copied(page, report_url):
     opened(page, report_url)
     page.driver.find_element("css selector", "[data-copy]").click()
     page.wait("document.querySelector('[data-copy]').textContent !== 'Copy as TOML'")
-    assert page.js("return document.querySelector('[data-copy]').textContent") in ("Copied", "Marked: press Ctrl+C")
+    assert page.js("return document.querySelector('[data-copy]').textContent") in ("Copied", "Selected: press Ctrl+C")
     page.wait("document.querySelector('[data-copy]').textContent === 'Copy as TOML'")
     assert page.errors() == []

@@ -291,16 +291,16 @@ def test_a_second_experiment_is_drawn_beside_the_first(page, running, toy, viola
     with Server(running.path.parent) as served:
         page.driver.get(f"{served.url}/#going")
         page.wait("document.querySelectorAll('.chart[data-state=drawn]').length === 4")
-        page.wait("document.getElementById('other') !== null")
+        page.wait("document.getElementById('second') !== null")
         own = page.js(f"return {labels}")
-        page.js("const s = document.getElementById('other'); s.value = 'before'; s.dispatchEvent(new Event('change'));")
+        page.js("const s = document.getElementById('second'); s.value = 'before'; s.dispatchEvent(new Event('change'));")
         page.wait(f"{labels}.length === {2 * len(own)}")
         assert page.js(f"return {labels}") == [*own, *(f"{label} (before)" for label in own)]
         running.play(1)
         time.sleep(2.5)  # it stays while the first goes on
         assert len(page.js(f"return {labels}")) == 2 * len(own)
         assert page.errors() == [] and violations(page) == []
-        page.js("const s = document.getElementById('other'); s.value = ''; s.dispatchEvent(new Event('change'));")
+        page.js("const s = document.getElementById('second'); s.value = ''; s.dispatchEvent(new Event('change'));")
         page.wait(f"{labels}.length === {len(own)}")
         page.driver.get("about:blank")
 
