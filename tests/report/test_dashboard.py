@@ -293,7 +293,9 @@ def test_a_second_experiment_is_drawn_beside_the_first(page, running, toy, viola
         page.wait("document.querySelectorAll('.chart[data-state=drawn]').length === 4")
         page.wait("document.getElementById('second') !== null")
         own = page.js(f"return {labels}")
-        page.js("const s = document.getElementById('second'); s.value = 'before'; s.dispatchEvent(new Event('change'));")
+        page.js(
+            "const s = document.getElementById('second'); s.value = 'before'; s.dispatchEvent(new Event('change'));"
+        )
         page.wait(f"{labels}.length === {2 * len(own)}")
         assert page.js(f"return {labels}") == [*own, *(f"{label} (before)" for label in own)]
         running.play(1)

@@ -24,7 +24,7 @@ def test_runs_become_arrays(small):
     bundle = load_bundle([small])
     (setting,) = bundle.settings
     assert [g.label for g in setting.groups] == ["uniform", "fedcm-ts", "power-of-choice"]
-    assert bundle.n_runs == 6 and not bundle.warnings and not bundle.running
+    assert bundle.n_runs == 6 and not bundle.warnings
     table = load(small).rounds.to_pylist()
     for run in setting.runs:
         rows = sorted((row for row in table if row["run"] == run.id), key=lambda row: row["round"])
@@ -50,7 +50,7 @@ def test_a_running_experiment_says_so(toy, tmp_path):
         load_bundle([running.path])
     running.play(5)
     bundle = load_bundle([running.path])
-    assert bundle.running
+    assert bundle.settings[0].running
     assert any("still running (15 of 60 rounds)" in text for text in bundle.warnings)
 
 

@@ -32,7 +32,7 @@ def run(label, seed, accuracy, *, clock=None, selector=None, state="finished"):
     values["accuracy"] = np.array(accuracy, float)
     values["clock"] = np.array(clock if clock is not None else rounds + 1, float)
     return RunCurve(
-        label, selector or label, seed, state, rounds, values, f"{label}-s{seed}", "", "f", {},
+        label, selector or label, seed, state, rounds, values, f"{label}-s{seed}", "f", {},
         np.zeros(0, int), np.zeros(0, int), None,
     )  # fmt: skip
 

@@ -25,9 +25,7 @@ def run(label, accuracy, *, seed=1, state="finished", picks=(), **columns):
     values["accuracy"] = np.asarray(accuracy, float)
     clients = np.array([c for cohort in picks for c in cohort], np.int64)
     pick_round = np.repeat(np.arange(len(picks)), [len(cohort) for cohort in picks])
-    return RunCurve(
-        label, label, seed, state, rounds, values, f"{label}-s{seed}", "", "f", {}, pick_round, clients, None
-    )
+    return RunCurve(label, label, seed, state, rounds, values, f"{label}-s{seed}", "f", {}, pick_round, clients, None)
 
 
 def setting(*runs, clients=4, planned=None, federations=None):

@@ -52,7 +52,6 @@ class RunCurve(RunNumbers):
     """
 
     id: str
-    reason: str
     federation: str
     params: Mapping[str, Any]
     pick_round: IntArray
@@ -142,7 +141,6 @@ class Bundle:
     configs: tuple[Mapping[str, Any], ...]
     metas: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...]
-    running: bool
     options: Options
 
     @property
@@ -178,7 +176,6 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
         configs=tuple(r.config for r in results),
         metas=tuple(r.meta for r in results),
         warnings=tuple(dict.fromkeys(warnings)),
-        running=any(r.status.get("state") == "running" for r in results),
         options=_options([r.config for r in results]),
     )
 
@@ -283,7 +280,6 @@ def runs_of(result: Results, warnings: list[str]) -> Iterator[tuple[str, RunCurv
                 selector=info.selector,
                 seed=int(info.seed),
                 state=info.state,
-                reason=info.reason or "",
                 federation=f"{result.path}:{info.federation}",
                 params=info.params,
                 round=rounds,

@@ -21,15 +21,12 @@ def week_svg(week: FederationWeek) -> str:
     half = (_WIDTH - 60) / 2
     parts.append(_histogram(week.speeds, "samples per second", _LEFT, half, histograms_at))
     parts.append(_histogram(week.bandwidths, "bytes per second", _LEFT + half + 60, half, histograms_at))
+    label = f"Which of {week.clients:,} clients are on during a week"
     style = f"<style>{palette.css()}text{{font:12px system-ui,sans-serif;fill:var(--ink)}}</style>"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{_label(week)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" '
         f'viewBox="0 0 {_LEFT + _WIDTH + 20} {height}">{style}{"".join(parts)}</svg>'
     )
-
-
-def _label(week: FederationWeek) -> str:
-    return f"Which of {week.clients:,} clients are on during a week"
 
 
 def _x(time: float) -> float:

@@ -309,7 +309,6 @@ def _pick_figures(run: Account, past: JournalHistory, clients: int) -> Sequence[
         selector=run.selector,
         seed=run.seed,
         state="running",
-        reason="",
         federation="",
         params={},
         round=at,

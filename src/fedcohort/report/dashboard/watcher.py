@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.text import printable
@@ -22,28 +22,7 @@ _DEPTH = 3  # levels of folders that are searched for experiments
 MOST_FOLDERS = 5_000  # searched in each poll; a folder with more is not a folder of experiments
 UNREADABLE = "unreadable"
 _WAITING = f".sqlite{LIVE}"
-
-
-class Item(Protocol):
-    """Something that can be followed."""
-
-    id: str
-    version: int
-
-    def poll(self) -> None:
-        """Read what is new, and increase ``version`` if there is anything."""
-
-    def overview(self) -> dict[str, Any]:
-        """Return a line for the list."""
-
-    def detail(self) -> dict[str, Any]:
-        """Return everything the page shows about it."""
-
-    def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
-        """Return the cohort of a round with the outcome of each client."""
-
-    def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
-        """Explain a choice."""
+Item = ExperimentItem | JournalItem
 
 
 class DamagedError(FedcohortError, ValueError):
