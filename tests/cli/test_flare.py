@@ -50,7 +50,7 @@ def test_every_selector_gives_a_job_or_a_reason(selector: str) -> None:
     assert experiment.plans[0].selector == SELECTORS.create(selector)
 
 
-def test_what_it_cannot_write_is_named() -> None:
+def test_bad_names_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="no selector 'unifrom'"):
         job_files("job", "unifrom")
     with pytest.raises(InputError, match="directory's name"):

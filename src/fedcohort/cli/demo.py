@@ -98,7 +98,7 @@ def known_reasons() -> dict[str, dict[str, str]]:
 
 def explain_losses(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[str]:
     """Explain every selector that does worse than uniform selection with the same training."""
-    sentences, known = [], known_reasons()
+    sentences, reasons = [], known_reasons()
     for board in boards:
         rows = {row.label: row for row in board.rows if not math.isnan(row.terminal.mean)}
         for label, row in rows.items():
@@ -108,7 +108,7 @@ def explain_losses(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> 
                 continue
             difference, losses = _difference(row, rows[fair])
             if difference < _BADLY and losses > 0.5:
-                why = known.get(board.setting, {}).get(label, "with so few seeds, this may be chance")
+                why = reasons.get(board.setting, {}).get(label, "with so few seeds, this may be chance")
                 points = board.metric.difference(difference)
                 sentences.append(f"{label} in {board.setting} ends {points} compared with {fair}: {why}.")
     return sentences

@@ -17,6 +17,7 @@ from fedcohort.core.terminal import err, say
 from fedcohort.core.text import printable
 
 if TYPE_CHECKING:
+    from fedcohort.core.params import ParameterInfo
     from fedcohort.core.protocol import Selector
 
 
@@ -113,20 +114,25 @@ def _toml(value: Any) -> str:
     return to_toml({"value": value}).removeprefix("value = ").strip()
 
 
-def _section(name: str, kind: type[Any], given: Mapping[str, Any]) -> list[str]:
-    """Return a section: the given keys, then all others as comments, each with its meaning."""
+def _commented(info: ParameterInfo) -> str:
+    """Return a parameter with its default and meaning, as a comment."""
+    default = "..." if info.default is None else _toml(info.default)
+    return f"# {info.name} = {default}{_note(info.meaning)}"
+
+
+def _section(name: str, kind: type[Any], values: Mapping[str, Any]) -> list[str]:
+    """Return a section: the keys in ``values``, then all others as comments, each with its meaning."""
     from fedcohort.core.params import parameters
     from fedcohort.simulate.config.toml import LENGTHS
 
     lines, others = [f"[{name}]"], []
     for info in parameters(kind):
-        if info.name in given:
-            lines.append(f"{info.name} = {_toml(given[info.name])}{_note(info.meaning)}")
+        if info.name in values:
+            lines.append(f"{info.name} = {_toml(values[info.name])}{_note(info.meaning)}")
         elif name == "local" and info.name in LENGTHS:
             others.append(f"# {info.name} = ...{_note(f'{info.meaning}; in place of the length above')}")
         else:
-            shown = "..." if info.default is None else _toml(info.default)
-            others.append(f"# {info.name} = {shown}{_note(info.meaning)}")
+            others.append(_commented(info))
     return [*lines, *others, ""]
 
 
@@ -141,7 +147,4 @@ def _selector(label: str, selector: Selector[Any], entry: Mapping[str, Any]) -> 
     for section, reason in reasons.items():
         if section in entry:
             lines.append(f"{section} = {{name = {_toml(entry[section]['name'])}}}{_note(reason)}")
-    for info in parameters(type(selector)):
-        shown = "..." if info.default is None else _toml(info.default)
-        lines.append(f"# {info.name} = {shown}{_note(info.meaning)}")
-    return [*lines, ""]
+    return [*lines, *map(_commented, parameters(type(selector))), ""]

@@ -10,11 +10,11 @@ import typer
 from fedcohort.cli.output import Format
 
 
-def split_names(text: str, what: str) -> list[str]:
-    """Split names that are separated by commas."""
+def split_names(text: str, option: str) -> list[str]:
+    """Split the names, separated by commas, of an option."""
     items = [item.strip() for item in text.split(",")]
     if not all(items):
-        raise typer.BadParameter(f"{what} must be names separated by commas. Got {text!r}.")
+        raise typer.BadParameter(f"{option} must be names separated by commas. Got {text!r}.")
     return items
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.terminal import Terminal, err
 from fedcohort.core.text import printable
-from fedcohort.simulate.leaderboard.formats import Table as Shown
+from fedcohort.simulate.leaderboard.formats import Table as ResultTable
 from fedcohort.simulate.leaderboard.formats import to_text
 
 
@@ -82,11 +82,11 @@ def rounds_bar(console: Console, word: str) -> Iterator[tuple[Callable[[int], No
         yield lambda total: bar.update(task, total=total), lambda run, row: bar.advance(task)
 
 
-def print_tables(tables: Sequence[Shown], console: Console) -> None:
+def print_tables(tables: Sequence[ResultTable], console: Console) -> None:
     """Print tables of results at the console's width; a note that consecutive tables share is printed once."""
-    for i, shown in enumerate(tables):
-        repeated = i + 1 < len(tables) and tables[i + 1].note == shown.note
-        text = to_text(replace(shown, note="") if repeated else shown, console.width)
+    for i, result in enumerate(tables):
+        repeated = i + 1 < len(tables) and tables[i + 1].note == result.note
+        text = to_text(replace(result, note="") if repeated else result, console.width)
         console.print(Text(text + "\n" * (i + 1 < len(tables))), soft_wrap=True)
 
 

@@ -202,8 +202,8 @@ def _ends(board: Leaderboard, known: Sequence[LeaderRow]) -> str:
 
 
 def _verb(board: Leaderboard, subjects: Sequence[str]) -> str:
-    one, several = ("ends", "end") if board.finished else ("is", "are")
-    return one if len(subjects) == 1 else several
+    singular, plural = ("ends", "end") if board.finished else ("is", "are")
+    return singular if len(subjects) == 1 else plural
 
 
 def _quickest(board: Leaderboard, reached: Sequence[LeaderRow]) -> str:
@@ -234,9 +234,9 @@ def _firsts(board: Leaderboard, row: LeaderRow) -> tuple[int, int]:
         for run in other.seeds:
             if other is not row and run.rounds_to[-1] is not None:
                 others.setdefault(run.seed, []).append(run.rounds_to[-1])
-    mine = {run.seed: run.rounds_to[-1] for run in row.seeds}
-    won = sum(took is not None and took < min(others.get(seed, [took + 1])) for seed, took in mine.items())
-    return won, len(mine)
+    rounds = {run.seed: run.rounds_to[-1] for run in row.seeds}
+    won = sum(took is not None and took < min(others.get(seed, [took + 1])) for seed, took in rounds.items())
+    return won, len(rounds)
 
 
 def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = ()) -> Figure | None:
@@ -547,8 +547,8 @@ def _duration_sentence(setting: Setting, rows: Sequence[Mapping[str, Any]]) -> s
     slow, fast = max(spent, key=lambda k: spent[k]), min(spent, key=lambda k: spent[k])
     if spent[fast] <= 0 or times(spent[slow] / spent[fast]) == "1.00":
         return ""
-    what = "The whole run" if whole else "A round"
-    return f" {what} takes {times(spent[slow] / spent[fast])} times as long with {slow} as with {fast}."
+    unit = "The whole run" if whole else "A round"
+    return f" {unit} takes {times(spent[slow] / spent[fast])} times as long with {slow} as with {fast}."
 
 
 def _total(run: RunCurve, *columns: str) -> float:

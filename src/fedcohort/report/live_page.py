@@ -135,15 +135,15 @@ def _replies(run: Account) -> list[str]:
     """Return sentences on how many clients returned a model, and how many are still training."""
     lines = []
     failed = run.failures()
-    asked = sum(sum(client.statuses.values()) for client in run.clients)  # without clients that are still training
+    requests = sum(sum(client.statuses.values()) for client in run.clients)  # without clients that are still training
     if failed:
         parts = ", ".join(f"{count} {status.lower()}" for status, count in failed.most_common())
         lines.append(
-            f"Clients were asked to train {quantity(asked, 'time')}, and {sum(failed.values())} of these brought no "
+            f"Clients were asked to train {quantity(requests, 'time')}, and {sum(failed.values())} of these brought no "
             f"model: {parts}."
         )
-    elif asked:
-        lines.append(f"Clients were asked to train {quantity(asked, 'time')}, and each returned a valid model.")
+    elif requests:
+        lines.append(f"Clients were asked to train {quantity(requests, 'time')}, and each returned a valid model.")
     open_rounds = [r for r in run.rounds if r.seconds is None and r.abandoned is None]
     training = sum(len(r.clients) - r.sound - len(r.failures) for r in open_rounds)
     if training:

@@ -71,9 +71,9 @@ def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
     """Where selectors end against the values of swept parameters, or None if nothing was swept."""
     rows = {row.label: row for row in board.rows}
     views, sentences = [], []
-    for found in find_sweeps(setting.groups):
-        views.append(_view(found, rows, board))
-        sentences.append(_sentence(found, rows, board))
+    for swept in find_sweeps(setting.groups):
+        views.append(_view(swept, rows, board))
+        sentences.append(_sentence(swept, rows, board))
     if not views:
         return None
     metric = board.metric
@@ -88,12 +88,12 @@ def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
     )
 
 
-def _view(found: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> dict[str, Any]:
+def _view(swept: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> dict[str, Any]:
     """Return the view of one parameter."""
-    values = np.array([value for points in found.lines.values() for value, _ in points])
+    values = np.array([value for points in swept.lines.values() for value, _ in points])
     log = bool(values.min() > 0 and values.max() / values.min() > _LOGARITHMIC)
     series = []
-    for number, (rest, points) in enumerate(found.lines.items()):
+    for number, (rest, points) in enumerate(swept.lines.items()):
         ends = [rows[label].terminal for _, label in points]
         means, stds = board.metric.natural(np.array([end.mean for end in ends])), np.array([end.std for end in ends])
         x = np.array([math.log10(value) if log else value for value, _ in points])
@@ -102,25 +102,25 @@ def _view(found: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> di
         if max(rows[label].runs for _, label in points) > 1:
             line |= {"lo": json_numbers(means - stds), "hi": json_numbers(means + stds)}
         series.append(line)
-    x_label = f"log10 of {found.parameter}" if log else found.parameter
-    return {"name": f"{found.selector} {found.parameter}", "x": {"label": x_label}, "series": series}
+    x_label = f"log10 of {swept.parameter}" if log else swept.parameter
+    return {"name": f"{swept.selector} {swept.parameter}", "x": {"label": x_label}, "series": series}
 
 
-def _sentence(found: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> str:
+def _sentence(swept: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> str:
     """Say which value is best on the first half of the seeds, and where it ends on the other half."""
-    labels = {label: (value, rest) for rest, points in found.lines.items() for value, label in points}
+    labels = {label: (value, rest) for rest, points in swept.lines.items() for value, label in points}
     whole = [label for label in labels if not rows[label].lost]
     if not whole:
-        return f"With {found.selector}, every value of {found.parameter} lost a run."
+        return f"With {swept.selector}, every value of {swept.parameter} lost a run."
     seeds = sorted(set.intersection(*({seed.seed for seed in rows[label].seeds} for label in whole)))
     ends = _ends(rows, (*whole, board.baseline))
-    known = [label for label in whole if not any(math.isnan(ends[label][seed]) for seed in seeds)]
-    if not known or not seeds:
-        return f"With {found.selector}, no value of {found.parameter} has a result in every seed yet."
+    complete = [label for label in whole if not any(math.isnan(ends[label][seed]) for seed in seeds)]
+    if not complete or not seeds:
+        return f"With {swept.selector}, no value of {swept.parameter} has a result in every seed yet."
     half = max(1, len(seeds) // 2)
-    best = max(known, key=lambda label: _mean(ends[label], seeds[:half]))
+    best = max(complete, key=lambda label: _mean(ends[label], seeds[:half]))
     value, rest = labels[best]
-    setting = f"With {found.selector}, {found.parameter} {value:g}" + (f" ({rest})" if len(found.lines) > 1 else "")
+    setting = f"With {swept.selector}, {swept.parameter} {value:g}" + (f" ({rest})" if len(swept.lines) > 1 else "")
     base = None if best == board.baseline else ends[board.baseline]
     return f"{setting} {_judge(ends[best], base, seeds[:half], seeds[half:], board)}"
 

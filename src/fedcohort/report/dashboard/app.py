@@ -59,12 +59,12 @@ class Hub:
         if item is None:
             return None
         async with self._lock:
-            known = self._details.get(name)
-            if known is None or known[0] != item.version:
+            cached = self._details.get(name)
+            if cached is None or cached[0] != item.version:
                 version = item.version
-                known = (version, await asyncio.to_thread(lambda: plain_json(item.detail())))
-                self._details[name] = known
-        return known[1]
+                cached = (version, await asyncio.to_thread(lambda: plain_json(item.detail())))
+                self._details[name] = cached
+        return cached[1]
 
 
 def is_loopback(host: str) -> bool:
@@ -143,10 +143,10 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
 
     @app.get("/api/detail")
     async def detail(item: str) -> Response:
-        found = await hub.detail(item)
-        if found is None:
+        body = await hub.detail(item)
+        if body is None:
             return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
-        return Response(found, media_type="application/json")
+        return Response(body, media_type="application/json")
 
     @app.get("/api/cohort")
     async def cohort(item: str, run: str, round_: Annotated[int, Query(alias="round", ge=0)]) -> JSONResponse:

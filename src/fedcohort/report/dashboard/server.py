@@ -70,8 +70,8 @@ def serve(
 
     bound = _listening(host, port)
     if announce is not None:
-        shown = f"[{host}]" if ":" in host else host
-        announce(f"http://{shown}:{bound.getsockname()[1]}" + (f"/?token={token}" if token else ""))
+        name = f"[{host}]" if ":" in host else host
+        announce(f"http://{name}:{bound.getsockname()[1]}" + (f"/?token={token}" if token else ""))
     servers: list[uvicorn.Server] = []
     app = create_app(root, token=token, stopping=lambda: bool(servers) and servers[0].should_exit)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, server_header=False)

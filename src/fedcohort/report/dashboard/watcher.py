@@ -145,9 +145,9 @@ class Watcher:
     def poll(self) -> None:
         """Find new items and read what changed."""
         journals = {}
-        found, complete = _find_items(self.root)
+        items, complete = _find_items(self.root)
         self._note = "" if complete else f"Only the first {MOST_FOLDERS} folders below {self.root} are searched."
-        for path, kind in found:
+        for path, kind in items:
             name = path.name if path == self.root else path.relative_to(self.root).as_posix()
             if name not in self.items:
                 item: Item = ExperimentItem(path, name) if kind == "experiment" else JournalItem(path, name)
@@ -182,17 +182,17 @@ def _find_items(root: Path) -> tuple[list[tuple[Path, str]], bool]:
     """
     if root.is_file():
         return [(root, "journal")], True
-    found: list[tuple[Path, str]] = []
+    items: list[tuple[Path, str]] = []
     level, searched = [root], 0
     for depth in range(_DEPTH + 1):
         deeper: list[Path] = []
         for folder in level:
             if searched == MOST_FOLDERS:
-                return found, False
+                return items, False
             searched += 1
-            found += _in_folder(folder, deeper if depth < _DEPTH else None, root)
+            items += _in_folder(folder, deeper if depth < _DEPTH else None, root)
         level = deeper
-    return found, True
+    return items, True
 
 
 def _in_folder(folder: Path, deeper: list[Path] | None, root: Path) -> Iterator[tuple[Path, str]]:
