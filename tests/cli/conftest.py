@@ -1,4 +1,4 @@
-"""The command line, called in this process as the installed script does."""
+"""The command line, called in this process in the same way as the installed script."""
 
 import io
 import sys

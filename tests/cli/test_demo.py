@@ -1,4 +1,4 @@
-"""The demonstration: its report, and sentences that are true of what it found."""
+"""The demo: its report, and sentences that match its results."""
 
 import math
 import re
@@ -23,7 +23,7 @@ CONFIG = {
 
 
 def board(setting, **accuracies):
-    """A leaderboard of two seeds; each selector ends where it is said to."""
+    """A leaderboard of two seeds with the given terminal accuracies."""
 
     def row(label, values):
         seeds = [SimpleNamespace(seed=i, terminal=value) for i, value in enumerate(values)]
@@ -36,12 +36,12 @@ def board(setting, **accuracies):
 
 
 def values(sentence):
-    """The accuracies and differences that a sentence names, in its order."""
+    """The accuracies and differences in a sentence, in order."""
     return re.findall(r"[+−]?\d+\.\d(?=%| pts)", sentence)
 
 
 def leader(sentence):
-    """The selectors that a sentence puts first, as words before the verb."""
+    """The selectors that a sentence puts first."""
     found = re.match(r"In \w+, (.+?) ends? highest", sentence)
     assert found, sentence
     return found[1]
@@ -64,7 +64,7 @@ def test_a_gain_is_divided_into_loss_and_choice():
 
 
 def groups_board(lost=0, **worst):
-    """A leaderboard of worst groups alone; the last selector lost some runs."""
+    """A leaderboard of worst groups; the last selector lost ``lost`` runs."""
     last = list(worst)[-1]
     rows = [
         SimpleNamespace(label=label, lost=lost if label == last else 0, fair=lambda _, value=value: Spread.of([value]))
@@ -73,7 +73,7 @@ def groups_board(lost=0, **worst):
     return SimpleNamespace(setting="skewed", baseline="uniform", rows=rows)
 
 
-def test_the_worst_group_is_told_as_it_is():
+def test_the_sentence_about_the_worst_group_is_true():
     (said,) = compare_worst_groups([groups_board(uniform=0.6, balanced=0.8, fedcbs=0.7)])
     assert "skewed" in said and "balanced" in said and values(said) == ["80.0", "60.0"]
     for equal in (groups_board(uniform=0.6, balanced=0.5), groups_board(uniform=0.6, balanced=0.5, fedcbs=0.9, lost=1)):
@@ -82,7 +82,7 @@ def test_the_worst_group_is_told_as_it_is():
     assert compare_worst_groups([groups_board(uniform=math.nan, balanced=0.5)]) == []
 
 
-def test_who_lost_a_run_or_shares_the_lead_is_not_called_the_highest():
+def test_a_selector_that_lost_a_run_or_shares_the_lead_is_not_called_highest():
     (lost,) = summarise([board("noisy", uniform=[0.8, 0.82], fedacs=[0.99, math.nan])], CONFIG)
     assert leader(lost) == "uniform" and values(lost) == ["81.0"]
     (tied,) = summarise([board("noisy", uniform=[0.8, 0.82], fedacs=[0.82, 0.8001])], CONFIG)
@@ -92,7 +92,7 @@ def test_who_lost_a_run_or_shares_the_lead_is_not_called_the_highest():
     assert explain_losses([board("noisy", uniform=[math.nan], fedacs=[0.7])], CONFIG) == []
 
 
-def test_who_does_badly_is_explained_and_nobody_else():
+def test_only_selectors_that_do_badly_are_explained():
     bad = board("skewed", uniform=[0.8, 0.8], uniform_robust=[0.82, 0.82], flash=[0.7, 0.7], fedacs=[0.77, 0.78])
     flash, fedacs = explain_losses([bad], CONFIG)
     reasons = known_reasons()["skewed"]
@@ -112,13 +112,13 @@ def test_who_does_badly_is_explained_and_nobody_else():
     assert explain_losses([gone], CONFIG) == []
 
 
-def test_every_remark_is_about_something_shown():
+def test_every_remark_is_about_a_selector_in_the_demo():
     table = find_table("demo")
     assert set(known_reasons()) == {setting["name"] for setting in table["settings"]}
     assert {label for said in known_reasons().values() for label in said} <= set(table["selectors"])
 
 
-def test_uniform_selection_is_there_with_every_training():
+def test_every_kind_of_training_also_runs_with_uniform_selection():
     table = find_table("demo")
     selectors = {label: {"name": label, **entry} for label, entry in table["selectors"].items()}
     for label, entry in selectors.items():
@@ -133,7 +133,7 @@ def done(command, tmp_path_factory):
     return folder, command("demo", "--rounds", "2", "--seeds", "1", cwd=folder)
 
 
-def test_it_ends_with_a_picture_a_verdict_and_the_next_command(done):
+def test_it_ends_with_a_report_a_verdict_and_the_next_command(done):
     folder, said = done
     assert said.returncode == 0, said.stderr
     (out,) = (folder / "runs").iterdir()
@@ -147,7 +147,7 @@ def test_it_ends_with_a_picture_a_verdict_and_the_next_command(done):
     assert "In skewed, " in page and "0-accuracy" in page
 
 
-def test_what_it_says_next_can_be_done(done, command):
+def test_the_next_command_works(done, command):
     folder, said = done
     line = said.stdout.splitlines()[-1].removeprefix("Next: fedcohort ")
     following = command(*line.split(), "--seeds", "1", "--rounds", "1", "--quiet", cwd=folder)

@@ -1,4 +1,4 @@
-"""A command that lacks an optional dependency names the extra that brings it."""
+"""A command that lacks an optional dependency names the extra that installs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Non
     assert "This needs torch, which is not installed." in said and "pip install 'fedcohort[sim]'" in said
 
 
-def test_a_module_of_nobodys_extra_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_module_without_an_extra_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(**_: Any) -> None:
         raise ModuleNotFoundError("No module named 'fedcohort.gone'", name="fedcohort.gone")
 
@@ -34,7 +34,7 @@ def test_a_module_of_nobodys_extra_is_an_error_of_ours(monkeypatch: pytest.Monke
         cli.main()
 
 
-def test_every_extra_brings_what_it_is_named_for() -> None:
+def test_every_extra_installs_its_modules() -> None:
     called = {"sklearn": "scikit-learn"}
     for module, extra in cli.EXTRAS.items():
         wanted = PROJECT["optional-dependencies"][extra]

@@ -1,4 +1,4 @@
-"""What somebody types in the first ten minutes, with data of their own and without reading much."""
+"""What a user types in the first ten minutes, with their own data and without reading much."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def only(folder):
     return load(next((folder / "runs").iterdir()))
 
 
-def test_a_comparison_on_own_data_needs_no_selectors(command, tmp_path, arrays):
+def test_a_comparison_on_your_own_data_needs_no_selectors(command, tmp_path, arrays):
     np.savez(tmp_path / "mine.npz", **arrays)
     done = command("compare", "--data", "mine.npz", *SHORT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -29,7 +29,7 @@ def test_a_comparison_on_own_data_needs_no_selectors(command, tmp_path, arrays):
     assert {"uniform", "balanced", "fedcor"} <= selectors
 
 
-def test_own_data_have_no_target_of_the_demonstration(command, tmp_path, arrays):
+def test_your_own_data_do_not_get_the_demos_target(command, tmp_path, arrays):
     np.savez(tmp_path / "mine.npz", **arrays)
     done = command("compare", "--data", "mine.npz", "--selectors", "uniform", *SHORT, cwd=tmp_path)
     assert done.returncode == 0 and "targets" not in done.stderr, done.stderr
@@ -41,7 +41,7 @@ def test_a_comparison_in_a_scenario_needs_no_selectors(command, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_clients_that_an_archive_names_are_the_clients(command, tmp_path, arrays):
+def test_the_clients_of_an_archive_are_used(command, tmp_path, arrays):
     clients = np.array(["north", "south", "east", "west"])[np.arange(200) % 4]
     np.savez(tmp_path / "mine.npz", clients=clients, **arrays)
     done = command("compare", "--data", "mine.npz", "--selectors", "uniform", *SHORT, cwd=tmp_path)
@@ -51,7 +51,7 @@ def test_clients_that_an_archive_names_are_the_clients(command, tmp_path, arrays
     assert sorted(found.names) == ["east", "north", "south", "west"]
 
 
-def test_a_partition_that_was_asked_for_stays(command, tmp_path, arrays):
+def test_a_requested_partition_is_kept(command, tmp_path, arrays):
     np.savez(tmp_path / "mine.npz", clients=np.arange(200) % 4, **arrays)
     asked = ("-s", "scenario.partition={name='iid', clients=7}")
     done = command("compare", "--data", "mine.npz", "--selectors", "uniform", *SHORT, *asked, cwd=tmp_path)
@@ -83,7 +83,7 @@ def test_a_regression_in_large_units_does_not_diverge_and_is_reported_in_them(co
     assert 40 < rmse[-1] < 0.95 * raw.target.std()  # 77 is what the mean alone would reach
 
 
-def test_bytes_beside_floats_are_refused_before_anything_is_written(command, tmp_path, arrays):
+def test_mixed_bytes_and_floats_are_refused_before_anything_is_written(command, tmp_path, arrays):
     arrays = {**arrays, "x_train": (arrays["x_train"] * 20).clip(0, 255).astype(np.uint8)}
     np.savez(tmp_path / "mine.npz", **arrays)
     done = command("compare", "--data", "mine.npz", "--selectors", "uniform", *SHORT, cwd=tmp_path)
@@ -99,12 +99,12 @@ def test_bytes_beside_floats_are_refused_before_anything_is_written(command, tmp
         (("reproduce", "fedcor-tabel-1"), "'fedcor-table-1"),
     ],
 )
-def test_hints_name_what_was_meant(command, tmp_path, arguments, hint):
+def test_hints_suggest_the_right_name(command, tmp_path, arguments, hint):
     done = command(*arguments, cwd=tmp_path)
     assert done.returncode == 1 and hint in done.stderr, done.stderr
 
 
-def test_a_quick_benchmark_says_first_that_it_is_no_result(command, tmp_path):
+def test_a_quick_benchmark_first_says_that_it_is_not_a_result(command, tmp_path):
     few = ("--selectors", "fedcbs", "--settings", "iid", "--processes", "1", "--device", "cpu")
     done = command("bench", "--quick", *few, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -113,7 +113,7 @@ def test_a_quick_benchmark_says_first_that_it_is_no_result(command, tmp_path):
     assert "fedcbs:" not in done.stdout  # no sentence about how it does
 
 
-def test_the_note_says_what_a_preset_or_the_demonstration_brings(command, tmp_path):
+def test_the_note_says_what_comes_from_a_preset_or_the_demo(command, tmp_path):
     done = command("compare", "--selectors", "uniform", *SHORT, "-s", "local.steps=1", cwd=tmp_path)
     note = " ".join(done.stderr.split())
     for part in ("partition shards(clients=50", "latency shifted-exponential", "validation 0.1", "eval_every 2"):
@@ -122,6 +122,6 @@ def test_the_note_says_what_a_preset_or_the_demonstration_brings(command, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["selectors", "aggregators", "filters", "partitions"])
-def test_lists_hold_no_markup_of_the_documentation(command, kind):
+def test_lists_contain_no_documentation_markup(command, kind):
     listed = command("list", kind, "--format", "json").stdout
     assert ":math:" not in listed and "``" not in listed and "frac{" not in listed

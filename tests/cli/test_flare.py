@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedcohort.cli.flare import flare_app, job_files
+from fedcohort.cli.app import app
+from fedcohort.cli.flare import job_files
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.core.signals import Signal
@@ -19,7 +20,7 @@ AT_THE_SERVER = frozenset({Signal.KEPT, Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE
 
 
 def test_it_writes_a_complete_job(tmp_path: Path) -> None:
-    done = CliRunner().invoke(flare_app, ["new", str(tmp_path / "my-job"), "--selector", "fedcor"])
+    done = CliRunner().invoke(app, ["flare", "new", str(tmp_path / "my-job"), "--selector", "fedcor"])
     assert done.exit_code == 0, done.output
     files = {path.name for path in (tmp_path / "my-job").iterdir()}
     assert files == {"README.md", "client.py", "experiment.toml", "job.py", "server_model.py", "task.py"}
@@ -28,7 +29,7 @@ def test_it_writes_a_complete_job(tmp_path: Path) -> None:
 
 def test_it_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    done = CliRunner().invoke(flare_app, ["new", str(tmp_path)])
+    done = CliRunner().invoke(app, ["flare", "new", str(tmp_path)])
     assert isinstance(done.exception, InputError)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -49,7 +50,7 @@ def test_every_selector_gives_a_job_or_a_reason(selector: str) -> None:
     assert experiment.plans[0].selector == SELECTORS.create(selector)
 
 
-def test_what_it_cannot_write_is_named() -> None:
+def test_bad_names_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="no selector 'unifrom'"):
         job_files("job", "unifrom")
     with pytest.raises(InputError, match="directory's name"):

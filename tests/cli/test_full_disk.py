@@ -1,4 +1,4 @@
-"""What a command writes appears whole or not at all: a disk that is full leaves the file that was there."""
+"""Commands write files completely or not at all: a full disk keeps the previous file."""
 
 import os
 import resource
@@ -31,7 +31,7 @@ def place(tmp_path_factory):
 
 @contextmanager
 def room_for(size):
-    """Let files grow to so many bytes: the kernel refuses the rest in the middle of a write, as a full disk does."""
+    """Limit the size of files: the kernel rejects the rest in the middle of a write, like a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -63,7 +63,7 @@ def test_a_full_disk_leaves_the_previous_file(place, command, arguments, name, s
     assert file.stat().st_size > size
 
 
-def test_a_full_disk_leaves_no_half_app(tmp_path, command):
+def test_a_full_disk_leaves_no_incomplete_app(tmp_path, command):
     with room_for(500):
         done = command("flower", "new", "app", cwd=tmp_path)
     assert done.returncode == 1 and "app" in done.stderr
@@ -75,7 +75,7 @@ def test_a_full_disk_leaves_no_half_app(tmp_path, command):
     assert command("flower", "new", "app", cwd=tmp_path).returncode == 0
 
 
-def test_a_full_disk_leaves_no_half_configuration(tmp_path, command):
+def test_a_full_disk_leaves_no_incomplete_configuration(tmp_path, command):
     with room_for(500):
         done = command("init", cwd=tmp_path)
     assert done.returncode == 1 and "experiment.toml" in done.stderr
@@ -94,7 +94,7 @@ def test_writing_keeps_the_mode_and_never_follows_a_link(tmp_path):
     write_file(tmp_path / ("n" * 250), b"as long as a name may be")
 
 
-def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path):
+def test_a_new_file_respects_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         write_file(tmp_path / "file", b"")
@@ -103,7 +103,7 @@ def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path):
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
-def test_a_pipe_or_a_device_is_no_place_for_a_file(tmp_path):
+def test_a_pipe_or_a_device_is_not_overwritten(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="pipe or a device"):
         write_file(tmp_path / "pipe", b"x")

@@ -1,4 +1,4 @@
-"""Names that clients chose for themselves: shown as they are, never obeyed, by every way text leaves the library."""
+"""Names that clients chose are shown as they are and never interpreted, wherever text leaves the library."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def short_repr(*print_it):
     return console.file.getvalue()
 
 
-def test_every_name_is_printed_and_none_like_another():
+def test_every_name_is_printed_and_no_two_look_the_same():
     lines = [short_repr(lambda console, name=name: say(console, f"client {name} was picked")) for name in HOSTILE]
     assert len(set(lines)) == len(HOSTILE)
     for line in lines:
@@ -58,14 +58,14 @@ def test_an_error_that_quotes_a_name_is_printed(capsys):
         assert not STEERING & set(capsys.readouterr().err)
 
 
-def test_commands_print_through_the_terminal_and_nothing_else():
+def test_commands_print_only_through_the_terminal():
     for path in sorted(Path(cli.__file__).parent.glob("*.py")):
         text = path.read_text()
         assert "Console(" not in text.replace("class Terminal(Console)", ""), path.name
         assert not re.search(r"markup=True|\[/\]|\.print\(f", text), path.name
 
 
-def test_printable_keeps_what_people_write():
+def test_printable_keeps_ordinary_text():
     for name in ("anna", "Zoë", "東京 3", "a\u00a0b", "naïve [1]"):
         assert printable(name) == name
     assert printable("a\nb") == "a\\x0ab" and printable("a\nb", lines=True) == "a\nb"
@@ -97,7 +97,7 @@ def test_commands_show_hostile_names(journal):
     assert "[/x]" in CliRunner().invoke(app, ["explain", str(path), "--client", "[/x]"]).output
 
 
-def test_labels_of_prometheus_stay_one_line(journal):
+def test_prometheus_labels_stay_on_one_line(journal):
     path, _ = journal
     text = exposition(dict.fromkeys(HOSTILE, path))
     samples = [line for line in text.splitlines() if not line.startswith("#")]
@@ -105,7 +105,7 @@ def test_labels_of_prometheus_stay_one_line(journal):
     assert sum(line.startswith("fedcohort_rounds_total{") for line in samples) == len(HOSTILE)
 
 
-def test_logs_stay_one_line_each():
+def test_log_messages_stay_on_one_line():
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.addFilter(OneLine())
@@ -118,7 +118,7 @@ def test_logs_stay_one_line_each():
     assert len(stream.getvalue().splitlines()) == len(HOSTILE[:-3]) and not STEERING & set(stream.getvalue())
 
 
-def test_what_flower_logs_stays_one_line(caplog):
+def test_flowers_log_messages_stay_on_one_line(caplog):
     pytest.importorskip("flwr")
     from fedcohort.core.text import shorten
     from fedcohort.hosts.flower.exchange import log

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def fedcohort(command):
-    """The command line in this process: starting another takes seconds."""
+    """The command line in this process, because starting another takes seconds."""
 
     def call(*arguments, cwd=None):
         done = command(*arguments, cwd=cwd)
@@ -46,7 +46,7 @@ def test_every_kind_can_be_listed(fedcohort, kind):
     assert json.loads(out)
 
 
-def test_list_says_who_is_left_out_on_purpose(fedcohort):
+def test_list_says_which_selectors_leave_clients_out(fedcohort):
     _, out, _ = fedcohort("list", "selectors", "fedacs")
     assert "may leave clients out: a client that keeps losing its duels" in " ".join(out.split())
     _, out, _ = fedcohort("list", "selectors", "uniform")
@@ -78,7 +78,7 @@ def test_check_passes_a_registered_selector(fedcohort):
     assert code == 0 and "relabelling" in out and "passes all" in err
 
 
-def test_check_finds_what_is_wrong_in_a_file(fedcohort, tmp_path):
+def test_check_finds_the_mistakes_in_a_file(fedcohort, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "from fedcohort import Cohort, Selector\n"
@@ -120,7 +120,7 @@ def test_help_and_version(fedcohort):
     assert code == 0 and out.count(".") == 2
 
 
-def test_list_says_whose_a_selector_is(fedcohort):
+def test_list_says_where_a_selector_comes_from(fedcohort):
     _, out, _ = fedcohort("list", "--format", "json")
     origins = {e["name"]: e["origin"] for e in json.loads(out)}
     assert {origins[name] for name in ("flash", "fedacs", "fedcbs", "fedcor", "fedcm-ts")} == {"paper"}

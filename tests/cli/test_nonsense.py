@@ -1,4 +1,4 @@
-"""Whatever is typed after a command, it answers with a sentence and an exit code, never with a traceback."""
+"""Commands answer nonsense with a sentence and an exit code, never with a traceback."""
 
 import inspect
 import os
@@ -49,7 +49,7 @@ SWEEPS = [
     "=",
     "",
 ]
-# What a command is given beside the nonsense. Those that would compute for long stop at something that is not there.
+# The other arguments of a command. Commands that would compute for long stop at something that does not exist.
 SOUND = {
     "run": ["no-such.toml"],
     "compare": ["no-such.toml"],
@@ -84,7 +84,7 @@ COMMANDS = dict(commands(WHOLE))
 
 
 def nonsense(parameter, kind):
-    """Return what to give for a parameter, by its name and the types of its values."""
+    """Return a value for a parameter, by its name and types."""
     if parameter.name == "set_":
         return CHANGES
     if parameter.name == "sweep":
@@ -95,7 +95,7 @@ def nonsense(parameter, kind):
 
 
 def types(hint):
-    """Return the types that an annotation is made of: ``list[Path] | None`` of list, Path and None."""
+    """Return the types in an annotation: list, Path and None in ``list[Path] | None``."""
     return {hint}.union(*map(types, get_args(hint)))
 
 
@@ -160,19 +160,19 @@ def test_a_command_answers_nonsense_with_a_sentence(name, answer):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_a_configuration_that_makes_no_sense_is_refused(change, answer):
+def test_a_nonsensical_change_of_a_configuration_is_refused(change, answer):
     code, said = answer(["run", "c.toml", "-o", "new", "-q", "--set", change])
     assert code == 1 and said.err.startswith("error: ")
     assert not os.path.exists("new/meta.json")
 
 
 @pytest.mark.parametrize("file", ["deep.toml", "dotted.toml", "garbage", "empty/x", "fifo", "dir"])
-def test_a_configuration_that_is_none_is_refused(file, answer):
+def test_a_file_that_is_not_a_configuration_is_refused(file, answer):
     assert answer(["run", file])[0] == 1
 
 
 @pytest.mark.parametrize("file", ["cut.npz", "garbage.npz", "garbage.parquet", "dir"])
-def test_data_that_are_cut_off_are_refused(file, answer, place):
+def test_truncated_data_are_refused(file, answer, place):
     for suffix in ("npz", "parquet"):
         (place / f"garbage.{suffix}").write_bytes(b"PK\x03\x04" + bytes(range(256)))
     code, said = answer(["compare", "--data", file, "--selectors", "uniform", "--seeds", "1", "--rounds", "1", "-q"])
@@ -186,15 +186,15 @@ def test_a_report_that_cannot_be_written_is_refused(file, answer):
 
 @pytest.mark.parametrize("command", [["analytics"], ["diagnose"], ["privacy", "audit"]])
 @pytest.mark.parametrize("change", ["run=1", f"seeds=[{HUGE}]", "data=1", "scenario=1"])
-def test_a_look_at_a_federation_refuses_such_changes_too(command, change, answer):
+def test_studies_of_a_federation_refuse_such_changes_too(command, change, answer):
     assert answer([*command, "c.toml", "-q", "--set", change])[0] == 1
 
 
-def test_how_many_seeds_there_can_be(answer):
+def test_the_number_of_seeds_is_limited(answer):
     assert answer(["extend", "x", "-q", "--seeds", HUGE])[0] == 1
 
 
-def test_the_greatest_seed_is_sound(place, answer):
+def test_the_largest_seed_works(place, answer):
     code, _ = answer(["run", "c.toml", "-o", "greatest", "-q", "--set", f"seeds=[{2**63 - 1}]"])
     assert code == 0
 
@@ -213,7 +213,7 @@ def test_a_bug_still_looks_like_one(monkeypatch):
         main()
 
 
-def test_debug_shows_the_traceback_of_what_the_system_refuses(place, monkeypatch):
+def test_debug_shows_the_traceback_of_a_system_error(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", ["fedcohort", "--debug", "explain", LONG])
     with pytest.raises((OSError, FedcohortError)):

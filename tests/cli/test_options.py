@@ -1,4 +1,4 @@
-"""An option that several commands have means the same in all of them."""
+"""An option means the same in all commands that have it."""
 
 import typer
 from typer.testing import CliRunner
@@ -10,7 +10,7 @@ EXPERIMENT = ["sweep", "set_", "out", "device", "processes", "engine", "address"
 
 
 def option(command, name):
-    """Return all that a user sees of an option."""
+    """Return everything a user sees of an option."""
     found = next(item for item in COMMANDS[command].params if item.name == name)
     kind = getattr(found, "type", None)  # newer releases of typer do not show it
     return found.opts, found.help, found.metavar, found.multiple, found.default, kind and kind.to_info_dict()
@@ -24,7 +24,7 @@ def test_run_and_compare_share_the_options_of_an_experiment():
         assert option("run", name) == option("compare", name)
 
 
-def test_compare_and_analytics_share_what_they_begin_with():
+def test_compare_and_analytics_share_their_first_options():
     for name in ("data", "folder", "set_", "device", "quiet", "format"):
         assert option("compare", name) == option("analytics", name)
     helps = {next(item for item in COMMANDS[c].params if item.name == "config").help for c in ("compare", "analytics")}
@@ -43,8 +43,16 @@ def test_the_help_of_compare_fits_one_screen():
     assert len(shown) <= 45 and max(map(len, shown)) <= 80
 
 
-def test_what_operators_use_is_below_two_commands():
+def test_operators_commands_are_in_two_groups():
     whole = typer.main.get_command(app)
     assert {"audit", "rules", "verify", "forget"} <= set(whole.commands["journal"].commands)
     assert set(whole.commands["privacy"].commands) == {"audit", "keyholder"}
     assert not {"audit", "rules", "keyholder"} & set(whole.commands)
+
+
+def test_the_help_prints_brackets_and_fills_the_lines_of_a_paragraph():
+    shown = CliRunner().invoke(app, ["scenario", "show", "--help"], env={"COLUMNS": "120"}).stdout
+    assert "[scenario.devices]" in shown
+    demo = CliRunner().invoke(app, ["demo", "--help"], env={"COLUMNS": "80"}).stdout.splitlines()
+    first = next(i for i, line in enumerate(demo) if "The demo has two" in line)
+    assert all(len(line.rstrip()) > 60 for line in demo[first : first + 3])

@@ -1,4 +1,4 @@
-"""A selector in a file outside the package is treated as one of ours, everywhere."""
+"""A selector in a file outside the package works everywhere, like one of fedcohort's own."""
 
 import doctest
 import itertools
@@ -106,7 +106,7 @@ _names = itertools.count()
 
 @pytest.fixture
 def own(tmp_path):
-    """The file, and the name it registers; another name for every test, since a name is registered once."""
+    """The file and the name it registers, which differs in every test because a name is registered once."""
     name = f"own-{next(_names)}"
     (tmp_path / "mine.py").write_text(OWN.replace("NAME", name))
     (tmp_path / "tiny.toml").write_text(CONFIG)
@@ -174,7 +174,7 @@ def test_it_is_resumed_by_another_process_in_another_folder(own, tmp_path_factor
         assert record.meta()["selector"]["name"] == name
 
 
-def test_a_journal_whose_file_is_gone_says_so(own):
+def test_a_journal_says_that_its_selectors_file_is_gone(own):
     from fedcohort.core.selector_spec import rebuild_selector
 
     folder, _ = own
@@ -183,7 +183,7 @@ def test_a_journal_whose_file_is_gone_says_so(own):
         rebuild_selector(spec, None, folder / "x.sqlite")
 
 
-def test_a_flower_app_takes_the_file_along(own, monkeypatch):
+def test_a_flower_app_includes_the_file(own, monkeypatch):
     folder, name = own
     monkeypatch.chdir(folder)
     files = app_files("app", "mine.py:Mine")
@@ -234,7 +234,7 @@ def test_bad_references_change_nothing(own, command, reference, message):
     assert not (folder / "out").exists()
 
 
-def test_a_file_may_be_called_like_a_module(own, monkeypatch):
+def test_a_file_may_have_the_name_of_a_module(own, monkeypatch):
     folder, name = own
     monkeypatch.chdir(folder)
     (folder / "mine.py").rename(folder / "random.py")

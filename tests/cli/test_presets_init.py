@@ -1,4 +1,4 @@
-"""Presets on the command line: what they bring along, what is printed, and the file init writes."""
+"""Presets on the command line: what they set, what is printed, and the file that init writes."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def test_another_dataset_gets_the_training_without_the_targets():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_a_sound_configuration(name):
+def test_every_preset_is_a_valid_configuration(name):
     for data in (*PRESETS[name].training, "digits"):
         if data in DATASETS:
             Experiment.from_dict(preset_table(name, data))
@@ -148,7 +148,7 @@ def test_completion_knows_the_names():
     assert options.complete_model("mlp") == ["mlp", "mlp-64"]
 
 
-def test_the_shell_is_given_the_names():
+def test_the_shell_gets_the_names():
     environment = {
         **os.environ,
         "_FEDCOHORT_COMPLETE": "complete_bash",
@@ -175,6 +175,6 @@ def test_arguments_have_their_help(command, command_name, help_text):
     assert help_text in command(command_name, "--help").stdout
 
 
-def test_the_headline_of_the_documentation_is_this_one():
+def test_the_documentation_has_the_same_headline_command():
     start = Path(__file__).parents[2] / "docs" / "index.md"
     assert " ".join(("fedcohort", *HEADLINE, "uniform,fedcor,fedcbs", "--seeds", "5")) in start.read_text()

@@ -131,7 +131,7 @@ def test_ctrl_c_writes_a_checkpoint_and_says_how_to_resume(config, tmp_path):
     assert load(out).rounds.num_rows == status["rounds_done"] > 0
 
 
-def test_kill_dash_nine_loses_nothing_that_a_checkpoint_holds(command, config, tmp_path):
+def test_kill_dash_nine_loses_nothing_in_a_checkpoint(command, config, tmp_path):
     change = ["-s", "run.rounds=60", "-s", "run.checkpoint_seconds=0.0"]
     assert command("run", config, "--out", tmp_path / "whole", *change).returncode == 0
     out = tmp_path / "killed"

@@ -46,7 +46,7 @@ def test_a_week_as_a_picture(command, phones):
     assert text.count("<svg") == 1 and text.count('fill="var(--heat1)"') > 500 and "<script" not in text
 
 
-def test_a_week_for_machines(command, phones):
+def test_a_week_as_json(command, phones):
     found = json.loads(command("scenario", "show", phones, "--clients", 500, "--format", "json").stdout)
     scenario = Scenario.from_dict(tomllib.loads(PHONES)["scenario"])
     for time, count in list(zip(found["times"], found["available"], strict=True))[::100]:
@@ -74,7 +74,7 @@ def test_a_trace_is_converted_shown_and_fitted(command, tmp_path):
     assert Scenario.from_dict(table).devices.states["online"]["session"] == pytest.approx(60, rel=0.1)
 
 
-def test_what_cannot_be_drawn_is_said(command, tmp_path, phones):
+def test_the_error_says_what_cannot_be_drawn(command, tmp_path, phones):
     (tmp_path / "rounds.toml").write_text('[scenario]\npreset = "fedcor-1spc"\n')
     assert "scenario.devices" in command("scenario", "show", tmp_path / "rounds.toml").stderr
     assert ".svg" in command("scenario", "show", phones, "--picture", tmp_path / "a.png").stderr

@@ -1,4 +1,4 @@
-"""Sweeps and extensions as a user asks for them."""
+"""Sweeps and extensions on the command line."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_sweep_then_extend(command, config, tmp_path):
     assert "fedcor warmup=2" in (tmp_path / "page.html").read_text()
 
 
-def test_compare_sweeps_over_what_it_compares(command, config, tmp_path):
+def test_compare_sweeps_over_its_selectors(command, config, tmp_path):
     out = tmp_path / "out"
     options = ("--selectors", "uniform,fedcbs", "--sweep", "fedcbs.exploration=1,10", "--rounds", "1", "--out", out)
     done = command("compare", config, *options)

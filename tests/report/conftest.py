@@ -38,7 +38,7 @@ def toy() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def experiment(toy: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished experiment with every selector that has a picture of its own."""
+    """A finished experiment with every selector that has its own figure."""
     choices = [
         toy.Choice("uniform"),
         toy.Choice("fedcor", "", {"warmup": 4}),
@@ -56,13 +56,13 @@ def experiment(toy: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def small(toy: ModuleType, tmp_path: Path) -> Path:
-    """A small finished experiment that a test may spoil."""
+    """A small finished experiment that a test may damage."""
     path: Path = toy.make_experiment(tmp_path / "small", seeds=2, rounds=10, clients=12, size=3)
     return path
 
 
 class Page:
-    """A browser page with what it said and asked for."""
+    """A browser page with its messages and requests."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -74,7 +74,7 @@ class Page:
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
     def requests(self) -> list[str]:
-        """Every address asked for since the last call; data and blob addresses stay inside the page."""
+        """Every address requested since the last call; data and blob addresses stay inside the page."""
         found = []
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
@@ -141,7 +141,7 @@ def _driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def violations() -> Callable[[Page], list[Any]]:
-    """What axe-core finds on a page: rules of WCAG A and AA, and its best practices; empty where all is well."""
+    """What axe-core finds on a page: rules of WCAG A and AA, and its best practices; empty if there are no problems."""
     code = Path(__file__).with_name("axe").joinpath("axe.min.js").read_text(encoding="utf-8")
 
     def look(page: Page) -> list[Any]:
@@ -159,7 +159,7 @@ def violations() -> Callable[[Page], list[Any]]:
 
 @pytest.fixture
 def page(_driver: Any) -> Iterator[Page]:
-    """A blank page in a browser without a window."""
+    """A blank page in a headless browser."""
     found = Page(_driver)
     _driver.get("about:blank")
     found.size(1200)
@@ -172,7 +172,7 @@ def page(_driver: Any) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def report_url(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where a browser finds the report of the finished experiment."""
+    """The address of the report of the finished experiment."""
     from fedcohort.report.page import assemble, build_report
 
     path = tmp_path_factory.mktemp("html") / "report.html"

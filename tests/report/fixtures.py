@@ -1,4 +1,4 @@
-"""Synthetic experiments that obey the layout of result directories, made with real sessions and real selectors.
+"""Synthetic experiments in the layout of result directories, made with real sessions and real selectors.
 
 The learning is a toy: the model knows each class to a degree that grows with the class's share in the cohort. It takes
 milliseconds a run, yet cohorts, journals, scores and shadows are the genuine article.
@@ -190,7 +190,7 @@ DEFAULT = (Choice("uniform"), Choice("fedcm-ts"), Choice("power-of-choice"))
 
 @dataclass
 class Experiment:
-    """An experiment that can be played on, as a running simulation would be."""
+    """An experiment that can be continued like a running simulation."""
 
     path: Path
     writer: ExperimentWriter
@@ -253,7 +253,7 @@ def start_experiment(
     journal: bool = True,
     extra_config: str = "",
 ) -> Experiment:
-    """Begin an experiment: every choice x seed x setting is a run; nothing is played yet."""
+    """Begin an experiment: every choice x seed x setting is a run; no round is played yet."""
     writer = ExperimentWriter.create(path)
     writer.runs([])
     writer.begin(

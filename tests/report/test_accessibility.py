@@ -1,4 +1,4 @@
-"""For everybody: colours under colour blindness, names on a phone, the keyboard, and what axe-core finds."""
+"""Accessibility: colour blindness, names on a phone, the keyboard, and what axe-core finds."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_simulation_finds_colours_that_cannot_be_told_apart():
 
 
 @pytest.mark.parametrize(("theme", "number"), [("LIGHT", 0), ("DARK", 1)])
-def test_every_colour_stands_out_from_the_page(theme, number):
+def test_every_colour_contrasts_with_the_page(theme, number):
     def luminance(colour):
         return float(linear(colour) @ [0.2126, 0.7152, 0.0722])
 
@@ -120,7 +120,7 @@ def opened(page, url):
     page.wait("document.querySelectorAll('.chart[data-state=drawn]').length >= 12")
 
 
-def test_axe_is_the_pinned_one():
+def test_axe_has_the_pinned_version():
     digest = hashlib.sha256((AXE / "axe.min.js").read_bytes()).hexdigest()
     assert digest in (AXE / "README.md").read_text()
 

@@ -19,7 +19,7 @@ def opened(page, url):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_every_plot_has_data_nothing_leaves_nothing_overflows(page, report_url, width, scheme):
+def test_every_plot_has_data_and_nothing_is_requested_or_overflows(page, report_url, width, scheme):
     page.size(width)
     page.scheme(scheme)
     opened(page, report_url)
@@ -52,7 +52,7 @@ def test_every_view_of_every_plot_draws(page, report_url):
     assert empty == [] and page.errors() == []
 
 
-def test_numbers_in_the_csv_are_those_of_the_picture(page, report_url):
+def test_the_csv_has_the_numbers_of_the_figure(page, report_url):
     opened(page, report_url)
     rows = page.js("return FC.charts.map(c => [c.spec.file, c.csv().trim().split('\\n').length])")
     assert dict(rows).keys() >= {"accuracy", "picks", "cost", "scenario", "fedcor-map"}
@@ -107,7 +107,7 @@ def test_lines_are_filtered_grouped_and_smoothed_in_every_chart(page, report_url
     assert page.errors() == []
 
 
-def test_parts_of_scores_say_what_they_are(page, report_url):
+def test_parts_of_scores_are_explained(page, report_url):
     opened(page, report_url)
     titles = page.js("return [...document.querySelectorAll('.why abbr')].map(a => a.title)")
     assert titles and all(len(title) > 10 for title in titles)
@@ -161,10 +161,10 @@ def test_settings_switch_and_draw(page, toy, tmp_path):
     assert page.errors() == []
 
 
-def test_the_set_up_can_be_copied(page, report_url):
+def test_the_setup_can_be_copied(page, report_url):
     opened(page, report_url)
     page.driver.find_element("css selector", "[data-copy]").click()
     page.wait("document.querySelector('[data-copy]').textContent !== 'Copy as TOML'")
-    assert page.js("return document.querySelector('[data-copy]').textContent") in ("Copied", "Marked: press Ctrl+C")
+    assert page.js("return document.querySelector('[data-copy]').textContent") in ("Copied", "Selected: press Ctrl+C")
     page.wait("document.querySelector('[data-copy]').textContent === 'Copy as TOML'")
     assert page.errors() == []

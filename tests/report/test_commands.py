@@ -39,7 +39,7 @@ def test_report_writes_the_page_and_prints_where(experiment, tmp_path):
     assert (tmp_path / "out" / "r.html").read_text().startswith("<!doctype html>")
 
 
-def test_report_for_machines(experiment, tmp_path):
+def test_report_as_json(experiment, tmp_path):
     done = call("report", experiment, "-o", tmp_path / "r.html", "--format", "json", "--quiet")
     found = json.loads(done.stdout)
     assert found["leaderboards"][0]["baseline"] == "uniform" and len(found["leaderboards"][0]["rows"]) == 7
@@ -52,12 +52,12 @@ def test_tables_on_stdout(experiment, tmp_path, monkeypatch, form, sign):
     assert sign in done.stdout and not (tmp_path / "report.html").exists()
 
 
-def test_report_on_something_else(tmp_path):
+def test_report_on_a_folder_without_results(tmp_path):
     with pytest.raises(FedcohortError, match="empty"):
         call("report", tmp_path)
 
 
-def test_explain_in_the_terminal_and_for_machines(experiment):
+def test_explain_in_the_terminal_and_as_json(experiment):
     done = call("explain", experiment, "--run", "fedcm-ts-s1", "--round", "9", "--nearly", "2")
     assert "Round 9: 5 of 20 candidates were picked." in done.stdout
     assert "exploration" in done.stdout and "shadow uniform would have picked" in done.stdout
@@ -67,7 +67,7 @@ def test_explain_in_the_terminal_and_for_machines(experiment):
     assert found["client"] == 3 and "Client 3 was" in found["reason"]
 
 
-def test_explain_shows_the_client_asked_for_even_far_down(experiment):
+def test_explain_shows_the_requested_client_even_with_a_low_rank(experiment):
     path = experiment / "journal" / "fedcm-ts-s1.sqlite"
     whole = json.loads(call("explain", path, "--round", "9", "--nearly", "15", "--format", "json").stdout)
     last = whole["nearly"][-1]["name"]
@@ -76,7 +76,7 @@ def test_explain_shows_the_client_asked_for_even_far_down(experiment):
     assert any(line.split()[:2] == [last, "no"] for line in done.stdout.splitlines())
 
 
-def test_dashboard_refuses_the_world_without_a_token(tmp_path, monkeypatch):
+def test_dashboard_is_not_public_without_a_token(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDCOHORT_TOKEN", raising=False)
     with pytest.raises(FedcohortError, match="without a token"):
         call("dashboard", tmp_path, "--host", "0.0.0.0")
@@ -88,7 +88,7 @@ def test_report_that_cannot_be_written(small, tmp_path):
         call("report", small, "-o", tmp_path / "file" / "report.html", "-q")
 
 
-def test_a_taken_port_is_said_before_anything_else(tmp_path):
+def test_a_port_in_use_is_reported_first(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""One damaged thing in a watched folder: it is named, and everything else is served as before."""
+"""A damaged item in a watched folder is named, and everything else is served as before."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def journal(path, name):
 
 
 def watched(pristine, root):
-    """A folder with two sound things and two that will be damaged."""
+    """A folder with two intact items and two that will be damaged."""
     for name in ("good", "bad"):
         shutil.copytree(pristine / "exp", root / name / "exp")
         shutil.copy(pristine / "live.sqlite", root / name / "live.sqlite")
@@ -77,7 +77,7 @@ def watched(pristine, root):
 
 
 def damage(path, rng):
-    """Spoil a file in one of many ways."""
+    """Damage a file in one of many ways."""
     data = bytearray(path.read_bytes())
     match int(rng.integers(9)):
         case 0 if data:
@@ -115,7 +115,7 @@ def damage(path, rng):
 
 
 def _odd_row(path, rng):
-    """Put something odd into a cell of a journal that is otherwise sound."""
+    """Put something odd into a cell of an otherwise intact journal."""
     with sqlite3.connect(path) as db:
         tables = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         table = str(rng.choice([name for name in tables if not name.startswith("sqlite_")]))
@@ -146,7 +146,7 @@ def look_at_everything(watcher):
     return lines
 
 
-def test_damage_of_one_thing_stays_its_own(pristine, tmp_path):
+def test_damage_to_one_item_does_not_affect_the_others(pristine, tmp_path):
     rng = np.random.default_rng(16)
     named = 0
     places = [
@@ -174,7 +174,7 @@ def test_damage_of_one_thing_stays_its_own(pristine, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes in the file system")
-def test_a_pipe_or_a_device_in_a_files_place_is_not_waited_for(pristine, tmp_path):
+def test_a_pipe_or_a_device_instead_of_a_file_does_not_block(pristine, tmp_path):
     for i, file in enumerate(sorted(p for p in pristine.rglob("*") if p.is_file())):
         root = watched(pristine, tmp_path / str(i))
         place = root / "bad" / file.relative_to(pristine)
@@ -187,7 +187,7 @@ def test_a_pipe_or_a_device_in_a_files_place_is_not_waited_for(pristine, tmp_pat
         assert all(lines[name]["state"] != UNREADABLE for name in ("good/exp", "good/live.sqlite"))
 
 
-def test_the_server_goes_on_and_names_what_is_damaged(pristine, tmp_path):
+def test_the_server_continues_and_names_the_damaged_items(pristine, tmp_path):
     root = watched(pristine, tmp_path / "runs")
     (root / "bad" / "exp" / "status.json").write_text('{"state": "running", "rounds_total": "many"}')
     (root / "bad" / "live.sqlite").write_bytes(b"SQLite format 3\x00" + bytes(500))
@@ -201,7 +201,7 @@ def test_the_server_goes_on_and_names_what_is_damaged(pristine, tmp_path):
         assert 'journal_readable{journal="bad/live.sqlite"} 0' in client.get("/metrics").text
 
 
-def test_a_thing_that_was_mended_is_shown_again(pristine, tmp_path):
+def test_a_repaired_item_is_shown_again(pristine, tmp_path):
     root = watched(pristine, tmp_path / "runs")
     status = root / "bad" / "exp" / "status.json"
     sound = status.read_text()
@@ -240,7 +240,7 @@ def federation_file(folder):
     return next(folder.glob("federation-*.npz"))
 
 
-def test_a_federation_that_unpacks_to_gigabytes_is_refused_unread(pristine, tmp_path, monkeypatch):
+def test_a_federation_that_unpacks_to_gigabytes_is_refused_without_reading_it(pristine, tmp_path, monkeypatch):
     folder = shutil.copytree(pristine / "exp", tmp_path / "exp")
     bomb(federation_file(folder), (1 << 20,), said=(3 << 30,), claims=3 << 30)
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("it was read"))
@@ -251,7 +251,7 @@ def test_a_federation_that_unpacks_to_gigabytes_is_refused_unread(pristine, tmp_
         results.client_count(results.runs[0])
 
 
-def test_a_header_that_says_more_than_there_is_allocates_nothing(pristine, tmp_path, monkeypatch):
+def test_a_header_that_claims_too_much_allocates_nothing(pristine, tmp_path, monkeypatch):
     folder = shutil.copytree(pristine / "exp", tmp_path / "exp")
     bomb(federation_file(folder), (1 << 20,), said=(1 << 50,))
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("it was read"))
@@ -260,7 +260,7 @@ def test_a_header_that_says_more_than_there_is_allocates_nothing(pristine, tmp_p
         results.federation(results.runs[0])
 
 
-def test_a_key_cannot_lead_out_of_the_experiment(pristine, tmp_path):
+def test_a_key_cannot_point_outside_the_experiment(pristine, tmp_path):
     folder = shutil.copytree(pristine / "exp", tmp_path / "exp")
     runs = json.loads((folder / "runs.json").read_text())
     runs[0]["federation"] = "/../../../etc/x"
@@ -296,7 +296,7 @@ def test_links_below_the_watched_folder_lead_only_to_experiments(pristine, tmp_p
     assert list(watcher.items) == ["linked"] and root / "disk" not in looked and root / "loop" not in looked
 
 
-def test_a_folder_of_far_too_many_folders_is_looked_into_so_far_and_says_so(tmp_path, monkeypatch):
+def test_the_search_of_a_folder_with_too_many_folders_is_limited_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(watching, "MOST_FOLDERS", 5)
     for i in range(9):
         (tmp_path / f"f{i}").mkdir()

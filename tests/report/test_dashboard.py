@@ -1,4 +1,4 @@
-"""The dashboard: what it reads, whom it lets in, and how soon a browser shows a new round."""
+"""The dashboard: what it reads, who may see it, and how soon a browser shows a new round."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_a_running_simulation_is_followed_round_by_round(running):
         json.dumps(after, allow_nan=False)
 
 
-def test_rounds_that_are_gone_are_shown_no_more(running):
-    """A process that was killed left rounds that no journal has; who resumes makes them again."""
+def test_rounds_that_were_lost_are_not_shown(running):
+    """A killed process left rounds that no journal has; resuming runs them again."""
     watcher = Watcher(running.path)
     with running.feed() as feed:
         feed.add(running.runs[0].step())
@@ -76,7 +76,7 @@ def test_rounds_that_are_gone_are_shown_no_more(running):
     assert {line["round"] for line in seen(watcher)["table"]} >= {6}
 
 
-def test_who_does_not_deliver_is_a_straggler(running):
+def test_a_client_that_delivers_nothing_is_a_straggler(running):
     run = running.runs[0]
     cohort = run.session.ask(RoundRequest(size=3))
     run.session.tell(RoundReport(cohort.ticket, cohort.clients, [0, 3, 0]))
@@ -90,7 +90,7 @@ def test_who_does_not_deliver_is_a_straggler(running):
     assert stragglers[str(cohort.clients[2])]["slow"] > 2
 
 
-def test_spoilt_and_foreign_things_do_not_stop_it(running):
+def test_damaged_and_unrelated_files_do_not_stop_it(running):
     root = running.path.parent
     (root / "broken").mkdir()
     (root / "broken" / "meta.json").write_text("{")
@@ -167,7 +167,7 @@ def test_a_slow_site_is_a_straggler(session):
     assert "site-2" in asked  # otherwise this test shows nothing
 
 
-# -- whom it lets in ------------------------------------------------------------------------------------------------
+# -- who may see it -------------------------------------------------------------------------------------------------
 
 
 class Server:
@@ -200,7 +200,7 @@ class Server:
         self.thread.join(10)
 
 
-def test_the_world_needs_a_token(tmp_path):
+def test_a_public_address_needs_a_token(tmp_path):
     for host in ("0.0.0.0", "192.168.1.5", "::", "example.org"):
         with pytest.raises(InputError, match="without a token"):
             check(tmp_path, host, None)
@@ -213,7 +213,7 @@ def test_the_world_needs_a_token(tmp_path):
         check(tmp_path / "nowhere", "127.0.0.1", None)
 
 
-def test_token_is_asked_for_and_kept_out_of_the_address(running):
+def test_the_token_is_required_and_kept_out_of_the_address(running):
     with Server(running.path.parent, token="correct-horse") as served:
         assert httpx.get(served.url).status_code == 401
         assert httpx.get(f"{served.url}/api/overview").status_code == 401
@@ -233,7 +233,7 @@ def test_another_name_for_this_machine_is_refused(running):
         assert stranger.status_code == 403
 
 
-def test_the_interface_answers_clearly(running):
+def test_the_api_answers_clearly(running):
     with Server(running.path.parent) as served:
         page = httpx.get(served.url)
         assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -246,7 +246,7 @@ def test_the_interface_answers_clearly(running):
         assert httpx.get(f"{served.url}/api/explain", params={**query, "run": "../../etc/passwd"}).status_code == 404
 
 
-def test_the_interface_tells_the_history_of_a_client_of_a_live_run(session, running):
+def test_the_api_returns_a_clients_history_in_a_live_run(session, running):
     with Server(session.journal.path.parent) as served:  # the experiment is in the same folder
         name = session.table.name(0)
         query = {"item": session.journal.path.name, "client": name}
@@ -282,7 +282,7 @@ def test_a_new_round_is_shown_within_two_seconds(page, running):
         page.driver.get("about:blank")
 
 
-def test_a_second_experiment_is_drawn_beside_the_first(page, running, toy, violations):
+def test_a_second_experiment_is_drawn_in_the_same_charts(page, running, toy, violations):
     other = toy.start_experiment(
         running.path.parent / "before", [toy.Choice(name) for name in CHOICES], seeds=1, rounds=9, clients=12, size=3
     )
@@ -291,22 +291,24 @@ def test_a_second_experiment_is_drawn_beside_the_first(page, running, toy, viola
     with Server(running.path.parent) as served:
         page.driver.get(f"{served.url}/#going")
         page.wait("document.querySelectorAll('.chart[data-state=drawn]').length === 4")
-        page.wait("document.getElementById('other') !== null")
+        page.wait("document.getElementById('second') !== null")
         own = page.js(f"return {labels}")
-        page.js("const s = document.getElementById('other'); s.value = 'before'; s.dispatchEvent(new Event('change'));")
+        page.js(
+            "const s = document.getElementById('second'); s.value = 'before'; s.dispatchEvent(new Event('change'));"
+        )
         page.wait(f"{labels}.length === {2 * len(own)}")
         assert page.js(f"return {labels}") == [*own, *(f"{label} (before)" for label in own)]
         running.play(1)
-        time.sleep(2.5)  # it stays while the first goes on
+        time.sleep(2.5)  # it stays while the first one continues
         assert len(page.js(f"return {labels}")) == 2 * len(own)
         assert page.errors() == [] and violations(page) == []
-        page.js("const s = document.getElementById('other'); s.value = ''; s.dispatchEvent(new Event('change'));")
+        page.js("const s = document.getElementById('second'); s.value = ''; s.dispatchEvent(new Event('change'));")
         page.wait(f"{labels}.length === {len(own)}")
         page.driver.get("about:blank")
 
 
-def test_the_page_says_who_is_offline_and_that_the_server_is_gone(page, session, violations):
-    """Names of clients are text, whatever they hold; the lock going is news, although nothing is written."""
+def test_the_page_shows_offline_clients_and_that_the_server_is_gone(page, session, violations):
+    """Names of clients are plain text; a released lock is news, although nothing is written."""
     path = session.journal.path
     away = {"<b>site-1</b>": time.time() - 7200, "site-2": time.time() - 2400}
     generation = session.journal.database.seal.generation
@@ -378,7 +380,7 @@ def test_any_round_can_be_opened_by_keyboard_and_stays_open(page, running):
         page.driver.find_element("id", "latest").click()
         page.wait(f"{heading} === 'Cohort of round 6, fedcm-ts-s1'")
         missing = httpx.get(f"{served.url}/api/cohort", params={"item": "going", "run": "fedcm-ts-s1", "round": 99})
-        assert missing.status_code == 404 and "has not been seen" in missing.json()["error"]
+        assert missing.status_code == 404 and "is not recorded" in missing.json()["error"]
         assert page.errors() == []
         page.driver.get("about:blank")
 
@@ -398,7 +400,7 @@ def test_axe_finds_nothing_in_the_dashboard(page, running, violations, width, sc
         page.driver.get("about:blank")
 
 
-def test_an_empty_folder_says_that_it_waits(page, tmp_path, toy):
+def test_the_page_of_an_empty_folder_waits(page, tmp_path, toy):
     with Server(tmp_path) as served:
         page.driver.get(served.url)
         page.wait("document.body.innerText.includes('Nothing here yet')")

@@ -1,4 +1,4 @@
-"""Reading experiments: whole, unfinished, spoilt, several at once."""
+"""Reading experiments: finished, unfinished, damaged, several at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_runs_become_arrays(small):
     bundle = load_bundle([small])
     (setting,) = bundle.settings
     assert [g.label for g in setting.groups] == ["uniform", "fedcm-ts", "power-of-choice"]
-    assert bundle.n_runs == 6 and not bundle.warnings and not bundle.running
+    assert bundle.n_runs == 6 and not bundle.warnings
     table = load(small).rounds.to_pylist()
     for run in setting.runs:
         rows = sorted((row for row in table if row["run"] == run.id), key=lambda row: row["round"])
@@ -50,18 +50,18 @@ def test_a_running_experiment_says_so(toy, tmp_path):
         load_bundle([running.path])
     running.play(5)
     bundle = load_bundle([running.path])
-    assert bundle.running
-    assert any("still being written (15 of 60 rounds)" in text for text in bundle.warnings)
+    assert bundle.settings[0].running
+    assert any("still running (15 of 60 rounds)" in text for text in bundle.warnings)
 
 
 def test_a_process_that_is_gone_is_noticed(toy, tmp_path):
-    """By the lock alone: the number of a process may be another's by now."""
+    """Only the lock counts, because another process may have the same number by now."""
     running = toy.start_experiment(tmp_path / "dead", seeds=1, rounds=20, clients=8, size=2)
     running.play(2)
     rewrite(running.path / "status.json", pid=os.getpid())
     watcher = Watcher(running.path)
     with lock_folder(running.path):
-        assert any("still being written" in text for text in load_bundle([running.path]).warnings)
+        assert any("still running" in text for text in load_bundle([running.path]).warnings)
         watcher.poll()
         (item,) = watcher.items.values()
         assert item.overview()["state"] == "running"
@@ -74,7 +74,7 @@ def test_a_process_that_is_gone_is_noticed(toy, tmp_path):
 
 
 @pytest.mark.parametrize(("state", "words"), [("interrupted", "--resume"), ("failed", "the disk is full")])
-def test_ended_early_says_why(small, state, words):
+def test_a_run_that_ended_early_says_why(small, state, words):
     rewrite(small / "status.json", state=state, message="the disk is full")
     assert any(words in text for text in load_bundle([small]).warnings)
 
@@ -86,7 +86,7 @@ def test_a_diverged_run_is_named(small):
     assert any(f"Run {runs[1]['id']} diverged" in text for text in load_bundle([small]).warnings)
 
 
-def test_spoilt_directories_are_refused_with_the_reason(small, tmp_path):
+def test_damaged_directories_are_refused_with_the_reason(small, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     foreign = tmp_path / "foreign"
@@ -110,12 +110,12 @@ def test_spoilt_directories_are_refused_with_the_reason(small, tmp_path):
         load_bundle([])
 
 
-def test_a_missing_federation_costs_only_its_picture(small):
+def test_without_the_federation_only_its_figure_is_missing(small):
     for file in small.glob("federation-*.npz"):
         file.unlink()
     bundle = load_bundle([small])
     assert bundle.settings[0].federation() is None
-    assert any("Pictures of the scenario are left out" in text for text in bundle.warnings)
+    assert any("Figures of the scenario are left out" in text for text in bundle.warnings)
 
 
 def test_a_round_written_twice_counts_once(small):

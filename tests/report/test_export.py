@@ -19,7 +19,7 @@ needs_browser = pytest.mark.skipif(
 
 
 @needs_browser
-def test_svg_stands_alone(experiment, tmp_path):
+def test_svg_is_self_contained(experiment, tmp_path):
     written = export_charts(figure_files(assemble([experiment])), tmp_path, "svg")
     names = {path.name for path in written}
     assert {"accuracy-rounds.svg", "accuracy-bytes.svg", "picks-fedcbs.svg", "accuracy.csv", "fedcor-map.svg"} <= names

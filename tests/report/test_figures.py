@@ -1,4 +1,4 @@
-"""The numbers in the pictures, and the sentences under them."""
+"""The numbers in the figures, and the sentences with them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def series(figure, label, view=0):
     return next(s for s in figure.spec["views"][view]["series"] if s["label"] == label)
 
 
-def test_every_picture_is_there_and_is_json(setting, board):
+def test_every_figure_is_there_and_is_json(setting, board):
     special, warnings = selector_figures(setting)
     found = [*general_figures(setting, board), *special]
     assert [f.name for f in found] == [
@@ -63,7 +63,7 @@ def test_over_time_the_last_measured_value_holds():
     assert band["y"][-1] == pytest.approx((0.6 + 0.4) / 2)
 
 
-def test_seeds_evaluated_in_different_rounds_share_what_they_have_in_common():
+def test_seeds_evaluated_in_different_rounds_use_their_common_rounds():
     band = seed_band([(np.array([0.0, 2.0, 4.0]), np.arange(3.0)), (np.array([0.0, 4.0]), np.array([1.0, 3.0]))], False)
     assert band["x"] == [0.0, 4.0] and band["y"] == [0.5, 2.5]
 
@@ -102,7 +102,7 @@ def test_the_cost_split_adds_up(setting):
     assert by_name["Bytes"]["uniform"][1] == 0 and by_name["Bytes"]["fedcor"][1] > 0
 
 
-def test_sentences_name_who_the_numbers_name(setting, board):
+def test_sentences_name_the_selectors_that_the_numbers_name(setting, board):
     means = {g.label: np.mean([run.evaluations("qcid")[1].mean() for run in g.runs]) for g in setting.groups}
     assert figures.balance(setting).sentence.startswith(min(means, key=means.get))
     best = max(board.rows, key=lambda row: row.terminal.mean)
@@ -142,7 +142,7 @@ def test_the_map_places_every_client_and_knows_its_class(setting):
     assert len(view["px"]) == len(view["py"]) == setting.n_clients
 
 
-def test_flash_coefficients_are_those_it_noted(setting):
+def test_flash_coefficients_are_those_in_its_notes(setting):
     from contextlib import closing
 
     from fedcohort.journal import read_journal
@@ -155,14 +155,14 @@ def test_flash_coefficients_are_those_it_noted(setting):
         assert line["y"][-1] == pytest.approx(last[f"theta {line['label']}"], rel=1e-4)
 
 
-def test_an_unreadable_journal_is_a_warning_not_an_end(small):
+def test_an_unreadable_journal_is_only_a_warning(small):
     for file in (small / "journal").glob("fedcm-ts*.sqlite"):
         file.write_bytes(b"this is not a database" * 500)
     found, warnings = selector_figures(load_bundle([small]).settings[0])
     assert found == [] and any("cannot be shown" in text for text in warnings)
 
 
-def test_a_picture_that_cannot_be_drawn_costs_no_report(experiment, monkeypatch):
+def test_a_figure_that_cannot_be_drawn_is_only_a_warning(experiment, monkeypatch):
     def broken(record):
         return Points(np.full((len(record.state["embedding"]), 2), np.nan))
 
@@ -170,4 +170,4 @@ def test_a_picture_that_cannot_be_drawn_costs_no_report(experiment, monkeypatch)
     monkeypatch.setattr(FedCor, "pictures", (dataclasses.replace(picture, view=broken),))
     found, warnings = selector_figures(load_bundle([experiment]).settings[0])
     assert picture.name not in {figure.name for figure in found} and len(found) > 2
-    assert [text for text in warnings if f"The picture '{picture.title}' cannot be drawn: ValueError" in text]
+    assert [text for text in warnings if f"The figure '{picture.title}' cannot be drawn: ValueError" in text]

@@ -32,7 +32,7 @@ def run(label, seed, accuracy, *, clock=None, selector=None, state="finished"):
     values["accuracy"] = np.array(accuracy, float)
     values["clock"] = np.array(clock if clock is not None else rounds + 1, float)
     return RunCurve(
-        label, selector or label, seed, state, rounds, values, f"{label}-s{seed}", "", "f", {},
+        label, selector or label, seed, state, rounds, values, f"{label}-s{seed}", "f", {},
         np.zeros(0, int), np.zeros(0, int), None,
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_seeds_that_only_one_side_ran_do_not_count():
     assert "no test" in board.note
 
 
-def test_a_seed_that_never_arrives_takes_the_speed_up_away():
+def test_there_is_no_speed_up_if_a_seed_never_reaches_the_target():
     board = leaderboard(
         setting(
             uniform=[run("uniform", 1, [0.5, 0.6]), run("uniform", 2, [0.5, 0.6])],
@@ -141,7 +141,7 @@ def test_unevaluated_and_diverged_runs_do_not_break_the_table():
     assert math.isnan(alone.target)
 
 
-def test_baseline_can_be_named_and_a_wrong_name_is_helped():
+def test_baseline_can_be_named_and_a_wrong_name_gets_a_hint():
     groups = setting(uniform=[run("uniform", 1, [0.5])], fedcor=[run("fedcor", 1, [0.6])])
     assert leaderboard(groups, baseline="fedcor").baseline == "fedcor"
     with pytest.raises(InputError, match="did you mean 'fedcor'"):
@@ -205,7 +205,7 @@ def test_an_accuracy_kept_in_32_bits_reaches_its_target():
     assert board.rows[0].main.rounds.mean == 2
 
 
-def test_the_reference_setting_says_what_there_was_to_make_good():
+def test_the_reference_setting_shows_the_gap_to_close():
     runs = {
         "iid": setting(uniform=[run("uniform", 1, [0.9])], ours=[run("ours", 1, [0.9])]),
         "skewed": setting(uniform=[run("uniform", 1, [0.5])], ours=[run("ours", 1, [0.6])]),
@@ -258,7 +258,7 @@ def test_of_two_selectors_the_test_is_a_sign_test():
 
 
 def test_more_seeds_do_not_make_more_settings():
-    """Seeds of one setting are no independent blocks beside those of another."""
+    """Seeds of different settings are not independent blocks."""
     results = {
         name: setting(
             uniform=[run("uniform", s, [0.5]) for s in range(20)],
@@ -273,7 +273,7 @@ def test_more_seeds_do_not_make_more_settings():
 
 
 def false_positives(blocks_of, n_settings=8, seeds=5, labels=4, trials=200):
-    """Return how often equal selectors are told apart; seeds of a setting share what is peculiar to it."""
+    """Return how often equal selectors are told apart; seeds of a setting share its effect."""
     rng, found = np.random.default_rng(7), 0
     for _ in range(trials):
         # How well a selector suits a setting is chance, the same for all seeds of that setting.
@@ -289,7 +289,7 @@ def test_equal_selectors_are_told_apart_in_one_case_of_twenty():
     assert false_positives(lambda results: results.reshape(-1, results.shape[-1])) > 0.5
 
 
-def test_who_lost_a_run_is_never_best_and_says_so():
+def test_a_selector_that_lost_a_run_is_never_best_and_says_so():
     board = leaderboard(
         setting(
             uniform=[run("uniform", s, [0.5, 0.5]) for s in (1, 2)],
@@ -329,8 +329,8 @@ def test_ranks_are_over_the_settings_with_means_over_the_seeds_that_all_ran():
     assert ranking(boards[:0]) is None
 
 
-def test_a_setting_has_targets_of_its_own(tmp_path):
-    """What stands in a setting's [run] counts there, in the table, the report and the dashboard alike; asking wins."""
+def test_a_setting_has_its_own_targets(tmp_path):
+    """A setting's [run] counts in the table, the report and the dashboard; explicit targets win."""
     config = {
         "data": {"name": "digits"},
         "model": {"name": "logistic"},

@@ -1,4 +1,4 @@
-"""Reports, explanations and dashboard of live runs: every number checked against what was played."""
+"""Reports, explanations and dashboard of live runs: every number checked against the session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUNDS = 12
 
 
 def played(path: Path, rounds: int = ROUNDS) -> list[dict[str, Any]]:
-    """A run of uniform choice with Fed-CBS and Power-of-Choice in its shadow; south always fails, shore is blocked."""
+    """A run of uniform with the shadows Fed-CBS and Power-of-Choice; south always fails, shore is blocked."""
     table = ClientTable(names=NAMES, sizes=COUNTS.sum(axis=1), labels=LabelCounts(COUNTS))
     shadows = {"cbs": FedCBS(), "poc": PowerOfChoice()}
     past = []
@@ -72,16 +72,16 @@ def run(*arguments: str) -> str:
     return done.output
 
 
-def test_clients_that_have_not_reported_are_counted(tmp_path: Path) -> None:
+def test_clients_that_have_not_replied_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "half.sqlite"
     with Session(Uniform(), ClientTable(names=NAMES), seed=5, journal=path) as session:
         cohort = session.ask(RoundRequest(4))
         status = [Status.OK, Status.FAILED]
         session.tell(RoundReport(cohort.ticket, cohort.clients[:2], status, complete=False))
-        assert "Asked, but no report yet: 2 clients." in ending(read_account(path))
+        assert "Asked, but no reply yet: 2 clients." in ending(read_account(path))
 
 
-def test_the_account_says_what_was_played(live: Any) -> None:
+def test_the_account_matches_the_session(live: Any) -> None:
     path, past = live
     found = read_account(path)
     assert (found.done, found.planned, found.state, found.selector) == (ROUNDS, ROUNDS, "finished", "uniform")
@@ -97,7 +97,7 @@ def test_the_account_says_what_was_played(live: Any) -> None:
     assert all(r.excluded == {"it is blocked": 1} for r in found.rounds)
 
 
-def test_what_shadows_would_have_meant_is_counted_over_all_rounds(live: Any) -> None:
+def test_shadows_are_summarised_over_all_rounds(live: Any) -> None:
     path, past = live
     cbs, poc = sorted(read_account(path).shadows, key=lambda s: s.name)
     assert (cbs.rounds, cbs.silent, poc.rounds, poc.silent) == (ROUNDS, 0, 0, ROUNDS)
@@ -111,11 +111,11 @@ def test_what_shadows_would_have_meant_is_counted_over_all_rounds(live: Any) -> 
     usual = np.where(np.isin(np.arange(8), list(known)), SECONDS, np.median(SECONDS[sorted(known)]))
     expected = [np.mean([usual[p[key]].max() for p in past]) for key in ("clients", "shadow")]
     assert cbs.seconds == pytest.approx(tuple(expected))
-    assert f"{cbs.same:.0%} of its picks were really picked" in cbs.sentence() and "QCID" in cbs.sentence()
+    assert f"{cbs.same:.0%} of its picks were actually picked" in cbs.sentence() and "QCID" in cbs.sentence()
 
 
 def test_only_what_may_change_is_read_again(tmp_path: Path) -> None:
-    """What was read step by step while the run went on is what is read at once at its end."""
+    """Reading step by step during the run gives the same as reading everything at its end."""
     path = tmp_path / "run.sqlite"
     table = ClientTable(names=NAMES)
     past = JournalHistory()
@@ -134,7 +134,7 @@ def test_only_what_may_change_is_read_again(tmp_path: Path) -> None:
     assert at_once.failures()["LATE"] == 36 and sum(r.abandoned is not None for r in at_once.rounds) == 1
 
 
-def test_explain_tells_the_whole_run(live: Any) -> None:
+def test_explain_summarises_the_whole_run(live: Any) -> None:
     path, _ = live
     text = " ".join(run("explain", str(path)).split())
     assert f"{ROUNDS} of {ROUNDS} rounds, finished" in text and "Never picked" in text and NAMES[7] in text
@@ -149,7 +149,7 @@ def test_a_report_on_a_live_journal(live: Any, tmp_path: Path) -> None:
     path, _ = live
     run("report", str(path), "-o", str(tmp_path / "report.html"))
     page = (tmp_path / "report.html").read_text()
-    for title in ("What shadow selectors would have meant", "Every client", "Every round", "How long rounds took",
+    for title in ("What shadow selectors would have done", "Every client", "Every round", "How long rounds took",
                   "What came back", "Who was picked, round by round", "Why these clients?", "Rules"):  # fmt: skip
         assert f"<h2>{title}</h2>" in page, title
     assert "&lt;b&gt;moor&lt;/b&gt;" in page and "<b>moor</b>" not in page and '<script>"' not in page
@@ -162,7 +162,7 @@ def test_a_report_on_a_live_journal(live: Any, tmp_path: Path) -> None:
     assert refused.exit_code != 0 and "journal of a live run" in str(refused.exception)
 
 
-def test_several_journals_stand_side_by_side(tmp_path: Path) -> None:
+def test_several_journals_are_separate_tabs(tmp_path: Path) -> None:
     for name in ("first", "second"):
         played(tmp_path / f"{name}.sqlite", 4)
     run("report", str(tmp_path / "first.sqlite"), str(tmp_path / "second.sqlite"), "-o", str(tmp_path / "both.html"))

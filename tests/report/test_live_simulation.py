@@ -1,4 +1,4 @@
-"""The dashboard's feed follows a real simulation: a round is there within two seconds of its end, with its reasons."""
+"""The dashboard follows a real simulation: a round is shown and explained within two seconds of its end."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def shown(item):
 
 
 class Paced(Listener):
-    """Notes when each round ended, and takes its time, as rounds of a larger model would."""
+    """Records when each round ended, and is slow, like rounds of a larger model."""
 
     def __init__(self):
         self.ended = {}
@@ -90,7 +90,7 @@ def test_every_round_shown_can_be_explained_while_the_simulation_runs(tmp_path):
     assert simulation.run() == "finished"
     assert failed == [] and len(asked) > 30
     assert not (tmp_path / "out" / "live.sqlite").exists()
-    # afterwards the journals alone have every round
+    # afterwards, the journals have every round
     item.poll()
     assert len(shown(item)) == 48
     assert all(item.why(name, round_, None)["round"] == round_ for name, round_ in shown(item))
@@ -133,7 +133,7 @@ def table_of(n):
 
 
 @pytest.mark.slow
-def test_rounds_of_every_process_are_shown_long_before_they_are_handed_over(tmp_path, monkeypatch):
+def test_rounds_of_every_process_are_shown_before_they_are_handed_over(tmp_path, monkeypatch):
     monkeypatch.setattr("fedcohort.simulate.processes.local._HAND_OVER_SECONDS", 1000.0)
     table = {
         **TABLE,

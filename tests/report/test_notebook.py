@@ -11,7 +11,7 @@ from fedcohort.report import load_figures
 from fedcohort.simulate.store.results import load
 
 
-def test_a_data_frame_says_whose_every_row_is(toy, tmp_path):
+def test_every_row_of_a_data_frame_names_its_run(toy, tmp_path):
     path = toy.make_experiment(
         tmp_path / "sweep", [toy.Choice("uniform"), toy.Choice("fedcbs", "ours")], seeds=2, rounds=3, clients=8, size=2,
         settings=({"name": "small"}, {"name": "large"}),

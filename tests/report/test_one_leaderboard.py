@@ -1,4 +1,4 @@
-"""One results folder, four places that show its leaderboard: the same numbers, cell by cell."""
+"""Four places show the leaderboard of a results folder: the numbers are the same, cell by cell."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_compare_report_dashboard_and_reproduction_agree(compared, tmp_path):
     assert {row[0]: row[-1] for row in shown[1:]} == by_seed
 
 
-def test_the_things_they_used_to_disagree_on(compared):
+def test_former_disagreements_are_gone(compared):
     _, (board,) = compared
     rows = {row["label"]: row for row in board["rows"]}
     assert board["baseline"] == "fedcbs" and rows["fedcbs"]["paired"] is None  # as configured

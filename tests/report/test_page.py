@@ -16,7 +16,7 @@ def html(experiment):
     return build_report(assemble([experiment]))
 
 
-def test_nothing_outside_is_referred_to(html):
+def test_the_page_refers_to_nothing_outside(html):
     addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.[a-z]{2,}[^\s\"'`<]*", html))
     assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, not an address that is fetched
     assert not re.findall(r"<(?:script|img|iframe)[^>]+src=", html)
@@ -57,7 +57,7 @@ def test_what_a_chart_draws_survives_the_page():
     assert "<h2>&lt;b&gt;\\u202e</h2>" in html  # what turns the direction of text is written out
 
 
-def test_a_page_refuses_numbers_that_are_no_json():
+def test_a_page_refuses_numbers_that_are_not_json():
     with pytest.raises(ValueError, match="JSON"):
         figure_html(Figure("odd", "t", "s", {"kind": "lines", "views": [float("nan")]}))
 
@@ -65,10 +65,10 @@ def test_a_page_refuses_numbers_that_are_no_json():
 def test_a_running_experiment_carries_a_warning(toy, tmp_path):
     running = toy.start_experiment(tmp_path / "going", seeds=1, rounds=20, clients=8, size=2)
     running.play(4)
-    assert "still being written" in build_report(assemble([running.path]))
+    assert "still running" in build_report(assemble([running.path]))
 
 
-def test_without_journals_the_rest_is_there(toy, tmp_path):
+def test_a_report_without_journals_has_everything_else(toy, tmp_path):
     path = toy.make_experiment(
         tmp_path / "bare",
         [toy.Choice("uniform"), toy.Choice("fedcm-ts")],

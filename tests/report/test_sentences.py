@@ -1,4 +1,4 @@
-"""Every sentence of a report against data built so that it is true, and against data built so that the opposite is."""
+"""Every sentence of a report, on data for which it is true and on data for which the opposite is true."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def run(label, accuracy, *, seed=1, state="finished", picks=(), **columns):
     values["accuracy"] = np.asarray(accuracy, float)
     clients = np.array([c for cohort in picks for c in cohort], np.int64)
     pick_round = np.repeat(np.arange(len(picks)), [len(cohort) for cohort in picks])
-    return RunCurve(
-        label, label, seed, state, rounds, values, f"{label}-s{seed}", "", "f", {}, pick_round, clients, None
-    )
+    return RunCurve(label, label, seed, state, rounds, values, f"{label}-s{seed}", "f", {}, pick_round, clients, None)
 
 
 def setting(*runs, clients=4, planned=None, federations=None):
@@ -48,7 +46,7 @@ def accuracy(*runs, planned=None, **options):
 # -- accuracy -------------------------------------------------------------------------------------------------------
 
 
-def test_who_ends_highest_is_said_of_whoever_does():
+def test_the_sentence_names_the_selector_that_ends_highest():
     low, high = [0.1, 0.5], [0.1, 0.6]
     assert "ours ends highest, at 60.0% against 50.0% for uniform" in accuracy(run("uniform", low), run("ours", high))
     assert "uniform ends highest, at 60.0%" in accuracy(run("uniform", high), run("ours", low))
@@ -73,19 +71,19 @@ def test_nothing_ends_while_it_runs():
     assert "So far" not in accuracy(run("uniform", np.full(62, 0.3)), run("ours", np.full(62, 0.4)), planned=62)
 
 
-def test_who_is_first_is_said_only_of_who_gets_there_in_every_seed():
+def test_only_a_selector_that_reaches_the_target_in_every_seed_is_called_first():
     slow, quick, never = [0.1, 0.2, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.1, 0.1, 0.1, 0.1]
     both = [run("uniform", slow), run("uniform", slow, seed=2)]
     text = accuracy(*both, run("ours", quick), run("ours", quick, seed=2), targets=(0.5,))
-    assert "ours is first at 50% in every seed, after 1 round on average, 3.00 times as fast as uniform" in text
+    assert "ours is first to reach 50% in every seed, after 1 round on average, 3.00 times as fast as uniform" in text
     text = accuracy(*both, run("ours", quick), run("ours", never, seed=2), targets=(0.5,))
     assert "in every seed, after" in text and "times as fast" not in text
-    assert text.startswith("uniform is first at 50% on average among") and "in every seed, after 3 rounds" in text
+    assert text.startswith("uniform is first to reach 50% on average among") and "in every seed, after 3 rounds" in text
     assert "(first in 1 of 2 seeds)" in text  # ours was there sooner once
     # The same mean order, but not in every seed: 1 and 3 rounds against 3 and 2.
     mixed = [run("uniform", [0.5, 0.5, 0.5]), run("uniform", [0.1, 0.1, 0.5], seed=2)]
     text = accuracy(*mixed, run("ours", [0.1, 0.1, 0.5]), run("ours", [0.1, 0.5, 0.5], seed=2), targets=(0.5,))
-    assert text.startswith("uniform is first at 50% on average, after 2 rounds (first in 1 of 2 seeds)")
+    assert text.startswith("uniform is first to reach 50% on average, after 2 rounds (first in 1 of 2 seeds)")
     assert "in every seed" not in text
     assert "ours and uniform are first" in accuracy(run("uniform", slow), run("ours", slow), targets=(0.5,))
     assert "none reaches 90%." in accuracy(run("uniform", slow), run("ours", quick), targets=(0.9,))
@@ -124,7 +122,7 @@ def test_picks_say_how_often_and_against_what():
     assert "client 2 by ours (seed 7), in 100% of the rounds (2.00 times as often as the average client)" in text
     evenly = run("uniform", [0.5] * 4, picks=[[0], [1], [2], [3]])
     text = figures.picks(setting(evenly)).sentence
-    assert "times as often" not in text and "25% of the rounds, and 3 others as often" in text
+    assert "times as often" not in text and "25% of the rounds, and 3 others equally often" in text
 
 
 def test_participation():
@@ -155,7 +153,7 @@ def test_a_share_of_bytes_is_not_an_amount():
     assert nobody == "No selector asked clients anything before choosing, so every byte went into training."
 
 
-def test_runs_of_unlike_length_are_compared_by_the_round():
+def test_runs_of_different_length_are_compared_per_round():
     long, short = (
         run("uniform", [0.5] * 10, seconds=1.0, bytes_up=1.0),
         run("ours", [0.5] * 10, seconds=3.0, bytes_up=1.0),
@@ -174,7 +172,7 @@ def test_runs_of_unlike_length_are_compared_by_the_round():
 
 
 def shown(selector, state, *, noise=None, counts=None, notes=(), running=False):
-    """The sentence of a selector's own picture."""
+    """The sentence of a selector's own figure."""
     (picture,) = SELECTORS.get(selector).pictures
     return picture.view(
         SelectorRun(
@@ -237,7 +235,7 @@ def test_skewness_says_whether_the_ranking_is_right(counts, expected):
     assert "client 2 as the most (won 0% of its duels)" in text
 
 
-def test_skewness_of_somebody_never_seen():
+def test_skewness_of_a_client_that_was_never_in_a_duel():
     assert "(never in a duel)" in shown("fedacs", duels([0, 0], [0, 1]))
 
 
@@ -270,7 +268,7 @@ def test_coefficients_say_which_way(sign, word):
 
 
 def swept(ends, key="rate", **more):
-    """The figure of a sweep: by value, where each seed ends; and uniform, which always ends at 50%."""
+    """The figure of a sweep: where each seed ends, by value; uniform always ends at 50%."""
     runs = [run("uniform", [0.5], seed=s) for s in range(len(next(iter(ends.values()))))]
     for value, seeds in ends.items():
         for seed, end in enumerate(seeds):
@@ -283,7 +281,7 @@ def swept(ends, key="rate", **more):
     return sweep(made, boards([made], Options())[0])
 
 
-def test_the_best_of_a_sweep_is_shown_on_seeds_that_did_not_choose_it():
+def test_the_best_of_a_sweep_is_judged_on_other_seeds():
     found = swept({1: [0.9, 0.9, 0.3, 0.3], 2: [0.6, 0.6, 0.8, 0.8]})
     chosen, confirmed = found.sentence.split(". ")
     assert "rate 1 is best on seeds 0 and 1 (90.0%)" in chosen
@@ -293,7 +291,7 @@ def test_the_best_of_a_sweep_is_shown_on_seeds_that_did_not_choose_it():
     assert "rate 2 is best on seed 0 (60.0%)" in swept({1: [0.3, 0.9], 2: [0.6, 0.1]}).sentence
 
 
-def test_a_value_that_lost_a_run_is_never_best_and_one_seed_shows_nothing():
+def test_a_value_that_lost_a_run_is_never_best_and_one_seed_confirms_nothing():
     assert "With ours, rate 2 is best" in swept({1: [0.99, None], 2: [0.6, 0.6]}).sentence
     assert swept({1: [None], 2: [None]}).sentence == "With ours, every value of rate lost a run."
     assert "no other seed" in swept({1: [0.6], 2: [0.7]}).sentence
@@ -319,7 +317,7 @@ def test_the_scenario_is_described_by_what_clients_hold():
     assert "wrong" not in single
     assert text([[600, 0], [0, 600]]) == "2 clients, 2 classes. Every client holds 600 samples of a single class."
     mixed = text([[3, 7, 0], [5, 5, 0], [9, 1, 0]])
-    assert mixed.endswith("holds 10 samples of 2 classes; for half of the clients one class makes up 70% or more.")
+    assert mixed.endswith("holds 10 samples of 2 classes; for half of the clients, one class makes up 70% or more.")
     assert "1 to 3 classes" in text([[3, 3, 3], [9, 0, 0]])
     even = text([[4, 4, 4], [4, 4, 4], [4, 4, 4]], noise=0.25)
     assert "12 samples of 3 classes" in even and "33% or more" in even and "25% of a client's labels are wrong" in even
@@ -330,7 +328,7 @@ def test_numbers_that_are_not_known_do_not_break_sentences():
     assert "nan" not in text.lower() and text.startswith("No selector has a terminal accuracy")
 
 
-def test_who_lost_a_run_is_not_said_to_end_highest():
+def test_a_selector_that_lost_a_run_is_not_said_to_end_highest():
     runs = [run("uniform", [0.5], seed=s) for s in (1, 2)]
     runs += [run("wild", [0.9], seed=1), run("wild", [0.2], seed=2, state="diverged")]
     text = accuracy(*runs, targets=(0.99,))
@@ -362,7 +360,7 @@ def test_ranks_claim_a_difference_only_where_there_is_one():
     assert "it is better than uniform by the critical difference of 0.62 or more." in text(lambda s: 0.1)
     assert text(lambda s: -0.1).startswith("uniform has the best mean rank")
     assert text(lambda s: 0.1 * (-1) ** s).startswith(
-        "Over 10 seeds the selectors cannot be told apart (Friedman, p = 1"
+        "Over 10 seeds, the selectors cannot be told apart (Friedman, p = 1"
     )
     one = setting(run("uniform", [0.5]), run("ours", [0.6]))
     assert figures.ranks(one, boards([one], Options())[0]) is None

@@ -1,4 +1,4 @@
-"""The set-up a report states: all of it, and as TOML that runs the experiment again."""
+"""The setup in a report: complete, and as TOML that runs the experiment again."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_bare_configuration_states_what_it_has():
     assert always["Seeds"] == "2: 0 and 1"
 
 
-def test_what_a_preset_stands_for_is_stated():
+def test_a_preset_is_spelled_out():
     seen = set()
     for name in PRESETS:
         said = facts({"scenario": {"preset": name}}, {})["Availability"]

@@ -1,4 +1,4 @@
-"""The documentation site: its theme with our additions, on pages that have everything a page can have."""
+"""The documentation site: its theme with our additions, on pages that use every feature."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def site(tmp_path_factory):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", ["index", "search", "genindex"])
-def test_a_page_is_accessible_fits_the_window_and_asks_nobody(page, site, violations, name, width, scheme):
+def test_a_page_is_accessible_fits_the_window_and_requests_nothing(page, site, violations, name, width, scheme):
     page.size(width)
     page.scheme(scheme)
     page.driver.get((site / f"{name}.html").as_uri())
@@ -89,7 +89,7 @@ def test_a_page_is_accessible_fits_the_window_and_asks_nobody(page, site, violat
     assert [url for url in page.requests() if not url.startswith(site.as_uri())] == []
 
 
-def test_what_scrolls_can_be_reached_by_keyboard(page, site):
+def test_scrolling_parts_can_be_reached_by_keyboard(page, site):
     page.size(390)
     page.driver.get((site / "index.html").as_uri())
     scrolling = page.js(

@@ -19,7 +19,7 @@ from fedcohort.simulate.store.results import load
 NASTY = Table("t", "Title", ("a_b", "100%"), ((Cell("x & <y>|", "±1"), Cell("1×", best=True)),), "note #1")
 
 
-def test_nothing_dangerous_survives():
+def test_markup_is_escaped_in_every_format():
     assert r"a\_b & 100\%" in to_latex(NASTY)
     assert r"x \& $<$y$>$| & \textbf{1$\times$}" in to_latex(NASTY)
     assert "x &amp; &lt;y&gt;|" in to_html(NASTY) and "<y>" not in to_html(NASTY)
@@ -43,7 +43,7 @@ def test_every_row_has_every_column(experiment):
         assert len(to_markdown(table).split("\n\n")[0].splitlines()) == 2 + len(table.rows)
 
 
-def test_who_was_never_picked(small):
+def test_clients_that_were_never_picked(small):
     setting = load_bundle([small]).settings[0]
     table = participation_table(setting)
     for row, group in zip(table.rows, setting.groups, strict=True):
@@ -78,7 +78,7 @@ def test_text_fits_and_leaves_out_the_least_important_first(experiment, width):
         assert "Query" in text and "Not shown" not in text
 
 
-def test_a_place_too_narrow_for_three_columns_gets_them_stacked():
+def test_columns_are_stacked_if_there_is_no_room_for_three():
     wide = Table("t", "Title", ("Selector", "Long heading", "Other"), ((Cell("name"), Cell("x" * 30), Cell("y" * 9)),))
     lines = to_text(wide, 30).splitlines()
     assert lines[:2] == ["Title", "name"] and "  Other: yyyyyyyyy" in lines and max(map(len, lines)) <= 30

@@ -1,4 +1,4 @@
-"""Trackers: TensorBoard with its own reader where it is installed, the others by stand-ins for their libraries."""
+"""Trackers: TensorBoard with its own reader if it is installed, the others with fake libraries."""
 
 from __future__ import annotations
 

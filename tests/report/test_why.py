@@ -1,4 +1,4 @@
-"""Explanations: the journal's numbers, told the same way everywhere."""
+"""Explanations: the journal's numbers, the same everywhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_one_client_and_its_shadows(experiment):
     json.dumps(found, allow_nan=False)
 
 
-def test_which_run_is_asked_for_when_there_are_several(experiment):
+def test_the_run_must_be_named_if_there_are_several(experiment):
     with pytest.raises(InputError, match="--run"):
         find_journal(experiment, None)
     with pytest.raises(InputError, match="did you mean 'fedcbs-s1'"):
@@ -52,7 +52,7 @@ def test_which_run_is_asked_for_when_there_are_several(experiment):
         find_journal(direct, "uniform-s1")
 
 
-def test_what_is_not_there_is_said(experiment, tmp_path):
+def test_errors_say_what_is_missing(experiment, tmp_path):
     with pytest.raises(InputError, match="no experiment or journal"):
         find_journal(tmp_path / "nothing", None)
     with pytest.raises(InputError, match="holds no journal"):
@@ -64,7 +64,7 @@ def test_what_is_not_there_is_said(experiment, tmp_path):
         explain(path, 3, "999")
 
 
-def test_the_report_explains_the_rounds_asked_for(experiment):
+def test_the_report_explains_the_requested_rounds(experiment):
     setting = load_bundle([experiment]).settings[0]
     groups, warnings = report_explanations(setting, [13, 400], limit=4)
     assert not warnings and [g["label"] for g in groups] == [g.label for g in setting.groups]

@@ -120,5 +120,5 @@ def test_the_command(tmp_path):
     assert len(told["looks"][0]["distance"]) == len(told["looks"][0]["explained"]) <= 5
     assert drawn.read_text().startswith("<svg")
     shown = CliRunner().invoke(app, ["diagnose", str(path), *options])
-    assert "distance to a" in shown.stdout.lower()
+    assert "distance from" in shown.stdout.lower()
     assert told["verdict"].startswith("Loss changes ") and "FedCor's assumption" in " ".join(shown.stdout.split())

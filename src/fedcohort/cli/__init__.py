@@ -1,1 +1,1 @@
-"""The command line: ``app.py`` registers, one file per command, ``output.py`` is shared."""
+"""The command line: one file per command or group of commands, registered in ``app.py``."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
-    """Rank by what a session has on record, with a selector that can rank."""
+    """Rank clients from the journal of a session whose selector can rank."""
     from fedcohort.core.selector_spec import class_of
     from fedcohort.journal import read_journal
     from fedcohort.selectors.papers.fedacs import FedAcs, FedAcsState, ranking
@@ -53,18 +53,18 @@ def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
         return ranking(FedAcsState(**journal.state("")), level), list(clients.names)
 
 
-def _rows(found: Ranking, names: list[str], truth: FloatArray | None) -> list[dict[str, Any]]:
+def _rows(ranking: Ranking, names: list[str], truth: FloatArray | None) -> list[dict[str, Any]]:
     rows = []
-    for place, client in enumerate(found.order.tolist()):
+    for place, client in enumerate(ranking.order.tolist()):
         row = {
             "rank": place + 1,
             "client": names[client],
-            "win_rate": float(found.win_rate[client]),
-            "low": float(found.low[client]),
-            "high": float(found.high[client]),
-            "best_rank": int(found.best_rank[client]),
-            "worst_rank": int(found.worst_rank[client]),
-            "rounds": int(found.rounds[client]),
+            "win_rate": float(ranking.win_rate[client]),
+            "low": float(ranking.low[client]),
+            "high": float(ranking.high[client]),
+            "best_rank": int(ranking.best_rank[client]),
+            "worst_rank": int(ranking.worst_rank[client]),
+            "rounds": int(ranking.rounds[client]),
         }
         if truth is not None:
             row["true_skewness"] = float(truth[client])
@@ -97,8 +97,8 @@ def analytics(
 ) -> None:
     """Rank clients by how skewed their labels are (FedACS).
 
-    In each round some clients compute one gradient, and gradients far from the round's mean lose duels. Each client is
-    shown with the range of ranks its credible interval allows. No model is trained to the end for this.
+    In each round, some clients compute one gradient, and gradients far from the round's mean lose duels. Each client is
+    shown with the range of ranks its credible interval allows. No model has to be fully trained.
 
     Examples: fedcohort analytics --scenario fedacs-high --data synthetic; fedcohort analytics --journal server.sqlite
     """
@@ -106,12 +106,16 @@ def analytics(
     summary: dict[str, Any] = {"level": level}
     if journal is not None:
         import_selectors(selector)
-        found, names = _from_journal(journal, level)
-        rows = _rows(found, names, None)
+        ranking, names = _from_journal(journal, level)
+        rows = _rows(ranking, names, None)
     else:
-        wanted = {"data": data, "folder": folder, "scenario": scenario, "cohort": cohort}
-        settings = configuration(config, wanted, set_ or [])
-        report = _rank_simulated(settings, rounds, level, device, console)
+        from fedcohort.studies.analytics import rank_by_skewness
+
+        settings = configuration(config, set_, data=data, folder=folder, scenario=scenario, cohort=cohort)
+        with rounds_bar(console, "duels") as (start, advance):
+            report = rank_by_skewness(
+                settings, rounds=rounds, level=level, device=device, on_start=start, on_round=advance
+            )
         rows = _rows(report.ranking, list(report.federation.names), report.true_skewness)
         summary |= {"rounds": report.rounds, "megabytes": report.megabytes, "agreement": report.agreement}
     if format is Format.JSON:
@@ -127,8 +131,8 @@ def analytics(
 
 
 def _print(rows: list[dict[str, Any]], level: float, show: int) -> None:
-    """Print the ranking, ``show`` rows at each end, or all where that is 0."""
-    columns = ["#rank", "client", "#duels won", f"{level:.0%} interval", "ranks left open", "#rounds"]
+    """Print the ranking: ``show`` rows at each end, or all rows if it is 0."""
+    columns = ["#rank", "client", "#duels won", f"{level:.0%} interval", "possible ranks", "#rounds"]
     columns += ["#true skewness"] if "true_skewness" in rows[0] else []
     cells = [_cells(row) for row in rows]
     if show and len(cells) > 2 * show:
@@ -142,23 +146,23 @@ def _cells(row: dict[str, Any]) -> list[Any]:
     return [*line, row["rounds"], *([f"{row['true_skewness']:.3f}"] if "true_skewness" in row else [])]
 
 
-def configuration(config: str | None, wanted: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """Return the configuration with the command line's options applied."""
+def configuration(
+    config: str | None,
+    changes: list[str] | None,
+    *,
+    data: str | None,
+    folder: str | None,
+    scenario: str | None,
+    cohort: int | None = None,
+) -> dict[str, Any]:
+    """Return the configuration with the command line's options applied; ``changes`` are those of ``--set``."""
     from fedcohort.simulate.config.toml import find_table, merge_tables, override
 
-    source = {key: wanted[option] for key, option in (("name", "data"), ("folder", "folder")) if wanted[option]}
-    change: dict[str, Any] = {"data": source} if source else {}
-    if wanted["scenario"]:
-        change["scenario"] = {"preset": wanted["scenario"]}
-    if wanted["cohort"]:
-        change["run"] = {"cohort": wanted["cohort"]}
-    return override(merge_tables(find_table("demo" if config is None else config), change), changes)
-
-
-def _rank_simulated(
-    settings: dict[str, Any], rounds: int | None, level: float, device: str | None, console: Any
-) -> Any:
-    from fedcohort.studies.analytics import rank_by_skewness
-
-    with rounds_bar(console, "duels") as (start, advance):
-        return rank_by_skewness(settings, rounds=rounds, level=level, device=device, on_start=start, on_round=advance)
+    options: dict[str, Any] = {}
+    if source := {key: value for key, value in (("name", data), ("folder", folder)) if value}:
+        options["data"] = source
+    if scenario:
+        options["scenario"] = {"preset": scenario}
+    if cohort:
+        options["run"] = {"cohort": cohort}
+    return override(merge_tables(find_table("demo" if config is None else config), options), changes or [])

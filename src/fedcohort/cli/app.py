@@ -24,11 +24,11 @@ from fedcohort.cli.init import init
 from fedcohort.cli.journal import journal_app
 from fedcohort.cli.keyholder import keyholder_app
 from fedcohort.cli.list import list_
-from fedcohort.cli.orders import rules_app
 from fedcohort.cli.output import print_error
 from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
 from fedcohort.cli.reproduce import reproduce
+from fedcohort.cli.rules import rules_app
 from fedcohort.cli.run import run
 from fedcohort.cli.scenario import scenario_app
 from fedcohort.core.errors import FedcohortError, MissingExtraError
@@ -40,6 +40,7 @@ app = typer.Typer(
     help="Choose which clients train in each round of federated learning, and show why.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # joins the lines of a paragraph, and prints [brackets] as they are
     suggest_commands=False,  # click does
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -47,7 +48,7 @@ app = typer.Typer(
 # The base of every error about usage. It is click's, or that of the copy of click that newer releases of typer carry.
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[2]
 
-# Which extra brings what, by the module that is missing without it.
+# The extra that installs each optional module.
 EXTRAS = {
     "cryptography": "keyholder",
     "fastapi": "report",
@@ -65,8 +66,8 @@ EXTRAS = {
 }
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         print(__version__)
         raise typer.Exit
 
@@ -86,7 +87,7 @@ def root(
         handler.addFilter(OneLine())
 
 
-# The commands as '--help' lists them: first what a newcomer wants, last what the operator of a live federation wants.
+# In the order of '--help': a newcomer's commands come first, an operator's last.
 _PANELS = {
     "Compare selectors": (demo, compare, bench, reproduce),
     "Experiments": (init, run, extend),
@@ -114,8 +115,8 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        sys.stderr.close()  # or Python, at its end, would complain that it cannot flush it
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
+        sys.stderr.close()  # otherwise Python complains at exit that it cannot flush it
         sys.exit(0)
     except (FedcohortError, ModuleNotFoundError, OSError) as error:
         message = _message(error)
@@ -127,7 +128,7 @@ def main() -> None:
 
 
 def _message(error: Exception) -> FedcohortError | None:
-    """Return an error as the user is to read it; None for a bug of ours, whose traceback is shown."""
+    """Return the error to show to the user, or None for a bug, whose traceback is shown."""
     if isinstance(error, FedcohortError):
         return error
     if isinstance(error, ModuleNotFoundError):
@@ -138,7 +139,7 @@ def _message(error: Exception) -> FedcohortError | None:
             f"This needs {module}, which is not installed.", hint=f"pip install 'fedcohort[{EXTRAS[module]}]'"
         )
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
-        return FedcohortError(f"{error.filename}: {error.strerror}.")  # the system refuses something about a file
+        return FedcohortError(f"{error.filename}: {error.strerror}.")
     return None
 
 

@@ -48,45 +48,45 @@ def audit(
     from fedcohort.journal.signing import read_public
 
     import_selectors(selector)
-    found = verify(
+    result = verify(
         journal,
         seed=seed,
         receipts=None if receipts is None else read_receipts(receipts),
         public=None if public is None else read_public(public),
     )
-    if client is not None and client not in found.candidate:
+    if client is not None and client not in result.candidate:
         raise UnknownNameError(f"There is no client {client!r} in {journal}.")
     if format is Format.JSON:
-        print_json(_as_json(found, client))
+        print_json(_as_json(result, client))
     else:
-        _print(found, client, key_given=public is not None)
-    if not found.confirmed:
+        _print(result, client, key_given=public is not None)
+    if not result.confirmed:
         raise typer.Exit(1)
-    if found.remarks:
+    if result.remarks:
         raise typer.Exit(3)
 
 
-def _as_json(found: AuditResult, client: str | None) -> dict[str, object]:
-    body: dict[str, object] = {"verdict": found.word, "confirmed": found.confirmed, "problem": found.problem}
-    body |= {"remarks": list(found.remarks), "rounds": found.rounds, "draws": found.draws, "kept": found.kept}
-    body |= {"abandoned": found.abandoned, "unexplained": found.unexplained, "excluded": dict(found.excluded)}
-    body |= {"commitment": found.commitment, "signer": found.signer}
+def _as_json(result: AuditResult, client: str | None) -> dict[str, object]:
+    body: dict[str, object] = {"verdict": result.word, "confirmed": result.confirmed, "problem": result.problem}
+    body |= {"remarks": list(result.remarks), "rounds": result.rounds, "draws": result.draws, "kept": result.kept}
+    body |= {"abandoned": result.abandoned, "unexplained": result.unexplained, "excluded": dict(result.excluded)}
+    body |= {"commitment": result.commitment, "signer": result.signer}
     if client is not None:
-        body["client"] = {"candidate": found.candidate[client], "picked": found.picked[client]}
+        body["client"] = {"candidate": result.candidate[client], "picked": result.picked[client]}
     return body
 
 
-def _print(found: AuditResult, client: str | None, key_given: bool) -> None:
+def _print(result: AuditResult, client: str | None, key_given: bool) -> None:
     console = out()
-    draws = f"{found.draws} draws, {found.abandoned} abandoned, {found.kept} kept"
-    say(console, f"{found.word}: {draws}; {found.rounds} follow from seed and inputs; commitment {found.commitment}")
-    if found.problem is not None:
-        say(console, found.problem)
-    for remark in found.remarks:
+    draws = f"{result.draws} draws, {result.abandoned} abandoned, {result.kept} kept"
+    say(console, f"{result.word}: {draws}; {result.rounds} follow from seed and inputs; commitment {result.commitment}")
+    if result.problem is not None:
+        say(console, result.problem)
+    for remark in result.remarks:
         say(console, f"- {remark}")
-    if found.signer is not None and found.confirmed:
-        # Anybody can sign with a key of their own: it proves something only to somebody who knows the server's.
-        unknown = "" if key_given else "; check that it is the server's"
-        say(console, f"signed with the key {found.signer}{unknown}")
+    if result.signer is not None and result.confirmed:
+        # Anyone can sign with their own key, so the reader must know which key is the server's.
+        advice = "" if key_given else "; check that it is the server's"
+        say(console, f"signed with the key {result.signer}{advice}")
     if client is not None:
-        say(console, f"{client}: candidate in {found.candidate[client]} rounds, picked in {found.picked[client]}")
+        say(console, f"{client}: candidate in {result.candidate[client]} rounds, picked in {result.picked[client]}")

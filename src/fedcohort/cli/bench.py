@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcohort.cli.experiment import INTERRUPTED
+from fedcohort.cli.experiment import INTERRUPTED, command_line
 from fedcohort.cli.options import (
     ClientOption,
     DeviceOption,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from fedcohort.simulate.rounds.runner import Simulation
 
-_QUICK = "A trial with --quick: one seed, 20 rounds. Everything runs; no number here is a result."
+_QUICK = "A trial with --quick: one seed, 20 rounds. It shows that everything runs; no number here is a result."
 
 
 def bench(
@@ -103,32 +102,37 @@ def bench(
     chosen = split_names(selectors, "--selectors") if selectors else run.every_selector()
     entries = selector_entries([name for name in chosen if name != "uniform"])
     only = split_names(settings, "--settings") if settings else ()
-    machine["command"] = " ".join(["fedcohort", *sys.argv[1:]])
+    machine["command"] = command_line()
     if suite == run.TIME:
         target = out_dir or default_out("bench-time")
-        times = run.plan_time(data, entries, _seeds(seeds), regimes=only, quick=quick, folder=folder)
-        for name, wanted in times.items():
-            simulation = run.begin_or_resume(wanted, target / name, **machine)
+        experiments = run.plan_time(data, entries, _seeds(seeds), regimes=only, quick=quick, folder=folder)
+        for name, experiment in experiments.items():
+            simulation = run.begin_or_resume(experiment, target / name, **machine)
             _run(simulation, console, f"the same command with --out {target}")
         _show_times(target, console, quick, format)
         return
     columns = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
-    for name, target in _pieces(data, suite, out_dir).items():
-        wanted, notes = run.plan(
+    for name, target in _targets(data, suite, out_dir).items():
+        experiment, notes = run.plan(
             name, entries, _seeds(seeds), settings=only, quick=quick, folder=folder, columns=columns
         )
         for note in notes:
             say(console, f"note: {note}")
-        _finish(run.begin(wanted, target, **machine), console, quick, format)
+        _finish(run.begin(experiment, target, **machine), console, quick, format)
 
 
-def _pieces(data: str, suite: str | None, out_dir: Path | None) -> dict[str, Path]:
-    """Return the datasets to run, each with the folder of its results."""
+def _targets(data: str, suite: str | None, out_dir: Path | None) -> dict[str, Path]:
+    """Return the datasets to run, each with the folder for its results."""
     from fedcohort.simulate.rounds.runner import default_out
+    from fedcohort.studies.benchmark.run import TIME
+    from fedcohort.studies.benchmark.suite import SUITES
 
     if suite is None:
         return {data: out_dir or default_out(f"bench-{PurePath(data).stem}")}
-    return {name: (out_dir or default_out(f"bench-{suite}")) / name for name in _datasets(suite)}
+    if suite not in SUITES:
+        raise typer.BadParameter(f"There is no suite {suite!r}. Known: {', '.join((*SUITES, TIME))}.")
+    folder = out_dir or default_out(f"bench-{suite}")
+    return {name: folder / name for name in SUITES[suite]}
 
 
 def _run(simulation: Simulation, console: Console, command: str) -> None:
@@ -154,7 +158,7 @@ def _show_times(target: Path, console: Console, quick: bool, format: Format) -> 
         if quick:
             say(out(), _QUICK)
         print_tables([ways(scores), selection(scores)], out())
-    say(console, f"the page: {target / 'bench.html'}")
+    say(console, f"page: {target / 'bench.html'}")
 
 
 def _finish(simulation: Simulation, console: Console, quick: bool, format: Format) -> None:
@@ -172,16 +176,7 @@ def _finish(simulation: Simulation, console: Console, quick: bool, format: Forma
         print_tables([matrix(scores), minorities(scores), robustness(scores)], out())
         for line in () if quick else scores.lines:
             say(out(), f"{line.label}: {line.sentence}")
-    say(console, f"the page: {simulation.out / 'bench.html'}")
-
-
-def _datasets(suite: str) -> tuple[str, ...]:
-    from fedcohort.studies.benchmark.run import TIME
-    from fedcohort.studies.benchmark.suite import SUITES
-
-    if suite not in SUITES:
-        raise typer.BadParameter(f"There is no suite {suite!r}. Known: {', '.join((*SUITES, TIME))}.")
-    return SUITES[suite]
+    say(console, f"page: {simulation.out / 'bench.html'}")
 
 
 def _submit(folder: Path, target: Path) -> None:
@@ -189,9 +184,10 @@ def _submit(folder: Path, target: Path) -> None:
     from fedcohort.studies.benchmark.submission import check_submission
 
     config, scores = folder / "config.toml", folder / "bench.json"
-    found = check_submission(config, scores)
-    best = max(found["selectors"], key=lambda entry: entry["mean_gain"])
-    stem = f"{found['data']}-{'-'.join(map(str, found['seeds']))}-{len(found['selectors'])}-selectors"
+    submission = check_submission(config, scores)
+    selectors = submission["selectors"]
+    best = max(selectors, key=lambda entry: entry["mean_gain"])
+    stem = f"{submission['data']}-{'-'.join(map(str, submission['seeds']))}-{len(selectors)}-selectors"
     target.mkdir(parents=True, exist_ok=True)
     for source, suffix in ((config, ".toml"), (scores, ".json")):
         write_atomically(target / f"{stem}{suffix}", source.read_bytes())

@@ -1,4 +1,4 @@
-"""``fedcohort check``: run the conformance suite on somebody's selector."""
+"""``fedcohort check``: run the conformance suite on a selector."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _checks_to_skip(items: list[str]) -> dict[str, str]:
     from fedcohort.core.registry import suggest
     from fedcohort.testing import CHECKS
 
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for item in items:
         name, _, reason = item.partition("=")
         if name not in CHECKS:
@@ -31,21 +31,21 @@ def _checks_to_skip(items: list[str]) -> dict[str, str]:
                 f"There is no check {name!r}. Known: {', '.join(CHECKS)}.",
                 hint=suggest(name, CHECKS),
             )
-        found[name] = reason or "skipped with --skip"
-    return found
+        reasons[name] = reason or "skipped with --skip"
+    return reasons
 
 
 def _run_check(name: str, forms: Mapping[str, Selector[Any]]) -> dict[str, Any]:
-    """Run one check on every form of a selector; one about the class alone, such as its documentation, once."""
+    """Run one check on every form of a selector, or once if it is about the class, such as its documentation."""
     from fedcohort.testing import ConformanceError
     from fedcohort.testing.conformance import ABOUT_THE_CLASS, run_check
 
     started = time.perf_counter()
     problem = None
     try:
-        for form, one in forms.items():
+        for form, selector in forms.items():
             if form == "as given" or name not in ABOUT_THE_CLASS:
-                run_check(name, one)
+                run_check(name, selector)
     except ConformanceError as error:
         problem = error.message
     seconds = round(time.perf_counter() - started, 3)
@@ -88,7 +88,7 @@ def check(
             for name in CHECKS
         ]
     failed = [r for r in results if r["passed"] is False]
-    done = len(results) - len(skipped)
+    run = len(results) - len(skipped)
     if format is Format.JSON:
         print_json({"selector": target, "passed": not failed, "checks": results})
     else:
@@ -96,6 +96,6 @@ def check(
         rows = [(r["check"], words[r["passed"]], f"{r['seconds']:.2f}", r["problem"]) for r in results]
         out().print(table(["check", "result", "#seconds", "problem"], rows))
     if failed:
-        say(console, f"{target} fails {len(failed)} of {done} checks.", style="bold red")
+        say(console, f"{target} fails {len(failed)} of {run} checks.", style="bold red")
         raise typer.Exit(1)
-    say(console, f"{target} passes all {done} checks" + (f"; {len(skipped)} skipped." if skipped else "."))
+    say(console, f"{target} passes all {run} checks" + (f"; {len(skipped)} skipped." if skipped else "."))

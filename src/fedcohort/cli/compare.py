@@ -45,7 +45,7 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="N", help="How many, or a list such as 1,5,7.")
+        str | None, typer.Option("--seeds", metavar="N", help="How many seeds, or a list such as 1,5,7.")
     ] = None,
     data: DataOption = None,
     label: LabelOption = None,

@@ -27,7 +27,8 @@ def dashboard(
 ) -> None:
     """Follow experiments and live runs in a browser.
 
-    The page shows the progress, curves, cohorts and stragglers of every run in DIR, and explains a choice on a click.
+    The page shows the progress, curves, cohorts and stragglers of every run in DIR. Click a client to see why it was
+    picked.
 
     Examples: fedcohort dashboard runs; fedcohort dashboard server.sqlite --port 9000;
     FEDCOHORT_TOKEN=... fedcohort dashboard runs --host 0.0.0.0

@@ -23,11 +23,11 @@ from fedcohort.core.terminal import err, say
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow
 from fedcohort.simulate.leaderboard.words import names, percent
 
-_BADLY = -0.01  # below uniform selection of the same training by more than this, in most seeds
+_BADLY = -0.01  # difference to uniform selection with the same training that needs an explanation
 
 
 def fair_baseline(config: Mapping[str, Any], label: str, baseline: str) -> str:
-    """Return the uniform selection that trains as ``label`` does, so that what is left is the choice of clients."""
+    """Return the uniform selection that trains as ``label`` does, so that only the choice of clients differs."""
     selectors = config["selectors"]
     for other, entry in selectors.items():
         if entry["name"] == "uniform" and entry.get("local") == selectors[label].get("local"):
@@ -36,15 +36,15 @@ def fair_baseline(config: Mapping[str, Any], label: str, baseline: str) -> str:
 
 
 def _difference(row: LeaderRow, other: LeaderRow) -> tuple[float, float]:
-    """Return the mean difference of terminal accuracy over common seeds, and the share of them in which it is below."""
-    theirs = {seed.seed: seed.terminal for seed in other.seeds}
-    pairs = [seed.terminal - theirs[seed.seed] for seed in row.seeds if seed.seed in theirs]
-    pairs = [value for value in pairs if not math.isnan(value)]
-    return sum(pairs) / len(pairs), sum(value < 0 for value in pairs) / len(pairs)
+    """Return the mean difference of terminal accuracy over common seeds, and the share of seeds with a loss."""
+    others = {seed.seed: seed.terminal for seed in other.seeds}
+    differences = [seed.terminal - others[seed.seed] for seed in row.seeds if seed.seed in others]
+    differences = [value for value in differences if not math.isnan(value)]
+    return sum(differences) / len(differences), sum(value < 0 for value in differences) / len(differences)
 
 
 def summarise(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[str]:
-    """Say in one sentence for each setting who ends highest, and how much of that is the choice of clients."""
+    """Say for each setting which selector ends highest, and how much of its gain comes from the choice of clients."""
     return [f"In {board.setting}, {_best(board, config)}." for board in boards]
 
 
@@ -64,17 +64,17 @@ def _best(board: Leaderboard, config: Mapping[str, Any]) -> str:
     gain = _difference(best, rows[board.baseline])[0]
     text += f", {board.metric.difference(gain)} over {board.baseline}"
     if fair == best.label:
-        return f"{text}; this is due to its loss, because its clients are chosen at random"
+        return f"{text}; this comes from its loss function, because its clients are chosen at random"
     if fair == board.baseline or fair not in rows:
         return text
-    # What uniform selection with the same loss does not reach is what the choice of clients is worth.
-    chosen = _difference(best, rows[fair])[0]
-    loss, choice = board.metric.difference(gain - chosen), board.metric.difference(chosen)
-    return f"{text}; {loss} of it come from its loss and {choice} from its choice of clients"
+    # The gain over uniform selection with the same loss function is what the choice of clients is worth.
+    by_choice = _difference(best, rows[fair])[0]
+    loss, choice = board.metric.difference(gain - by_choice), board.metric.difference(by_choice)
+    return f"{text}; of this, {loss} come from its loss function and {choice} from its choice of clients"
 
 
 def compare_worst_groups(boards: Sequence[Leaderboard]) -> list[str]:
-    """Say for each setting which selector serves the worst group best: a mean over all clients hides a minority."""
+    """Say for each setting which selector serves the worst group best, because a mean hides minorities."""
     sentences = []
     for board in boards:
         ends = {row.label: row.fair("worst_group").mean for row in board.rows if not row.lost}
@@ -91,14 +91,14 @@ def compare_worst_groups(boards: Sequence[Leaderboard]) -> list[str]:
 
 
 def known_reasons() -> dict[str, dict[str, str]]:
-    """Return why a selector may do badly, by setting and label; written beside the configuration."""
+    """Return why a selector may do badly, by setting and label."""
     folder = importlib.resources.files("fedcohort.simulate.config") / "builtin" / "remarks"
     return tomllib.loads((folder / "demo.toml").read_text())
 
 
 def explain_losses(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> list[str]:
-    """Explain every selector that does badly somewhere: worse than uniform selection with the same training."""
-    sentences, known = [], known_reasons()
+    """Explain every selector that does worse than uniform selection with the same training."""
+    sentences, reasons = [], known_reasons()
     for board in boards:
         rows = {row.label: row for row in board.rows if not math.isnan(row.terminal.mean)}
         for label, row in rows.items():
@@ -108,10 +108,9 @@ def explain_losses(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> 
                 continue
             difference, losses = _difference(row, rows[fair])
             if difference < _BADLY and losses > 0.5:
-                why = known.get(board.setting, {}).get(label, "with so few seeds that may be chance")
-                sentences.append(
-                    f"{label} in {board.setting} ends {board.metric.difference(difference)} against {fair}: {why}."
-                )
+                why = reasons.get(board.setting, {}).get(label, "with so few seeds, this may be chance")
+                points = board.metric.difference(difference)
+                sentences.append(f"{label} in {board.setting} ends {points} compared with {fair}: {why}.")
     return sentences
 
 
@@ -125,8 +124,8 @@ def demo(
 ) -> None:
     """Compare nine selectors on handwritten digits and write a report.
 
-    The demo has two federations: one with skewed labels, one with wrong labels and clients of different speed. Each
-    selector runs in the federation it was designed for. The data is the digits dataset of scikit-learn.
+    The demo has two federations: one with skewed labels, and one with wrong labels and clients of different speeds.
+    Each selector runs in the federation it was designed for. The data is the digits dataset of scikit-learn.
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
     """
@@ -152,27 +151,23 @@ def demo(
     )
     results = load(folder)
     boards = results.leaderboards()
-    sentences, reasons = summarise(boards, results.config), explain_losses(boards, results.config)
-    groups = compare_worst_groups(boards)
+    remarks = (
+        " ".join(summarise(boards, results.config)),
+        *compare_worst_groups(boards),
+        *explain_losses(boards, results.config),
+    )
     with err(quiet).status("drawing the report"):
-        found = assemble([folder], title="Demonstration")
-        page = build_report(replace(found, remarks=(" ".join(sentences), *groups, *reasons)))
+        page = build_report(replace(assemble([folder], title="Demonstration"), remarks=remarks))
     write_atomically(folder / "report.html", page.encode())
-    program = _program()
-    lines = [
-        " ".join(sentences),
-        *groups,
-        *reasons,
-        f"Report: {folder / 'report.html'}",
-        f"Next: {program} compare --selectors uniform,balanced,fedcbs --seeds 5",
-    ]
-    for line in lines:
+    for line in remarks:
         say(out(), line)
+    say(out(), f"Report: {folder / 'report.html'}")
+    say(out(), f"Next: {_program()} compare --selectors uniform,balanced,fedcbs --seeds 5")
 
 
 def _program() -> str:
-    """Return how this command is called from here."""
-    called = Path(sys.argv[0])
-    if shutil.which("fedcohort") or called.name != "fedcohort":
+    """Return the command that runs fedcohort from here."""
+    program = Path(sys.argv[0])
+    if shutil.which("fedcohort") or program.name != "fedcohort":
         return "fedcohort"
-    return os.path.relpath(called)
+    return os.path.relpath(program)

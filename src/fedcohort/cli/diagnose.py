@@ -46,21 +46,20 @@ def diagnose(
     discarded. Their loss changes along principal components are compared with a Gaussian, and their covariance with
     that of the previous check, to see whether it is stationary.
 
-    Examples: fedcohort diagnose --data digits --scenario fedcor-2spc --picture diagnosis.svg
+    Example: fedcohort diagnose --data digits --scenario fedcor-2spc --picture diagnosis.svg
     """
-    from fedcohort.studies.diagnose import diagnose as look
+    from fedcohort.studies import diagnose as study
 
     console = err(quiet or format is Format.JSON)
-    wanted = {"data": data, "folder": folder, "scenario": scenario, "cohort": cohort}
-    settings = configuration(config, wanted, set_ or [])
+    settings = configuration(config, set_, data=data, folder=folder, scenario=scenario, cohort=cohort)
     with rounds_bar(console, "rounds") as (start, advance):
-        found = look(
+        diagnosis = study.diagnose(
             settings, looks=looks, every=every, samples=samples, device=device, on_start=start, on_round=advance
         )
     if picture is not None:
         from fedcohort.studies.diagnosis_plot import diagnosis_svg
 
-        write_file(picture.resolve(), diagnosis_svg(found).encode())
+        write_file(picture.resolve(), diagnosis_svg(diagnosis).encode())
         say(console, f"wrote {picture}")
     rows = [
         {
@@ -70,25 +69,25 @@ def diagnose(
             "skewness": normal.skewness.tolist(),
             "excess_kurtosis": normal.excess_kurtosis.tolist(),
             "p_value": normal.p_value.tolist(),
-            "similarity": None if i == 0 else float(found.similarity[i - 1]),
+            "similarity": None if i == 0 else float(diagnosis.similarity[i - 1]),
         }
-        for i, (at, normal) in enumerate(zip(found.rounds.tolist(), found.normality, strict=True))
+        for i, (at, normal) in enumerate(zip(diagnosis.rounds.tolist(), diagnosis.normality, strict=True))
     ]
     if format is Format.JSON:
-        print_json({"samples": samples, "distance": found.distance, "verdict": found.verdict, "looks": rows})
+        print_json({"samples": samples, "distance": diagnosis.distance, "verdict": diagnosis.verdict, "looks": rows})
         return
     cells = []
-    for i, normal in enumerate(found.normality):
+    for i, normal in enumerate(diagnosis.normality):
         shares = " ".join(f"{share:.0%}" for share in normal.explained[:3])
-        away = " ".join(f"{distance:.2f}" for distance in normal.distance[:3])
-        alike = "" if i == 0 else f"{found.similarity[i - 1]:.2f}"
-        cells.append([int(found.rounds[i]), shares, away, alike])
-    columns = ["#round", "variance of 3 components", "distance to a Gaussian", "#similarity to the previous check"]
+        distances = " ".join(f"{distance:.2f}" for distance in normal.distance[:3])
+        similarity = "" if i == 0 else f"{diagnosis.similarity[i - 1]:.2f}"
+        cells.append([int(diagnosis.rounds[i]), shares, distances, similarity])
+    columns = ["#round", "variance of 3 components", "distance from a Gaussian", "#similarity to the previous check"]
     out().print(table(columns, cells, title="loss changes under uniform cohorts"))
     say(
         console,
-        f"Distance is Kolmogorov's: 0 for a Gaussian; {samples} samples of a true Gaussian nearly always stay below "
-        f"{found.chance:.2f}. Similarity is the cosine of the covariances: 1 if they are unchanged.",
+        f"The distance is Kolmogorov's, 0 for a Gaussian; {samples} samples of a true Gaussian are nearly always below "
+        f"{diagnosis.chance:.2f}. The similarity is the cosine between covariances, 1 if they are unchanged.",
     )
-    say(out(), found.verdict, style="bold")
-    say(console, "To see whether that pays: fedcohort compare --selectors uniform,fedcor on the same data.")
+    say(out(), diagnosis.verdict, style="bold")
+    say(console, "To see whether FedCor pays off, run fedcohort compare --selectors uniform,fedcor on the same data.")

@@ -1,4 +1,4 @@
-"""What ``run`` and ``compare`` share: live progress, Ctrl-C, the table at the end."""
+"""Shared by the commands that run experiments: live progress, Ctrl-C, the table at the end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedcohort.api import simulator
 from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.terminal import err, say
 from fedcohort.simulate.leaderboard import leaderboard_table
+from fedcohort.simulate.leaderboard.words import quantity
 from fedcohort.simulate.rounds.progress import run_with_progress
 from fedcohort.simulate.store.results import load
 
@@ -42,10 +43,7 @@ def launch(
     format: Format,
     explain: bool = False,
 ) -> None:
-    """Run a new experiment, or continue the one in ``resume``, as the options of the command line say.
-
-    Everything is checked before the first round.
-    """
+    """Run a new experiment, or continue the one in ``resume``, with the command line's options."""
     simulate = simulator()
     if resume is not None:
         simulation: Simulation = simulate.Simulation.open(
@@ -79,18 +77,15 @@ def command_line() -> str:
 def execute(
     simulation: Simulation, *, quiet: bool, format: Format, track: Sequence[str], explain: bool = False
 ) -> None:
-    """Run an experiment to its end, print the table, leave with the right exit code."""
+    """Run an experiment to its end, print the table, and exit with the right code."""
     console = err(quiet)
     if track:
         from fedcohort.report.trackers import tracker
 
         simulation.listeners += [tracker(name, simulation.out) for name in track]
-    runs, groups = len(simulation.experiment.plans), len(simulation.prepared.groups)
-    say(
-        console,
-        f"{runs} run{'s' * (runs != 1)} in {groups} lock-step group{'s' * (groups != 1)}, {simulation.total} rounds in "
-        f"total; results in {simulation.out}",
-    )
+    runs = quantity(len(simulation.experiment.plans), "run")
+    groups = quantity(len(simulation.prepared.groups), "lock-step group")
+    say(console, f"{runs} in {groups}, {simulation.total} rounds in total; results in {simulation.out}")
     began = time.monotonic()
     state = run_with_progress(simulation, console)
     if state == "interrupted":
@@ -99,8 +94,8 @@ def execute(
     results = load(simulation.out)
     boards = results.leaderboards()
     if format is Format.JSON:
-        shown = [board.to_dict() for board in boards]
-        print_json({"out": str(simulation.out), "state": state, "leaderboards": shown})
+        leaderboards = [board.to_dict() for board in boards]
+        print_json({"out": str(simulation.out), "state": state, "leaderboards": leaderboards})
     else:
         tables = [leaderboard_table(board, explain=explain) for board in boards]
         if not explain:

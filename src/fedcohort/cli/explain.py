@@ -26,86 +26,77 @@ from fedcohort.simulate.store.results import open_journal
 _MAX_FAILED = 30  # clients that failed, shown at most
 
 
-def explain(  # the command line's options are this signature
+def explain(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="An experiment's directory, or a session's .sqlite journal.")
     ],
     round_: Annotated[
         int | None,
-        typer.Option(
-            "--round",
-            "-r",
-            min=0,
-            max=MAX_ROUND,
-            help="The round to explain, counted from 0.",
-        ),
+        typer.Option("--round", "-r", min=0, max=MAX_ROUND, help="The round to explain, counted from 0."),
     ] = None,
     client: Annotated[
-        str | None,
-        typer.Option("--client", "-c", help="The client to explain, by number or name."),
+        str | None, typer.Option("--client", "-c", help="The client to explain, by number or name.")
     ] = None,
     name: Annotated[str | None, typer.Option("--run", help="The run's name, if the experiment has several.")] = None,
-    nearly: Annotated[int, typer.Option(min=0, help="How many of the nearly picked clients to show.")] = NEARLY,
+    nearly: Annotated[int, typer.Option(min=0, help="How many nearly picked clients to show.")] = NEARLY,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Explain why clients were picked, or were not.
 
     With --round, it shows the scores of the clients that were picked or nearly picked, and what shadow selectors would
-    have picked. With --client alone, it shows that client's history. With neither, it summarises the run: how it
-    ended, who failed and why, and who was never picked.
+    have picked. With only --client, it shows that client's history. With neither, it summarises the run: how it ended,
+    which clients failed and why, and which were never picked.
 
     Examples: fedcohort explain server.sqlite; fedcohort explain runs/digits --run fedcor-s0 --round 37;
     fedcohort explain runs/digits --run fedcor-s0 --round 37 --client 12; fedcohort explain server.sqlite --round 5;
     fedcohort explain server.sqlite --client clinic-north
     """
-    if round_ is None:
-        journal = find_journal(run, name)
-        if client is None:
-            _explain_run(journal, format)
-        else:
-            _explain_client(journal, client, format)
-        return
-    why = explain_journal(find_journal(run, name), round_, client, nearly=nearly)
-    if format is Format.JSON:
-        print_json(as_json(why))
-        return
-    _print_reasons(why)
-    _print_shadows(why, find_journal(run, name))
+    journal = find_journal(run, name)
+    if round_ is not None:
+        why = explain_journal(journal, round_, client, nearly=nearly)
+        if format is Format.JSON:
+            print_json(as_json(why))
+            return
+        _print_reasons(why)
+        _print_shadows(why, journal)
+    elif client is not None:
+        _explain_client(journal, client, format)
+    else:
+        _explain_run(journal, format)
 
 
 def _print_reasons(why: Why) -> None:
     """Print why the cohort, or the client, was chosen, and the scores behind it."""
-    console = out()
-    say(console, why.explanation.reason, style="bold")
-    found = why.explanation
-    if found.rule:
-        say(console, found.rule)
-    for line in _replies(found):
+    console, explanation = out(), why.explanation
+    say(console, explanation.reason, style="bold")
+    if explanation.rule:
+        say(console, explanation.rule)
+    for line in _replies(explanation):
         say(console, line)
-    for key, value in found.notes.items():
+    for key, value in explanation.notes.items():
         say(console, f"{key}: {value:.6g}" if isinstance(value, float) else f"{key}: {value}")
-    if found.coverage is not None:
-        say(console, f"Warning: {found.coverage}.", style="yellow")
+    if explanation.coverage is not None:
+        say(console, f"Warning: {explanation.coverage}.", style="yellow")
     console.print(score_table(why))
     for part in why.parts:
-        if part in found.meanings:
-            say(console, f"{part}: {found.meanings[part]}", style="dim")
+        if part in explanation.meanings:
+            say(console, f"{part}: {explanation.meanings[part]}", style="dim")
 
 
-def _replies(found: Explanation) -> Iterator[str]:
-    """Yield what came back: of one client its reply, of a cohort the failures and the lowest score picked."""
-    if found.client is not None:
-        if found.status is not None:
-            yield f"Its reply: {found.failures.get(found.name or '', found.status)}."
+def _replies(explanation: Explanation) -> Iterator[str]:
+    """Yield the reply of one client, or the failures of a cohort and its lowest score."""
+    if explanation.client is not None:
+        if explanation.status is not None:
+            yield f"Its reply: {explanation.failures.get(explanation.name or '', explanation.status)}."
         return
-    for failed, what in found.failures.items():
-        yield f"{failed}: {what}"
-    if found.threshold is not None:
-        yield f"The lowest score picked was {found.threshold:.5g}."
+    for name, failure in explanation.failures.items():
+        yield f"{name}: {failure}"
+    if explanation.threshold is not None:
+        yield f"The lowest score picked was {explanation.threshold:.5g}."
 
 
 def _print_shadows(why: Why, journal: Path) -> None:
-    """Print what shadow selectors would have picked, in this round and over all."""
+    """Print what shadow selectors would have picked, in this round and over all rounds."""
     console = out()
     for shadow in as_json(why)["shadows"]:
         if shadow["note"]:
@@ -116,29 +107,30 @@ def _print_shadows(why: Why, journal: Path) -> None:
         say(console, line)
     if why.explanation.shadows:
         say(console, "Over all rounds:")
-        for past in read_account(journal).shadows:
-            say(console, past.sentence())
+        for summary in read_account(journal).shadows:
+            say(console, summary.sentence())
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
 
 
 def _explain_run(journal: Path, format: Format) -> None:
-    """Show what became of a run."""
-    found = read_account(journal)
+    """Show how a run went."""
+    account = read_account(journal)
     if format is Format.JSON:
-        print_json(found.to_dict())
+        print_json(account.to_dict())
         return
     console = out()
-    for line in (*ending(found), *(shadow.sentence() for shadow in found.shadows)):
+    for line in (*ending(account), *(shadow.sentence() for shadow in account.shadows)):
         say(console, line)
-    troubled = [c for c in found.clients if c.reason]
-    if not troubled:
+    failed = [client for client in account.clients if client.reason]
+    if not failed:
         return
-    result = Table(
-        "client", "picked", "valid models", "the last time it returned no model", header_style="bold", box=SIMPLE_HEAD,
-        pad_edge=False,
-    )  # fmt: skip
-    for client in sorted(troubled, key=lambda c: c.statuses.get("OK", 0) - c.picked)[:_MAX_FAILED]:
-        sound = str(client.statuses.get("OK", 0))
-        result.add_row(printable(client.name), str(client.picked), sound, printable(client.reason))
+    result = _table("client", "picked", "valid models", "the last time it returned no model")
+    for client in sorted(failed, key=lambda c: c.statuses.get("OK", 0) - c.picked)[:_MAX_FAILED]:
+        valid = str(client.statuses.get("OK", 0))
+        result.add_row(printable(client.name), str(client.picked), valid, printable(client.reason))
     console.print(result)
 
 
@@ -151,34 +143,26 @@ def _explain_client(journal: Path, client: str, format: Format) -> None:
         return
     console = out()
     say(console, f"Client {client} was picked in {sum(p.picked for p in parts)} of {quantity(len(parts), 'round')}.")
-    result = Table(
-        "round",
-        "picked",
-        "what happened, or why it was not picked",
-        header_style="bold",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    result = _table("round", "picked", "what happened, or why it was not picked")
     for part in parts:
-        # The client is named above the table and the round in its row.
-        what = part.outcome.removeprefix(f"Client {part.name} was ").replace(f" in round {part.round}", "", 1)
+        # The client is named above the table, and the round in its row.
+        outcome = part.outcome.removeprefix(f"Client {part.name} was ").replace(f" in round {part.round}", "", 1)
         style = "" if part.picked else "dim"
-        result.add_row(str(part.round), "yes" if part.picked else "no", printable(what), style=style)
+        result.add_row(str(part.round), "yes" if part.picked else "no", printable(outcome), style=style)
     console.print(result)
 
 
 def score_table(why: Why) -> Table:
     """Return the picked clients and the next best, with their scores, for a terminal."""
-    scored = any(row.score is not None for row in (*why.picked, *why.nearly))
-    result = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    result.add_column("client")
-    result.add_column("picked")
+    rows = [*why.picked, *why.nearly]
+    scored = any(row.score is not None for row in rows)
+    result = _table("client", "picked")
     if scored:
         for column in ("rank", "score", *why.parts):
             result.add_column(printable(column), justify="right")
-    rows = [*why.picked, *why.nearly]
-    asked = [row for row in why.explanation.rows if why.explanation.client is not None and row not in rows]
-    for row in (*rows, *asked):
+    if why.explanation.client is not None:
+        rows += [row for row in why.explanation.rows if row not in rows]
+    for row in rows:
         result.add_row(*_cells(row, why, scored), style=_style(row, why))
     return result
 

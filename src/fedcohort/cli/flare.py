@@ -15,17 +15,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.terminal import err, say
 from fedcohort.core.version import __version__
 
-flare_app = typer.Typer(
-    name="flare",
-    help="Create jobs for a live federation on NVIDIA FLARE.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-
-
-@flare_app.callback()
-def flare() -> None:
-    """Create jobs for a live federation on NVIDIA FLARE."""
+flare_app = typer.Typer(help="Create jobs for a live federation on NVIDIA FLARE.", no_args_is_help=True)
 
 
 @flare_app.command("new")

@@ -14,17 +14,7 @@ from fedcohort.cli.templates import check_name, template_files, write_app
 from fedcohort.core.terminal import err, say
 from fedcohort.core.version import __version__
 
-flower_app = typer.Typer(
-    name="flower",
-    help="Create apps for a live federation on Flower.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-
-
-@flower_app.callback()
-def flower() -> None:
-    """Create apps for a live federation on Flower."""
+flower_app = typer.Typer(help="Create apps for a live federation on Flower.", no_args_is_help=True)
 
 
 @flower_app.command("new")

@@ -17,6 +17,7 @@ from fedcohort.core.terminal import err, say
 from fedcohort.core.text import printable
 
 if TYPE_CHECKING:
+    from fedcohort.core.params import ParameterInfo
     from fedcohort.core.protocol import Selector
 
 
@@ -32,7 +33,7 @@ def init(
         ),
     ] = "uniform,fedcor",
     out_: Annotated[
-        Path, typer.Option("--out", "-o", help="The file to write; an existing file is kept.", dir_okay=False)
+        Path, typer.Option("--out", "-o", help="The file to write; it must not exist yet.", dir_okay=False)
     ] = Path("experiment.toml"),
 ) -> None:
     """Write a commented experiment.toml to start from.
@@ -51,7 +52,7 @@ def init(
 
 
 def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
-    """Return the text of a configuration: checked, complete, every key with its meaning."""
+    """Return the text of a complete and checked configuration, with the meaning of every key."""
     from fedcohort.scenario.presets import find_preset, preset_table
     from fedcohort.simulate.comparison import selector_entries, supply
     from fedcohort.simulate.config.experiment import Experiment
@@ -59,16 +60,16 @@ def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
     from fedcohort.simulate.data import DATASETS
     from fedcohort.training.local import LocalTraining
 
-    found = find_preset(name)
+    preset = find_preset(name)
     if not selectors:
         raise InputError("An experiment needs at least one selector.", hint="--selectors uniform,fedcor")
     table = preset_table(name, data)
     table["selectors"] = selector_entries(selectors)
     changes = supply(table)
     experiment = Experiment.from_dict({**table, "name": file.stem})
-    training = found.training_on(data)
+    training = preset.training_on(data)
     lines = [
-        f"# {name}: {found.meaning} ({found.source}).",
+        f"# {name}: {preset.meaning} ({preset.source}).",
         f"# Written by 'fedcohort init {name}'; run it with: fedcohort run {printable(file.name)}",
         "# Lines that begin with '#' show other options with their defaults.",
         f"name = {_toml(file.stem)}",
@@ -76,13 +77,13 @@ def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
         "",
         "[data]",
         f'name = "{data}"{_note("one of " + ", ".join(DATASETS.names()))}',
-        '# folder = "..."                  # where the files are, when they are not in the usual places',
+        '# folder = "..."                  # where the files are, if not in the usual places',
         "",
         *[f"# {text[0].upper()}{text[1:]}." for text in changes],
         "[scenario]",
         f'preset = "{name}"',
         *[f"{key} = {_toml(value)}" for key, value in table["scenario"].items() if key != "preset"],
-        *[f"#   {line}" for line in found.scenario.describe().splitlines()],
+        *[f"#   {line}" for line in preset.scenario.describe().splitlines()],
         "",
         "[model]",
         'name = "mlp"                      # see: fedcohort list models',
@@ -113,34 +114,37 @@ def _toml(value: Any) -> str:
     return to_toml({"value": value}).removeprefix("value = ").strip()
 
 
-def _section(name: str, kind: type[Any], given: Mapping[str, Any]) -> list[str]:
-    """Return a section: what is given, then what else there is as comments, each with its meaning."""
+def _commented(info: ParameterInfo) -> str:
+    """Return a parameter with its default and meaning, as a comment."""
+    default = "..." if info.default is None else _toml(info.default)
+    return f"# {info.name} = {default}{_note(info.meaning)}"
+
+
+def _section(name: str, kind: type[Any], values: Mapping[str, Any]) -> list[str]:
+    """Return a section: the keys in ``values``, then all others as comments, each with its meaning."""
     from fedcohort.core.params import parameters
     from fedcohort.simulate.config.toml import LENGTHS
 
     lines, others = [f"[{name}]"], []
     for info in parameters(kind):
-        if info.name in given:
-            lines.append(f"{info.name} = {_toml(given[info.name])}{_note(info.meaning)}")
+        if info.name in values:
+            lines.append(f"{info.name} = {_toml(values[info.name])}{_note(info.meaning)}")
         elif name == "local" and info.name in LENGTHS:
             others.append(f"# {info.name} = ...{_note(f'{info.meaning}; in place of the length above')}")
         else:
-            shown = "..." if info.default is None else _toml(info.default)
-            others.append(f"# {info.name} = {shown}{_note(info.meaning)}")
+            others.append(_commented(info))
     return [*lines, *others, ""]
 
 
 def _selector(label: str, selector: Selector[Any], entry: Mapping[str, Any]) -> list[str]:
-    """Return the section of a selector, its parameters as comments."""
+    """Return the section of a selector, with its parameters as comments."""
     from fedcohort.core.params import parameters
     from fedcohort.simulate.config.toml import to_toml
 
     head = to_toml({"selectors": {label: {"x": 0}}}).splitlines()[0]
     lines = [head, *([f"name = {_toml(entry['name'])}"] if entry["name"] != label else [])]
-    for section, why in (("filter", "it learns from which models are kept"), ("aggregator", "it is unbiased with it")):
+    reasons = {"filter": "the selector learns from which models are kept", "aggregator": "makes the selector unbiased"}
+    for section, reason in reasons.items():
         if section in entry:
-            lines.append(f"{section} = {{name = {_toml(entry[section]['name'])}}}{_note(why)}")
-    for info in parameters(type(selector)):
-        shown = "..." if info.default is None else _toml(info.default)
-        lines.append(f"# {info.name} = {shown}{_note(info.meaning)}")
-    return [*lines, ""]
+            lines.append(f"{section} = {{name = {_toml(entry[section]['name'])}}}{_note(reason)}")
+    return [*lines, *map(_commented, parameters(type(selector))), ""]

@@ -1,4 +1,4 @@
-"""``fedcohort journal``: what an operator does to the record of a run."""
+"""``fedcohort journal``: check, copy and change the journal of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from fedcohort.audit.verification import examine
-from fedcohort.cli.options import MAX_ROUND, FormatOption, SignOption, TrustOption, import_selectors
+from fedcohort.cli.options import (
+    MAX_ROUND,
+    FormatOption,
+    JournalArgument,
+    OpenJournalArgument,
+    SignOption,
+    TrustOption,
+    import_selectors,
+)
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.protocol import SELECTORS
@@ -29,14 +37,9 @@ journal_app = typer.Typer(
 )
 
 
-@journal_app.callback()
-def _root() -> None:
-    """Check, audit, copy or change the journal of a run, and its rules."""
-
-
 @journal_app.command("verify")
 def verify(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")],
+    journal: OpenJournalArgument,
     replay: Annotated[
         bool, typer.Option("--replay/--no-replay", help="Replay the session and compare every cohort.")
     ] = True,
@@ -46,38 +49,37 @@ def verify(
     """Check a journal for damage and inconsistencies.
 
     The checks cover the file, checksums, commits, order and rules, and whether the cohorts follow from the seed. Checks
-    that the journal does not allow are listed. Nothing is changed, so the folder may be read-only. Exits with 1 if
-    something is wrong.
+    that are not possible with this journal are listed. Nothing is changed, so the folder may be read-only. Exits with 1
+    if something is wrong.
 
     Example: fedcohort journal verify run.sqlite
     """
     import_selectors(selector)
-    found = examine(journal, again=replay)
+    result = examine(journal, again=replay)
     if format is Format.JSON:
         print_json(
             {
-                "sound": found.sound,
-                "version": found.version,
-                "commits": None if found.seal is None else found.seal.commits,
-                "generation": None if found.seal is None else found.seal.generation,
-                "in_use": None if found.seal is None else found.seal.in_use,
-                "checks": [{"check": f.check, "sound": f.sound, "text": f.text} for f in found.findings],
+                "sound": result.sound,
+                "version": result.version,
+                "commits": None if result.seal is None else result.seal.commits,
+                "generation": None if result.seal is None else result.seal.generation,
+                "in_use": None if result.seal is None else result.seal.in_use,
+                "checks": [{"check": f.check, "sound": f.sound, "text": f.text} for f in result.findings],
             }
         )
     else:
         words = {True: "ok", False: "WRONG", None: "-"}
-        for finding in found.findings:
-            line = f"{finding.check:8} {words[finding.sound]:6} {finding.text}"
-            say(out(), line)
-        verdict = "nothing is wrong" if found.sound else "something is WRONG"
+        for finding in result.findings:
+            say(out(), f"{finding.check:8} {words[finding.sound]:6} {finding.text}")
+        verdict = "nothing is wrong" if result.sound else "something is WRONG"
         say(out(), f"{journal}: {verdict}.")
-    if not found.sound:
+    if not result.sound:
         raise typer.Exit(1)
 
 
 @journal_app.command("copy")
 def copy_journal(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")],
+    journal: OpenJournalArgument,
     to: Annotated[Path, typer.Argument(metavar="FILE", help="The copy to write; it must not exist yet.")],
 ) -> None:
     """Copy a journal, even while the run is writing to it.
@@ -93,7 +95,7 @@ def copy_journal(
 
 @journal_app.command("recover")
 def recover(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    journal: JournalArgument,
     sign: SignOption = None,
 ) -> None:
     """Accept that a journal's newest commits are lost, so that the run can continue.
@@ -102,9 +104,10 @@ def recover(
 
     Example: fedcohort journal recover run.sqlite
     """
-    found = examine(journal, again=False)
-    commits = next((f for f in found.findings if f.check == "commits"), None)
-    if (commits is not None and commits.sound) or found.version < SCHEMA_VERSION:  # an older one cannot tell
+    result = examine(journal, again=False)
+    commits = next((f for f in result.findings if f.check == "commits"), None)
+    # Journals of older versions do not show whether commits are missing.
+    if (commits is not None and commits.sound) or result.version < SCHEMA_VERSION:
         say(out(), f"{journal} is complete; nothing was changed.")
         return
     key = None if sign is None else Signer(sign)
@@ -117,7 +120,7 @@ def recover(
 
 @journal_app.command("selector")
 def change_selector(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    journal: JournalArgument,
     name: Annotated[str, typer.Argument(metavar="SELECTOR", help="The new selector, with its defaults.")],
     selector: TrustOption = None,
     sign: SignOption = None,
@@ -141,7 +144,7 @@ def change_selector(
 
 @journal_app.command("export")
 def export_tables(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")],
+    journal: OpenJournalArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the Parquet files go.")],
 ) -> None:
     """Write picks, replies, metrics and events as Parquet files.
@@ -155,7 +158,7 @@ def export_tables(
 
 @journal_app.command("prune")
 def prune_details(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    journal: JournalArgument,
     keep: Annotated[int, typer.Option(min=0, max=MAX_ROUND, help="Keep the details of this many newest rounds.")],
     selector: TrustOption = None,
     sign: SignOption = None,
@@ -174,8 +177,8 @@ def prune_details(
 
 @journal_app.command("forget")
 def forget_client(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Its name.")],
+    journal: JournalArgument,
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")],
     block: Annotated[
         bool,
         typer.Option("--block", help="Also keep the client from joining again; a keyed digest of its name is kept."),
@@ -185,8 +188,9 @@ def forget_client(
 ) -> None:
     """Erase a client's name and data from a journal.
 
-    Its facts, numbers, scores and state are removed for good; the journal still proves that some client took part. The
-    command lists nearby files that still contain the name. Without --block the client may join again as a new one.
+    The client's facts, numbers, scores and state are removed for good. The journal still proves that some client took
+    part. The command lists nearby files that still contain the name. Without --block, the client may join again as a
+    new one.
 
     Example: fedcohort journal forget run.sqlite clinic-b --block
     """
@@ -206,7 +210,7 @@ def forget_client(
 
 @journal_app.command()
 def abandon(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")],
+    journal: JournalArgument,
     ticket: Annotated[
         int | None, typer.Option(max=MAX_ROUND, help="The pending cohort's ticket; default: the oldest.")
     ] = None,
@@ -216,7 +220,7 @@ def abandon(
 ) -> None:
     """Give up a pending cohort that cannot be finished.
 
-    Its clients are free again, and the run chooses a new cohort when it is next started.
+    Its clients are free again, and the run chooses a new cohort the next time it is started.
 
     Example: fedcohort journal abandon run.sqlite --reason "clinic-b is gone"
     """
@@ -229,8 +233,8 @@ def abandon(
         session.abandon(chosen, reason)
         say(
             out(),
-            f"Ticket {chosen} is abandoned; free again: {', '.join(names[:20])}. Round {session.round} will be chosen "
-            "again.",
+            f"Ticket {chosen} is abandoned; free again: {', '.join(names[:20])}. A new cohort will be chosen for round "
+            f"{session.round}.",
         )
 
 

@@ -20,7 +20,7 @@ def client_key(
 ) -> None:
     """Create a client's key and print the line that enrols the client.
 
-    Run this at the client; the key stays there. The key holder adds the line to its clients.txt.
+    Run this on the client's machine; the key stays there. The key holder adds the line to its clients.txt.
 
     Example: fedcohort privacy keyholder client-key client.key --name hospital-north
     """
@@ -62,7 +62,8 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 picks a free one.")] = 9443,
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="PEM file; required unless on 127.0.0.1.", dir_okay=False)
+        Path | None,
+        typer.Option("--certificate", help="PEM file; required unless --host is 127.0.0.1.", dir_okay=False),
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="The certificate's private key.", dir_okay=False)] = None,
 ) -> None:

@@ -33,7 +33,7 @@ class Kind(StrEnum):
     MODELS = "models"
 
 
-# By name, because half of them import torch, which takes seconds: only the one that is listed is loaded.
+# Names instead of imports: half of these modules import torch, which takes seconds, and only one is needed.
 _REGISTRIES = {
     Kind.SELECTORS: "fedcohort.core.protocol:SELECTORS",
     Kind.FILTERS: "fedcohort.training.filters:FILTERS",
@@ -49,8 +49,8 @@ _REGISTRIES = {
 def registry(kind: Kind) -> Registry[Any]:
     """Return the registry of a kind."""
     module, _, name = _REGISTRIES[kind].partition(":")
-    found: Registry[Any] = getattr(importlib.import_module(module), name)
-    return found
+    result: Registry[Any] = getattr(importlib.import_module(module), name)
+    return result
 
 
 def _summary(item: Any) -> str:
@@ -61,17 +61,16 @@ def _summary(item: Any) -> str:
 
 
 def _without_tex(formula: str) -> str:
-    """Return a formula of a docstring as plain text."""
+    """Return a formula as plain text."""
     plain = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", formula)
     return re.sub(r"\\[,;! ]|[{}]", "", plain).replace("\\", "")
 
 
 _ORIGINS = {
-    "fedcohort.selectors.papers": "paper",
-    "fedcohort.selectors.baselines": "baseline",
+    "fedcohort.selectors.papers": "paper",  # one of the five papers
+    "fedcohort.selectors.baselines": "baseline",  # of the literature
     "fedcohort.selectors.ours": "ours",
 }
-"""Where a selector is from, by the package it is in: one of the five papers, a baseline of the literature, or ours."""
 
 
 def _origin(item: Any) -> str:

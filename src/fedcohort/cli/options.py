@@ -10,11 +10,11 @@ import typer
 from fedcohort.cli.output import Format
 
 
-def split_names(text: str, what: str) -> list[str]:
-    """Split names that are separated by commas."""
+def split_names(text: str, option: str) -> list[str]:
+    """Split the names, separated by commas, of an option."""
     items = [item.strip() for item in text.split(",")]
     if not all(items):
-        raise typer.BadParameter(f"{what} must be names separated by commas. Got {text!r}.")
+        raise typer.BadParameter(f"{option} must be names separated by commas. Got {text!r}.")
     return items
 
 
@@ -34,7 +34,7 @@ def complete_selector(incomplete: str) -> list[str]:
 
 
 def complete_selectors(incomplete: str) -> list[str]:
-    """Complete the last of several selectors, separated by commas, with one not named before."""
+    """Complete the last of several selectors, separated by commas, with one that is not in the list yet."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in complete_selector(last) if name not in before.split(",")]
 
@@ -60,8 +60,12 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in MODELS.names() if name.startswith(incomplete)]
 
 
-MAX_ROUND = 2**63 - 1  # what a journal can count
-BaseArgument = Annotated[str | None, typer.Argument(help="A TOML file or a built-in one; default 'demo'.")]
+MAX_ROUND = 2**63 - 1  # the largest number in a journal
+JournalArgument = Annotated[Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal.")]
+OpenJournalArgument = Annotated[
+    Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")
+]
+BaseArgument = Annotated[str | None, typer.Argument(help="A TOML file or a built-in configuration; default 'demo'.")]
 DataOption = Annotated[
     str | None,
     typer.Option(
@@ -108,7 +112,7 @@ OutOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.")]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option("--processes", min=1, metavar="N", help="Processes in parallel; default: the fastest."),
+    typer.Option("--processes", min=1, metavar="N", help="Number of processes; default: the fastest."),
 ]
 OtherEngineOption = Annotated[
     bool,
@@ -129,7 +133,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results 
 
 
 def import_selectors(references: list[str] | None) -> None:
-    """Import the selectors that the user trusts, so that a journal may name them."""
+    """Import the selectors that the user trusts, so that journals can use them."""
     from fedcohort.core.protocol import SELECTORS
 
     for reference in references or ():

@@ -1,4 +1,4 @@
-"""Print for all commands: data on stdout, messages on stderr, JSON for machines, errors with a hint."""
+"""Output of all commands: data on stdout, messages on stderr, JSON for machines, errors with a hint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.text import Text
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.terminal import Terminal, err
 from fedcohort.core.text import printable
-from fedcohort.simulate.leaderboard.formats import Table as Shown
+from fedcohort.simulate.leaderboard.formats import Table as ResultTable
 from fedcohort.simulate.leaderboard.formats import to_text
 
 
@@ -30,9 +30,9 @@ class Format(StrEnum):
 
 
 def out() -> Terminal:
-    """Return the console for data: a terminal's lines are wrapped, those of a file or a pipe are not.
+    """Return the console for data; it wraps lines on a terminal, but not in a file or a pipe.
 
-    Made anew each time, so that a redirected stdout is honoured.
+    Each call returns a new console, so that a redirected stdout is respected.
     """
     return Terminal(soft_wrap=not sys.stdout.isatty())
 
@@ -73,7 +73,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | No
 
 @contextmanager
 def rounds_bar(console: Console, word: str) -> Iterator[tuple[Callable[[int], None], Callable[[Any, Any], None]]]:
-    """Show a bar of rounds; yield what to call with their number before the first, and after each with run and row."""
+    """Show a progress bar; yield a function that sets the number of rounds, and one to call after each round."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(word), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
@@ -82,14 +82,11 @@ def rounds_bar(console: Console, word: str) -> Iterator[tuple[Callable[[int], No
         yield lambda total: bar.update(task, total=total), lambda run, row: bar.advance(task)
 
 
-def print_tables(tables: Sequence[Shown], console: Console) -> None:
-    """Print tables of results in lines that fit the console, 80 columns where it has no width of its own.
-
-    What several tables have to say alike is said once, below the last.
-    """
-    for i, shown in enumerate(tables):
-        repeated = i + 1 < len(tables) and tables[i + 1].note == shown.note
-        text = to_text(replace(shown, note="") if repeated else shown, console.width)
+def print_tables(tables: Sequence[ResultTable], console: Console) -> None:
+    """Print tables of results at the console's width; a note that consecutive tables share is printed once."""
+    for i, result in enumerate(tables):
+        repeated = i + 1 < len(tables) and tables[i + 1].note == result.note
+        text = to_text(replace(result, note="") if repeated else result, console.width)
         console.print(Text(text + "\n" * (i + 1 < len(tables))), soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""``fedcohort privacy``: what a federation gives away about its clients' labels."""
+"""``fedcohort privacy``: what a federation reveals about its clients' labels."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fedcohort.cli.options import (
     FolderOption,
     FormatOption,
     QuietOption,
+    ScenarioOption,
     SetOption,
 )
 from fedcohort.cli.output import Format, out, print_json, table
@@ -32,17 +33,12 @@ privacy_app = typer.Typer(
 )
 
 
-@privacy_app.callback()
-def _privacy() -> None:
-    """Measure what a federation reveals about labels; run a key holder."""
-
-
 @privacy_app.command()
 def audit(
     config: BaseArgument = None,
     data: DataOption = None,
     folder: FolderOption = None,
-    scenario: Annotated[str | None, typer.Option("--scenario", help="A preset, e.g. fedcbs-dir-0.1.")] = None,
+    scenario: ScenarioOption = None,
     counts: Annotated[
         Path | None,
         typer.Option(
@@ -50,7 +46,7 @@ def audit(
         ),
     ] = None,
     epsilon: Annotated[
-        list[float] | None, typer.Option("--epsilon", help="Budget of noisy counts; may be repeated.")
+        list[float] | None, typer.Option("--epsilon", help="Privacy budget of noisy counts; may be repeated.")
     ] = None,
     coalition: Annotated[int, typer.Option("--coalition", min=1, help="Clients that collude with the server.")] = 1,
     clients: Annotated[bool, typer.Option("--clients", help="Also print a table with one row per client.")] = False,
@@ -76,32 +72,31 @@ def audit(
     rng = np.random.default_rng(seed)
     if counts is not None:
         names, matrix = _read_counts(counts)
-        found = run_audit(matrix, names=names, epsilons=budgets, coalition=coalition, rng=rng)
+        result = run_audit(matrix, names=names, epsilons=budgets, coalition=coalition, rng=rng)
     else:
         from fedcohort.studies.exposure import measure_exposure
 
-        wanted = {"data": data, "folder": folder, "scenario": scenario, "cohort": None}
-        settings = configuration(config, wanted, set_ or [])
+        settings = configuration(config, set_, data=data, folder=folder, scenario=scenario)
         say(err(quiet or format is Format.JSON), "training every client once ...")
-        seen = measure_exposure(settings, device)
-        found = run_audit(
-            seen.counts,
-            names=seen.names,
+        exposure = measure_exposure(settings, device)
+        result = run_audit(
+            exposure.counts,
+            names=exposure.names,
             epsilons=budgets,
             coalition=coalition,
-            updates=seen.updates,
-            step=seen.step,
+            updates=exposure.updates,
+            step=exposure.step,
             rng=rng,
         )
     if format is Format.JSON:
-        print_json(_as_json(found))
+        print_json(_as_json(result))
         return
-    _print(found)
+    _print(result)
     if clients:
-        _print_clients(found)
+        _print_clients(result)
 
 
-def _print(found: Audit) -> None:
+def _print(result: Audit) -> None:
     console = out()
     rows = [
         [
@@ -110,43 +105,39 @@ def _print(found: Audit) -> None:
             f.attack,
             f"{f.mean_error:.3f}",
             f"{f.exact_share:.0%}",
-            _named_or_not(f.named),
+            "named" if f.named else "not named",
         ]
-        for e in found.exposures
+        for e in result.exposures
         for i, f in enumerate(e.findings)
     ]
     columns = ["option", "attacker", "attack", "#mean error", "#counts found", "classes"]
     title = (
-        f"{len(found.names)} clients; error when only the federation's label shares are known: "
-        f"{found.ignorance.mean():.3f}"
+        f"{len(result.names)} clients; error when only the federation's label shares are known: "
+        f"{result.ignorance.mean():.3f}"
     )
     console.print(table(columns, rows, title=title))
-    for exposure in found.exposures:
+    for exposure in result.exposures:
         say(console, f": {exposure.verdict}", lead=exposure.option)
 
 
-def _print_clients(found: Audit) -> None:
-    chosen = [(e.option, e.findings[0]) for e in found.exposures]
+def _print_clients(result: Audit) -> None:
+    chosen = [(e.option, e.findings[0]) for e in result.exposures]
     lines = [
-        [name, f"{found.ignorance[i]:.3f}", *(_cell(f.error[i], f.exact[i]) for _, f in chosen)]
-        for i, name in enumerate(found.names)
+        [name, f"{result.ignorance[i]:.3f}", *(_cell(f.error[i], f.exact[i]) for _, f in chosen)]
+        for i, name in enumerate(result.names)
     ]
-    heads = ["client", "#knowing nothing", *(f"#{option}" for option, _ in chosen)]
-    out().print(table(heads, lines, title="error of the server alone, per client"))
+    heads = ["client", "#no attack", *(f"#{option}" for option, _ in chosen)]
+    out().print(table(heads, lines, title="the server's error for each client"))
 
 
 def _cell(error: float, exact: bool) -> str:
     return "exact" if exact else f"{error:.3f}"
 
 
-def _named_or_not(named: bool) -> str:
-    return "named" if named else "not named"
-
-
-def _as_json(found: Audit) -> dict[str, Any]:
+def _as_json(result: Audit) -> dict[str, Any]:
     return {
-        "clients": list(found.names),
-        "ignorance": found.ignorance,
+        "clients": list(result.names),
+        "ignorance": result.ignorance,
         "options": [
             {
                 "option": e.option,
@@ -164,7 +155,7 @@ def _as_json(found: Audit) -> dict[str, Any]:
                     for f in e.findings
                 ],
             }
-            for e in found.exposures
+            for e in result.exposures
         ],
     }
 
@@ -182,14 +173,14 @@ def _read_counts(path: Path) -> tuple[list[str], list[list[int]]]:
             names.append(line[0])
             rows.append(counts)
         elif line and number > 1:  # the first line may hold titles
-            raise InputError(f"Line {number} of {path} must be a name and whole counts. Got {short_repr(line)}.")
+            raise InputError(f"Line {number} of {path} must be a name and whole numbers. Got {short_repr(line)}.")
     if len(rows) < 2 or len({len(row) for row in rows}) != 1 or len(rows[0]) < 2:
-        raise InputError(f"{path} must have at least two clients with equally many counts, at least two each.")
+        raise InputError(f"{path} must have at least two clients, all with the same number of counts, at least two.")
     return names, rows
 
 
 def _counts(line: list[str]) -> list[int] | None:
-    """Return the counts behind a client's name; None for a line that has none."""
+    """Return the counts after a client's name, or None if the line has none."""
     try:
         return [int(cell) for cell in line[1:]] if line else None
     except ValueError:

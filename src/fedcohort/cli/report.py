@@ -17,7 +17,7 @@ from fedcohort.core.files import write_file
 from fedcohort.core.terminal import err, say
 from fedcohort.report.export import export_charts
 from fedcohort.report.live_page import build_live_report, ending
-from fedcohort.report.page import Report, assemble, build_report, figure_files
+from fedcohort.report.page import assemble, build_report, figure_files
 from fedcohort.simulate.leaderboard import leaderboard_table
 from fedcohort.simulate.leaderboard.formats import render
 
@@ -38,7 +38,7 @@ class TableFormat(StrEnum):
     CSV = "csv"
 
 
-def report(  # the command line's options are this signature
+def report(
     runs: Annotated[
         list[Path],
         typer.Argument(metavar="RUN...", help="Directories of experiments, or live journals.", show_default=False),
@@ -66,9 +66,10 @@ def report(  # the command line's options are this signature
 ) -> None:
     """Write an HTML report of experiments or of a live run.
 
-    For experiments it shows the leaderboard, learning curves, who was picked and why, and what it cost. For a live
-    run's journal it shows participation, failures and their reasons, durations, shadow selectors, rules and each
-    client's history. The report is one file that opens offline; the numbers behind every figure can be saved as CSV.
+    For experiments, it shows the leaderboard, learning curves, which clients were picked and why, and the cost. For the
+    journal of a live run, it shows participation, failures and their reasons, durations, shadow selectors, rules and
+    each client's history. The report is one file that opens offline; the numbers behind every figure can be saved as
+    CSV.
 
     Examples: fedcohort report runs/digits; fedcohort report server.sqlite;
     fedcohort report runs/a runs/b -o both.html --target 0.62;
@@ -78,55 +79,44 @@ def report(  # the command line's options are this signature
     messages = err(quiet)
     live = [path for path in runs if path.is_file()]
     if live:
-        _check_live(live[0], any((len(live) < len(runs), target, baseline, export, tables)))
+        if len(live) < len(runs) or target or baseline or export or tables:
+            raise InputError(
+                f"{live[0]} is the journal of a live run, which has no selectors to compare. It cannot be combined "
+                "with directories of experiments, --target, --baseline, --export or --tables.",
+                hint=f"fedcohort report {live[0]}",
+            )
         _report_live(live, output, title, round_ or (), format, messages)
         return
     with messages.status("reading the results"):
         rounds = round_ or ()
-        found = assemble(
+        content = assemble(
             runs, title=title, targets=target or (), baseline=baseline, rounds=rounds, pictures=tables is None
         )
-    for warning in found.warnings:
+    for warning in content.warnings:
         say(messages, f" {warning}", lead="note:", lead_style="yellow")
     if tables is not None:
-        out().print("\n".join(render(t, tables.value) for s in found.sections for t in s.tables))
+        out().print("\n".join(render(t, tables.value) for s in content.sections for t in s.tables))
         return
-    _write(output, build_report(found))
-    written = [] if export is None else _export(found, export, picture, messages)
+    _write(output, build_report(content))
+    exported: list[Path] = []
+    if export is not None:
+        with messages.status("drawing the figures"):
+            exported = export_charts(figure_files(content), export, picture.value)
     if format is Format.JSON:
-        _print_as_json(found, output, written)
-        return
-    # with brief notes: how everything is computed is on the page
-    print_tables([leaderboard_table(section.board, explain=False) for section in found.sections], messages)
-    say(out(), str(output))
-    if written:
-        say(messages, f"{len(written)} files in {export}")
-
-
-def _export(found: Report, folder: Path, picture: FigureFormat, messages: Console) -> list[Path]:
-    with messages.status("drawing the figures"):
-        return export_charts(figure_files(found), folder, picture.value)
-
-
-def _check_live(journal: Path, others: object) -> None:
-    """Refuse ``others``, options and directories that say nothing about a live run."""
-    if others:
-        raise InputError(
-            f"{journal} is the journal of a live run: it has no selectors to compare, so directories of "
-            "experiments, --target, --baseline, --export and --tables cannot be combined with it.",
-            hint=f"fedcohort report {journal}",
+        print_json(
+            {
+                "report": str(output),
+                "exported": [str(path) for path in exported],
+                "warnings": list(content.warnings),
+                "leaderboards": [section.board.to_dict() for section in content.sections],
+            }
         )
-
-
-def _print_as_json(found: Report, output: Path, exported: Sequence[Path]) -> None:
-    print_json(
-        {
-            "report": str(output),
-            "exported": [str(path) for path in exported],
-            "warnings": list(found.warnings),
-            "leaderboards": [section.board.to_dict() for section in found.sections],
-        }
-    )
+        return
+    # The page explains how everything is computed, so the notes here are brief.
+    print_tables([leaderboard_table(section.board, explain=False) for section in content.sections], messages)
+    say(out(), str(output))
+    if exported:
+        say(messages, f"{len(exported)} files in {export}")
 
 
 def _report_live(

@@ -1,14 +1,14 @@
-"""``fedcohort reproduce``: a paper's tables and figures, run and shown beside what was published."""
+"""``fedcohort reproduce``: run a paper's tables and figures, and show them next to the published ones."""
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcohort.cli.experiment import command_line
 from fedcohort.cli.options import DeviceOption, FormatOption, ProcessesOption, QuietOption, split_names
 from fedcohort.cli.output import Format, out, print_json, print_tables, table
 from fedcohort.core.terminal import err, say
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fedcohort.studies.papers import Exhibit, StudyRecord
 
-_STOPPED = 75  # there is more to do: the same command goes on
+_STOPPED = 75  # exit status: not everything was done, and the same command continues
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -66,16 +66,15 @@ def reproduce(
 
     Examples: fedcohort reproduce --list; fedcohort reproduce fedcor-table-1-fmnist --seeds 2 --minutes 10
     """
-    from fedcohort.studies.papers import find
-    from fedcohort.studies.papers import reproduce as make
+    from fedcohort.studies import papers
     from fedcohort.studies.papers.verdicts import to_dict
 
     if show or name is None:
         _print_names(format)
         return
     console = err(quiet)
-    exhibits = find(name)
-    outcome = make(
+    exhibits = papers.find(name)
+    outcome = papers.reproduce(
         exhibits,
         out_dir,
         seeds=seeds,
@@ -90,7 +89,7 @@ def reproduce(
         listener=lambda: Progress(console),
         guard=lambda simulation: finish_round_on_interrupt(simulation, partial(say, console)),
         say=lambda text: say(console, text),
-        command=" ".join(["fedcohort", *sys.argv[1:]]),
+        command=command_line(),
     )
     if format is Format.JSON:
         print_json([to_dict(exhibit, outcome.records[exhibit.study.name]) for exhibit in exhibits])
@@ -98,7 +97,8 @@ def reproduce(
         if quick:
             say(
                 out(),
-                "A trial with --quick: digits, one seed, few rounds. Everything runs; no number here is a result.",
+                "A trial with --quick: digits, one seed, few rounds. It shows that everything runs; no number here is "
+                "a result.",
             )
         for exhibit in exhibits:
             _print_exhibit(exhibit, outcome.records[exhibit.study.name], console, out_dir, quick)
@@ -114,7 +114,7 @@ def _print_names(format: Format) -> None:
         print_json([{"name": e.name, "paper": e.paper, "place": e.place, "title": e.title} for e in EXHIBITS.values()])
         return
     rows = [(e.name, f"{e.paper}, {e.place}: {e.title}", ", ".join(e.study.parts)) for e in EXHIBITS.values()]
-    out().print(table(["name", "what", "parts"], rows))
+    out().print(table(["name", "table or figure", "parts"], rows))
 
 
 def _print_exhibit(exhibit: Exhibit, record: StudyRecord, console: Console, out_dir: Path, quick: bool) -> None:
@@ -122,6 +122,6 @@ def _print_exhibit(exhibit: Exhibit, record: StudyRecord, console: Console, out_
     from fedcohort.studies.papers.page import tables_of
 
     print_tables(tables_of(exhibit, record), out())
-    held = sum(verdict.state == "holds" for verdict in judge(exhibit, record))
-    judged = "nothing is judged" if quick else f"{held} claims hold"
-    say(console, f"{exhibit.name}: {judged}; see {out_dir / exhibit.name}.md or .html")
+    holding = sum(verdict.state == "holds" for verdict in judge(exhibit, record))
+    verdict = "no claims are judged" if quick else f"{holding} claims hold"
+    say(console, f"{exhibit.name}: {verdict}; see {out_dir / exhibit.name}.md or .html")

@@ -1,28 +1,37 @@
-"""``fedcohort journal rules``: what a journal proves about the rules its cohorts were chosen under."""
+"""``fedcohort journal rules``: verify, show and change the rules of a run."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import unicodedata
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedcohort.audit.participation import Proof
 from fedcohort.audit.participation import verify as verify_journal
-from fedcohort.cli.options import FormatOption
+from fedcohort.cli.options import FormatOption, OpenJournalArgument
 from fedcohort.cli.output import Format, out, print_json
+from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import InputError
+from fedcohort.core.params import parameters
+from fedcohort.core.registry import suggest
 from fedcohort.core.terminal import say
+from fedcohort.core.text import short_repr
+from fedcohort.hosts.orders import Order, give, waiting
+from fedcohort.journal import Journal, read_journal
+from fedcohort.journal.events import SETTINGS
+from fedcohort.journal.presence import RunState, planned_rounds, run_state
 from fedcohort.report.why import find_journal
+from fedcohort.session.resume import next_round, participations
 from fedcohort.session.rules import Rules
+from fedcohort.simulate.config.toml import read_table, to_toml
 from fedcohort.simulate.leaderboard.words import quantity
 
 rules_app = typer.Typer(help="Set, show and verify an operator's rules for cohorts.", no_args_is_help=True)
-
-
-@rules_app.callback()
-def _root() -> None:
-    """Set, show and verify an operator's rules for cohorts."""
 
 
 @rules_app.command()
@@ -35,9 +44,9 @@ def verify(
 ) -> None:
     """Prove from the journal alone that the participation rules held.
 
-    These rules limit how often a client takes part, in total and within a window, and how soon again. Each round is
-    judged by the rules in force at the time. Exits with 0 if every round kept them and the whole run meets the final
-    rules, and with 1 otherwise or if there were no rules.
+    These rules limit how often a client takes part, in total and within a window, and how soon it may take part again.
+    Each round is judged by the rules in force at the time. Exits with 0 if every round kept them and the whole run
+    meets the final rules, and with 1 otherwise or if there were no rules.
 
     Example: fedcohort journal rules verify run.sqlite
     """
@@ -69,7 +78,7 @@ def verify(
 
 
 _SHOWN = 20  # lines of one kind
-# Of these a cohort alone says nothing.
+# A cohort alone does not show whether these rules were kept.
 _UNPROVED = ("eligible", "pinned", "cool_off", "min_in_window", "quotas", "at_most")
 
 
@@ -79,30 +88,170 @@ def _print(proof: Proof) -> None:
     lines = [f"{quantity(proof.rounds, 'round')}, {quantity(proof.clients, 'client')}."]
     bound = "" if rules.most is None else f", at most {rules.most} allowed"
     if rules.budgets:
-        bound += f"; own bounds: {quantity(len(rules.budgets), 'client')}"
+        bound += f"; individual limits for {quantity(len(rules.budgets), 'client')}"
     lines.append(f"Most participations of one client: {proof.most}{bound}.")
     if proof.least_separation is None:
-        lines.append("Nobody took part twice.")
+        lines.append("No client took part twice.")
     else:
         lines.append(
             f"Fewest rounds between two participations: {proof.least_separation}, "
             f"at least {rules.min_separation} required."
         )
     if proof.registered is None:
-        lines.append("The journal does not record which names were registered, and so bound to a key.")
+        lines.append("The journal does not record which names were registered and therefore bound to a key.")
     else:
         lines.append(
-            f"{quantity(proof.registered, 'participation')} under registered names, {proof.unregistered} under others, "
-            "which prove nothing about who took part."
+            f"{quantity(proof.registered, 'participation')} under registered names, {proof.unregistered} under other "
+            "names, which prove nothing about who took part."
         )
     lines += _shorten([f"Rules set in round {change.round}: {change.what}." for change in proof.changes[1:]])
     lines += _shorten([f"Round {breach.round}, client {breach.client}: {breach.what}." for breach in proof.breaches])
     lines += _shorten([f"Client {exceeded.client}: {exceeded.what}." for exceeded in proof.exceeded])
-    if left_out := [key for key in rules.to_dict() if key in _UNPROVED]:
-        lines.append(f"Not part of this proof: {', '.join(left_out)}.")
+    if unproved := [key for key in rules.to_dict() if key in _UNPROVED]:
+        lines.append(f"Not part of this proof: {', '.join(unproved)}.")
     for line in [*lines, proof.verdict]:
         say(console, line)
 
 
 def _shorten(lines: list[str]) -> list[str]:
     return [*lines[:_SHOWN], f"... and {len(lines) - _SHOWN} more."] if len(lines) > _SHOWN else lines
+
+
+def _clients(help: str) -> Any:
+    return typer.Option(metavar="CLIENT", help=f"{help} May be repeated.")
+
+
+@rules_app.command("apply")
+def apply_rules(
+    journal: OpenJournalArgument,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A TOML file of rules; it replaces all current rules."),
+    ] = None,
+    block: Annotated[list[str] | None, _clients("Never pick this client.")] = None,
+    unblock: Annotated[list[str] | None, _clients("Allow this client again.")] = None,
+    pin: Annotated[list[str] | None, _clients("Pick this client whenever it is eligible.")] = None,
+    unpin: Annotated[list[str] | None, _clients("Leave this client to the selector again.")] = None,
+    pause: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLIENT=ROUNDS", help="Do not pick this client for this many rounds. May be repeated."),
+    ] = None,
+    resume: Annotated[list[str] | None, _clients("End this client's pause.")] = None,
+    allow_unknown: Annotated[
+        bool, typer.Option("--allow-unknown", help="Accept names of clients that have not joined yet.")
+    ] = False,
+) -> None:
+    """Change the rules from the next round on, without a restart.
+
+    A running server applies the change before its next round, a stopped one when it is started again. The journal
+    records the change with its round. A mistake is reported at once and changes nothing.
+
+    Examples: fedcohort journal rules apply run.sqlite rules.toml;
+    fedcohort journal rules apply run.sqlite --block kiosk-7;
+    fedcohort journal rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
+    """
+    order = Order(
+        rules=None if file is None else _rules_in(file),
+        block=block or [],
+        unblock=unblock or [],
+        pin=pin or [],
+        unpin=unpin or [],
+        pause=dict(map(_pause, pause or [])),
+        resume=resume or [],
+    )
+    if file is None and not order.names:
+        raise typer.BadParameter("nothing to change: name a FILE, or use --block, --pin, --pause, ...")
+    with closing(read_journal(journal)) as record:
+        table, _ = record.table()
+        # Another system may compose the letters of a name differently; the journal's spelling wins.
+        order = order.with_names(lambda name: name if name in table else unicodedata.normalize("NFC", name))
+        if not allow_unknown:
+            _check_names(order, table)
+        round_ = next_round(record)[0]
+        before = _rules_after_pending(record, journal)
+        rules = order.carried_out(before, round_)  # raises when they cannot hold together
+        _check_feasible(rules, record, round_)
+        run = run_state(record)
+    give(journal, order)
+    say(out(), _when_applied(run))
+
+
+def _when_applied(run: RunState) -> str:
+    """Say when a change takes effect, which depends on the program that has the journal open."""
+    if run.presence is not None and run.state in ("running", "waiting"):
+        return "The running server will apply this before it chooses its next cohort."
+    if run.state == "running":
+        return "The program that has the journal open will apply this when it next calls fedcohort.hosts.orders.take."
+    return f"No program is using the journal ({run.state}): this takes effect when the run is started again."
+
+
+@rules_app.command("show")
+def show_rules(journal: OpenJournalArgument, format: FormatOption = Format.TABLE) -> None:
+    """Print the current rules as TOML, in the form that 'apply' reads.
+
+    The command also says how many changes the server has not applied yet.
+
+    Example: fedcohort journal rules show run.sqlite > rules.toml
+    """
+    with closing(read_journal(journal)) as record:
+        rules = record.meta().get("rules") or {}
+    pending = waiting(journal)
+    if format is Format.JSON:
+        print_json({"rules": rules, "waiting": len(pending)})
+        return
+    typer.echo(to_toml({"rules": rules}), nl=False)
+    if pending:
+        typer.echo(f"# changes not yet applied: {len(pending)}", err=True)
+
+
+def _rules_in(file: Path) -> dict[str, Any]:
+    table = read_table(file)
+    rules = table.get("rules", table)
+    if not isinstance(rules, dict):
+        raise InputError(f"The rules in {file} must be a table. Got {short_repr(rules)}.")
+    known = [info.name for info in parameters(Rules)]
+    for key in rules:
+        if key not in known:
+            raise InputError(
+                f"There is no rule {key!r}, which {file} names. Known: {', '.join(known)}.",
+                hint=suggest(key, known),
+            )
+    return Rules(**rules).to_dict()
+
+
+def _pause(text: str) -> tuple[str, int]:
+    name, _, rounds = text.rpartition("=")
+    if not name or not rounds.isdecimal() or not 0 < int(rounds[:10]) < 10**9:
+        raise typer.BadParameter(f"--pause must be a client and a number of rounds, e.g. clinic-b=20. Got {text!r}.")
+    return name, int(rounds)
+
+
+def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
+    """Return the rules that will hold once all earlier pending changes have been applied."""
+    known = record.meta().get("rules")
+    rules = None if known is None else Rules.from_journal(known)
+    for earlier in waiting(journal):
+        rules = earlier.carried_out(rules, next_round(record)[0])
+    return rules
+
+
+def _check_feasible(rules: Rules, record: Journal, round_: int) -> None:
+    """Raise an error if the current clients cannot satisfy the rules; hosts may not record what this needs."""
+    settings, rounds = record.events(SETTINGS)[-1:], planned_rounds(record)
+    size = settings[0].get("cohort-size") if settings else None
+    if isinstance(size, int) and rounds is not None and rounds > round_:
+        rules.check_feasible(participations(record), size, rounds - round_)
+
+
+def _check_names(order: Order, table: ClientTable) -> None:
+    unknown = [name for name in order.names if name not in table]
+    if not unknown:
+        return
+    described = []
+    for name in unknown[:8]:
+        similar = difflib.get_close_matches(name, table.names, n=3, cutoff=0.6)
+        described.append(f"{name!r} (similar: {', '.join(map(repr, similar))})" if similar else repr(name))
+    raise InputError(
+        f"No client of this journal is called {', '.join(described)}.",
+        hint="to name a client that has not joined yet, use --allow-unknown",
+    )

@@ -40,11 +40,6 @@ NeedsOption = Annotated[
 ]
 
 
-@scenario_app.callback()
-def _scenario() -> None:
-    """Draw when clients are on, convert traces, fit a generator to a trace."""
-
-
 @scenario_app.command()
 def show(
     config: Annotated[
@@ -54,7 +49,7 @@ def show(
         int | None, typer.Option("--clients", min=1, help="Number of clients; default: the partition's, or 100.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the federation.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=400, help="How many clients get their own line.")] = 40,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=400, help="How many clients to draw.")] = 40,
     picture: Annotated[
         Path | None,
         typer.Option("--picture", help="Also draw it to this .svg file.", dir_okay=False),
@@ -62,9 +57,9 @@ def show(
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Draw which clients are on during a week, how many are available at each hour, and how fast they are.
+    """Draw which clients are on during a week, how many are available at each time, and how fast they are.
 
-    Examples: fedcohort scenario show phones.toml --picture phones.svg
+    Example: fedcohort scenario show phones.toml --picture phones.svg
     """
     from fedcohort.scenario.week import FederationWeek
 
@@ -110,17 +105,17 @@ def fit(
     needs: NeedsOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Fit a generator of a few numbers to a trace and print it as a section of a configuration.
+    """Fit a small generator to a trace and print it as a section of a configuration.
 
-    Examples: fedcohort scenario fit client_behave_trace --from fedscale --speeds client_device_capacity
+    Example: fedcohort scenario fit client_behave_trace --from fedscale --speeds client_device_capacity
     """
     from fedcohort.scenario import traces
     from fedcohort.simulate.config.toml import to_toml
 
-    found = traces.fit(traces.FORMATS[from_.value](trace, speeds), needs or None)
-    table: dict[str, Any] = {"name": found.name, "speed": found.speed, "speed_spread": found.speed_spread}
-    table |= {"bandwidth": found.bandwidth, "bandwidth_spread": found.bandwidth_spread}
-    table["states"] = {name: dict(state) for name, state in (found.states or {}).items()}
+    devices = traces.fit(traces.FORMATS[from_.value](trace, speeds), needs or None)
+    table: dict[str, Any] = {"name": devices.name, "speed": devices.speed, "speed_spread": devices.speed_spread}
+    table |= {"bandwidth": devices.bandwidth, "bandwidth_spread": devices.bandwidth_spread}
+    table["states"] = {name: dict(state) for name, state in (devices.states or {}).items()}
     if format is Format.JSON:
         print_json(table)
         return
@@ -142,13 +137,13 @@ def convert(
 
     Nothing in a pickle is executed: only dictionaries, lists, text and numbers are read.
 
-    Examples: fedcohort scenario convert state_traces.json --from flash --out phones.parquet
+    Example: fedcohort scenario convert state_traces.json --from flash --out phones.parquet
     """
     from fedcohort.scenario import traces
 
-    found = traces.FORMATS[from_.value](trace, speeds)
-    if out_speeds is not None and not found.measured:
+    devices = traces.FORMATS[from_.value](trace, speeds)
+    if out_speeds is not None and not devices.measured:
         raise InputError("The trace has no speeds.", hint="leave out --out-speeds, or name the file with --speeds")
-    traces.write_trace(found, out_.resolve(), None if out_speeds is None else out_speeds.resolve())
-    said = f"{len(found.names):,} devices, {len(found.begin):,} intervals over {found.span / 86400:.1f} days"
-    say(err(quiet), f"wrote {out_}: {said}")
+    traces.write_trace(devices, out_.resolve(), None if out_speeds is None else out_speeds.resolve())
+    size = f"{len(devices.names):,} devices, {len(devices.begin):,} intervals over {devices.span / 86400:.1f} days"
+    say(err(quiet), f"wrote {out_}: {size}")

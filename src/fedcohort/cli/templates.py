@@ -16,16 +16,16 @@ from fedcohort.core.terminal import say
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no app can have."""
+    """Raise an error if no app can have this name."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or keyword.iskeyword(name.replace("-", "_")):
         raise InputError(
-            f"The directory's name becomes the app's: letters, digits, '-' and '_', beginning with a letter. "
-            f"Got {name!r}."
+            "The directory's name is also the app's. It must begin with a letter and have only letters, digits, '-' "
+            f"and '_'. Got {name!r}."
         )
 
 
 def write_app(directory: Path, files: Mapping[str, str]) -> None:
-    """Write all files of an app into a new or empty directory, or none: half an app would be in the way of the next."""
+    """Write the files of an app into a new or empty directory; after a failure it is as before, for another try."""
     new = not directory.exists()
     if not new and (not directory.is_dir() or any(directory.iterdir())):
         raise InputError(f"{directory} exists and is not an empty directory.", hint="name a new or empty directory")
@@ -43,7 +43,7 @@ def write_app(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def template_files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the files of a template: where each goes, and its text."""
+    """Yield the path and the text of each file of a template."""
     for item in sorted(folder.iterdir(), key=lambda item: item.name):
         if item.is_dir():
             yield from template_files(item, f"{prefix}{item.name}/")

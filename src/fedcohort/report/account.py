@@ -1,7 +1,7 @@
-"""What became of a run, from its journal alone: every round, every client, what shadows would have meant.
+"""The account of a run, from its journal alone: every round, every client, and what shadows would have done.
 
-The same account is shown by ``fedcohort explain``, the report of a live run and the dashboard. Rounds that were
-abandoned are counted by themselves; their replies count for the clients all the same.
+``fedcohort explain``, the report of a live run and the dashboard show the same account. Abandoned rounds are counted
+separately, but their replies still count for the clients.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from fedcohort.journal.presence import planned_rounds, run_state
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session.explain import reasons_of
 from fedcohort.session.resume import is_asynchronous
+from fedcohort.simulate.leaderboard.words import quantity
 from fedcohort.simulate.store.results import open_journal
 
-_LATE = 20  # so many of the newest cohorts are read again, because answers may still come late
+_LATE = 20  # this many of the newest cohorts are read again, because late answers may still arrive
 _ALL_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 
 
@@ -41,10 +42,11 @@ class RoundSummary:
 
     Attributes
     ----------
-    seconds : from choosing to closing it; None while it trains
+    sound : how many clients returned a valid model
+    seconds : from choosing the cohort to closing it; None while it trains
     abandoned : why its round was not counted, or None
-    failures : by name, what became of those that returned no sound model, and why
-    excluded : by reason, how many the rules kept out
+    failures : status and reason of each client without a valid model, by name
+    excluded : how many clients the rules excluded, by reason
     """
 
     round: int
@@ -66,10 +68,10 @@ class ClientSummary:
     ----------
     member : whether it belongs to the federation now
     picked : how often it was in a cohort
-    statuses : how often each status was what became of it
+    statuses : how often it ended with each status
     last : the last round it was in, or None
     seconds : its mean duration, or None
-    reason : why it last returned no sound model, empty when it never failed
+    reason : why it last returned no valid model; empty if it never failed
     """
 
     name: str
@@ -87,13 +89,13 @@ class ShadowSummary:
 
     Attributes
     ----------
-    rounds : in how many rounds it named picks
-    silent : in how many it could not, with the last reason
-    dropped : why it watches no longer, or None
+    rounds : number of rounds in which it named picks
+    silent : number of rounds in which it could not; ``note`` is the last reason
+    dropped : why it was removed, or None
     same : mean share of its picks that were picked
     chance : what that share would be by chance
-    balance : mean QCID of the cohorts and of its picks, or None where labels are not known
-    seconds : mean expected duration of the cohorts and of its picks, or None where no duration is known
+    balance : mean QCID of the cohorts and of its picks, or None if labels are not known
+    seconds : mean expected duration of the cohorts and of its picks, or None if no duration is known
     """
 
     name: str
@@ -107,7 +109,7 @@ class ShadowSummary:
     seconds: tuple[float, float] | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for machines; shares are None where it named no picks."""
+        """Return the summary for machines; shares are None if the shadow named no picks."""
         return {
             "name": self.name,
             "rounds": self.rounds,
@@ -121,22 +123,22 @@ class ShadowSummary:
         }
 
     def sentence(self) -> str:
-        """Return it in words."""
-        gone = f" It was removed: {self.dropped}." if self.dropped else ""
+        """Return the summary in words."""
+        removed = f" It was removed: {self.dropped}." if self.dropped else ""
         if not self.rounds:
-            return f"{self.name} has picked no one ({self.note or 'nothing was chosen yet'}).{gone}"
+            return f"{self.name} has not picked any clients ({self.note or 'nothing was chosen yet'}).{removed}"
         text = (
-            f"{self.name}: over {self.rounds} round{'s' if self.rounds > 1 else ''}, {self.same:.0%} of its picks were "
-            f"really picked ({self.chance:.0%} by chance)"
+            f"{self.name}: over {quantity(self.rounds, 'round')}, {self.same:.0%} of its picks were actually picked "
+            f"({self.chance:.0%} by chance)"
         )
         if self.balance is not None:
-            text += f"; class imbalance (QCID) {_short(self.balance[1])}, really {_short(self.balance[0])}"
+            text += f"; class imbalance (QCID) {_short(self.balance[1])} instead of {_short(self.balance[0])}"
         if self.seconds is not None:
-            text += f"; a round would take {self.seconds[1]:.3g} s by its clients' mean durations, really "
+            text += f"; by its clients' mean durations, a round would take {self.seconds[1]:.3g} s instead of "
             text += f"{self.seconds[0]:.3g} s"
         if self.silent:
-            text += f"; in {self.silent} it picked no one ({self.note})"
-        return f"{text}.{gone}"
+            text += f"; in {quantity(self.silent, 'round')}, it picked no clients ({self.note})"
+        return f"{text}.{removed}"
 
 
 def _short(value: float) -> str:
@@ -145,7 +147,7 @@ def _short(value: float) -> str:
 
 @dataclass(frozen=True)
 class Account:
-    """Everything about a run."""
+    """A run: its state, rounds, clients and shadows."""
 
     name: str
     selector: str
@@ -159,11 +161,11 @@ class Account:
     shadows: tuple[ShadowSummary, ...]
     metrics: Mapping[int, Mapping[str, float]]
     proof: Proof | None
-    models: int | None = None  # global models so far, where clients answer one by one
+    models: int | None = None  # global models so far, if clients answer one by one
 
     @property
     def done(self) -> int:
-        """How many rounds were closed and counted; without rounds, how many models were made."""
+        """Number of rounds that were closed and counted; without rounds, the number of global models."""
         if self.models is not None:
             return self.models
         return sum(r.abandoned is None and r.seconds is not None and bool(r.clients) for r in self.rounds)
@@ -174,11 +176,11 @@ class Account:
         return tuple(client.name for client in self.clients if client.member and not client.picked)
 
     def failures(self) -> Counter[str]:
-        """Return how often each status other than OK was what became of a client."""
-        found: Counter[str] = Counter()
+        """Return how often clients ended with each status other than OK."""
+        counts: Counter[str] = Counter()
         for client in self.clients:
-            found.update({status: n for status, n in client.statuses.items() if status != Status.OK.name})
-        return found
+            counts.update({status: n for status, n in client.statuses.items() if status != Status.OK.name})
+        return counts
 
     def to_dict(self) -> dict[str, Any]:
         """Return the account for machines."""
@@ -204,29 +206,31 @@ class Account:
         }
 
 
-def duration_of(reply: ReplyRow, asked_at: float) -> float:
-    """Return a client's seconds: what the host reported, else from asking to the reply's arrival."""
-    reported = reply.metrics.get("duration")
-    return reported if isinstance(reported, float) else reply.at - asked_at
-
-
 class JournalHistory:
-    """The cohorts of a journal with what belongs to each, read once: only what may still change is read again."""
+    """The cohorts of a journal and what belongs to each; after the first call only new and open ones are read."""
 
     def __init__(self) -> None:
+        self._forgotten = 0
+        self._clear()
+
+    def _clear(self) -> None:
         self.cohorts: dict[int, CohortRow] = {}
         self.replies: dict[int, list[ReplyRow]] = {}
         self.excluded: dict[int, dict[str, int]] = {}
         self.shadows: dict[int, dict[str, tuple[IntArray, str | None]]] = {}
-        self._settled = -1  # every cohort up to this ticket is closed and no late answer is expected any more
-        self._forgotten = 0
+        self._settled = -1  # up to this ticket, every cohort is closed and no late answer is expected
         self._newest = (-1, -1, -1)
 
+    @property
+    def in_order(self) -> list[CohortRow]:
+        """All cohorts, oldest first."""
+        return [self.cohorts[ticket] for ticket in sorted(self.cohorts)]
+
     def read(self, journal: Journal) -> bool:
-        """Read what is new, and return whether anything is."""
+        """Read what is new, and return whether there was anything new."""
         forgotten, newest = len(journal.events(FORGOTTEN)), journal.newest()
-        if forgotten != self._forgotten:  # what was read before must not be shown again
-            self.__init__()  # type: ignore[misc]
+        if forgotten != self._forgotten:  # forgotten clients must not be shown again
+            self._clear()
             self._forgotten = forgotten
         fresh = journal.cohorts(after=self._settled)
         closed = any(row.told_at != self.cohorts[row.ticket].told_at for row in fresh if row.ticket in self.cohorts)
@@ -239,9 +243,8 @@ class JournalHistory:
             if ticket not in self.cohorts:
                 self.excluded[ticket] = dict(Counter(journal.exclusions(ticket).values())) if ruled else {}
                 scores = journal.scores(ticket)
-                self.shadows[ticket] = {name: (found[0], found[2]) for name, found in scores.items() if name}
+                self.shadows[ticket] = {name: (picks, note) for name, (picks, _, note) in scores.items() if name}
             self.cohorts[ticket] = row
-        # Nothing before this ticket can change any more: the next call reads from here on.
         open_tickets = [t for t, row in self.cohorts.items() if row.told_at is None]
         last = max(self.cohorts, default=-1)
         self._settled = min([last - _LATE, *(t - 1 for t in open_tickets)])
@@ -249,42 +252,41 @@ class JournalHistory:
         return True
 
     def duration(self, reply: ReplyRow) -> float:
-        """Return a client's seconds: what the host reported, else from asking to the reply's arrival."""
-        return duration_of(reply, self.cohorts[reply.ticket].asked_at)
+        """Return the seconds a client took: as the host reported, or else until its reply arrived."""
+        reported = reply.metrics.get("duration")
+        return reported if isinstance(reported, float) else reply.at - self.cohorts[reply.ticket].asked_at
 
 
 def read_account(path: str | Path) -> Account:
-    """Return the account of the run whose journal lies at ``path``."""
+    """Return the account of the run with the journal ``path``."""
     with closing(open_journal(path)) as journal:
         return account(journal, Path(path).stem)
 
 
 def account(journal: Journal, name: str, past: JournalHistory | None = None) -> Account:
-    """Return the account of a run; ``past`` is what was read of its journal before."""
+    """Return the account of a run; ``past`` holds what was read from its journal before."""
     past = past or JournalHistory()
     past.read(journal)
     table, active = journal.table()
-    replies = past.replies
-    cohorts = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
-    given_up = {int(body["ticket"]): str(body["reason"]) for body in journal.events(ABANDONED)}
-    why = reasons_of(journal)
-    rounds = [_round(row, table, past, given_up.get(row.ticket), why.get(row.ticket, {})) for row in cohorts]
-    means = mean_durations(table.n, cohorts, replies)
+    abandoned = {int(body["ticket"]): str(body["reason"]) for body in journal.events(ABANDONED)}
+    reasons = reasons_of(journal)
+    rounds = [_round(row, table, past, abandoned.get(row.ticket), reasons.get(row.ticket, {})) for row in past.in_order]
+    means = _mean_durations(table.n, past)
     meta = journal.meta()
     changes = journal.events(SELECTOR)
-    how = run_state(journal)
+    run = run_state(journal)
     return Account(
         name=name,
         selector=_selector_name(changes[-1]["to"] if changes else meta.get("selector")),
         changes=tuple(
-            f"round {c['round']}: {_selector_name(c['from'])} gave way to {_selector_name(c['to'])}" for c in changes
+            f"round {c['round']}: from {_selector_name(c['from'])} to {_selector_name(c['to'])}" for c in changes
         ),
         seed=int(meta.get("seed", 0)),
-        state=how.state,
-        reason=how.why,
+        state=run.state,
+        reason=run.why,
         planned=planned_rounds(journal),
         rounds=tuple(rounds),
-        clients=_clients(table, active.tolist(), rounds, cohorts, replies, means),
+        clients=_clients(table, active.tolist(), rounds, past, means),
         shadows=_shadows(journal, table, past, means),
         metrics=journal.metrics(),
         proof=verify(journal) if meta.get("rules") or journal.events(CHANGED) else None,
@@ -293,9 +295,9 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
 
 
 def _round(
-    row: CohortRow, table: ClientTable, past: JournalHistory, abandoned: str | None, why: Mapping[str, str]
+    row: CohortRow, table: ClientTable, past: JournalHistory, abandoned: str | None, reasons: Mapping[str, str]
 ) -> RoundSummary:
-    replies = past.replies.get(row.ticket, ())
+    replies = past.replies[row.ticket]
     return RoundSummary(
         round=row.round,
         ticket=row.ticket,
@@ -304,7 +306,7 @@ def _round(
         sound=sum(r.status == Status.OK for r in replies),
         seconds=None if row.told_at is None else row.told_at - row.asked_at,
         abandoned=abandoned,
-        failures=_failures(table, replies, why),
+        failures=_failures(table, replies, reasons),
         excluded=past.excluded[row.ticket],
     )
 
@@ -313,21 +315,21 @@ def _selector_name(spec: Any) -> str:
     return str(spec.get("name") or spec.get("class") or "unknown") if isinstance(spec, Mapping) else str(spec)
 
 
-def _failures(table: ClientTable, replies: Iterable[ReplyRow], why: Mapping[str, str]) -> dict[str, str]:
-    found = {}
+def _failures(table: ClientTable, replies: Iterable[ReplyRow], reasons: Mapping[str, str]) -> dict[str, str]:
+    failures = {}
     for reply in replies:
         if reply.status != Status.OK:
             name = table.name(reply.client)
-            found[name] = Status(reply.status).name + (f": {why[name]}" if name in why else "")
-    return found
+            failures[name] = Status(reply.status).name + (f": {reasons[name]}" if name in reasons else "")
+    return failures
 
 
-def mean_durations(n: int, cohorts: Sequence[CohortRow], replies: Mapping[int, Sequence[ReplyRow]]) -> FloatArray:
-    """(N,) mean seconds of each client to a sound model; NaN for one that never brought one."""
+def _mean_durations(n: int, past: JournalHistory) -> FloatArray:
+    """(N,) mean seconds until each client returned a valid model; NaN if it never did."""
     total, count = np.zeros(n), np.zeros(n)
-    for row in cohorts:
-        for reply in replies.get(row.ticket, ()):
-            seconds = duration_of(reply, row.asked_at)
+    for row in past.in_order:
+        for reply in past.replies[row.ticket]:
+            seconds = past.duration(reply)
             if reply.status == Status.OK and math.isfinite(seconds):
                 total[reply.client] += seconds
                 count[reply.client] += 1
@@ -338,20 +340,19 @@ def _clients(
     table: ClientTable,
     active: list[bool],
     rounds: Sequence[RoundSummary],
-    cohorts: Sequence[CohortRow],
-    replies: Mapping[int, Sequence[ReplyRow]],
+    past: JournalHistory,
     means: FloatArray,
 ) -> tuple[ClientSummary, ...]:
     picked, last = np.zeros(table.n, np.int64), np.full(table.n, -1, np.int64)
     statuses: list[Counter[str]] = [Counter() for _ in range(table.n)]
     reason = [""] * table.n
-    for row, past in zip(cohorts, rounds, strict=True):
+    for row, summary in zip(past.in_order, rounds, strict=True):
         picked[row.clients] += 1
         last[row.clients] = row.round
-        for reply in replies.get(row.ticket, ()):
+        for reply in past.replies[row.ticket]:
             statuses[reply.client][Status(reply.status).name] += 1
             if reply.status != Status.OK:
-                reason[reply.client] = f"round {row.round}: {past.failures[table.name(reply.client)]}"
+                reason[reply.client] = f"round {row.round}: {summary.failures[table.name(reply.client)]}"
     return tuple(
         ClientSummary(
             name=table.name(c),
@@ -368,12 +369,12 @@ def _clients(
 
 @dataclass
 class _Tally:
-    """The sums over one shadow's rounds."""
+    """One shadow's rounds."""
 
     same: list[float] = field(default_factory=list)
     chance: list[float] = field(default_factory=list)
-    ours: list[IntArray] = field(default_factory=list)
-    theirs: list[IntArray] = field(default_factory=list)
+    cohorts: list[IntArray] = field(default_factory=list)
+    picks: list[IntArray] = field(default_factory=list)
     silent: int = 0
     note: str = ""
 
@@ -383,28 +384,27 @@ class _Tally:
             self.silent, self.note = self.silent + 1, note or self.note
             return
         self.same.append(float(np.isin(picks, row.clients).mean()))
-        # Of k clients picked among n, any client is one of them with probability k / n.
+        # If k of n clients are picked, any client is among them with probability k / n.
         self.chance.append(len(row.clients) / max(1, row.n_candidates))
-        self.ours.append(row.clients)
-        self.theirs.append(picks)
+        self.cohorts.append(row.clients)
+        self.picks.append(picks)
 
 
 def _shadows(
     journal: Journal, table: ClientTable, past: JournalHistory, means: FloatArray
 ) -> tuple[ShadowSummary, ...]:
-    """Return what each shadow selector would have meant, over all rounds.
+    """Return what each shadow selector would have done, over all rounds.
 
-    Expected durations are those of the slowest client of a cohort, by the clients' mean durations (``means``, (N,)); of
-    a client that never answered, the median of the others' counts.
+    The expected duration of a cohort is that of its slowest client, by the clients' mean durations (``means``, (N,)). A
+    client that never answered counts with the median of the others.
     """
     tallies: dict[str, _Tally] = {}
-    for ticket in sorted(past.cohorts):
-        row = past.cohorts[ticket]
-        for name, (picks, note) in past.shadows[ticket].items() if len(row.clients) else ():
+    for row in past.in_order:
+        for name, (picks, note) in past.shadows[row.ticket].items() if len(row.clients) else ():
             tallies.setdefault(name, _Tally()).add(row, picks, note)
-    # Also the shadows that have not named anybody yet, and those that were dropped before they could.
-    gone = _dropped(journal)
-    for name in [*(journal.meta().get("shadows") or {}), *gone]:
+    # Shadows that have not named picks are listed too.
+    dropped = _dropped(journal)
+    for name in [*(journal.meta().get("shadows") or {}), *dropped]:
         tallies.setdefault(name, _Tally())
     known = means[np.isfinite(means)]
     usual = np.where(np.isfinite(means), means, np.median(known)) if len(known) else None
@@ -414,7 +414,7 @@ def _shadows(
             rounds=len(tally.same),
             silent=tally.silent,
             note=tally.note,
-            dropped=gone.get(name),
+            dropped=dropped.get(name),
             same=statistics.fmean(tally.same) if tally.same else math.nan,
             chance=statistics.fmean(tally.chance) if tally.chance else math.nan,
             balance=_balance(table, tally),
@@ -425,28 +425,30 @@ def _shadows(
 
 
 def _dropped(journal: Journal) -> dict[str, str | None]:
-    """Return why each shadow that was added or dropped watches no longer; None where it does again."""
-    found = {}
+    """Return why each shadow was dropped, or None if it was added later."""
+    reasons = {}
     for event in journal.events(SHADOW):
-        found[str(event["name"])] = None if event["what"] == "added" else str(event.get("reason", event["what"]))
-    return found
+        reasons[str(event["name"])] = None if event["what"] == "added" else str(event.get("reason", event["what"]))
+    return reasons
 
 
 def _expected_seconds(usual: FloatArray, tally: _Tally) -> tuple[float, float] | None:
-    if not tally.ours:
+    if not tally.cohorts:
         return None
-    return _mean([usual[c].max() for c in tally.ours]), _mean([usual[c].max() for c in tally.theirs])
+    return _mean(usual[group].max() for group in tally.cohorts), _mean(usual[group].max() for group in tally.picks)
 
 
 def _balance(table: ClientTable, tally: _Tally) -> tuple[float, float] | None:
-    if not tally.ours or not table.signals & _ALL_LABELS:
+    if not tally.cohorts or not table.signals & _ALL_LABELS:
         return None
     sizes = table.sizes if Signal.SIZES in table.signals else None
     try:
-        ours, theirs = ([qcid(table.labels, group, sizes) for group in part] for part in (tally.ours, tally.theirs))
+        return (
+            _mean(qcid(table.labels, group, sizes) for group in tally.cohorts),
+            _mean(qcid(table.labels, group, sizes) for group in tally.picks),
+        )
     except InputError:  # products of labels without sizes say nothing about balance
         return None
-    return _mean(ours), _mean(theirs)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -1,7 +1,7 @@
-"""What a report draws: runs of one or several experiments, grouped by setting and by selector.
+"""The runs of one or several experiments as NumPy arrays, grouped by setting and by selector.
 
-Everything is read through :class:`~fedcohort.simulate.store.results.Results` and turned into NumPy arrays here, so
-that the figures need to know neither Parquet nor SQLite. The dashboard draws the same.
+The report and the dashboard draw them. Everything is read through
+:class:`~fedcohort.simulate.store.results.Results`, so the figures know neither Parquet nor SQLite.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ class RunCurve(RunNumbers):
     Attributes
     ----------
     pick_round, pick_client : (P,) int arrays
-        Every membership of a client in a cohort.
-    journal : path of the run's journal, when there is one
+        Round and client of every pick.
+    journal : path of the run's journal, if there is one
     """
 
     id: str
-    reason: str
     federation: str
     params: Mapping[str, Any]
     pick_round: IntArray
@@ -61,7 +60,7 @@ class RunCurve(RunNumbers):
 
     def coverage(self, clients: int) -> Coverage:
         """Return how many of the federation's clients carried the run."""
-        rounds = self.round if len(self.pick_round) else self.round[:0]  # without a journal there is nothing to say
+        rounds = self.round if len(self.pick_round) else self.round[:0]  # without a journal, nothing is known
         available = self.values["available"][: len(rounds)]
         return Tally.of_picks(clients, rounds, self.pick_round, self.pick_client, available).coverage()
 
@@ -72,10 +71,10 @@ class RunCurve(RunNumbers):
         return np.asarray(np.cumsum(sum(np.nan_to_num(self.values[name]) for name in names)))
 
     def evaluations(self, name: str) -> tuple[IntArray, FloatArray]:
-        """Return rounds and values of a column where it was recorded."""
+        """Return the rounds in which a column was recorded, and its values."""
         values = self.values[name]
-        seen = np.isfinite(values)
-        return self.round[seen], values[seen]
+        known = np.isfinite(values)
+        return self.round[known], values[known]
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,8 @@ class SelectorRuns:
 class Setting:
     """Runs that may be compared: same data, same heterogeneity, same training.
 
-    ``rounds`` is how many the longest run has made, ``own`` what the setting says of them: how many each is to make;
-    ``names`` are the clients' own, where they have some.
+    ``rounds`` is the length of the longest run so far, ``own`` are the setting's options, such as the planned rounds,
+    and ``names`` are the clients' names, if they have any.
     """
 
     name: str
@@ -106,17 +105,17 @@ class Setting:
     names: tuple[str, ...] | None = None
 
     def client_name(self, client: int) -> str:
-        """Return how a client is called: by its name, else by its number."""
+        """Return a client's name, or its number if it has none."""
         return str(client) if self.names is None or client >= len(self.names) else self.names[client]
 
     @property
     def running(self) -> bool:
-        """Whether some run has not ended, so that its final figures are not known yet."""
+        """Whether some run has not ended."""
         return any(run.state == "running" for run in self.runs)
 
     @property
     def drawn(self) -> dict[str, tuple[int, int]]:
-        """How each selector's line is drawn: colour and dash by label."""
+        """Colour and dash of each selector's line, by label."""
         return {group.label: (group.color, group.dash) for group in self.groups}
 
     @property
@@ -142,7 +141,6 @@ class Bundle:
     configs: tuple[Mapping[str, Any], ...]
     metas: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...]
-    running: bool
     options: Options
 
     @property
@@ -159,8 +157,7 @@ def boards(settings: Sequence[Setting], options: Options) -> tuple[Leaderboard, 
 def load_bundle(paths: Sequence[str | Path]) -> Bundle:
     """Read one or several result directories into one bundle.
 
-    Runs of several experiments are put together; where two experiments use the same label for the same setting and
-    seed, the label is followed by the experiment's name.
+    If two experiments use the same label for the same setting and seed, the experiment's name is added to the label.
     """
     if not paths:
         raise InputError("A report needs at least one result directory.", hint="fedcohort report runs/NAME")
@@ -179,17 +176,15 @@ def load_bundle(paths: Sequence[str | Path]) -> Bundle:
         configs=tuple(r.config for r in results),
         metas=tuple(r.meta for r in results),
         warnings=tuple(dict.fromkeys(warnings)),
-        running=any(r.status.get("state") == "running" for r in results),
         options=_options([r.config for r in results]),
     )
 
 
-_Entry = tuple[Results, str, "RunCurve", str]
-"""A run with its results, and the names of its setting and experiment: results, setting, run, experiment."""
+_Entry = tuple[Results, str, "RunCurve", str]  # results, name of the setting, run, name of the experiment
 
 
 def _entries(paths: Sequence[str | Path], results: Sequence[Results], warnings: list[str]) -> list[_Entry]:
-    """Return all runs that have a round; ``warnings`` gets what a reader must know of them."""
+    """Return all runs that have a round, and append what a reader must know to ``warnings``."""
     entries: list[_Entry] = []
     for path, result in zip(paths, results, strict=True):
         warnings += _warnings(Path(path), result)
@@ -203,25 +198,25 @@ def _entries(paths: Sequence[str | Path], results: Sequence[Results], warnings: 
 
 
 def _options(configs: Sequence[Mapping[str, Any]]) -> Options:
-    """Return what the configurations say about the comparison; of several experiments the first that says it."""
-    found = [Options.of(config) for config in configs]
-    judged = {options.metric.name: options.metric for options in found}
-    if len(judged) > 1:
+    """Return the options of the comparison; the first experiment that sets an option decides."""
+    options = [Options.of(config) for config in configs]
+    metrics = dict.fromkeys(option.metric.name for option in options)
+    if len(metrics) > 1:
         raise InputError(
-            f"Experiments that are judged by {' and by '.join(judged)} cannot be compared.",
-            hint="make a report of each",
+            f"Experiments that are judged by {' and by '.join(metrics)} cannot be compared.",
+            hint="make a separate report for each",
         )
     return Options(
-        metric=found[0].metric if found else Options().metric,
-        targets=next((o.targets for o in found if o.targets), ()),
-        terminal=next((o.terminal for o in found if o.terminal), None),
-        baseline=next((o.baseline for o in found if o.baseline), None),
-        reference=next((o.reference for o in found if o.reference), None),
+        metric=options[0].metric,
+        targets=next((o.targets for o in options if o.targets), ()),
+        terminal=next((o.terminal for o in options if o.terminal), None),
+        baseline=next((o.baseline for o in options if o.baseline), None),
+        reference=next((o.reference for o in options if o.reference), None),
     )
 
 
 def is_orphaned(folder: Path, status: Mapping[str, Any]) -> bool:
-    """Whether an experiment that says it is running was left behind by a process of this machine that is gone."""
+    """Whether a process of this machine left an experiment behind that is still marked as running."""
     if status.get("host") not in (None, platform.node()):
         return False
     lock = folder / ".lock"
@@ -229,36 +224,36 @@ def is_orphaned(folder: Path, status: Mapping[str, Any]) -> bool:
 
 
 def _warnings(path: Path, result: Results) -> list[str]:
-    """Return sentences about what a reader must know before believing the figures."""
-    found = []
+    """Return sentences about what a reader must know before trusting the figures."""
+    warnings = []
     state = result.status.get("state")
     done, total = result.status.get("rounds_done"), result.status.get("rounds_total")
-    how_far = f" ({done} of {total} rounds)" if done is not None and total else ""
+    progress = f" ({done} of {total} rounds)" if done is not None and total else ""
     if state == "running" and is_orphaned(path, result.status):
-        found.append(
-            f"{path.name} says that it is running{how_far}, but the process that wrote it is gone; "
+        warnings.append(
+            f"{path.name} is marked as running{progress}, but the process that wrote it is gone; "
             "it can be continued with --resume."
         )
     elif state == "running":
-        found.append(f"{path.name} is still being written{how_far}: every figure may change.")
+        warnings.append(f"{path.name} is still running{progress}: every figure may change.")
     elif state == "interrupted":
-        found.append(f"{path.name} was interrupted{how_far}; it can be continued with --resume.")
+        warnings.append(f"{path.name} was interrupted{progress}; it can be continued with --resume.")
     elif state == "failed":
-        found.append(f"{path.name} failed{how_far}: {result.status.get('message') or 'no reason was recorded'}.")
-    return [*found, *_run_warnings(result)]
+        warnings.append(f"{path.name} failed{progress}: {result.status.get('message') or 'no reason was recorded'}.")
+    return [*warnings, *_run_warnings(result)]
 
 
 def _run_warnings(result: Results) -> list[str]:
-    """Return sentences about runs that were lost, or that two kinds of engine made."""
-    found = []
+    """Return sentences about runs that were lost, or that ran on two kinds of engine."""
+    warnings = []
     for run in result.runs:
         if run.state in ("diverged", "failed"):
             why = run.reason or ("not a number" if run.state == "diverged" else "no reason was recorded")
-            found.append(f"Run {run.id} {run.state} after {run.rounds_done} rounds: {why}.")
+            warnings.append(f"Run {run.id} {run.state} after {run.rounds_done} rounds: {why}.")
         if len(run.engines) > 1:
-            made = ", ".join(f"from round {since} by {kind}" if since else f"by {kind}" for since, kind in run.engines)
-            found.append(f"Run {run.id} was trained {made}: engines round differently, so the run cannot be repeated.")
-    return found
+            by = ", ".join(f"from round {since} by {kind}" if since else f"by {kind}" for since, kind in run.engines)
+            warnings.append(f"Run {run.id} was trained {by}: engines round differently, so the run cannot be repeated.")
+    return warnings
 
 
 def runs_of(result: Results, warnings: list[str]) -> Iterator[tuple[str, RunCurve]]:
@@ -285,7 +280,6 @@ def runs_of(result: Results, warnings: list[str]) -> Iterator[tuple[str, RunCurv
                 selector=info.selector,
                 seed=int(info.seed),
                 state=info.state,
-                reason=info.reason or "",
                 federation=f"{result.path}:{info.federation}",
                 params=info.params,
                 round=rounds,
@@ -319,7 +313,7 @@ def _federations(members: Iterable[tuple[Results, RunCurve]], warnings: list[str
         try:
             federations[run.federation] = result.federation(run.id)
         except ResultsError as error:
-            warnings.append(f"{error.message} Pictures of the scenario are left out.")
+            warnings.append(f"{error.message} Figures of the scenario are left out.")
     return federations
 
 
@@ -330,7 +324,7 @@ def setting_of(
     federations: Mapping[str, FederationFacts],
     clients: int = 0,
 ) -> Setting:
-    """Return the runs of one setting by selector; ``clients``: how many there are at least."""
+    """Return the runs of one setting by selector; there are at least ``clients`` clients."""
     n = max(clients, *(len(f.sizes) for f in federations.values()), 0)
     n = max(n, *(int(run.pick_client.max(initial=-1)) + 1 for _, run in members))
     groups = []
@@ -340,6 +334,6 @@ def setting_of(
     rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
     owns = [SettingOptions.of(result.config, result.run(run.id).setting) for result, run in members]
     own = dataclasses.replace(owns[0], planned=max((mine.planned for mine in owns if mine.planned), default=None))
-    called = {facts.names for facts in federations.values()}  # names of several seeds' federations may differ
-    names = called.pop() if len(called) == 1 else None
+    all_names = {facts.names for facts in federations.values()}  # they may differ between seeds
+    names = all_names.pop() if len(all_names) == 1 else None
     return Setting(name, tuple(groups), n, federations, rounds, own, names)

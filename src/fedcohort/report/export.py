@@ -1,7 +1,7 @@
-"""Figures as files for papers: the charts of the report, drawn by the same code in a browser without a window.
+"""Figures as files for papers: a headless browser draws them with the report's own code.
 
-SVG, PNG and CSV come out of one start of the browser; PDF takes one print per figure. A browser of the Chromium family
-is found on the path, or named by the environment variable ``FEDCOHORT_BROWSER``.
+One start of the browser writes SVG, PNG and CSV; PDF takes one print per figure. The browser must belong to the
+Chromium family. It is found on the path, or named by the environment variable ``FEDCOHORT_BROWSER``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 _FLAGS = (
     "--headless", "--disable-gpu", "--no-first-run", "--disable-extensions", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-quic", "--disable-dev-shm-usage", "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # nothing here needs a network, so nothing gets one
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # no network: nothing here needs one
 )  # fmt: skip
 _WIDTH = 760  # of a figure, in points
-_PIXELS = 3  # of a PNG per point, enough for print at column width
+_PIXELS = 3  # per point of a PNG, enough for print at column width
 
 
 class ExportError(FedcohortError, RuntimeError):
@@ -38,16 +38,15 @@ class ExportError(FedcohortError, RuntimeError):
 
 
 def find_browser() -> str:
-    """Return the program that draws; the error says what to install."""
+    """Return the path of the browser; the error says what to install."""
     named = os.environ.get("FEDCOHORT_BROWSER")
     for name in (named,) if named else _BROWSERS:
-        found = shutil.which(name)
-        if found:
-            return found
+        path = shutil.which(name)
+        if path:
+            return path
+    missing = f"{named!r} was not found" if named else f"none of {', '.join(_BROWSERS)} was found"
     raise MissingExtraError(
-        f"Exporting figures needs a browser of the Chromium family; {named!r} was not found."
-        if named
-        else f"Exporting figures needs a browser of the Chromium family; none of {', '.join(_BROWSERS)} was found.",
+        f"Exporting figures needs a browser of the Chromium family; {missing}.",
         hint="install chromium, set FEDCOHORT_BROWSER, or save single figures with the buttons of the HTML report",
     )
 
@@ -71,7 +70,7 @@ def _browse(browser: str, page: Path, *actions: str) -> str:
 
 
 def export_charts(charts: Sequence[Mapping[str, Any]], folder: str | Path, form: str) -> list[Path]:
-    """Write charts, each view of them, and their numbers as CSV; return the files.
+    """Write every view of the charts, and their numbers as CSV; return the files.
 
     Parameters
     ----------
@@ -89,22 +88,18 @@ def export_charts(charts: Sequence[Mapping[str, Any]], folder: str | Path, form:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ExportError(f"The folder {target} cannot be created: {error.strerror or error}.") from error
-    return _draw(charts, target, form)
-
-
-def _draw(figures: Sequence[Mapping[str, Any]], target: Path, form: str) -> list[Path]:
     browser = find_browser()
     options = {"width": _WIDTH, "png": _PIXELS if form == "png" else 0}
-    page = render("export.html", figures=figures, options=options)
+    page = render("export.html", figures=charts, options=options)
     written: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="fedcohort-export-") as scratch:
         source = Path(scratch) / "figures.html"
         source.write_text(page, encoding="utf-8")
-        shown = _browse(browser, source, "--virtual-time-budget=60000", "--dump-dom")
-        found = re.search(r'<pre id="result">(.*?)</pre>', shown, re.DOTALL)
-        if found is None:
+        dom = _browse(browser, source, "--virtual-time-budget=60000", "--dump-dom")
+        result = re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)
+        if result is None:
             raise ExportError("The browser drew nothing; its version may be too old to draw the charts.")
-        for item in json.loads(html.unescape(found[1])):
+        for item in json.loads(html.unescape(result[1])):
             path = target / f"{item['file']}.{item['kind']}"
             if item["kind"] == "png":
                 write_figure(path, base64.b64decode(item["content"]))
@@ -138,7 +133,7 @@ def _print_pdf(browser: str, svg: str, scratch: Path, path: Path) -> None:
 
 
 def write_figure(path: Path, data: bytes) -> None:
-    """Write a file; an error names it."""
+    """Write a figure; the error names the file."""
     try:
         write_file(path.resolve(), data)
     except OSError as error:

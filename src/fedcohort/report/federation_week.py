@@ -1,4 +1,4 @@
-"""A federation over a week as a picture: one SVG that stands alone."""
+"""A federation over a week as a self-contained SVG."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ _LEFT, _WIDTH, _ROW, _CURVE, _HISTOGRAM, _BINS = 60, 840, 6, 120, 110, 40
 
 
 def week_svg(week: FederationWeek) -> str:
-    """Return the picture: how many are on, who is, and both speeds as histograms on a logarithmic axis."""
+    """Return the picture: how many clients are on, which ones, and log-scale histograms of both speeds."""
     sessions_at = _CURVE + 50
     histograms_at = sessions_at + _ROW * len(week.shown) + 60
     height = histograms_at + _HISTOGRAM + 40
     parts = [_days(sessions_at + _ROW * len(week.shown)), _curve(week, 20), _sessions(week, sessions_at)]
     half = (_WIDTH - 60) / 2
-    parts.append(_histogram(week.speeds, "samples a second", _LEFT, half, histograms_at))
-    parts.append(_histogram(week.bandwidths, "bytes a second", _LEFT + half + 60, half, histograms_at))
+    parts.append(_histogram(week.speeds, "samples per second", _LEFT, half, histograms_at))
+    parts.append(_histogram(week.bandwidths, "bytes per second", _LEFT + half + 60, half, histograms_at))
+    label = f"Which of {week.clients:,} clients are on during a week"
     style = f"<style>{palette.css()}text{{font:12px system-ui,sans-serif;fill:var(--ink)}}</style>"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{_label(week)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" '
         f'viewBox="0 0 {_LEFT + _WIDTH + 20} {height}">{style}{"".join(parts)}</svg>'
     )
-
-
-def _label(week: FederationWeek) -> str:
-    return f"Which of {week.clients:,} clients are on during a week"
 
 
 def _x(time: float) -> float:
@@ -59,7 +56,7 @@ def _curve(week: FederationWeek, top: float) -> str:
 
 
 def _sessions(week: FederationWeek, top: float) -> str:
-    """Draw a line per client, with a bar for every stretch in which it is on."""
+    """Draw a row per client, with a bar for each time it is on."""
     step = float(week.times[1] - week.times[0])
     parts = [f'<text x="4" y="{top + 10}">clients</text>']
     for row, on in enumerate(week.on):

@@ -18,13 +18,13 @@ from fedcohort.report.render import render
 
 @dataclass(frozen=True)
 class Figure:
-    """One picture.
+    """One figure.
 
     Attributes
     ----------
     name : short name, unique in a setting; used for file names
-    title : what is shown
-    sentence : what to see in it, computed from the numbers
+    title : heading
+    sentence : what the figure shows, computed from its numbers
     spec : what the chart code draws
     """
 
@@ -35,13 +35,13 @@ class Figure:
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Names of the pictures it holds: over rounds, over time, one per selector and so on."""
+        """Names of its views: over rounds, over time, one per selector and so on."""
         return tuple(view["name"] for view in self.spec["views"])
 
     def save(self, path: str | Path, view: str | None = None) -> Path:
-        """Write it as .svg, .png, .pdf, .csv (its numbers) or .html, by the ending of ``path``.
+        """Write the figure as .svg, .png, .pdf, .csv (its numbers) or .html, by the suffix of ``path``.
 
-        All but HTML are drawn by a browser of the Chromium family without a window. ``view`` is one of :attr:`views`;
+        All but HTML need a browser of the Chromium family, which runs headless. ``view`` is one of :attr:`views`;
         default: the first.
         """
         target = Path(path)
@@ -62,7 +62,7 @@ class Figure:
         return target
 
     def chart(self, where: str | None = None) -> dict[str, Any]:
-        """Return what the chart code draws, with a file name; ``where`` names the setting if there are several."""
+        """Return what the chart code draws, with a file name; ``where`` is the setting, if there are several."""
         slug = "" if where is None else "-" + "".join(c if c.isalnum() else "-" for c in where).strip("-")
         return {"title": self.title, "sentence": self.sentence, "file": f"{self.name}{slug}", **self.spec}
 
@@ -75,6 +75,6 @@ class Figure:
 
 
 def figure_html(figure: Figure) -> str:
-    """Return one figure as a page of its own."""
+    """Return a page with one figure."""
     data = {"figures": {f"0-{figure.name}": figure.chart()}, "explanations": {}}
     return render("figure.html", figure=figure, data=data)

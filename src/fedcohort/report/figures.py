@@ -1,7 +1,7 @@
-"""The figures of every comparison: each is data for a chart, with a sentence computed from that data.
+"""The figures of every comparison: data for a chart, and a sentence computed from that data.
 
 A figure's ``spec`` is what the chart code in ``assets/kinds.js`` draws: a kind, axes, and one or several views. The
-same spec is drawn in the report, in the dashboard and in exported files.
+report, the dashboard and exported files draw the same spec.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ HEAT_ROWS = 250
 
 
 def json_numbers(values: AnyArray, digits: int = 5) -> list[float | None]:
-    """Return numbers for JSON: few significant digits, None for what is not finite."""
+    """Return numbers for JSON: rounded to ``digits`` significant digits, None if not finite."""
     return [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in np.asarray(values, np.float64)]
 
 
 def pack_matrix(values: FloatArray) -> tuple[str, float]:
-    """Return a matrix as base64 bytes scaled to 0..255, and the value that 255 stands for."""
+    """Return a matrix as base64 bytes scaled to 0..255, and the value of 255."""
     top = float(values.max(initial=0.0))
-    # Rounded up: a client that was picked once among thousands of rounds must not look as if it never was.
+    # Rounded up, so that a client picked once in thousands of rounds does not look as if it was never picked.
     scaled = np.zeros(values.shape, np.uint8) if top <= 0 else np.ceil(values * (255 / top) - 1e-9).astype(np.uint8)
     return base64.b64encode(scaled.tobytes()).decode(), top or 1.0
 
@@ -51,10 +51,10 @@ def _thin(count: int) -> AnyArray:
 
 
 def seed_band(curves: Sequence[tuple[FloatArray, FloatArray]], stepwise: bool) -> dict[str, list[float | None]] | None:
-    """Return mean and mean +- standard deviation of several (x, y) curves, on a common grid.
+    """Return the mean and the mean +- standard deviation of several (x, y) curves, on a common grid.
 
-    The grid ends where the shortest curve ends, so the mean is always over the same seeds. ``stepwise`` holds the last
-    known value (an accuracy is what was last measured); otherwise every curve must share its x.
+    The grid ends where the shortest curve ends, so the mean is always over the same seeds. With ``stepwise``, a curve
+    keeps its last value between points; otherwise only points that all curves share are used.
     """
     curves = [(x, y) for x, y in curves if len(x)]
     if not curves:
@@ -63,15 +63,15 @@ def seed_band(curves: Sequence[tuple[FloatArray, FloatArray]], stepwise: bool) -
     if not len(grid):
         return None
     mean = rows.mean(axis=0)
-    found = {"x": json_numbers(grid, 6), "y": json_numbers(mean)}
+    band = {"x": json_numbers(grid, 6), "y": json_numbers(mean)}
     if len(rows) > 1:
         std = rows.std(axis=0, ddof=1)
-        found |= {"lo": json_numbers(mean - std), "hi": json_numbers(mean + std)}
-    return found
+        band |= {"lo": json_numbers(mean - std), "hi": json_numbers(mean + std)}
+    return band
 
 
 def _steps(curves: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
-    """Return an even grid, and the last known value of each curve at its points."""
+    """Return an even grid, and each curve's last value before each point."""
     end = min(x[-1] for x, _ in curves)
     start = max(x[0] for x, _ in curves)
     grid = np.linspace(min(start, end), end, POINTS) if end > start else np.array([end])
@@ -79,7 +79,7 @@ def _steps(curves: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray,
 
 
 def _at_common_points(curves: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
-    """Return the points that all curves have, thinned, and the curves at them."""
+    """Return the points that all curves share, thinned, and the curves' values there."""
     common = functools.reduce(np.intersect1d, [x for x, _ in curves])
     grid = common[_thin(len(common))] if len(common) else common
     return grid, np.array([y[np.searchsorted(x, grid)] for x, y in curves])
@@ -99,7 +99,7 @@ def trailing_mean(values: FloatArray, window: int) -> FloatArray:
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-# -- pictures -------------------------------------------------------------------------------------------------------
+# -- figures --------------------------------------------------------------------------------------------------------
 
 
 def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
@@ -114,7 +114,7 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
     for name, axis, x_of, stepwise in axes:
         series = _bands(setting, lambda run, x_of=x_of: _evaluated(run, x_of(run), metric), stepwise)  # type: ignore[misc]
         longest = max((s["x"][-1] or 0.0 for s in series), default=0.0)
-        if series and (longest > 0 or name == "Rounds"):  # without latency there is no simulated time to show
+        if series and (longest > 0 or name == "Rounds"):  # without latency, there is no simulated time
             views.append({"name": name, "x": axis, "series": series})
     if not views:
         return None
@@ -136,31 +136,31 @@ def accuracy(setting: Setting, board: Leaderboard) -> Figure | None:
 def _bands(
     setting: Setting, curve: Callable[[RunCurve], tuple[FloatArray, FloatArray]], stepwise: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the band over seeds of each selector that has one."""
+    """Return the series of each selector, with its band over seeds."""
     bands = [(group, seed_band([curve(run) for run in group.runs], stepwise)) for group in setting.groups]
     return [_series(group, band) for group, band in bands if band is not None]
 
 
 def _evaluated(run: RunCurve, x: FloatArray, metric: Metric) -> tuple[FloatArray, FloatArray]:
     """Return a run's metric against ``x`` in the rounds in which both are known."""
-    seen = np.isfinite(run.values["accuracy"]) & np.isfinite(x)
-    return x[seen], metric.natural(run.values["accuracy"][seen])
+    known = np.isfinite(run.values["accuracy"]) & np.isfinite(x)
+    return x[known], metric.natural(run.values["accuracy"][known])
 
 
 def _seeds(setting: Setting) -> str:
     counts = sorted({len(group.runs) for group in setting.groups})
     if counts == [1]:
         return " One seed, so no band is shown."
-    how_many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f" Bands are one standard deviation over {how_many} seeds."
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f" Bands show one standard deviation over {seeds} seeds."
 
 
 def so_far(setting: Setting) -> str:
-    """Return how a sentence about runs that have not ended begins; nothing when all have."""
+    """Return the beginning of a sentence about runs that have not ended; empty if all have."""
     if not setting.running:
         return ""
-    going = [int(run.round.max(initial=-1)) + 1 for run in setting.runs if run.state == "running"]
-    return f"So far ({RunProgress(min(going), max(going), setting.own.planned, len(going)).words}): "
+    done = [int(run.round.max(initial=-1)) + 1 for run in setting.runs if run.state == "running"]
+    return f"So far ({RunProgress(min(done), max(done), setting.own.planned, len(done)).words}): "
 
 
 def _accuracy_sentence(board: Leaderboard) -> str:
@@ -169,19 +169,19 @@ def _accuracy_sentence(board: Leaderboard) -> str:
         return f"No selector has a terminal {board.metric.name}{'' if board.finished else ' yet'}."
     before = "" if board.finished else f"So far ({board.progress.words}): "
     ends = _ends(board, known)
-    opened = ends.replace("all ", "All ", 1) if ends.startswith("all ") else ends
+    opening = ends.replace("all ", "All ", 1) if ends.startswith("all ") else ends
     if math.isnan(board.target):
-        return f"{before}{opened}."
+        return f"{before}{opening}."
     reached = [row for row in board.rows if row.main.rounds.count == row.runs]
     if not reached:
-        some = any(row.main.rounds.count for row in board.rows)
-        nobody = f"none {'reaches' if board.finished else 'has reached'} {board.metric.level(board.target)}"
-        return f"{before}{opened}; {nobody}{' in every seed' if some else ''}."
+        in_some_seeds = any(row.main.rounds.count for row in board.rows)
+        none = f"none {'reaches' if board.finished else 'has reached'} {board.metric.level(board.target)}"
+        return f"{before}{opening}; {none}{' in every seed' if in_some_seeds else ''}."
     return f"{before}{_quickest(board, reached)}; {ends}."
 
 
 def _ends(board: Leaderboard, known: Sequence[LeaderRow]) -> str:
-    """Return which selectors end best, among those with a terminal score."""
+    """Say which selectors end best, among those with a terminal score."""
     metric = board.metric
     whole = [row for row in known if not row.lost] or known
     best = whole[0]
@@ -190,11 +190,11 @@ def _ends(board: Leaderboard, known: Sequence[LeaderRow]) -> str:
         return f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
     if {metric.value(row.terminal.mean) for row in known} == {value}:
         return f"all {'end at' if board.finished else 'are at'} {value}"
-    # Equal as the table prints them: a reader who sees 81.2% twice must not be told that one is higher.
+    # Compared as the table prints them: a reader who sees 81.2% twice must not be told that one is higher.
     top = [row.label for row in whole if metric.value(row.terminal.mean) == value]
     place = "highest" if metric.higher else "lowest, which is best"
-    of_all = any(row.terminal.mean > best.terminal.mean for row in known)
-    among = " among the selectors that lost no run" if of_all else ""
+    beaten = any(row.terminal.mean > best.terminal.mean for row in known)
+    among = " among the selectors that lost no run" if beaten else ""
     text = f"{names(top)} {_verb(board, top)} {place}{among}, at {value}"
     if board.baseline not in top and not math.isnan(board.base.terminal.mean):
         text += f" against {metric.value(board.base.terminal.mean)} for {board.baseline}"
@@ -202,16 +202,16 @@ def _ends(board: Leaderboard, known: Sequence[LeaderRow]) -> str:
 
 
 def _verb(board: Leaderboard, subjects: Sequence[str]) -> str:
-    one, several = ("ends", "end") if board.finished else ("is", "are")
-    return one if len(subjects) == 1 else several
+    singular, plural = ("ends", "end") if board.finished else ("is", "are")
+    return singular if len(subjects) == 1 else plural
 
 
 def _quickest(board: Leaderboard, reached: Sequence[LeaderRow]) -> str:
-    """Return which selectors are first at the target, among those that reach it in every seed."""
+    """Say which selectors reach the target first, among those that reach it in every seed."""
     quickest = min(row.main.rounds.mean for row in reached)
     first = [row for row in reached if row.main.rounds.mean == quickest]
     verb = "is" if len(first) == 1 else "are"
-    leaders = f"{names([row.label for row in first])} {verb} first at {board.metric.level(board.target)}"
+    leaders = f"{names([row.label for row in first])} {verb} first to reach {board.metric.level(board.target)}"
     after = f"after {quantity(quickest, 'round')}"
     alone = len(first) == 1
     won, seeds = _firsts(board, first[0])
@@ -220,73 +220,76 @@ def _quickest(board: Leaderboard, reached: Sequence[LeaderRow]) -> str:
     elif alone and won == seeds:
         text = f"{leaders} in every seed, {after} on average"
     else:
-        some = any(0 < row.main.rounds.count < row.runs for row in board.rows)
-        text = f"{leaders} on average{' among the selectors that reach it in every seed' if some else ''}, {after}"
+        partly = any(0 < row.main.rounds.count < row.runs for row in board.rows)
+        text = f"{leaders} on average{' among the selectors that reach it in every seed' if partly else ''}, {after}"
         text += f" (first in {won} of {quantity(seeds, 'seed')})" if alone else ""
     gain = first[0].main.speed_up
     return f"{text}, {times(gain)} times as fast as {board.baseline}" if alone and gain > 1 else text
 
 
 def _firsts(board: Leaderboard, row: LeaderRow) -> tuple[int, int]:
-    """Return in how many of its seeds this selector reached the target first, and how many seeds it has."""
+    """Return the number of seeds in which this selector reached the target first, and the number of its seeds."""
     others: dict[int, list[int]] = {}
     for other in board.rows:
         for run in other.seeds:
             if other is not row and run.rounds_to[-1] is not None:
                 others.setdefault(run.seed, []).append(run.rounds_to[-1])
-    mine = {run.seed: run.rounds_to[-1] for run in row.seeds}
-    won = sum(took is not None and took < min(others.get(seed, [took + 1])) for seed, took in mine.items())
-    return won, len(mine)
+    rounds = {run.seed: run.rounds_to[-1] for run in row.seeds}
+    won = sum(took is not None and took < min(others.get(seed, [took + 1])) for seed, took in rounds.items())
+    return won, len(rounds)
 
 
 def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = ()) -> Figure | None:
-    """All selectors against each other: mean ranks, the critical difference, and which cannot be told apart."""
+    """Mean ranks of all selectors, the critical difference, and which selectors cannot be told apart."""
     views, sentences = [], []
     several = len(every) > 1
     for name, boards in (("This setting", [board]), ("All settings", list(every) if several else [])):
-        found = ranking(boards)
-        if found is None:
+        order = ranking(boards)
+        if order is None:
             continue
-        places = {label: i for i, label in enumerate(found.labels)}
+        places = {label: i for i, label in enumerate(order.labels)}
         views.append(
             {
                 "name": name,
                 "x": {"label": "mean rank, 1 is best"},
-                "labels": list(found.labels),
-                "ranks": json_numbers(np.array(found.ranks)),
-                "colors": [setting.drawn[label][0] for label in found.labels],
-                "difference": json_numbers(np.array([found.difference]))[0],
-                "alike": [[places[group[0]], places[group[-1]]] for group in found.alike],
-                "p": [json_numbers(np.array([found.p.get((a, b), 1.0) for b in found.labels])) for a in found.labels],
+                "labels": list(order.labels),
+                "ranks": json_numbers(np.array(order.ranks)),
+                "colors": [setting.drawn[label][0] for label in order.labels],
+                "difference": json_numbers(np.array([order.difference]))[0],
+                "alike": [[places[group[0]], places[group[-1]]] for group in order.alike],
+                "p": [json_numbers(np.array([order.p.get((a, b), 1.0) for b in order.labels])) for a in order.labels],
             }
         )
-        sentences.append(_rank_sentence(found, f"in {name.lower()}" if several else ""))
+        sentences.append(_rank_sentence(order, f"in {name.lower()}" if several else ""))
     if not views:
         return None
-    before = so_far(setting)
     about = (
-        f" Ranks are by terminal {board.metric.name}. Within a setting, each seed is ranked; the result holds for "
-        "other seeds."
-        + (" Over all settings, the means over seeds are ranked; the result holds for similar settings." * several)
-        + " Friedman's test, then Nemenyi's critical difference at 5%. A bar joins selectors that cannot be told "
-        "apart, which also depends on the other selectors."
+        f" Ranks are by terminal {board.metric.name}. Within a setting, selectors are ranked in each seed, and the "
+        "result holds for other seeds."
+        + (
+            " Over all settings, their means over seeds are ranked, and the result holds for similar settings."
+            * several
+        )
+        + " Friedman's test is followed by Nemenyi's critical difference at 5%. A bar joins selectors that cannot be "
+        "told apart, which also depends on the other selectors."
     )
     spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
-    return Figure("ranks", "All against all", before + " ".join(sentences) + about, spec)
+    return Figure("ranks", "All against all", so_far(setting) + " ".join(sentences) + about, spec)
 
 
-def _rank_sentence(found: SelectorRanking, where: str) -> str:
-    over = f"over {quantity(found.blocks, found.over)}" + (f" {where}" if where and found.over == "seed" else "")
-    p = "p < 0.001" if found.friedman < 0.001 else f"p = {found.friedman:.3f}"
-    best = found.labels[0]
-    if found.friedman >= LEVEL:
-        return f"O{over[1:]} the selectors cannot be told apart (Friedman, {p})."
-    worse = [label for label in found.labels[1:] if found.differ(best, label)]
-    text = f"{best} has the best mean rank {over} ({number(found.ranks[0])} of {len(found.labels)}; Friedman, {p})"
+def _rank_sentence(order: SelectorRanking, where: str) -> str:
+    blocks = quantity(order.blocks, order.over) + (f" {where}" if where and order.over == "seed" else "")
+    p = "p < 0.001" if order.friedman < 0.001 else f"p = {order.friedman:.3f}"
+    best = order.labels[0]
+    if order.friedman >= LEVEL:
+        return f"Over {blocks}, the selectors cannot be told apart (Friedman, {p})."
+    worse = [label for label in order.labels[1:] if order.differ(best, label)]
+    text = f"{best} has the best mean rank over {blocks} ({number(order.ranks[0])} of {len(order.labels)}; "
+    text += f"Friedman, {p})"
     if not worse:
-        return f"{text}, but differs from none by the critical difference of {number(found.difference)}."
-    alike = [label for label in found.labels[1:] if label not in worse]
-    text += f"; it is better than {names(worse)} by the critical difference of {number(found.difference)} or more"
+        return f"{text}, but no other differs from it by the critical difference of {number(order.difference)}."
+    alike = [label for label in order.labels[1:] if label not in worse]
+    text += f"; it is better than {names(worse)} by the critical difference of {number(order.difference)} or more"
     return f"{text}, and cannot be told apart from {names(alike)}." if alike else f"{text}."
 
 
@@ -304,12 +307,12 @@ def loss(setting: Setting) -> Figure | None:
     known = {label: value for label, value in last.items() if not math.isnan(value)}
     views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
     spec = {"kind": "lines", "views": views, "y": {"label": "test loss"}}
-    left_out = [str(one["label"]) for one in series if one["label"] not in known]
+    left_out = [str(line["label"]) for line in series if line["label"] not in known]
     return Figure("loss", "Test loss", _loss_sentence(setting, known, left_out), spec)
 
 
 def _loss_sentence(setting: Setting, known: Mapping[str, float], left_out: Sequence[str]) -> str:
-    """Say with which selectors the loss is lowest and highest; ``left_out`` lost a run."""
+    """Say with which selectors the loss is lowest and highest; those in ``left_out`` lost a run."""
     if not known:
         return "Every selector lost a run."
     low = min(known, key=lambda label: known[label])
@@ -336,7 +339,7 @@ def balance(setting: Setting) -> Figure | None:
         ]
         band = seed_band(curves, False)
         if band is not None:
-            if "lo" in band:  # an imbalance is never negative, though mean minus deviation may be
+            if "lo" in band:  # an imbalance is never negative, but the mean minus the deviation may be
                 band["lo"] = [None if v is None else max(0.0, v) for v in band["lo"]]
             series.append(_series(group, band))
             known = np.concatenate([run.evaluations("qcid")[1] for run in group.runs])
@@ -373,7 +376,7 @@ def picks(setting: Setting) -> Figure | None:
     views: list[dict[str, Any]] = []
     busiest: list[tuple[float, SelectorRuns, int, AnyArray]] = []
     for group in setting.groups:
-        run = group.runs[0]  # clients of different seeds are different clients, so seeds are not averaged here
+        run = group.runs[0]  # each seed has its own clients, so seeds are not averaged here
         grid = np.zeros((rows, cols))
         np.add.at(grid, (run.pick_client // y_step, run.pick_round // x_step), 1.0 / (x_step * y_step))
         cells, top = pack_matrix(grid)
@@ -394,14 +397,14 @@ def picks(setting: Setting) -> Figure | None:
             }
         )
     share, group, client, counts = max(busiest, key=lambda entry: entry[0])
-    usual = counts.mean() / max(1, len(group.runs[0].round))
-    again = f" ({times(share / usual)} times as often as the average client)" if share > usual > 0 else ""
+    average = counts.mean() / max(1, len(group.runs[0].round))
+    ratio = f" ({times(share / average)} times as often as the average client)" if share > average > 0 else ""
     equal = int((counts == counts.max()).sum()) - 1
-    others = f", and {equal} other{'s' if equal > 1 else ''} as often" if equal else ""
+    others = f", and {equal} other{'s' if equal > 1 else ''} equally often" if equal else ""
     sentence = (
-        "A horizontal streak is a client picked again and again. "
-        f"Most often picked: client {setting.client_name(client)} by {group.label} "
-        f"(seed {group.runs[0].seed}), in {percent(share, 0)} of the rounds{again}{others}."
+        "A horizontal streak is a client that is picked again and again. "
+        f"Picked most often: client {setting.client_name(client)} by {group.label} "
+        f"(seed {group.runs[0].seed}), in {percent(share, 0)} of the rounds{ratio}{others}."
     )
     return Figure(
         "picks",
@@ -433,7 +436,7 @@ def participation(setting: Setting) -> Figure | None:
         return None
     even, uneven = min(known, key=lambda k: known[k]), max(known, key=lambda k: known[k])
     low, high = f"{known[even]:.2f}", f"{known[uneven]:.2f}"
-    sentence = "A flat line shares the work evenly. " + (
+    sentence = "A flat line means that the work is shared evenly. " + (
         f"{even} is the most even (Gini {low}), {uneven} the least ({high})."
         if low != high
         else f"The Gini coefficient is {low}{' for all of them' if len(known) > 1 else ''}; 0 would be perfectly even."
@@ -446,14 +449,14 @@ def participation(setting: Setting) -> Figure | None:
 
 
 def scenario(setting: Setting) -> Figure | None:
-    """Class-by-client picture of the federation."""
+    """The federation: samples by class and client."""
     facts = setting.federation()
     if facts is None:
         return None
     counts = np.asarray(facts.label_counts, np.float64)
     if not counts.shape[1]:  # the task has no classes
         return None
-    # Clients with one main class side by side, the most one-sided first: skew shows as blocks.
+    # Clients are sorted by main class, the most one-sided first, so that skew shows as blocks.
     order = np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))
     if len(order) > 1000:
         order = order[np.linspace(0, len(order) - 1, 1000).astype(int)]
@@ -465,7 +468,7 @@ def scenario(setting: Setting) -> Figure | None:
     if float(facts.noise_rate.max(initial=0)) > 0:
         sentence += f" On average {percent(float(facts.noise_rate.mean()), 0)} of a client's labels are wrong."
     if len(setting.federations) > 1:
-        sentence += f" Shown is one of {len(setting.federations)} federations, one per seed."
+        sentence += f" The figure shows one of {len(setting.federations)} federations; each seed has its own."
     view = {
         "name": "scenario",
         "rows": counts.shape[1],
@@ -489,7 +492,7 @@ def scenario(setting: Setting) -> Figure | None:
 
 
 def _holdings(classes: IntArray, largest: FloatArray, sizes: FloatArray) -> str:
-    """Say what clients hold: how many samples, how many classes, and how much of it is their main class."""
+    """Say how many samples and classes clients hold, and how large the share of their main class is."""
     least, most, few, many = (float(value) for value in (sizes.min(), sizes.max(), classes.min(), classes.max()))
     if few == many == 1 and least == most:
         return f"Every client holds {quantity(most, 'sample')} of a single class."
@@ -499,7 +502,7 @@ def _holdings(classes: IntArray, largest: FloatArray, sizes: FloatArray) -> str:
     if many == 1:
         return f"{text} of a single class."
     main = percent(float(np.median(largest)), 0)
-    return f"{text} of {kinds} classes; for half of the clients one class makes up {main} or more."
+    return f"{text} of {kinds} classes; for half of the clients, one class makes up {main} or more."
 
 
 def cost(setting: Setting) -> Figure | None:
@@ -525,7 +528,7 @@ def cost(setting: Setting) -> Figure | None:
 
 
 def _question_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Which selector asks most, as a share of its bytes and in bytes: these may be two different ones."""
+    """Say which selector spends most on queries, in bytes and as a share of its bytes; these may be two selectors."""
     amount = {row["label"]: row["parts"][1] for row in rows}
     share = {row["label"]: row["parts"][1] / max(sum(row["parts"]), 1e-12) for row in rows}
     if max(amount.values()) <= 0:
@@ -537,15 +540,15 @@ def _question_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _duration_sentence(setting: Setting, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Which selector takes longest: for the whole run if all ran as many rounds, else for a round."""
+    """Say which selector takes longest: for the whole run if all ran the same number of rounds, else for a round."""
     rounds = {group.label: float(np.mean([len(run.round) for run in group.runs])) for group in setting.groups}
     whole = len(set(rounds.values())) == 1 and not setting.running
     spent = {row["label"]: sum(row["parts"]) / (1 if whole else max(rounds[row["label"]], 1)) for row in rows}
     slow, fast = max(spent, key=lambda k: spent[k]), min(spent, key=lambda k: spent[k])
     if spent[fast] <= 0 or times(spent[slow] / spent[fast]) == "1.00":
         return ""
-    what = "The whole run" if whole else "A round"
-    return f" {what} takes {times(spent[slow] / spent[fast])} times as long with {slow} as with {fast}."
+    unit = "The whole run" if whole else "A round"
+    return f" {unit} takes {times(spent[slow] / spent[fast])} times as long with {slow} as with {fast}."
 
 
 def _total(run: RunCurve, *columns: str) -> float:
@@ -570,7 +573,7 @@ def general_figures(setting: Setting, board: Leaderboard, every: Sequence[Leader
 
     ``every`` are the leaderboards of all settings, for sentences about all of them.
     """
-    found = [
+    figures = [
         accuracy(setting, board),
         ranks(setting, board, every),
         loss(setting),
@@ -580,4 +583,4 @@ def general_figures(setting: Setting, board: Leaderboard, every: Sequence[Leader
         cost(setting),
         scenario(setting),
     ]
-    return [figure for figure in found if figure is not None]
+    return [figure for figure in figures if figure is not None]

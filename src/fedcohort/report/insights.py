@@ -1,4 +1,4 @@
-"""Pictures of what selectors learned: each selector declares its own, here they are read from journals and drawn."""
+"""Figures of what selectors learned: each selector class declares its own, and journals hold the numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_POINTS = 600  # clients drawn one by one
 
 
 def selector_figures(setting: Setting) -> tuple[list[Figure], list[str]]:
-    """Return the pictures that belong to the selectors of a setting, and warnings about what cannot be shown."""
+    """Return the selectors' own figures in a setting, and warnings about what cannot be shown."""
     views: dict[str, tuple[Picture, list[tuple[str, View]]]] = {}
     warnings: list[str] = []
     for group in setting.groups:
@@ -34,21 +34,21 @@ def selector_figures(setting: Setting) -> tuple[list[Figure], list[str]]:
                 views.setdefault(picture.name, (picture, []))[1].append((group.label, view))
         except FedcohortError as error:
             warnings.append(f"What {group.label} learned cannot be shown: {error.message}")
-        except Exception as error:  # a picture of somebody's own selector may fail in any way
+        except Exception as error:  # the code of a user's selector may fail in any way
             warnings.append(f"What {group.label} learned cannot be shown: {type(error).__name__}: {error}.")
     figures = []
-    for picture, found in views.values():
+    for picture, labelled in views.values():
         try:
-            figures.append(_figure(picture, found))
+            figures.append(_figure(picture, labelled))
         except FedcohortError:
             raise
-        except Exception as error:  # numbers of somebody's own selector that cannot be drawn
-            warnings.append(f"The picture {picture.title!r} cannot be drawn: {type(error).__name__}: {error}")
+        except Exception as error:  # the numbers of a user's selector may be anything
+            warnings.append(f"The figure {picture.title!r} cannot be drawn: {type(error).__name__}: {error}")
     return figures, warnings
 
 
 def _views(setting: Setting, group: SelectorRuns, run: RunCurve) -> list[tuple[Picture, View]]:
-    """Return what a run's selector has to show."""
+    """Return the pictures of a run's selector, each with its view of the run."""
     assert run.journal is not None
     with closing(open_journal(run.journal)) as journal:
         spec = journal.meta()["selector"]
@@ -72,33 +72,33 @@ def _views(setting: Setting, group: SelectorRuns, run: RunCurve) -> list[tuple[P
             noise=noise,
             running=run.state == "running",
         )
-        found = [(picture, picture.view(record)) for picture in cls.pictures]
-    return [(picture, view) for picture, view in found if view is not None]
+        views = [(picture, picture.view(record)) for picture in cls.pictures]
+    return [(picture, view) for picture, view in views if view is not None]
 
 
-def _figure(picture: Picture, found: Sequence[tuple[str, View]]) -> Figure:
-    """Draw the views of one picture, one for each group that has it."""
+def _figure(picture: Picture, views: Sequence[tuple[str, View]]) -> Figure:
+    """Return the figure with the views of one picture, by the label of their group."""
     axis: dict[str, Any] = {"label": picture.quantity, **({"format": "percent"} if picture.share else {})}
-    # One chart draws one kind of view: a group whose view is of another kind than the first is left out.
-    first = found[0][1]
-    found = [(label, view) for label, view in found if type(view) is type(first)]
+    # One chart draws one kind of view, so views of another kind than the first are left out.
+    first = views[0][1]
+    views = [(label, view) for label, view in views if type(view) is type(first)]
     spec: dict[str, Any] = {"y": axis}
     if isinstance(first, Intervals):
-        spec |= {"kind": "intervals", "views": [_intervals(n, v) for n, v in found if isinstance(v, Intervals)]}
+        spec |= {"kind": "intervals", "views": [_intervals(n, v) for n, v in views if isinstance(v, Intervals)]}
     elif isinstance(first, Lines):
-        spec |= {"kind": "lines", "views": [_lines(n, v) for n, v in found if isinstance(v, Lines)]}
+        spec |= {"kind": "lines", "views": [_lines(n, v) for n, v in views if isinstance(v, Lines)]}
     else:
-        spec |= _clouds([(label, view) for label, view in found if isinstance(view, Points)])
-    text = " ".join([view.text for _, view in found if view.text][:2])
+        spec |= _clouds([(label, view) for label, view in views if isinstance(view, Points)])
+    text = " ".join([view.text for _, view in views if view.text][:2])
     return Figure(picture.name, picture.title, text, spec)
 
 
-def _clouds(found: Sequence[tuple[str, Points]]) -> dict[str, Any]:
-    names = max((list(view.group_names) for _, view in found), key=len) or ["clients"]
+def _clouds(views: Sequence[tuple[str, Points]]) -> dict[str, Any]:
+    names = max((list(view.group_names) for _, view in views), key=len) or ["clients"]
     slots = len(palette.LIGHT) - 1  # the first colour is the baseline's
     return {
         "kind": "points",
-        "views": [_points(label, view) for label, view in found],
+        "views": [_points(label, view) for label, view in views],
         "categories": names,
         "short": [name.split()[-1] if name[-1:].isdecimal() else "" for name in names],
         "colors": [1 + c % slots for c in range(len(names))],
@@ -106,7 +106,7 @@ def _clouds(found: Sequence[tuple[str, Points]]) -> dict[str, Any]:
 
 
 def _even(order: IntArray) -> IntArray:
-    """Return an even selection of very many clients."""
+    """Return at most ``MAX_POINTS`` of the clients, evenly spaced."""
     if len(order) <= MAX_POINTS:
         return order
     return np.asarray(order[np.linspace(0, len(order) - 1, MAX_POINTS).astype(int)])
@@ -142,7 +142,7 @@ def _points(label: str, view: Points) -> dict[str, Any]:
     place = _flat_map(view.points[keep])
     return {
         "name": label,
-        "x": {"label": "t-SNE of the embeddings; only nearness has a meaning"},
+        "x": {"label": "t-SNE of the embeddings; only nearness is meaningful"},
         "px": json_numbers(place[:, 0], 4),
         "py": json_numbers(place[:, 1], 4),
         "category": groups[keep].tolist(),
@@ -155,6 +155,6 @@ def _flat_map(points: FloatArray) -> FloatArray:
     with needs_extra("The map of clients needs scikit-learn.", "report"):
         from sklearn.manifold import TSNE
     perplexity = min(30.0, (len(points) - 1) / 3)
-    # A perplexity above a third of the points is refused; 30 is scikit-learn's default.
+    # TSNE rejects a perplexity above a third of the points; 30 is its default.
     flat = TSNE(2, perplexity=perplexity, init="pca", random_state=0, max_iter=500).fit_transform(points)
     return np.asarray(flat, np.float64)

@@ -28,12 +28,12 @@ from fedcohort.session.coverage import Tally, sentences
 from fedcohort.simulate.leaderboard.formats import Cell, Table
 from fedcohort.simulate.leaderboard.words import duration, names, quantity
 
-_MOST_ROWS = 2000  # of a table on a page; the journal's export has everything
+_MAX_ROWS = 2000  # of a table on a page; 'fedcohort journal export' writes everything
 
 
 @dataclass(frozen=True)
 class RunView:
-    """What a page shows of one run."""
+    """What a page shows about one run."""
 
     account: Account
     tables: tuple[Table, ...]
@@ -41,20 +41,19 @@ class RunView:
     warnings: tuple[str, ...]
 
 
-def run_view(found: Account, past: JournalHistory, clients: int) -> RunView:
-    """Return tables and figures of a run."""
-    rows = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
-    tally = Tally.of(clients, ((row.round, row.clients, row.n_candidates) for row in rows))
-    active = np.array([client.member for client in found.clients], np.bool_)
-    figures = (_curves(found), _durations(found), _outcomes(found), *_pick_figures(found, past, clients))
-    tables = [clients_table(found), rounds_table(found)]
-    if found.shadows:
-        tables.insert(0, shadows_table(found))
+def run_view(run: Account, past: JournalHistory, clients: int) -> RunView:
+    """Return the tables and figures of a run."""
+    tally = Tally.of(clients, ((row.round, row.clients, row.n_candidates) for row in past.in_order))
+    active = np.array([client.member for client in run.clients], np.bool_)
+    figures = (_curves(run), _durations(run), _outcomes(run), *_pick_figures(run, past, clients))
+    tables = [clients_table(run), rounds_table(run)]
+    if run.shadows:
+        tables.insert(0, shadows_table(run))
     return RunView(
-        found,
+        run,
         tuple(tables),
         tuple(figure for figure in figures if figure is not None),
-        tuple(sentences([(found.selector, tally.coverage(active))])),
+        tuple(sentences([(run.selector, tally.coverage(active))])),
     )
 
 
@@ -73,85 +72,87 @@ def build_live_report(
     """
     panes, accounts, warnings = [], [], []
     for number, path in enumerate(paths):
-        run, pane = _pane(Path(path), number, rounds)
+        view, pane = _pane(Path(path), number, rounds)
         panes.append(pane)
-        accounts.append(run.account)
-        where = f"{run.account.name}: " if len(paths) > 1 else ""
-        warnings += [f"{where}{text}" for text in run.warnings]
+        accounts.append(view.account)
+        where = f"{view.account.name}: " if len(paths) > 1 else ""
+        warnings += [f"{where}{text}" for text in view.warnings]
     facts = [
         (max(a.done for a in accounts), "round"), (max(len(a.clients) for a in accounts), "client"),
         (sum(len(a.shadows) for a in accounts), "shadow"),
         (sum(sum(a.failures().values()) for a in accounts), "failure"),
     ]  # fmt: skip
-    heading = title or ", ".join(found.name for found in accounts)
+    heading = title or ", ".join(run.name for run in accounts)
     return build_page(heading, facts, warnings, panes), accounts
 
 
 def _pane(path: Path, number: int, rounds: Sequence[int]) -> tuple[RunView, Pane]:
-    """Return what a page shows of the journal at ``path``, and its part of the page."""
+    """Return what a page shows about the journal at ``path``, and its tab of the page."""
     with closing(read_journal(path)) as journal:
         past = JournalHistory()
-        found = account(journal, path.stem, past)
-        if not found.rounds:
+        run = account(journal, path.stem, past)
+        if not run.rounds:
             raise InputError(f"No round has been recorded in {path} yet.", hint="follow it with: fedcohort dashboard")
-        run = run_view(found, past, journal.table()[0].n)
-        explained = explanations_of(journal, found.name, found.selector, found.seed, rounds)
-    # The last two tables, of every client and every round, are long: figures come before them.
+        view = run_view(run, past, journal.table()[0].n)
+        explained = explanations_of(journal, run.name, run.selector, run.seed, rounds)
+    # The tables of all clients and all rounds are long, so figures come before them.
     blocks = [
-        card("sentences", found.name, ending(found)),
-        *(card("table", table) for table in run.tables[:-2]),
-        *(card("figure", figure, number) for figure in run.figures),
-        *(card("table", table) for table in run.tables[-2:]),
+        card("sentences", run.name, ending(run)),
+        *(card("table", table) for table in view.tables[:-2]),
+        *(card("figure", figure, number) for figure in view.figures),
+        *(card("table", table) for table in view.tables[-2:]),
         card("why", number),
-        _rules(found),
+        _rules(run),
     ]
-    return run, Pane(found.name, blocks, {figure.name: figure for figure in run.figures}, [explained])
+    return view, Pane(run.name, blocks, {figure.name: figure for figure in view.figures}, [explained])
 
 
 # -- sentences and tables -------------------------------------------------------------------------------------------
 
 
-def ending(found: Account) -> list[str]:
-    """Return sentences on how far a run is, how it ended, and which clients failed or were never picked."""
-    of = f" of {found.planned}" if found.planned is not None else ""
-    what = "rounds" if found.models is None else "models"
-    lines = [f"{found.selector} (seed {found.seed}): {found.done}{of} {what}, {found.state}."]
-    if found.reason:
-        lines[0] = f"{lines[0][:-1]}: {found.reason.rstrip('.')}."
-    lines += [f"Selector changed in {change}." for change in found.changes]
-    lines += _replies(found)
-    given_up = sum(r.abandoned is not None for r in found.rounds)
-    if given_up:
-        lines.append(f"{quantity(given_up, 'cohort')} {'was' if given_up == 1 else 'were'} abandoned and chosen again.")
-    members = sum(client.member for client in found.clients)
-    if found.never:
-        lines.append(f"Never picked, {len(found.never)} of {members}: {names(found.never, 50)}.")
+def ending(run: Account) -> list[str]:
+    """Return sentences on a run's progress and end, and on clients that failed or were never picked."""
+    of = f" of {run.planned}" if run.planned is not None else ""
+    unit = "rounds" if run.models is None else "models"
+    lines = [f"{run.selector} (seed {run.seed}): {run.done}{of} {unit}, {run.state}."]
+    if run.reason:
+        lines[0] = f"{lines[0][:-1]}: {run.reason.rstrip('.')}."
+    lines += [f"Selector changed in {change}." for change in run.changes]
+    lines += _replies(run)
+    abandoned = sum(r.abandoned is not None for r in run.rounds)
+    if abandoned:
+        verb = "was" if abandoned == 1 else "were"
+        lines.append(f"{quantity(abandoned, 'cohort')} {verb} abandoned and chosen again.")
+    members = sum(client.member for client in run.clients)
+    if run.never:
+        lines.append(f"Never picked: {len(run.never)} of {members} clients ({names(run.never, 50)}).")
     else:
-        lines.append(f"Never picked: none of {quantity(members, 'member')}.")
+        lines.append(f"Never picked: none of {quantity(members, 'client')}.")
     return lines
 
 
-def _replies(found: Account) -> list[str]:
-    """Return sentences on how many clients brought a model, and how many are still training."""
+def _replies(run: Account) -> list[str]:
+    """Return sentences on how many clients returned a model, and how many are still training."""
     lines = []
-    failed = found.failures()
-    asked = sum(sum(client.statuses.values()) for client in found.clients)  # without clients that are still training
+    failed = run.failures()
+    requests = sum(sum(client.statuses.values()) for client in run.clients)  # without clients that are still training
     if failed:
         parts = ", ".join(f"{count} {status.lower()}" for status, count in failed.most_common())
         lines.append(
-            f"Of {asked} times a client was asked to train, {sum(failed.values())} returned no model: {parts}."
+            f"Clients were asked to train {quantity(requests, 'time')}, and {sum(failed.values())} of these brought no "
+            f"model: {parts}."
         )
-    elif asked:
-        lines.append(f"All {asked} times a client was asked to train, it returned a valid model.")
-    going = [r for r in found.rounds if r.seconds is None and r.abandoned is None]
-    training = sum(len(r.clients) - r.sound - len(r.failures) for r in going)
+    elif requests:
+        lines.append(f"Clients were asked to train {quantity(requests, 'time')}, and each returned a valid model.")
+    open_rounds = [r for r in run.rounds if r.seconds is None and r.abandoned is None]
+    training = sum(len(r.clients) - r.sound - len(r.failures) for r in open_rounds)
     if training:
-        lines.append(f"Asked, but no report yet: {quantity(training, 'client')}.")
+        lines.append(f"Asked, but no reply yet: {quantity(training, 'client')}.")
     return lines
 
 
-def _rules(found: Account) -> Markup:
-    proof = found.proof
+def _rules(run: Account) -> Markup:
+    proof = run.proof
     if proof is None or proof.rules is None:
         return card("sentences", "Rules", ["The run had no rules."])
     held = " ".join([
@@ -160,8 +161,8 @@ def _rules(found: Account) -> Markup:
         *(f"{e.client}: {e.what}." for e in proof.exceeded[:10]),
     ])  # fmt: skip
     excluded: Counter[str] = Counter()
-    for past in found.rounds:
-        excluded.update(past.excluded)
+    for summary in run.rounds:
+        excluded.update(summary.excluded)
     return card("rules", held, proof.rules.to_dict(), excluded.most_common(20))
 
 
@@ -169,36 +170,36 @@ def _seconds(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else duration(value)
 
 
-def shadows_table(found: Account) -> Table:
-    """Return what shadow selectors would have meant."""
+def shadows_table(run: Account) -> Table:
+    """Return what shadow selectors would have done."""
     rows = []
-    for s in found.shadows:
-        both = [("–", "")] * 2
+    for s in run.shadows:
+        balance = seconds = Cell("–")
         if s.balance is not None:
-            both[0] = (f"{s.balance[1]:.4f}", f"real: {s.balance[0]:.4f}")
+            balance = Cell(f"{s.balance[1]:.4f}", f"actual: {s.balance[0]:.4f}")
         if s.seconds is not None:
-            both[1] = (duration(s.seconds[1]), f"real: {duration(s.seconds[0])}")
-        remark = s.dropped or s.note
+            seconds = Cell(duration(s.seconds[1]), f"actual: {duration(s.seconds[0])}")
         rows.append(
             (
                 Cell(s.name),
-                Cell(str(s.rounds), f"silent in {s.silent}" if s.silent else ""),
+                Cell(str(s.rounds), f"no picks in {s.silent}" if s.silent else ""),
                 Cell(f"{s.same:.0%}" if s.rounds else "–", f"{s.chance:.0%} by chance" if s.rounds else ""),
-                *(Cell(text, note) for text, note in both),
-                Cell(remark),
+                balance,
+                seconds,
+                Cell(s.dropped or s.note),
             )
         )
     note = (
-        "Over all rounds: the share of a shadow's picks that were really picked, the class imbalance (QCID, 0 is even) "
-        "of its cohorts if labels are known, and how long its rounds would take by the clients' mean durations."
+        "Over all rounds: the share of a shadow's picks that were actually picked, the class imbalance (QCID, 0 is "
+        "even) of its cohorts if labels are known, and how long its rounds would take by the clients' mean durations."
     )
     columns = ("Shadow", "Rounds", "Same picks", "QCID", "Expected round", "Remark")
-    return Table("shadows", "What shadow selectors would have meant", columns, tuple(rows), note, frozenset({5}))
+    return Table("shadows", "What shadow selectors would have done", columns, tuple(rows), note, frozenset({5}))
 
 
-def clients_table(found: Account) -> Table:
-    """Return every client's history in one line each, most often picked first."""
-    order = sorted(found.clients, key=lambda c: (-c.picked, c.name))[:_MOST_ROWS]
+def clients_table(run: Account) -> Table:
+    """Return a summary of each client, most often picked first."""
+    order = sorted(run.clients, key=lambda c: (-c.picked, c.name))[:_MAX_ROWS]
     rows = [
         (
             Cell(c.name, "" if c.member else "left"),
@@ -211,12 +212,12 @@ def clients_table(found: Account) -> Table:
         )
         for c in order
     ]
-    columns = ("Client", "Picked", "Sound", "Without a model", "Last round", "Mean time", "Last failure")
-    note = f"The first {_MOST_ROWS} of {len(found.clients)} clients." if len(found.clients) > _MOST_ROWS else ""
+    columns = ("Client", "Picked", "Valid models", "Without a model", "Last round", "Mean time", "Last failure")
+    note = f"The first {_MAX_ROWS} of {len(run.clients)} clients." if len(run.clients) > _MAX_ROWS else ""
     return Table("clients", "Every client", columns, tuple(rows), note, frozenset({3, 6}))
 
 
-def rounds_table(found: Account) -> Table:
+def rounds_table(run: Account) -> Table:
     """Return every round, newest first."""
     rows = [
         (
@@ -225,13 +226,13 @@ def rounds_table(found: Account) -> Table:
             Cell("–" if r.seconds is None else str(r.sound)),
             Cell("training" if r.seconds is None else duration(r.seconds)),
             Cell("; ".join(f"{n}: {w}" for n, w in list(r.failures.items())[:12])
-                 + (f"; given up: {r.abandoned}" if r.abandoned else "")),
+                 + (f"; abandoned: {r.abandoned}" if r.abandoned else "")),
             Cell(", ".join(r.clients[:40]) + (", ..." if len(r.clients) > 40 else "")),
         )
-        for r in list(reversed(found.rounds))[:_MOST_ROWS]
+        for r in list(reversed(run.rounds))[:_MAX_ROWS]
     ]  # fmt: skip
-    columns = ("Round", "Picked", "Sound models", "Duration", "Who returned none, and why", "Cohort")
-    note = f"The newest {_MOST_ROWS} of {len(found.rounds)} cohorts." if len(found.rounds) > _MOST_ROWS else ""
+    columns = ("Round", "Picked", "Valid models", "Duration", "Clients without a model, and why", "Cohort")
+    note = f"The newest {_MAX_ROWS} of {len(run.rounds)} cohorts." if len(run.rounds) > _MAX_ROWS else ""
     return Table("rounds", "Every round", columns, tuple(rows), note, frozenset({4, 5}))
 
 
@@ -245,25 +246,25 @@ def _lines(views: list[dict[str, Any]], label: str) -> Mapping[str, Any]:
 _ROUNDS = {"label": "round", "format": "integer"}
 
 
-def _curves(found: Account) -> Figure | None:
-    keys = sorted({key for values in found.metrics.values() for key in values}, key=lambda k: (k != "accuracy", k))
-    views, values_now = [], []
+def _curves(run: Account) -> Figure | None:
+    keys = sorted({key for values in run.metrics.values() for key in values}, key=lambda k: (k != "accuracy", k))
+    views, latest = [], []
     for key in keys:
-        at = [r for r, values in sorted(found.metrics.items()) if values.get(key) is not None]
-        if not at:
+        rounds = [r for r, values in sorted(run.metrics.items()) if values.get(key) is not None]
+        if not rounds:
             continue
-        numbers = [found.metrics[r][key] for r in at]
-        series = {"label": found.selector, "color": 1, "x": at, "y": json_numbers(np.array(numbers))}
+        numbers = [run.metrics[r][key] for r in rounds]
+        series = {"label": run.selector, "color": 1, "x": rounds, "y": json_numbers(np.array(numbers))}
         views.append({"name": key, "x": _ROUNDS, "series": [series]})
-        values_now.append(f"{key} is {numbers[-1]:.4g} after round {at[-1]}")
+        latest.append(f"{key} is {numbers[-1]:.4g} after round {rounds[-1]}")
     if not views:
         return None
     spec = {"kind": "lines", "views": views, "y": {"label": "value"}}
-    return Figure("metrics", "The global model", f"{'; '.join(values_now[:3])}.", spec)
+    return Figure("metrics", "The global model", f"{'; '.join(latest[:3])}.", spec)
 
 
-def _durations(found: Account) -> Figure | None:
-    known = [(r.round, r.seconds) for r in found.rounds if r.seconds is not None and r.clients]
+def _durations(run: Account) -> Figure | None:
+    known = [(r.round, r.seconds) for r in run.rounds if r.seconds is not None and r.clients]
     if not known:
         return None
     slow, seconds = max(known, key=lambda pair: pair[1])
@@ -275,39 +276,39 @@ def _durations(found: Account) -> Figure | None:
                   _lines([{"name": "Rounds", "x": _ROUNDS, "series": [series]}], "seconds"))  # fmt: skip
 
 
-def _outcomes(found: Account) -> Figure | None:
-    closed = [r for r in found.rounds if r.seconds is not None and r.clients]
+def _outcomes(run: Account) -> Figure | None:
+    closed = [r for r in run.rounds if r.seconds is not None and r.clients]
     if not closed:
         return None
     by_status: dict[str, list[int]] = {}
     for i, r in enumerate(closed):
         by_status.setdefault("valid models", [0] * len(closed))[i] = r.sound
-        for what in r.failures.values():
-            by_status.setdefault(what.split(":")[0].lower(), [0] * len(closed))[i] += 1
+        for failure in r.failures.values():
+            by_status.setdefault(failure.split(":")[0].lower(), [0] * len(closed))[i] += 1
     series = [
         {"label": label, "color": 1 + k, "x": [r.round for r in closed], "y": counts}
         for k, (label, counts) in enumerate(by_status.items())
     ]
     failed = sum(len(r.failures) for r in closed)
-    reasons = Counter(what for r in closed for what in r.failures.values()).most_common(1)
-    often = f" The most frequent reason: {reasons[0][0]} ({reasons[0][1]} times)." if reasons else ""
-    text = f"{quantity(failed, 'reply', 'replies')} without a valid model in {quantity(len(closed), 'round')}.{often}"
+    text = f"{quantity(failed, 'reply', 'replies')} without a valid model in {quantity(len(closed), 'round')}."
+    if failed:
+        ((reason, count),) = Counter(why for r in closed for why in r.failures.values()).most_common(1)
+        text += f" The most frequent reason: {reason} ({quantity(count, 'time')})."
     return Figure("outcomes", "What came back", text,
                   _lines([{"name": "Replies", "x": _ROUNDS, "series": series}], "clients"))  # fmt: skip
 
 
-def _pick_figures(found: Account, past: JournalHistory, clients: int) -> Sequence[Figure | None]:
-    rows = [past.cohorts[ticket] for ticket in sorted(past.cohorts)]
+def _pick_figures(run: Account, past: JournalHistory, clients: int) -> Sequence[Figure | None]:
+    rows = past.in_order
     if not any(len(row.clients) for row in rows):
         return ()
     at = np.array([row.round for row in rows], np.int64)
     curve = RunCurve(
-        id=found.name,
-        label=found.selector,
-        selector=found.selector,
-        seed=found.seed,
+        id=run.name,
+        label=run.selector,
+        selector=run.selector,
+        seed=run.seed,
         state="running",
-        reason="",
         federation="",
         params={},
         round=at,
@@ -316,8 +317,8 @@ def _pick_figures(found: Account, past: JournalHistory, clients: int) -> Sequenc
         pick_client=np.concatenate([row.clients for row in rows]).astype(np.int64),
         journal=None,
     )
-    color, dash = palette.assign([found.selector])[found.selector]
-    group = SelectorRuns(found.selector, found.selector, (curve,), color, dash)
-    called = tuple(client.name for client in found.clients)
-    setting = Setting(found.name, (group,), clients, {}, int(at.max()) + 1, names=called)
+    color, dash = palette.assign([run.selector])[run.selector]
+    group = SelectorRuns(run.selector, run.selector, (curve,), color, dash)
+    client_names = tuple(client.name for client in run.clients)
+    setting = Setting(run.name, (group,), clients, {}, int(at.max()) + 1, names=client_names)
     return picks(setting), participation(setting)

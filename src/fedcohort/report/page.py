@@ -1,4 +1,4 @@
-"""One self-contained HTML file: tables and sentences readable without scripts, charts drawn by inlined code."""
+"""One self-contained HTML file: tables and sentences need no scripts, and inlined code draws the charts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """A report before it is written in some format; ``remarks`` come first on the page."""
+    """The content of a report; ``remarks`` come first on the page."""
 
     bundle: Bundle
     sections: tuple[Section, ...]
@@ -65,14 +65,14 @@ def assemble(
     title : str, optional
         Heading; default: the directories' names.
     targets : sequence of float
-        Accuracies to reach, in (0, 1]; the highest is used for the speed-up. Default: what the configuration says, else
+        Accuracies to reach, in (0, 1]; the highest is used for the speed-up. Default: the configuration's, or else
         where the baseline ends.
     baseline : str, optional
-        Label or selector that the others are compared with. Default: the configuration's, else uniform.
+        Label or selector that the others are compared with. Default: the configuration's, or else uniform.
     rounds : sequence of int
         Rounds whose choices the report explains, in addition to evenly spaced ones.
     pictures : bool
-        Whether figures and explanations are wanted, or the tables alone.
+        Whether to compute figures and explanations too, or only the tables.
     """
     bundle = load_bundle(paths)
     warnings = list(bundle.warnings)
@@ -86,20 +86,20 @@ def assemble(
         figures: tuple[Figure, ...] = ()
         explanations: list[dict[str, Any]] = []
         if pictures:
-            special, unread = selector_figures(setting)
+            own, unread = selector_figures(setting)
             explanations, unexplained = report_explanations(setting, rounds)
             warnings += unread + unexplained
-            found, swept = general_figures(setting, board, every), sweep(setting, board)
-            figures = (*found[:1], *([] if swept is None else [swept]), *found[1:], *special)
+            general, swept = general_figures(setting, board, every), sweep(setting, board)
+            figures = (*general[:1], *([] if swept is None else [swept]), *general[1:], *own)
         sections.append(Section(setting, board, tables, figures, explanations))
     heading = title or ", ".join(dict.fromkeys(path.resolve().name for path in bundle.paths))
     return Report(bundle, tuple(sections), tuple(dict.fromkeys(warnings)), heading)
 
 
 def load_figures(*paths: str | Path, setting: str | None = None) -> dict[str, Figure]:
-    """Return the pictures of one setting of one or several experiments, by name.
+    """Return the figures of one setting of one or several experiments, by name.
 
-    In a notebook each shows itself; ``load_figures("runs/digits")["accuracy"].save("accuracy.pdf")`` writes one.
+    A notebook displays them; ``load_figures("runs/digits")["accuracy"].save("accuracy.pdf")`` writes one to a file.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def build_page(
     Parameters
     ----------
     title : heading
-    facts : numbers below it, each with a noun
+    facts : numbers below the heading, each with a noun
     warnings, remarks : sentences above everything else
     panes : the tabs
     setup : the last card
@@ -181,7 +181,7 @@ def build_page(
 
 
 def figure_files(report: Report) -> list[dict[str, Any]]:
-    """Return every figure as the chart code draws it, with the name of the file it is saved as."""
+    """Return every figure as the chart code draws it, with its file name."""
     several = len(report.sections) > 1
     return [f.chart(s.setting.name if several else None) for s in report.sections for f in s.figures]
 

@@ -1,10 +1,10 @@
-"""Colours and dashes: each selector gets its own by its place among those compared.
+"""Colours and dashes: each selector gets its own, by its place among the selectors compared.
 
-The slots are CSS custom properties ``--s0`` to ``--s11`` with a light and a dark value; charts, tables and legends
-all use them. They come in three blocks of four: the first four are drawn solid, the next four dashed, the last four
-dotted. Within a block any two differ by a CIEDE2000 of 18 or more, to eyes that see all colours as to those with
-deuteranopia or protanopia, so that nobody needs to tell apart more than four colours; every one has a contrast of 4.5
-or more to both backgrounds of its theme, enough for text.
+The slots are CSS custom properties ``--s0`` to ``--s11`` with a light and a dark value, used by charts, tables and
+legends. They come in three blocks of four: the first is drawn solid, the second dashed, the third dotted. Nobody has to
+tell apart more than four colours: within a block, any two differ by a CIEDE2000 of 18 or more, also to readers with
+deuteranopia or protanopia. Every colour has a contrast of 4.5 or more to both backgrounds of its theme,
+enough for text.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ DARK = (
     "#9aa1ad", "#5096ff", "#ea8625", "#cbfee4", "#ff198f", "#a99bfd",
     "#f4de69", "#4e929a", "#f36969", "#5fd1e8", "#e7fa97", "#a26be8",
 )  # fmt: skip
-SOLID = 4  # lines told apart by colour alone; the next ones are dashed, then dotted
+SOLID = 4  # lines that differ only in colour; the next ones are dashed, then dotted
 DASHES = 3  # solid, dashed, dotted
 
 
 def assign(labels: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Give each label a colour slot and a dash pattern, by its place: every pair of the first 36 is different.
+    """Give each label a colour slot and a dash pattern by its place; the first 36 all differ.
 
     >>> assign(["uniform", "fedcor", "a", "b", "c"])
     {'uniform': (0, 0), 'fedcor': (1, 0), 'a': (2, 0), 'b': (3, 0), 'c': (4, 1)}
     """
-    wanted = list(dict.fromkeys(labels))
-    return {label: (i % len(LIGHT), (i // SOLID + i // len(LIGHT)) % DASHES) for i, label in enumerate(wanted)}
+    unique = dict.fromkeys(labels)
+    return {label: (i % len(LIGHT), (i // SOLID + i // len(LIGHT)) % DASHES) for i, label in enumerate(unique)}
 
 
 def _variables(series: tuple[str, ...], base: dict[str, str]) -> str:
@@ -39,7 +39,7 @@ def _variables(series: tuple[str, ...], base: dict[str, str]) -> str:
 
 
 def css() -> str:
-    """Return the colour definitions of both themes; the reader's system decides unless the page was switched."""
+    """Return the colours of both themes; the reader's system decides unless the page's button was used."""
     light = _variables(LIGHT, {
         "ink": "#1c2026", "muted": "#5d6570", "grid": "#e6e8ec", "surface": "#ffffff", "page": "#f6f7f9",
         "accent": "#2563c9", "good": "#11734f", "bad": "#b02a2a", "warn": "#8a5a00", "warn-soft": "#fdf3dd",

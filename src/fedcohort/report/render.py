@@ -1,6 +1,6 @@
-"""Pages from templates: one head and one style sheet for all of them, and every value is escaped.
+"""Pages from templates, with one head and one style sheet, and every value escaped.
 
-A page is a file of ``templates/`` that extends ``base.html``; the parts that pages share are macros of ``cards.html``.
+A page is a file in ``templates/`` that extends ``base.html``; the parts that pages share are macros of ``cards.html``.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ def render(template: str, **values: Any) -> str:
 
 
 def card(macro: str, *values: Any) -> Markup:
-    """Return a part of a page: what a macro of ``cards.html`` makes of ``values``."""
+    """Return a part of a page: a macro of ``cards.html``, called with ``values``."""
     return Markup(getattr(_cards(), macro)(*values))  # the macro has escaped everything
 
 
 def _visible(value: object) -> str:
-    """Write out characters that turn the direction of text or hide: escaping leaves them as they are."""
+    """Write out invisible characters and those that change the direction of text, which HTML escaping keeps."""
     return value if isinstance(value, Markup) else printable(value, lines=True)
 
 
 def _asset(name: str) -> Markup:
-    """Return the text of one of our own style sheets or scripts."""
+    """Return the text of a style sheet or script."""
     return Markup((resources.files("fedcohort.report") / "assets" / name).read_text(encoding="utf-8"))
 
 
 @cache
 def _environment() -> jinja2.Environment:
-    found = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedcohort.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -49,11 +49,11 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    # NaN is not JSON, and the order of figures is theirs.
-    found.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    found.globals.update(asset=_asset, colours=Markup(palette.css()), version=__version__)
-    found.filters["table"] = lambda table: Markup(to_html(table))  # it escapes every cell
-    return found
+    # Jinja's default would sort keys, which loses the order of figures, and NaN is not JSON.
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.globals.update(asset=_asset, colours=Markup(palette.css()), version=__version__)
+    environment.filters["table"] = lambda table: Markup(to_html(table))  # it escapes every cell
+    return environment
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The whole set-up of an experiment, for a report that can be cited: in words, and as TOML that runs it again."""
+"""The complete setup of an experiment, so that a report can be cited: in words, and as TOML that runs it again."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def facts(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str]:
     Parameters
     ----------
     config : the experiment's complete configuration
-    meta : what was noted beside it: versions, device, command, datasets
+    meta : what was recorded with it: versions, device, command, datasets
     """
     scenario = _scenario(config.get("scenario"))
     run = _mapping(config.get("run"))
-    found = {
+    parts = {
         "Data": _data(_mapping(config.get("data")), meta.get("datasets")),
         "Task": _describe_part(config.get("task")),
         "Partition": _describe_part(scenario.get("partition") or scenario.get("preset")),
@@ -50,7 +50,7 @@ def facts(config: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, str]:
         "Started": str(meta.get("created") or ""),
         "Command": str(meta.get("command") or ""),
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in parts.items() if text}
 
 
 def _noise(value: Any) -> str:
@@ -62,7 +62,7 @@ def _number(value: Any, form: str) -> str:
 
 
 def _scenario(value: Any) -> Mapping[str, Any]:
-    """Return a scenario with what its preset stands for; one that cannot be built here stays as it is written."""
+    """Return a scenario with its preset filled in, or as it was written if it cannot be built here."""
     written = _mapping(value)
     try:
         return Scenario.from_dict(written).to_dict() if written else {}
@@ -149,7 +149,7 @@ def _seeds(value: Any) -> str:
 
 
 def setup_card(bundle: Bundle) -> Markup:
-    """Return the card that states the set-up of every experiment of a report, with a button that copies it as TOML."""
+    """Return the card with the setup of every experiment, and a button that copies it as TOML."""
     experiments = [
         {"name": path.resolve().name, "facts": facts(config, meta), "toml": to_toml(config)}
         for path, config, meta in zip(bundle.paths, bundle.configs, bundle.metas, strict=True)

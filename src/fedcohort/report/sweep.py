@@ -1,7 +1,7 @@
-"""A sweep as a picture: where a selector ends against a parameter, the best value found on some seeds, shown on others.
+"""The figure of a sweep: a selector's terminal score against a parameter, and the best value.
 
-The best of several values flatters itself if it is judged by the seeds it was chosen by. So the first half of the seeds
-chooses, and the other half shows.
+The best of several values looks too good on the seeds that it was chosen by. So the first half of the seeds chooses it,
+and the other half judges it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedcohort.report.figures import json_numbers, so_far
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow
 from fedcohort.simulate.leaderboard.words import names
 
-_LOGARITHMIC = 50  # times from the smallest to the largest value
+_LOGARITHMIC = 50  # ratio of the largest to the smallest value above which the axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Sweep:
 
     Attributes
     ----------
-    lines : mapping of a name for the other swept parameters' values to (value, label) pairs, ascending
+    lines : (value, label) pairs in ascending order, by the values of the other swept parameters
     """
 
     selector: str
@@ -38,8 +38,8 @@ class Sweep:
 
 
 def find_sweeps(groups: Sequence[SelectorRuns]) -> list[Sweep]:
-    """Return every parameter with several numbers as values among the runs of one selector."""
-    found = []
+    """Return every parameter that has several numbers as values among the runs of one selector."""
+    sweeps = []
     for selector in dict.fromkeys(group.selector for group in groups):
         params = {group.label: group.runs[0].params for group in groups if group.selector == selector}
         varied = [
@@ -50,14 +50,14 @@ def find_sweeps(groups: Sequence[SelectorRuns]) -> list[Sweep]:
         for key in varied:
             lines = _lines(selector, params, key, [other for other in varied if other != key])
             if lines:
-                found.append(Sweep(selector, key, lines))
-    return found
+                sweeps.append(Sweep(selector, key, lines))
+    return sweeps
 
 
 def _lines(
     selector: str, params: Mapping[str, Mapping[str, Any]], key: str, others: Sequence[str]
 ) -> dict[str, list[tuple[float, str]]]:
-    """Return the values of a parameter with the labels that have them, one line for each combination of the others."""
+    """Return the values of a parameter with their labels, one line per combination of the other parameters."""
     lines: dict[str, list[tuple[float, str]]] = {}
     for label, values in params.items():
         value = values.get(key)
@@ -68,12 +68,12 @@ def _lines(
 
 
 def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
-    """Where selectors end against the values of the parameters that were swept; None where nothing was."""
+    """Where selectors end against the values of swept parameters, or None if nothing was swept."""
     rows = {row.label: row for row in board.rows}
     views, sentences = [], []
-    for found in find_sweeps(setting.groups):
-        views.append(_view(found, rows, board))
-        sentences.append(_sentence(found, rows, board))
+    for swept in find_sweeps(setting.groups):
+        views.append(_view(swept, rows, board))
+        sentences.append(_sentence(swept, rows, board))
     if not views:
         return None
     metric = board.metric
@@ -88,41 +88,41 @@ def sweep(setting: Setting, board: Leaderboard) -> Figure | None:
     )
 
 
-def _view(found: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> dict[str, Any]:
-    """Return one parameter's values against where the selector ends with them."""
-    values = np.array([value for points in found.lines.values() for value, _ in points])
+def _view(swept: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> dict[str, Any]:
+    """Return the view of one parameter."""
+    values = np.array([value for points in swept.lines.values() for value, _ in points])
     log = bool(values.min() > 0 and values.max() / values.min() > _LOGARITHMIC)
     series = []
-    for number, (rest, points) in enumerate(found.lines.items()):
+    for number, (rest, points) in enumerate(swept.lines.items()):
         ends = [rows[label].terminal for _, label in points]
-        shown, stds = board.metric.natural(np.array([end.mean for end in ends])), np.array([end.std for end in ends])
+        means, stds = board.metric.natural(np.array([end.mean for end in ends])), np.array([end.std for end in ends])
         x = np.array([math.log10(value) if log else value for value, _ in points])
-        one: dict[str, Any] = {"label": rest, "color": 1 + number % 8, "dash": number // 8 % 3}
-        one |= {"x": json_numbers(x), "y": json_numbers(shown)}
+        line: dict[str, Any] = {"label": rest, "color": 1 + number % 8, "dash": number // 8 % 3}
+        line |= {"x": json_numbers(x), "y": json_numbers(means)}
         if max(rows[label].runs for _, label in points) > 1:
-            one |= {"lo": json_numbers(shown - stds), "hi": json_numbers(shown + stds)}
-        series.append(one)
-    x_label = f"log10 of {found.parameter}" if log else found.parameter
-    return {"name": f"{found.selector} {found.parameter}", "x": {"label": x_label}, "series": series}
+            line |= {"lo": json_numbers(means - stds), "hi": json_numbers(means + stds)}
+        series.append(line)
+    x_label = f"log10 of {swept.parameter}" if log else swept.parameter
+    return {"name": f"{swept.selector} {swept.parameter}", "x": {"label": x_label}, "series": series}
 
 
-def _sentence(found: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> str:
-    """Say which value is best on the first half of the seeds, and where it ends on the others."""
-    labels = {label: (value, rest) for rest, points in found.lines.items() for value, label in points}
+def _sentence(swept: Sweep, rows: Mapping[str, LeaderRow], board: Leaderboard) -> str:
+    """Say which value is best on the first half of the seeds, and where it ends on the other half."""
+    labels = {label: (value, rest) for rest, points in swept.lines.items() for value, label in points}
     whole = [label for label in labels if not rows[label].lost]
     if not whole:
-        return f"With {found.selector}, every value of {found.parameter} lost a run."
+        return f"With {swept.selector}, every value of {swept.parameter} lost a run."
     seeds = sorted(set.intersection(*({seed.seed for seed in rows[label].seeds} for label in whole)))
     ends = _ends(rows, (*whole, board.baseline))
-    known = [label for label in whole if not any(math.isnan(ends[label][seed]) for seed in seeds)]
-    if not known or not seeds:
-        return f"With {found.selector}, no value of {found.parameter} has a result in every seed yet."
-    half = max(1, len(seeds) // 2)  # the seeds that choose; the others show
-    best = max(known, key=lambda label: _mean(ends[label], seeds[:half]))
+    complete = [label for label in whole if not any(math.isnan(ends[label][seed]) for seed in seeds)]
+    if not complete or not seeds:
+        return f"With {swept.selector}, no value of {swept.parameter} has a result in every seed yet."
+    half = max(1, len(seeds) // 2)
+    best = max(complete, key=lambda label: _mean(ends[label], seeds[:half]))
     value, rest = labels[best]
-    setting = f"With {found.selector}, {found.parameter} {value:g}" + (f" ({rest})" if len(found.lines) > 1 else "")
+    setting = f"With {swept.selector}, {swept.parameter} {value:g}" + (f" ({rest})" if len(swept.lines) > 1 else "")
     base = None if best == board.baseline else ends[board.baseline]
-    return f"{setting} {_shown(ends[best], base, seeds[:half], seeds[half:], board)}"
+    return f"{setting} {_judge(ends[best], base, seeds[:half], seeds[half:], board)}"
 
 
 def _ends(rows: Mapping[str, LeaderRow], labels: Sequence[str]) -> dict[str, dict[int, float]]:
@@ -130,7 +130,7 @@ def _ends(rows: Mapping[str, LeaderRow], labels: Sequence[str]) -> dict[str, dic
     return {label: {seed.seed: seed.terminal for seed in rows[label].seeds} for label in labels}
 
 
-def _shown(
+def _judge(
     ends: Mapping[int, float],
     base: Mapping[int, float] | None,
     tuning: Sequence[int],
@@ -139,13 +139,12 @@ def _shown(
 ) -> str:
     """Say where the best value ends on the seeds that chose it and on the others; ``base`` is the baseline."""
     metric = board.metric
-    chosen = metric.value(_mean(ends, tuning))
+    best = metric.value(_mean(ends, tuning))
     if not others:
-        return f"ends best, at {chosen}; there is no other seed to confirm it on."
-    shown = metric.value(_mean(ends, others))
+        return f"ends best, at {best}; there is no other seed to confirm it on."
     text = (
-        f"is best on {_seeds(tuning)} ({chosen}). On {_seeds(others)}, which were not used to choose it, it ends at "
-        f"{shown}"
+        f"is best on {_seeds(tuning)} ({best}). On {_seeds(others)}, not used to choose it, it ends at "
+        f"{metric.value(_mean(ends, others))}"
     )
     if base is None or any(seed not in base for seed in others):
         return f"{text}."

@@ -1,4 +1,4 @@
-"""Tables of a report beside the leaderboard."""
+"""How evenly clients took part, as a table of the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedcohort.simulate.metrics import Spread
 
 
 def gini(counts: FloatArray) -> float:
-    """Return the Gini coefficient of participation: 0 when all clients were picked equally often, near 1 when one was.
+    """Return the Gini coefficient: 0 if all clients were picked equally often, near 1 if one client did all the work.
 
     >>> round(gini(np.array([1.0, 1.0, 1.0, 1.0])), 6), gini(np.array([0.0, 0.0, 0.0, 4.0]))
     (0.0, 0.75)
@@ -28,7 +28,7 @@ def gini(counts: FloatArray) -> float:
 
 
 def participation_table(setting: Setting) -> Table:
-    """Return how evenly clients took part, and which never did."""
+    """Return how evenly clients took part, and which clients never did."""
     n = setting.n_clients
     rows = []
     for group in setting.groups:
@@ -48,14 +48,8 @@ def participation_table(setting: Setting) -> Table:
     return Table(
         "participation",
         "Who is left out",
-        (
-            "Selector",
-            "Gini",
-            "Never picked",
-            "Most picks of one client",
-            "Who was never picked",
-        ),
+        ("Selector", "Gini", "Never picked", "Most picks of one client", "Clients that were never picked"),
         tuple(rows),
-        "Gini of participation: 0 when all clients are picked equally often, near 1 when one client does all the work.",
+        "Gini of participation: 0 if all clients are picked equally often, near 1 if one client does all the work.",
         frozenset({4}),
     )

@@ -1,8 +1,9 @@
-"""Send a simulation's numbers to TensorBoard, MLflow or Weights & Biases, each with one word: ``--track tensorboard``.
+"""Send a simulation's numbers to TensorBoard, MLflow or Weights & Biases, for example with ``--track tensorboard``.
 
-A tracker is a listener of the simulator. It is told of every round, and writes accuracy, loss, class imbalance,
-simulated time and bytes of each run under the run's name. Nothing leaves the machine unless you say so: all write into
-a folder beside the results, Weights & Biases in its offline mode, MLflow unless MLFLOW_TRACKING_URI names a server.
+A tracker is a listener of the simulator. After every round, it writes accuracy, loss, class imbalance, simulated time
+and bytes of each run under the run's name. Nothing leaves the machine unless you say so: trackers write into a folder
+next to the results. Weights & Biases runs in its offline mode, and MLflow uses a server only if MLFLOW_TRACKING_URI
+names one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class TrackerError(FedcohortError, RuntimeError):
 
 @contextlib.contextmanager
 def _library(name: str) -> Iterator[None]:
-    """Turn whatever a tracker's library raises into one error that names it; the simulation's own results are safe."""
+    """Turn any exception of a tracker's library into one error that names the library."""
     try:
         yield
     except FedcohortError:
@@ -53,25 +54,25 @@ def _module(name: str, package: str) -> Any:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return what is worth tracking of a round: the numbers that are known, and all bytes together.
+    """Return the numbers of a round to track: those that are known, and the sum of all bytes.
 
     >>> numbers({"accuracy": 0.5, "loss": None, "bytes_up": 10, "bytes_down": 20, "weights": [0.5, 0.5]})
     {'accuracy': 0.5, 'bytes': 30.0, 'cohort_size': 2.0}
     """
-    found = {}
+    values = {}
     for name in _COLUMNS:
         value = row.get(name)
         if value is not None and math.isfinite(float(value)):
-            found[name] = float(value)
+            values[name] = float(value)
     if any(row.get(name) is not None for name in _BYTES):
-        found["bytes"] = float(sum(row.get(name) or 0 for name in _BYTES))
+        values["bytes"] = float(sum(row.get(name) or 0 for name in _BYTES))
     if row.get("weights") is not None:
-        found["cohort_size"] = float(len(row["weights"]))
-    return found
+        values["cohort_size"] = float(len(row["weights"]))
+    return values
 
 
 class TensorBoard(Listener):
-    """Event files in ``folder``, one sub-folder per run; look at them with ``tensorboard --logdir folder``."""
+    """Event files in ``folder``, one sub-folder per run; view them with ``tensorboard --logdir folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -102,30 +103,30 @@ class TensorBoard(Listener):
 
 
 class MLflow(Listener):
-    """One MLflow run per run, in a store in ``folder``, or where MLFLOW_TRACKING_URI says."""
+    """One MLflow run per run, in a store in ``folder`` or at MLFLOW_TRACKING_URI."""
 
     def __init__(self, folder: Path) -> None:
         self._runs: dict[str, str] = {}
         with _library("MLflow"):
-            # Newer versions want a database for a local store, which their small package cannot open, unless told so.
+            # Without this, newer versions need a database for a local store, which mlflow-skinny cannot open.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             mlflow = _module("mlflow", "mlflow-skinny")
             self._metric = _module("mlflow.entities", "mlflow-skinny").Metric
             folder.mkdir(parents=True, exist_ok=True)
-            place = os.environ.get("MLFLOW_TRACKING_URI") or folder.absolute().as_uri()
-            self._client = mlflow.MlflowClient(tracking_uri=place)
+            uri = os.environ.get("MLFLOW_TRACKING_URI") or folder.absolute().as_uri()
+            self._client = mlflow.MlflowClient(tracking_uri=uri)
             name = folder.absolute().parent.name or "fedcohort"
-            known = self._client.get_experiment_by_name(name)
-            self._experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
+            existing = self._client.get_experiment_by_name(name)
+            self._experiment = existing.experiment_id if existing else self._client.create_experiment(name)
 
     def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
         """Open a run for each, with its parameters."""
         with _library("MLflow"):
             for run in runs:
-                made = self._client.create_run(self._experiment, run_name=run.id)
-                self._runs[run.id] = made.info.run_id
+                run_id = self._client.create_run(self._experiment, run_name=run.id).info.run_id
+                self._runs[run.id] = run_id
                 for key, value in _facts(run).items():
-                    self._client.log_param(made.info.run_id, key, value)
+                    self._client.log_param(run_id, key, value)
 
     def on_round(self, run: RunInfo, row: Mapping[str, Any]) -> None:
         """Log one metric per number."""
@@ -142,7 +143,7 @@ class MLflow(Listener):
 
 
 class WeightsAndBiases(Listener):
-    """One offline W&B run for the experiment in ``folder``; upload it with ``wandb sync`` where you want to."""
+    """One offline W&B run for the experiment in ``folder``; ``wandb sync`` uploads it."""
 
     def __init__(self, folder: Path) -> None:
         with _library("Weights & Biases"):
@@ -153,7 +154,7 @@ class WeightsAndBiases(Listener):
             self._run = wandb.init(project="fedcohort", name=name, dir=str(folder), mode="offline", settings=quiet)
 
     def on_start(self, runs: Sequence[RunInfo], rounds_done: int, rounds_total: int) -> None:
-        """Note every run's parameters, and that rounds are the x axis."""
+        """Record every run's parameters, and make rounds the x axis."""
         with _library("Weights & Biases"):
             self._run.config.update({run.id: _facts(run) for run in runs})
             for run in runs:
@@ -173,12 +174,10 @@ class WeightsAndBiases(Listener):
 
 
 def _facts(run: RunInfo) -> dict[str, str]:
-    given = {f"param.{key}": value for key, value in run.params.items()}
-    given |= {f"setting.{key}": value for key, value in run.setting.items()}
-    return {
-        key: str(value)
-        for key, value in {"selector": run.selector, "label": run.label, "seed": run.seed, **given}.items()
-    }
+    facts: dict[str, Any] = {"selector": run.selector, "label": run.label, "seed": run.seed}
+    facts |= {f"param.{key}": value for key, value in run.params.items()}
+    facts |= {f"setting.{key}": value for key, value in run.setting.items()}
+    return {key: str(value) for key, value in facts.items()}
 
 
 TRACKERS: dict[str, Callable[[Path], Listener]] = {
@@ -189,7 +188,7 @@ TRACKERS: dict[str, Callable[[Path], Listener]] = {
 
 
 def tracker(name: str, out: str | Path) -> Listener:
-    """Return the tracker called ``name``, writing into a folder of that name in the experiment's directory.
+    """Return the tracker ``name``, which writes into a folder of that name in the experiment's directory.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Explanations for people and machines: from a run's journal, the same for terminal, report and dashboard."""
+"""Explanations from a run's journal, the same for the terminal, the report and the dashboard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcohort.report.data import Setting
 from fedcohort.session.explain import Explanation, ScoreRow, explain_round
 from fedcohort.simulate.store.results import open_journal
 
-NEARLY = 5  # how many of those not picked are shown
+NEARLY = 5  # clients to show that were not picked
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Why:
     Attributes
     ----------
     picked : rows of the picked clients, best first
-    nearly : rows of the best that were not picked
+    nearly : rows of the best clients that were not picked
     total : how many candidates' scores were recorded
     """
 
@@ -44,36 +44,36 @@ class Why:
 
 
 def find_journal(path: str | Path, run: str | None) -> Path:
-    """Return the journal file meant by a path (an experiment's directory, or a journal) and a run's name."""
-    place = Path(path)
-    if place.is_file():
-        if run is not None and run != place.stem:
-            raise InputError(f"{place} is the journal of one run; --run {run} cannot choose another.")
-        return place
-    found = _journals_in(place)
-    known = ", ".join(list(found)[:12]) + (", ..." if len(found) > 12 else "")
-    if run is None and len(found) > 1:
+    """Return the journal of a run; ``path`` is an experiment's directory or a journal."""
+    path = Path(path)
+    if path.is_file():
+        if run is not None and run != path.stem:
+            raise InputError(f"{path} is the journal of one run; --run {run} cannot choose another.")
+        return path
+    journals = _journals_in(path)
+    known = ", ".join(list(journals)[:12]) + (", ..." if len(journals) > 12 else "")
+    if run is None and len(journals) > 1:
         raise InputError(
-            f"{place} holds {len(found)} runs: {known}.",
-            hint=f"choose one with --run, for example --run {next(iter(found))}",
+            f"{path} holds {len(journals)} runs: {known}.",
+            hint=f"choose one with --run, for example --run {next(iter(journals))}",
         )
-    if run is not None and run not in found:
-        raise InputError(f"There is no run {run!r} in {place}. Known: {known}.", hint=suggest(run, found))
-    return next(iter(found.values())) if run is None else found[run]
+    if run is not None and run not in journals:
+        raise InputError(f"There is no run {run!r} in {path}. Known: {known}.", hint=suggest(run, journals))
+    return next(iter(journals.values())) if run is None else journals[run]
 
 
-def _journals_in(place: Path) -> dict[str, Path]:
+def _journals_in(path: Path) -> dict[str, Path]:
     """Return the journals of an experiment's directory, or of a folder of journals, by the run's name."""
-    if not place.exists():
-        raise InputError(f"There is no experiment or journal at {place}.")
-    folder = place / "journal" if (place / "journal").is_dir() else place
-    found = {file.stem: file for file in sorted(folder.glob("*.sqlite"))}
-    if not found:
+    if not path.exists():
+        raise InputError(f"There is no experiment or journal at {path}.")
+    folder = path / "journal" if (path / "journal").is_dir() else path
+    journals = {file.stem: file for file in sorted(folder.glob("*.sqlite"))}
+    if not journals:
         raise InputError(
-            f"{place} holds no journal, so its choices cannot be explained.",
+            f"{path} holds no journal, so its choices cannot be explained.",
             hint="name an experiment's directory, or the .sqlite journal of a session",
         )
-    return found
+    return journals
 
 
 def explain(path: str | Path, round_: int, client: str | None = None, *, nearly: int = NEARLY) -> Why:
@@ -85,12 +85,8 @@ def explain(path: str | Path, round_: int, client: str | None = None, *, nearly:
 def _explain(journal: Journal, run: str, round_: int, client: str | None, nearly: int) -> Why:
     selector = journal.meta().get("selector")
     name = selector.get("name", "") if isinstance(selector, dict) else str(selector or "")
-    if client is None:
-        explanation = explain_round(journal, round_)
-        rows: Sequence[ScoreRow] = explanation.rows
-    else:
-        explanation = explain_round(journal, round_, client)
-        rows = explain_round(journal, round_).rows
+    explanation = explain_round(journal, round_, client)
+    rows: Sequence[ScoreRow] = explanation.rows if client is None else explain_round(journal, round_).rows
     picked = tuple(row for row in rows if row.picked)
     others = tuple(row for row in rows if not row.picked)
     return Why(run, name, explanation, picked, others[:nearly], len(rows))
@@ -98,28 +94,30 @@ def _explain(journal: Journal, run: str, round_: int, client: str | None, nearly
 
 def as_json(why: Why) -> dict[str, Any]:
     """Return an explanation for machines; numbers that are not finite become None."""
-    found = why.explanation
+    explanation = why.explanation
     return {
         "run": why.run,
         "selector": why.selector,
-        "round": found.round,
-        "client": found.client,
-        "name": found.name,
-        "was_picked": found.picked if found.client is not None else None,
-        "status": found.status,
-        "failures": dict(found.failures),
-        "reason": found.reason,
-        "threshold": _finite(found.threshold),
-        "rule": found.rule,
+        "round": explanation.round,
+        "client": explanation.client,
+        "name": explanation.name,
+        "was_picked": explanation.picked if explanation.client is not None else None,
+        "status": explanation.status,
+        "failures": dict(explanation.failures),
+        "reason": explanation.reason,
+        "threshold": _finite(explanation.threshold),
+        "rule": explanation.rule,
         "parts": why.parts,
-        "meanings": dict(found.meanings),
+        "meanings": dict(explanation.meanings),
         "picked": [_row(row) for row in why.picked],
         "nearly": [_row(row) for row in why.nearly],
-        "asked": [_row(row) for row in found.rows] if found.client is not None else [],
+        "asked": [_row(row) for row in explanation.rows] if explanation.client is not None else [],
         "recorded": why.total,
-        "shadows": [_shadow(name, who, why.picked) for name, who in found.shadows.items()],
-        "coverage": found.coverage,
-        "notes": {key: _finite(value) if isinstance(value, float) else value for key, value in found.notes.items()},
+        "shadows": [_shadow(name, picks, why.picked) for name, picks in explanation.shadows.items()],
+        "coverage": explanation.coverage,
+        "notes": {
+            key: _finite(value) if isinstance(value, float) else value for key, value in explanation.notes.items()
+        },
     }
 
 
@@ -140,11 +138,12 @@ def _row(row: ScoreRow) -> dict[str, Any]:
     }
 
 
-def _shadow(name: str, who: tuple[str, ...] | str, picked: Iterable[ScoreRow]) -> dict[str, Any]:
-    if isinstance(who, str):
-        return {"name": name, "note": who, "picked": [], "same": None}
-    ours = {row.name for row in picked}
-    return {"name": name, "note": "", "picked": list(who), "same": sum(c in ours for c in who)}
+def _shadow(name: str, picks: tuple[str, ...] | str, picked: Iterable[ScoreRow]) -> dict[str, Any]:
+    """Describe the picks of a shadow selector, or say why it has none if ``picks`` is a text."""
+    if isinstance(picks, str):
+        return {"name": name, "note": picks, "picked": [], "same": None}
+    cohort = {row.name for row in picked}
+    return {"name": name, "note": "", "picked": list(picks), "same": sum(c in cohort for c in picks)}
 
 
 def report_explanations(
@@ -152,9 +151,9 @@ def report_explanations(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return explanations of some rounds of one run per selector, and warnings about journals that cannot be read.
 
-    ``rounds`` are always included; further ones are spread evenly over the run, ``limit`` in all.
+    They cover ``rounds``, and ``limit`` more that are spread evenly over the run.
     """
-    found, warnings = [], []
+    explanations, warnings = [], []
     for group in setting.groups:
         run = next((run for run in group.runs if run.journal is not None), None)
         if run is None or run.journal is None:
@@ -166,16 +165,16 @@ def report_explanations(
             warnings.append(f"The choices of {run.id} cannot be explained: {error.message}")
             continue
         if explained["rounds"]:
-            found.append(explained)
-    return found, warnings
+            explanations.append(explained)
+    return explanations, warnings
 
 
 def explanations_of(
     journal: Journal, run: str, label: str, seed: int, rounds: Sequence[int], limit: int = 8, color: int = 1
 ) -> dict[str, Any]:
-    """Return explanations of ``rounds`` and of some that are spread evenly over a run, as a page browses them."""
+    """Return explanations of ``rounds``, and of ``limit`` rounds that are spread evenly over a run, for a page."""
     last, _ = journal.last()
     spread = {round(i * last / max(1, limit - 1)) for i in range(limit)} if last >= 0 else set()
-    wanted = sorted({r for r in rounds if 0 <= r <= last} | spread)
-    whys = [as_json(_explain(journal, run, r, None, NEARLY)) for r in wanted]
+    chosen = sorted({r for r in rounds if 0 <= r <= last} | spread)
+    whys = [as_json(_explain(journal, run, r, None, NEARLY)) for r in chosen]
     return {"label": label, "color": color, "run": run, "seed": seed, "rounds": whys}

@@ -121,7 +121,7 @@ def test_what_is_wrong_is_said_before_anything_is_ordered(tmp_path: Path) -> Non
     names = ["clinic-north", "clinic-south", "kiosk-7"]
     Session(Uniform(), ClientTable(names=names), journal=path, rules=Rules(pinned=("kiosk-7",))).close()
     error = refused("apply", path, "--block", "clinic-nort", "--pause", "kiosk=3", "--unblock", "zzz")
-    assert "'clinic-nort' (near: 'clinic-north'" in error.message and "'kiosk' (near: 'kiosk-7')" in error.message
+    assert "'clinic-nort' (similar: 'clinic-north'" in error.message and "'kiosk' (similar: 'kiosk-7')" in error.message
     assert error.message.endswith("'zzz'.") or "'zzz'" in error.message
     assert "--allow-unknown" in str(error.hint)
     assert "block and pin the same client" in refused("apply", path, "--block", "kiosk-7").message
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_said_before_anything_is_ordered(tmp_path: Path) -> Non
         ("min_separation = 0", "'min_separation' parameter of Rules"),
         ('eligible = "battery >="', "battery >="),
         ("blocked = [", "not valid TOML"),
-        ('blocked = ["clinic-norht"]', "near: 'clinic-north'"),
+        ('blocked = ["clinic-norht"]', "similar: 'clinic-north'"),
         ("rules = 3", "must be a table"),
     ):
         file.write_text(text)

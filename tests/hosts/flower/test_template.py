@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedcohort.cli.flower import app_files, flower_app
+from fedcohort.cli.app import app
+from fedcohort.cli.flower import app_files
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.protocol import SELECTORS, Status
 from fedcohort.journal import read_journal
@@ -18,7 +19,7 @@ from fedcohort.simulate.config.experiment import Experiment
 
 
 def test_it_writes_a_complete_app(tmp_path: Path) -> None:
-    done = CliRunner().invoke(flower_app, ["new", str(tmp_path / "my-app"), "--selector", "fedcor"])
+    done = CliRunner().invoke(app, ["flower", "new", str(tmp_path / "my-app"), "--selector", "fedcor"])
     assert done.exit_code == 0, done.output
     files = {str(p.relative_to(tmp_path / "my-app")) for p in (tmp_path / "my-app").rglob("*") if p.is_file()}
     package = {f"my_app/{name}.py" for name in ("__init__", "task", "client_app", "server_app")}
@@ -33,7 +34,7 @@ def test_it_writes_a_complete_app(tmp_path: Path) -> None:
 def test_it_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "mine.txt").write_text("mine")
-    done = CliRunner().invoke(flower_app, ["new", str(tmp_path / "app")])
+    done = CliRunner().invoke(app, ["flower", "new", str(tmp_path / "app")])
     assert isinstance(done.exception, InputError) and "not an empty directory" in str(done.exception)
     assert [p.name for p in (tmp_path / "app").iterdir()] == ["mine.txt"]
 
@@ -52,7 +53,7 @@ def test_every_selector_gives_an_app_that_can_be_read(selector: str) -> None:
 
 @pytest.mark.parametrize("name", ["1app", "my app", "class", "", "a.b"])
 def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(InputError, match="directory's name becomes the app's"):
+    with pytest.raises(InputError, match="directory's name is also the app's"):
         app_files(name, "uniform")
 
 

@@ -1,15 +1,15 @@
-// One chart on a page: view tabs, legend, filter, groups, smoothing, tooltip, zoom, downloads, redraw on resize and on a change of theme.
+// One chart on a page: view tabs, legend, filter, groups, smoothing, tooltip, zoom, downloads; redrawn when its size or the theme changes.
 "use strict";
 FC.charts = [];
 FC.made = 0;
-// What all charts of a page share: words that a line's name must hold, whether lines of one selector are one, and over how
-// many points lines are smoothed.
+// Shared by all charts of a page: words to look for in the names of lines, whether to merge the lines of a selector, and
+// how many points to smooth over.
 FC.lines = { filter: "", group: false, smooth: 1 };
 
 // The first word of a line's name: the selector, without the values of a sweep or the name of an experiment.
 FC.groupOf = (label) => label.split(" ")[0];
 
-// A view as the page's controls ask for it: only lines that match, one for each selector, smoothed.
+// A view after the page's controls are applied: matching lines only, one per selector, smoothed.
 FC.shaped = (view) => {
   if (!view.series) return view;
   const { filter, group, smooth } = FC.lines;
@@ -24,7 +24,7 @@ FC.shaped = (view) => {
   return { ...view, series };
 };
 
-// The mean of several lines at the points of the first, as far as all of them go; its band is their range.
+// The mean of several lines at the points of the first, up to the end of the shortest; its band is their range.
 FC.merged = (label, members) => {
   const end = Math.min(...members.map((s) => s.x[s.x.length - 1]));
   const x = members[0].x.filter((v) => v <= end);
@@ -71,7 +71,7 @@ FC.Chart = class {
     if (this.shaping.contains(document.activeElement)) return;
     const many = view.series && view.series.length > 2, long = view.series && view.series.some((s) => s.x.length > 20);
     const repeated = many && new Set(view.series.map((s) => FC.groupOf(s.label))).size < view.series.length;
-    this.shaping.innerHTML = (many ? `<label>Only <input type="search" data-shape="filter" placeholder="names, with commas" value="${FC.escape(FC.lines.filter)}"></label>` : "")
+    this.shaping.innerHTML = (many ? `<label>Only <input type="search" data-shape="filter" placeholder="names, separated by commas" value="${FC.escape(FC.lines.filter)}"></label>` : "")
       + (repeated ? `<label><input type="checkbox" data-shape="group"${FC.lines.group ? " checked" : ""}> one line per selector</label>` : "")
       + (long ? `<label>Smooth <select data-shape="smooth">${[1, 5, 15, 50].map((n) => `<option value="${n}"${n === FC.lines.smooth ? " selected" : ""}>${n === 1 ? "off" : `${n} points`}</option>`).join("")}</select></label>` : "");
     this.shaping.querySelectorAll("[data-shape]").forEach((field) => {
@@ -100,7 +100,7 @@ FC.Chart = class {
       this.tabs.firstChild.onchange = (e) => this.show(+e.target.value);
     } else {
       this.tabs.innerHTML = spec.views.length < 2 ? "" : spec.views.map((v, i) => `<button role="tab" aria-selected="${i === this.view}">${FC.escape(v.name)}</button>`).join("");
-      if (spec.views.length > 1) FC.tabs(this.tabs, `${spec.title}: shown`, (i) => this.show(i));
+      if (spec.views.length > 1) FC.tabs(this.tabs, `${spec.title}: view`, (i) => this.show(i));
     }
     this.shapers();
     const entries = FC.kinds[spec.kind].entries(spec, this.current);
@@ -135,7 +135,7 @@ FC.Chart = class {
     this.render();
   }
 
-  // SVG markup at a size; `still` adds a legend inside the picture, for export.
+  // SVG markup of the given size; `still` adds a legend inside the figure, for export.
   markup(width, height, still) {
     this.theme = FC.theme();
     const kind = FC.kinds[this.spec.kind];
@@ -154,13 +154,13 @@ FC.Chart = class {
     const width = this.plot.clientWidth;
     if (!width) return;
     const kind = FC.kinds[this.spec.kind];
-    const height = this.spec.height || (kind.height ? kind.height(this.spec, this.current, width) : width < 520 ? 280 : 340);
+    const height = kind.height ? kind.height(this.spec, this.current, width) : width < 520 ? 280 : 340;
     this.plot.innerHTML = this.markup(width, height, false).svg;
     this.plot.append(this.tip);
     if (this.zoom) {
       const reset = document.createElement("button");
       reset.className = "reset";
-      reset.textContent = "whole range";
+      reset.textContent = "reset zoom";
       reset.onclick = () => { this.zoom = null; this.render(); };
       this.plot.append(reset);
     }
@@ -195,7 +195,7 @@ FC.Chart = class {
     this.plot.addEventListener("pointerleave", () => { this.tip.hidden = true; this.overlay(""); });
   }
 
-  // The keyboard's way to what the pointer does: a cursor that reads values, zoom, and back.
+  // Keyboard access to what the pointer does: a cursor that reads values, zoom, and reset.
   key(e) {
     if (!this.drawn || e.target !== this.plot || e.ctrlKey || e.metaKey || e.altKey) return;
     const { box } = this.drawn.frame;
@@ -262,7 +262,7 @@ function legendRows(entries, theme, width) {
   return { svg, height: y + 10 };
 }
 
-// Buttons with role "tab" in a row: arrow keys move between them, one of them is in the order of the Tab key.
+// A row of buttons with role "tab": arrow keys move between them, and the Tab key reaches the selected one.
 FC.tabs = (row, label, choose) => {
   row.setAttribute("role", "tablist");
   row.setAttribute("aria-label", label);
@@ -284,7 +284,7 @@ FC.tabs = (row, label, choose) => {
 
 FC.redraw = () => FC.charts.forEach((c) => c.render());
 
-// Light, dark or as the system says; remembered where the browser allows it.
+// Light, dark or the system's choice; remembered if the browser allows it.
 FC.themeButton = (button) => {
   const order = ["auto", "light", "dark"];
   const recall = () => { try { return localStorage.getItem("fedcohort-theme") || "auto"; } catch { return "auto"; } };

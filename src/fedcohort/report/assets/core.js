@@ -2,11 +2,11 @@
 "use strict";
 const FC = {};
 
-// As printable() of fedcohort.text: what would steer the page's text is written out; then HTML.
-const steering = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+// Like printable() of fedcohort.core.text: control and invisible characters are written out; then HTML is escaped.
+const controls = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
 const writtenOut = (c) => { const code = c.codePointAt(0);
   return code < 0x100 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`; };
-FC.escape = (text) => String(text).replace(steering, (c) => (c === "\n" || c === "\t" ? c : writtenOut(c)))
+FC.escape = (text) => String(text).replace(controls, (c) => (c === "\n" || c === "\t" ? c : writtenOut(c)))
   .replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
 // Colours come from CSS custom properties, so the page and its charts always agree on the theme.
@@ -37,7 +37,7 @@ const UNITS = {
   bytes: [[2e12, 1e12, "TB"], [2e9, 1e9, "GB"], [2e6, 1e6, "MB"], [2e3, 1e3, "kB"], [0, 1, "B"]],
 };
 
-// The unit in which a whole axis is written: {factor, name}.
+// The unit for the numbers of an axis: {factor, name}.
 FC.unit = (kind, max) => {
   for (const [from, factor, name] of UNITS[kind] || []) if (max >= from) return { factor, name };
   return { factor: 1, name: "" };
@@ -99,8 +99,8 @@ FC.nearest = (xs, x) => {
   return Math.abs(xs[lo] - x) <= Math.abs(xs[hi] - x) ? lo : hi;
 };
 
-// Bytes of a base64 string; a plain array is returned as it is.
-FC.bytes = (cells) => (typeof cells === "string" ? Uint8Array.from(atob(cells), (c) => c.charCodeAt(0)) : cells);
+// Bytes of a base64 string.
+FC.bytes = (cells) => Uint8Array.from(atob(cells), (c) => c.charCodeAt(0));
 
 FC.textWidth = (() => {
   let context = null;
@@ -147,6 +147,6 @@ FC.raster = (svg, width, height, zoom) => new Promise((resolve, reject) => {
     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
     resolve(canvas);
   };
-  image.onerror = () => reject(new Error("the picture could not be drawn"));
+  image.onerror = () => reject(new Error("the figure could not be drawn"));
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
 });

@@ -1,10 +1,10 @@
-// The dashboard page: a list of what is going on, the chosen one in detail, kept current by server-sent events.
+// The dashboard page: a list of experiments and sessions, and the chosen one in detail, updated by server-sent events.
 "use strict";
 (() => {
   const $ = (id) => document.getElementById(id);
   const STATES = { running: "good", finished: "done", interrupted: "warn", killed: "bad", failed: "bad", unreadable: "bad", diverged: "bad", stopped: "done", waiting: "warn" };
   let source = null, chosen = decodeURIComponent(location.hash.slice(1)), detail = null, setting = 0, charts = new Map(), shape = "", run = null, round = null;
-  let experiments = [], beside = "", other = null, asked = 0; // a second experiment whose lines are drawn beside
+  let experiments = [], secondId = "", second = null, fetchedAt = 0; // a second experiment to compare with
 
   const pill = (state) => `<span class="pill ${STATES[state] || ""}">${FC.escape(state === "killed" ? "stopped (killed)" : state)}</span>`;
   const duration = (s) => (s === null || s === undefined || !Number.isFinite(s) ? "" : s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
@@ -19,9 +19,9 @@
     if (source) source.close();
     source = new EventSource(`/events?item=${encodeURIComponent(chosen)}`);
     source.onopen = () => { $("link").textContent = "live"; $("link").className = "pill good"; };
-    source.onerror = () => { $("link").textContent = "no connection, trying again"; $("link").className = "pill bad"; };
+    source.onerror = () => { $("link").textContent = "connection lost, retrying"; $("link").className = "pill bad"; };
     source.addEventListener("overview", (e) => overview(JSON.parse(e.data)));
-    source.addEventListener("detail", (e) => { detail = JSON.parse(e.data); show(); fetchBeside(); });
+    source.addEventListener("detail", (e) => { detail = JSON.parse(e.data); show(); fetchSecond(); });
   }
 
   function choose(id) {
@@ -33,7 +33,7 @@
     connect();
   }
 
-  // Replace what an element shows, keeping the keyboard's place: what had the focus has it again, found by its data-key.
+  // Replace the content of an element and restore the keyboard focus, which is found by its data-key.
   function put(element, html) {
     if (element.dataset.shown === html) return;
     const key = element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
@@ -45,7 +45,7 @@
     $("root").textContent = `Following ${data.root}${data.note ? `. ${data.note}` : ""}`;
     if (!data.items.length) {
       put($("items"), "");
-      $("detail").innerHTML = `<section class="card"><h2>Nothing here yet</h2><p>Waiting for an experiment or a session's journal in ${FC.escape(data.root)}. It appears by itself.</p></section>`;
+      $("detail").innerHTML = `<section class="card"><h2>Nothing here yet</h2><p>Waiting for an experiment or a session's journal in ${FC.escape(data.root)}. It will appear here.</p></section>`;
       shape = "";
       return;
     }
@@ -53,46 +53,46 @@
     $("items").querySelectorAll("button").forEach((b) => { b.onclick = () => choose(b.dataset.id); });
     experiments = data.items.filter((d) => d.kind === "experiment").map((d) => d.id);
     if (!data.items.some((d) => d.id === chosen)) choose(data.items[0].id);
-    besides();
+    compareChoice();
   }
 
-  // Which experiment to draw beside this one.
-  function besides() {
+  // The choice of an experiment to compare with.
+  function compareChoice() {
     const others = experiments.includes(chosen) ? experiments.filter((id) => id !== chosen) : [];
-    if (!others.includes(beside)) { beside = ""; other = null; }
-    if (!$("beside") || $("beside").contains(document.activeElement)) return;
-    put($("beside"), others.length ? `<label>Draw beside it <select id="other"><option value="">nothing</option>${others.map((id) => `<option value="${FC.escape(id)}"${id === beside ? " selected" : ""}>${FC.escape(id)}</option>`).join("")}</select></label>` : "");
-    if ($("other")) $("other").onchange = (e) => { beside = e.target.value; other = null; asked = 0; show(); fetchBeside(); };
+    if (!others.includes(secondId)) { secondId = ""; second = null; }
+    if (!$("compare") || $("compare").contains(document.activeElement)) return;
+    put($("compare"), others.length ? `<label>Compare with <select id="second"><option value="">none</option>${others.map((id) => `<option value="${FC.escape(id)}"${id === secondId ? " selected" : ""}>${FC.escape(id)}</option>`).join("")}</select></label>` : "");
+    if ($("second")) $("second").onchange = (e) => { secondId = e.target.value; second = null; fetchedAt = 0; show(); fetchSecond(); };
   }
 
-  async function fetchBeside() {
-    if (!beside || Date.now() - asked < 2000) return;
-    asked = Date.now();
-    const wanted = beside, answer = await fetch(`/api/detail?item=${encodeURIComponent(wanted)}`);
-    if (!answer.ok || wanted !== beside) return;
-    other = await answer.json();
+  async function fetchSecond() {
+    if (!secondId || Date.now() - fetchedAt < 2000) return;
+    fetchedAt = Date.now();
+    const id = secondId, answer = await fetch(`/api/detail?item=${encodeURIComponent(id)}`);
+    if (!answer.ok || id !== secondId) return;
+    second = await answer.json();
     show();
   }
 
-  // A figure of lines with those of the other experiment, whose names are followed by its own.
+  // A figure of lines, with the lines of the second experiment, whose name is added to theirs.
   function overlaid(f, section) {
-    const theirs = other && f.kind === "lines" && (other.sections.find((s) => s.name === section.name) || other.sections[0])?.figures.find((g) => g.name === f.name);
-    if (!theirs) return f;
-    const named = (s) => ({ ...s, label: `${s.label} (${other.id})`, dash: (s.dash || 0) + 1 });
-    return { ...f, views: f.views.map((v) => ({ ...v, series: [...v.series, ...(theirs.views.find((w) => w.name === v.name)?.series || []).map(named)] })) };
+    const added = second && f.kind === "lines" && (second.sections.find((s) => s.name === section.name) || second.sections[0])?.figures.find((g) => g.name === f.name);
+    if (!added) return f;
+    const named = (s) => ({ ...s, label: `${s.label} (${second.id})`, dash: (s.dash || 0) + 1 });
+    return { ...f, views: f.views.map((v) => ({ ...v, series: [...v.series, ...(added.views.find((w) => w.name === v.name)?.series || []).map(named)] })) };
   }
 
   // The frame is rebuilt only when its parts change; otherwise numbers and charts are updated in place.
   function show() {
     const section = detail.sections[Math.min(setting, detail.sections.length - 1)];
     const figures = section ? section.figures : [];
-    const wanted = JSON.stringify([detail.id, detail.sections.map((s) => s.name), setting, figures.map((f) => f.name), (detail.blocks || []).map((b) => b.name)]);
-    if (wanted !== shape) {
-      shape = wanted;
+    const parts = JSON.stringify([detail.id, detail.sections.map((s) => s.name), setting, figures.map((f) => f.name), (detail.blocks || []).map((b) => b.name)]);
+    if (parts !== shape) {
+      shape = parts;
       FC.charts = FC.charts.filter((c) => ![...charts.values()].includes(c));
       charts = new Map();
       const cards = figures.map((f) => `<figure class="card"><figcaption><h2>${FC.escape(f.title)}</h2><p data-sentence="${f.name}"></p></figcaption><div class="downloads"><button type="button" data-csv="${f.name}" aria-label="Save ${FC.escape(f.title)} as CSV">CSV</button></div><div class="chart" data-figure="${f.name}"></div></figure>`);
-      $("detail").innerHTML = `<section class="card" id="head"></section><div class="controls" id="beside"></div><section class="card" id="away" hidden></section><div id="settings" class="settings"></div>${cards[0] || ""}`
+      $("detail").innerHTML = `<section class="card" id="head"></section><div class="controls" id="compare"></div><section class="card" id="away" hidden></section><div id="settings" class="settings"></div>${cards[0] || ""}`
         + (section && section.board ? '<section class="card"><h2>Leaderboard</h2><div id="board"></div></section>' : "")
         + `<section class="card"><h2 id="cohort-title">Current cohort</h2><div class="controls"><label>Round <input id="round" class="round" type="number" min="0" step="1" placeholder="latest"></label><button type="button" id="before">Previous</button><button type="button" id="after">Next</button><button type="button" id="latest">Latest</button></div><div id="cohort"></div><div id="why" aria-live="polite"></div><div id="stragglers"></div></section>`
         + `<section class="card"><h2>Runs</h2><div id="runs"></div></section>`
@@ -114,7 +114,7 @@
     if (section && section.board) put($("board"), section.board);
     runs(section ? section.name : null);
     for (const b of detail.blocks || []) put($("detail").querySelector(`[data-block="${b.name}"]`), b.html);
-    besides();
+    compareChoice();
     for (const plain of figures) {
       const f = overlaid(plain, section);
       $("detail").querySelector(`[data-sentence="${f.name}"]`).textContent = f.sentence;
@@ -134,7 +134,7 @@
     const more = detail.offline_count > away.length ? `<p class="note">The last ${away.length} of ${detail.offline_count} to go offline.</p>` : "";
     put($("away"), away.length ? `<h2>Offline</h2>${more}<div class="table tall" tabindex="0" role="region" aria-label="Offline clients" data-key="away"><table><thead><tr><th scope="col">Client</th><th scope="col">Offline since</th></tr></thead><tbody>${away.map((c) => `<tr><th scope="row">${FC.escape(c.client)}</th><td>${FC.escape(clock(c.since))}</td></tr>`).join("")}</tbody></table></div>` : "");
   }
-  setInterval(() => { if (detail && $("head")) head(); }, 20000); // how long somebody has been away grows by itself
+  setInterval(() => { if (detail && $("head")) head(); }, 20000); // how long clients have been offline changes with time
 
   const current = () => detail.table.find((r) => r.id === run);
   const newest = () => current()?.round ?? 0;
@@ -150,7 +150,7 @@
     if (line) cohort(line);
   }
 
-  // The cohort of the newest round, kept current, or of the round that was opened.
+  // The cohort of the newest round, which is kept up to date, or of the round that was opened.
   function cohort(line) {
     if (round === null) members(line, line.round, line.cohort, "Current cohort");
     put($("stragglers"), line.stragglers.length ? `<h3>Stragglers</h3><div class="table" tabindex="0" role="region" aria-label="Stragglers"><table><thead><tr>${["Client", "Asked", "No model", "Mean time", "Compared with others"].map((h) => `<th scope="col">${h}</th>`).join("")}</tr></thead><tbody>${line.stragglers.map((s) => `<tr><th scope="row">${FC.escape(s.client)}</th><td>${s.asked}</td><td>${s.trouble}</td><td>${s.seconds === null ? "–" : FC.format("seconds", s.seconds)}</td><td>${s.slow === null ? "–" : `${s.slow.toFixed(1)}×`}</td></tr>`).join("")}</tbody></table></div>` : "");
@@ -162,7 +162,7 @@
     $("before").disabled = at === null || at <= 0;
     $("after").disabled = at === null || at >= newest();
     $("latest").disabled = round === null;
-    put($("cohort"), clients.length ? `<p class="note">Choose a client to see why it was picked.</p><div class="chips">${clients.map((c) => `<button type="button" data-key="${FC.escape(c.client)}" data-client="${FC.escape(c.client)}" class="${FC.escape(c.status)}">${FC.escape(c.client)} <span>${FC.escape(c.status)}${c.seconds ? ` ${duration(c.seconds) || ""}` : ""}</span></button>`).join("")}</div>${reasons(clients)}` : "<p>Nobody has been picked yet.</p>");
+    put($("cohort"), clients.length ? `<p class="note">Choose a client to see why it was picked.</p><div class="chips">${clients.map((c) => `<button type="button" data-key="${FC.escape(c.client)}" data-client="${FC.escape(c.client)}" class="${FC.escape(c.status)}">${FC.escape(c.client)} <span>${FC.escape(c.status)}${c.seconds ? ` ${duration(c.seconds) || ""}` : ""}</span></button>`).join("")}</div>${reasons(clients)}` : "<p>No client has been picked yet.</p>");
     $("cohort").querySelectorAll("[data-client]").forEach((b) => { b.onclick = () => why(line, at, b.dataset.client); });
   }
 
@@ -178,13 +178,13 @@
     const answer = await (await fetch(`/api/history?${new URLSearchParams({ item: detail.id, client })}`)).json();
     $("past").innerHTML = answer.error
       ? `<p class="warning">${FC.escape(answer.error)}</p>`
-      : `<p>${FC.escape(client)} was picked in ${answer.rounds.filter((r) => r.picked).length} of ${answer.rounds.length} rounds.</p><div class="table tall" tabindex="0" role="region" aria-label="History of ${FC.escape(client)}"><table><thead><tr><th scope="col">Round</th><th scope="col">Picked</th><th scope="col" class="wrap">What became of it, or why not</th></tr></thead><tbody>${answer.rounds.map((r) => `<tr class="${r.picked ? "" : "out"}"><th scope="row">${r.round}</th><td>${r.picked ? "yes" : "no"}</td><td class="wrap">${FC.escape(r.what)}</td></tr>`).join("")}</tbody></table></div>`;
+      : `<p>${FC.escape(client)} was picked in ${answer.rounds.filter((r) => r.picked).length} of ${answer.rounds.length} rounds.</p><div class="table tall" tabindex="0" role="region" aria-label="History of ${FC.escape(client)}"><table><thead><tr><th scope="col">Round</th><th scope="col">Picked</th><th scope="col" class="wrap">What happened, or why it was not picked</th></tr></thead><tbody>${answer.rounds.map((r) => `<tr class="${r.picked ? "" : "out"}"><th scope="row">${r.round}</th><td>${r.picked ? "yes" : "no"}</td><td class="wrap">${FC.escape(r.what)}</td></tr>`).join("")}</tbody></table></div>`;
   }
 
-  async function open(wanted) {
+  async function open(number) {
     const line = current();
     if (!line || line.round === null) return;
-    round = wanted === null || wanted >= line.round ? null : Math.max(0, wanted);
+    round = number === null || number >= line.round ? null : Math.max(0, number);
     $("round").value = round === null ? "" : round;
     $("why").innerHTML = "";
     if (round === null) return cohort(line);

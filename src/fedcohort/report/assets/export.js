@@ -1,4 +1,4 @@
-// Draws every view of every figure once and leaves the results as JSON in the page, for the exporting program.
+// Draws every view of every figure and leaves the results in the page as JSON, for the exporting program.
 "use strict";
 (async () => {
   const read = (id) => JSON.parse(document.getElementById(id).textContent);

@@ -1,16 +1,16 @@
-// The kinds of picture. Each draws into a frame and returns {body, hover, zoom}, and lists its numbers as CSV rows.
+// The kinds of chart. Each draws into a frame and returns {frame, body, hover, zoom, empty}, and lists its numbers as CSV rows.
 //   body   SVG markup inside the frame
 //   hover  (px, py) -> {x, y, html, marks} or null
-//   zoom   the x scale when dragging selects a range
+//   zoom   the x scale, if dragging may select a range
 "use strict";
 FC.kinds = {};
 
 const dashes = ["", "7 4", "2 3"];
 
-// A short piece of the line a series is drawn with, for legends and tooltips.
+// A short piece of a series' line, for legends and tooltips.
 FC.swatch = (color, dash) => `<svg class="swatch" width="22" height="10" aria-hidden="true"><line x1="0" x2="22" y1="5" y2="5" stroke="${color}" stroke-width="4" stroke-dasharray="${dashes[(dash || 0) % 3]}"/></svg>`;
 
-// A frame with margins, x and y axes. `labels` reserves room on the right for direct labels.
+// A frame with margins, x and y axes. `options` fixes the left, right or top margin.
 FC.frame = (chart, x, y, options = {}) => {
   const { width, height, theme } = chart;
   const yUnit = FC.unit(y.format, Math.max(Math.abs(y.domain[0]), Math.abs(y.domain[1])));
@@ -72,8 +72,7 @@ FC.kinds.lines = {
     const pad = (hi - lo) * 0.05;
     const y = spec.y;
     const yDomain = [y.min !== undefined ? Math.max(y.min, lo - pad) : lo - pad, y.max !== undefined ? Math.min(y.max, hi + pad) : hi + pad];
-    if (y.zero) yDomain[0] = 0;
-    // Every line carries its name; on a phone names take at most a third of the width and long ones are cut.
+    // Every line has its name at its end; on a phone, names take at most a third of the width and long ones are cut.
     const direct = shown.length <= 14;
     const room = chart.width > 620 ? 190 : Math.round(chart.width * 0.32);
     const right = direct ? Math.min(room, Math.max(...shown.map((s) => FC.textWidth(s.label, 600)), 0) + 18) : 14;
@@ -188,19 +187,19 @@ FC.kinds.heat = {
       const value = (cells[row * view.cols + col] / 255) * max;
       const from = view.x0 + col * view.xstep, to = from + view.xstep - 1;
       const where = view.xstep > 1 ? `${view.x.label} ${from} to ${to}` : `${view.xitem || view.x.label} ${view.xnames ? view.xnames[col] : from}`;
-      const whom = view.names ? view.names[row] : step > 1 ? `${spec.y.item || "row"} ${row * step} to ${row * step + step - 1}` : `${spec.y.item || "row"} ${view.ynames ? view.ynames[row] : row}`;
-      return { x: px, y: py, html: `<b>${FC.escape(whom)}</b><div>${FC.escape(where)}</div><div>${FC.escape(spec.value.label)} <b>${FC.format(spec.value.format, value)}</b></div>`, marks: [] };
+      const item = view.names ? view.names[row] : step > 1 ? `${spec.y.item} ${row * step} to ${row * step + step - 1}` : `${spec.y.item} ${row}`;
+      return { x: px, y: py, html: `<b>${FC.escape(item)}</b><div>${FC.escape(where)}</div><div>${FC.escape(spec.value.label)} <b>${FC.format(spec.value.format, value)}</b></div>`, marks: [] };
     };
     return { frame, body, hover, zoom: sx, empty: !cells.some((b) => b > 0) };
   },
 
   csv(spec) {
-    const rows = [["view", spec.y.item || "row", spec.views[0].xitem || spec.views[0].x.label, spec.value.label]];
+    const rows = [["view", spec.y.item, spec.views[0].xitem || spec.views[0].x.label, spec.value.label]];
     for (const view of spec.views) {
       const cells = FC.bytes(view.cells);
       for (let r = 0; r < view.rows; r++) for (let c = 0; c < view.cols; c++) {
         const value = (cells[r * view.cols + c] / 255) * view.max;
-        if (value) rows.push([view.name, view.names ? view.names[r] : view.ynames ? view.ynames[r] : r * (view.ystep || 1), view.xnames ? view.xnames[c] : view.x0 + c * view.xstep, +value.toPrecision(4)]);
+        if (value) rows.push([view.name, view.names ? view.names[r] : r * (view.ystep || 1), view.xnames ? view.xnames[c] : view.x0 + c * view.xstep, +value.toPrecision(4)]);
       }
     }
     return rows;
@@ -282,8 +281,8 @@ FC.kinds.points = {
     for (const i of shown) {
       const x = sx(view.px[i]).toFixed(1), y = sy(view.py[i]).toFixed(1);
       body += `<circle cx="${x}" cy="${y}" r="${view.px.length > 400 ? 3 : view.px.length > 100 ? 5 : 8}" fill="${theme.series[spec.colors[view.category[i]]]}" fill-opacity="0.85" stroke="${theme.surface}"/>`;
-      // Nobody can tell ten colours apart: where there is room, a dot says what it is.
-      if (spec.short && view.px.length <= 100) body += `<text x="${x}" y="${y}" dy="0.35em" text-anchor="middle" font-size="9" font-weight="600" fill="${theme.surface}">${FC.escape(spec.short[view.category[i]])}</text>`;
+      // Nobody can tell ten colours apart, so dots carry a short name if there is room.
+      if (view.px.length <= 100) body += `<text x="${x}" y="${y}" dy="0.35em" text-anchor="middle" font-size="9" font-weight="600" fill="${theme.surface}">${FC.escape(spec.short[view.category[i]])}</text>`;
     }
     const hover = (px, py) => {
       let best = null, distance = 400;
@@ -302,34 +301,32 @@ FC.kinds.points = {
 // ---------------------------------------------------------------- ranked values with intervals
 
 FC.kinds.intervals = {
-  entries: (spec) => (spec.categories || []).map((label, i) => ({ label, color: spec.colors[i] })),
+  entries: () => [],
 
   draw(chart, spec, view) {
     const { theme } = chart;
-    const shown = view.mid.map((_, i) => i).filter((i) => !spec.categories || !chart.hidden.has(spec.categories[view.category[i]]));
     let [lo, hi] = FC.extent([view.lo, view.hi]);
     if (!(hi > lo)) hi = lo + 1;
     const pad = (hi - lo) * 0.05;
-    const y = { ...spec.y, domain: [spec.y.zero ? 0 : lo - pad, hi + pad] };
+    const y = { ...spec.y, domain: [lo - pad, hi + pad] };
     const frame = FC.frame(chart, { ...view.x, format: "integer", domain: chart.zoom || [0.5, view.mid.length + 0.5] }, y, {});
     const { box, sx, sy } = frame;
     const clip = `${chart.id}-clip`;
-    const color = (i) => theme.series[spec.categories ? spec.colors[view.category[i]] : 1];
+    const color = theme.series[1];
     let body = `<clipPath id="${clip}"><rect x="${box.left}" y="${box.top - 4}" width="${box.right - box.left}" height="${box.bottom - box.top + 8}"/></clipPath><g clip-path="url(#${clip})">`;
     const size = Math.min(5, Math.max(1.6, Math.abs(sx(1) - sx(0)) * 0.32));
-    for (const i of shown) {
+    view.mid.forEach((mid, i) => {
       const x = sx(i + 1).toFixed(1);
-      body += `<line x1="${x}" x2="${x}" y1="${sy(view.lo[i]).toFixed(1)}" y2="${sy(view.hi[i]).toFixed(1)}" stroke="${color(i)}" stroke-opacity="0.45" stroke-width="${Math.max(1, size * 0.5)}"/>`;
-      body += `<circle cx="${x}" cy="${sy(view.mid[i]).toFixed(1)}" r="${size.toFixed(1)}" fill="${color(i)}"/>`;
-    }
+      body += `<line x1="${x}" x2="${x}" y1="${sy(view.lo[i]).toFixed(1)}" y2="${sy(view.hi[i]).toFixed(1)}" stroke="${color}" stroke-opacity="0.45" stroke-width="${Math.max(1, size * 0.5)}"/>`;
+      body += `<circle cx="${x}" cy="${sy(mid).toFixed(1)}" r="${size.toFixed(1)}" fill="${color}"/>`;
+    });
     body += "</g>";
     const hover = (px) => {
       const i = Math.round(sx.invert(px)) - 1;
       if (i < 0 || i >= view.mid.length) return null;
-      const group = spec.categories ? `<div>${FC.escape(spec.categories[view.category[i]])}</div>` : "";
-      return { x: sx(i + 1), marks: [[sx(i + 1), sy(view.mid[i]), color(i)]], html: `<b>client ${FC.escape(view.names[i])}</b><div>rank ${i + 1}</div><div>${FC.escape(spec.y.label)} <b>${FC.format(spec.y.format, view.mid[i])}</b> <i>${FC.format(spec.y.format, view.lo[i])} to ${FC.format(spec.y.format, view.hi[i])}</i></div>${group}${view.note ? `<div>${FC.escape(view.note[i])}</div>` : ""}` };
+      return { x: sx(i + 1), marks: [[sx(i + 1), sy(view.mid[i]), color]], html: `<b>client ${FC.escape(view.names[i])}</b><div>rank ${i + 1}</div><div>${FC.escape(spec.y.label)} <b>${FC.format(spec.y.format, view.mid[i])}</b> <i>${FC.format(spec.y.format, view.lo[i])} to ${FC.format(spec.y.format, view.hi[i])}</i></div>${view.note ? `<div>${FC.escape(view.note[i])}</div>` : ""}` };
     };
-    return { frame, body, hover, zoom: sx, empty: !shown.length };
+    return { frame, body, hover, zoom: sx, empty: !view.mid.length };
   },
 
   csv: (spec) => [["view", "rank", "client", spec.y.label, "low", "high"], ...spec.views.flatMap((v) => v.mid.map((m, i) => [v.name, i + 1, v.names[i], m, v.lo[i], v.hi[i]]))],

@@ -9,7 +9,7 @@
     return charts.get(host);
   };
 
-  // Drawing as figures approach the screen keeps a report of sixty runs quick to open.
+  // Figures are drawn when they come near the screen, so that a report of sixty runs opens quickly.
   const watcher = new IntersectionObserver((entries) => {
     for (const e of entries) if (e.isIntersecting) { watcher.unobserve(e.target); draw(e.target); }
   }, { rootMargin: "600px" });
@@ -48,18 +48,18 @@
   if (row) FC.tabs(row, "Settings", choose);
 
   document.querySelectorAll("[data-copy]").forEach((button) => {
-    const said = button.textContent;
+    const label = button.textContent;
     button.onclick = async () => {
       const source = document.getElementById(button.dataset.copy);
       try {
         await navigator.clipboard.writeText(source.textContent);
         button.textContent = "Copied";
-      } catch { // no clipboard for a file opened from disk in some browsers: mark the text instead
+      } catch { // some browsers have no clipboard for a file opened from disk: select the text instead
         source.closest("details").open = true;
         getSelection().selectAllChildren(source);
-        button.textContent = document.execCommand("copy") ? "Copied" : "Marked: press Ctrl+C";
+        button.textContent = document.execCommand("copy") ? "Copied" : "Selected: press Ctrl+C";
       }
-      setTimeout(() => { button.textContent = said; }, 2500);
+      setTimeout(() => { button.textContent = label; }, 2500);
     };
   });
 

@@ -1,4 +1,4 @@
-// An explanation as a table: score, its parts with small bars, and what the shadows would have done.
+// An explanation as a table: scores, their parts with small bars, and what the shadows would have picked.
 "use strict";
 FC.whyTable = (why) => {
   const rows = [...why.picked, ...why.nearly];
@@ -13,7 +13,7 @@ FC.whyTable = (why) => {
   const line = (r) => `<tr class="${r.picked ? "" : "out"}${why.client === r.client ? " asked" : ""}"><th scope="row">${FC.escape(r.name)}</th><td class="state">${r.picked ? "picked" : "not picked"}</td>`
     + (scored ? `<td>${r.place || "–"}</td><td>${FC.plain(r.score)}</td>` : "") + why.parts.map((p) => bar(p, r.parts[p])).join("") + "</tr>";
   const head = ["Client", "Picked", ...(scored ? ["Rank", "Score"] : []), ...why.parts].map((c, i) => `<th scope="col"${i === 1 ? ' class="state"' : ""}>${meaning(c)}</th>`).join("");
-  const shadows = why.shadows.map((s) => `<li><b>${FC.escape(s.name)}</b> ${s.note ? FC.escape(s.note) : `would have picked ${s.picked.map(FC.escape).join(", ") || "nobody"}: ${s.same} of ${s.picked.length} the same`}</li>`).join("");
+  const shadows = why.shadows.map((s) => `<li><b>${FC.escape(s.name)}</b> ${s.note ? FC.escape(s.note) : `would have picked ${s.picked.map(FC.escape).join(", ") || "no clients"}: ${s.same} of ${s.picked.length} the same`}</li>`).join("");
   const failures = Object.entries(why.failures || {}).map(([name, what]) => `<li><b>${FC.escape(name)}</b> ${FC.escape(what)}</li>`).join("");
   const notes = Object.entries(why.notes || {}).map(([k, v]) => `${FC.escape(k)} ${typeof v === "number" ? FC.plain(v) : FC.escape(v)}`).join(", ");
   const table = scored || why.parts.length

@@ -1,7 +1,8 @@
-"""The live dashboard: follows running simulations and live journals in a folder, in a browser.
+"""The live dashboard: it follows running simulations and live journals in a browser.
 
-``feed`` reads what is on disk, ``app`` serves it, ``server`` starts it and refuses to be open to the world without a
-token. Only ``app`` and ``server`` need the web framework.
+``watcher`` finds what is in a folder, ``feed`` follows experiments and ``sessions`` follows journals. ``app`` serves
+them. ``server`` starts it, and needs a token unless it serves only this machine. Only ``app`` and ``server`` need the
+web framework.
 """
 
 from fedcohort.report.dashboard.watcher import Watcher

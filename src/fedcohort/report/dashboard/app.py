@@ -20,7 +20,7 @@ from fedcohort.report.dashboard.watcher import Watched, Watcher, plain_json
 from fedcohort.report.render import render
 
 log = logging.getLogger(__name__)
-POLL_SECONDS = 0.4  # so that a new round is on the page well within two seconds
+POLL_SECONDS = 0.4  # a new round must be on the page within two seconds
 _COOKIE = "fedcohort_token"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -49,26 +49,26 @@ class Hub:
         while True:
             try:
                 await self.poll()
-            except Exception:  # of the folder as a whole; it may be back at the next look
+            except Exception:  # the folder cannot be read; the next poll tries again
                 log.warning("the watched folder could not be read", exc_info=True)
             await asyncio.sleep(POLL_SECONDS)
 
     async def detail(self, name: str) -> str | None:
-        """Return what the page shows about an item as JSON, worked out once per change."""
+        """Return what the page shows about an item as JSON, computed once per change."""
         item = self.watcher.items.get(name)
         if item is None:
             return None
         async with self._lock:
-            known = self._details.get(name)
-            if known is None or known[0] != item.version:
+            cached = self._details.get(name)
+            if cached is None or cached[0] != item.version:
                 version = item.version
-                known = (version, await asyncio.to_thread(lambda: plain_json(item.detail())))
-                self._details[name] = known
-        return known[1]
+                cached = (version, await asyncio.to_thread(lambda: plain_json(item.detail())))
+                self._details[name] = cached
+        return cached[1]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine alone.
+    """Whether only this machine can reach a host name or address.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("::1"), is_loopback("0.0.0.0")
     (True, True, True, False)
@@ -89,10 +89,10 @@ def _host_name(header: str) -> str:
 def create_app(root: str | Path, *, token: str | None = None, stopping: Callable[[], bool] = lambda: False) -> FastAPI:
     """Return the application that follows ``root``.
 
-    Event streams end by themselves once ``stopping`` returns True; otherwise they would hold up the server's end.
+    Event streams end once ``stopping`` returns True; otherwise they would keep the server from stopping.
 
-    Without a token only requests to a loopback name are answered, so that a page of somebody else cannot reach the
-    dashboard through a name of its own that points here.
+    Without a token, only requests to a loopback name are answered, so that another site's page cannot reach the
+    dashboard through a domain that resolves to this machine.
     """
     hub = Hub(Path(root))
 
@@ -115,7 +115,7 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
                     "This dashboard answers only at the address localhost.", status_code=403, headers=_HEADERS
                 )
         elif not _authorised(request, token):
-            text = "A token is needed: open the address with ?token=... that the dashboard printed when it started."
+            text = "This dashboard needs a token. Open the address with ?token=... that it printed when it started."
             return Response(text, status_code=401, headers=_HEADERS)
         response: Response = await proceed(request)
         response.headers.update(_HEADERS)
@@ -124,9 +124,9 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
     @app.get("/")
     async def page(request: Request) -> Response:
         if token is not None and "token" in request.query_params:
-            answer = RedirectResponse("/", status_code=303)  # keeps the token out of the history and of links
-            answer.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
-            return answer
+            redirect = RedirectResponse("/", status_code=303)  # keeps the token out of the history and of links
+            redirect.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
+            return redirect
         return HTMLResponse(render("dashboard.html"))
 
     @app.get("/events")
@@ -143,18 +143,18 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
 
     @app.get("/api/detail")
     async def detail(item: str) -> Response:
-        found = await hub.detail(item)
-        if found is None:
+        body = await hub.detail(item)
+        if body is None:
             return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
-        return Response(found, media_type="application/json")
+        return Response(body, media_type="application/json")
 
     @app.get("/api/cohort")
     async def cohort(item: str, run: str, round_: Annotated[int, Query(alias="round", ge=0)]) -> JSONResponse:
-        return await _ask(hub, item, lambda found: {"round": round_, "cohort": found.cohort(run, round_)})
+        return await _ask(hub, item, lambda watched: {"round": round_, "cohort": watched.cohort(run, round_)})
 
     @app.get("/api/history")
-    async def past(item: str, client: str) -> JSONResponse:
-        return await _ask(hub, item, lambda found: {"client": client, "rounds": found.history_of(client)})
+    async def history(item: str, client: str) -> JSONResponse:
+        return await _ask(hub, item, lambda watched: {"client": client, "rounds": watched.history_of(client)})
 
     @app.get("/api/explain")
     async def explain(
@@ -163,48 +163,48 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
         round_: Annotated[int, Query(alias="round", ge=0)],
         client: str | None = None,
     ) -> JSONResponse:
-        return await _ask(hub, item, lambda found: found.why(run, round_, client))
+        return await _ask(hub, item, lambda watched: watched.why(run, round_, client))
 
     return app
 
 
 async def _ask(hub: Hub, item: str, question: Callable[[Watched], dict[str, Any]]) -> JSONResponse:
-    """Answer a question about an item; in a thread, because journals are read from disk."""
-    found = hub.watcher.items.get(item)
-    if found is None:
+    """Answer a question about an item, in a thread because journals are read from disk."""
+    watched = hub.watcher.items.get(item)
+    if watched is None:
         return JSONResponse({"error": f"There is nothing called {item!r} here."}, status_code=404)
     try:
-        return JSONResponse(await asyncio.to_thread(question, found))
+        return JSONResponse(await asyncio.to_thread(question, watched))
     except FedcohortError as error:
         return JSONResponse({"error": error.message, "hint": error.hint}, status_code=404)
 
 
 def _authorised(request: Request, token: str) -> bool:
-    given = [
+    tokens = [
         request.cookies.get(_COOKIE, ""),
         request.query_params.get("token", ""),
         request.headers.get("authorization", "").removeprefix("Bearer "),
     ]
-    # In constant time: how long a comparison takes must not tell how much of a guess is right.
-    return any(hmac.compare_digest(value.encode(), token.encode()) for value in given)
+    # In constant time, so that the duration does not reveal how much of a guess is right.
+    return any(hmac.compare_digest(value.encode(), token.encode()) for value in tokens)
 
 
 async def _stream(hub: Hub, item: str, stopping: Callable[[], bool]) -> AsyncIterator[str]:
-    """Yield server-sent events: the list whenever it changes, and the chosen item whenever it does."""
-    shown: object = None
-    sent = -1
+    """Yield server-sent events: the list and the chosen item, whenever they change."""
+    sent_overview: object = None
+    sent_detail = -1
     quiet = 0.0
-    while not stopping():  # when the reader goes away, the server cancels this
+    while not stopping():  # the server cancels this when the reader leaves
         quiet += POLL_SECONDS / 2
         version = hub.watcher.version
-        if version != shown:
-            shown, quiet = version, 0.0
+        if version != sent_overview:
+            sent_overview, quiet = version, 0.0
             yield f"event: overview\ndata: {plain_json(hub.watcher.overview())}\n\n"
-        found = hub.watcher.items.get(item)
-        if found is not None and found.version != sent:
-            sent, quiet = found.version, 0.0
+        watched = hub.watcher.items.get(item)
+        if watched is not None and watched.version != sent_detail:
+            sent_detail, quiet = watched.version, 0.0
             yield f"event: detail\ndata: {await hub.detail(item)}\n\n"
-        if quiet > 15:  # a comment keeps proxies from closing a quiet connection
+        if quiet > 15:  # a comment keeps proxies from closing an idle connection
             quiet = 0.0
             yield ": still here\n\n"
         await asyncio.sleep(POLL_SECONDS / 2)

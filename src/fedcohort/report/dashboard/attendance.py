@@ -1,4 +1,4 @@
-"""Which clients hold a run up: counted alike for simulated runs and live sessions."""
+"""Which clients hold up a run, for simulated runs and live sessions."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Status
 
-SLOW = 2.0  # times the usual duration that make a straggler
-_MOST = 8  # stragglers listed
+SLOW = 2.0  # a straggler takes this many times the usual duration
+_MAX_LISTED = 8  # stragglers
 
 
 class Attendance:
-    """How often each client was asked, how often it did not deliver, and how long it took."""
+    """How often each client was asked, how often it delivered nothing, and how long it took."""
 
     def __init__(self) -> None:
         self._asked = self._trouble = self._timed = np.zeros(0, np.int64)
         self._seconds = np.zeros(0)
 
     def add(self, clients: IntArray, delivered: BoolArray, seconds: FloatArray) -> None:
-        """Count a cohort (k,); NaN where a client's duration is not known."""
+        """Count a cohort (k,); durations may be NaN."""
         if not len(clients):
             return
         n = max(len(self._asked), int(clients.max()) + 1)
@@ -35,7 +35,7 @@ class Attendance:
         self._seconds = grown
 
     def stragglers(self, name: Callable[[int], str]) -> list[dict[str, Any]]:
-        """Return a line for each of those that do not deliver or are slow, the worst first."""
+        """Return a line for each client that failed to deliver or is slow, the worst first."""
         mean = self._seconds / np.where(self._timed > 0, self._timed, np.nan)
         timed = mean[np.isfinite(mean)]
         usual = float(np.median(timed)) if len(timed) else 0.0
@@ -54,7 +54,7 @@ class Attendance:
                     }
                 )
         rows.sort(key=lambda row: (-row["trouble"] / row["asked"], -(row["slow"] or 0)))
-        return rows[:_MOST]
+        return rows[:_MAX_LISTED]
 
 
 def _add(counts: IntArray, clients: IntArray, n: int) -> IntArray:
@@ -62,7 +62,7 @@ def _add(counts: IntArray, clients: IntArray, n: int) -> IntArray:
 
 
 def status_name(value: int) -> str:
-    """Return what became of a client, in lower case."""
+    """Return the name of a client's status, in lower case."""
     try:
         return Status(int(value)).name.lower()
     except ValueError:

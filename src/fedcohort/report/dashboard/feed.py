@@ -1,4 +1,4 @@
-"""An experiment, followed while it is written: what the report shows, anew whenever a file of it changes."""
+"""An experiment on the dashboard: its report, updated whenever one of its files changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedcohort.simulate.leaderboard import Options, leaderboard_table, setting_n
 from fedcohort.simulate.leaderboard.formats import to_html
 from fedcohort.simulate.store.results import Results, RunInfo, load
 
-_FILES = ("status.json", "runs.json", "meta.json", "rounds")  # in which something new is seen, and live files
+_FILES = ("status.json", "runs.json", "meta.json", "rounds")  # a change in these or in live files is news
 
 
 class ExperimentItem:
@@ -44,7 +44,7 @@ class ExperimentItem:
             self.version += 1
             try:
                 results = load(self.path, self._results)
-                _ = results.rounds  # now, so that damage is noticed now
+                _ = results.rounds  # read now, so that damage is noticed here
             except FedcohortError as error:
                 self._problem = error.message
                 return
@@ -78,8 +78,8 @@ class ExperimentItem:
     def overview(self) -> dict[str, Any]:
         """Return a line for the list."""
         total = self._status.get("rounds_total")
-        seen = 0 if self._results is None else sum(self._results.rounds_made().values())
-        done = max(seen, int(self._status.get("rounds_done") or 0))
+        recorded = 0 if self._results is None else sum(self._results.rounds_made().values())
+        done = max(recorded, int(self._status.get("rounds_done") or 0))
         rate = self._status.get("rounds_per_second")
         left = (total - done) / rate if total and rate else self._status.get("seconds_left")
         return {
@@ -96,10 +96,10 @@ class ExperimentItem:
 
     def _settings(self, results: Results, warnings: list[str]) -> list[Setting]:
         colors = palette.assign(info.label or info.selector for info in results.runs)
-        found: dict[str, list[Any]] = {}
+        by_setting: dict[str, list[Any]] = {}
         for name, run in runs_of(results, warnings):
-            found.setdefault(name, []).append((results, run))
-        return [setting_of(name, members, colors, {}, self._clients) for name, members in found.items()]
+            by_setting.setdefault(name, []).append((results, run))
+        return [setting_of(name, members, colors, {}, self._clients) for name, members in by_setting.items()]
 
     def detail(self) -> dict[str, Any]:
         """Return figures, runs and current cohorts."""
@@ -111,8 +111,13 @@ class ExperimentItem:
         settings = self._settings(results, warnings)
         for setting, board in zip(settings, boards(settings, Options.of(results.config)), strict=True):
             warnings += [f"{setting.name}, {text}" for text in setting.warnings()]
-            drawn = (accuracy(setting, board), sweep(setting, board), balance(setting), picks(setting))
-            figures = [*drawn, participation(setting)]
+            figures = (
+                accuracy(setting, board),
+                sweep(setting, board),
+                balance(setting),
+                picks(setting),
+                participation(setting),
+            )
             sections.append(
                 {
                     "name": setting.name,
@@ -128,37 +133,37 @@ class ExperimentItem:
         }
 
     def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
-        """Return the cohort of any round seen so far."""
-        seen = [] if self._results is None else self._results.column(run, "round").tolist()
-        if self._results is None or round_ not in seen:
-            raise InputError(f"Round {round_} of {run!r} has not been seen; so far there are {len(seen)}.")
+        """Return the cohort of a recorded round."""
+        rounds = [] if self._results is None else self._results.column(run, "round").tolist()
+        if self._results is None or round_ not in rounds:
+            raise InputError(f"Round {round_} of {run!r} is not recorded; {len(rounds)} rounds are.")
         return _members(self._results, run, round_)
 
     def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
-        """Explain a choice from the run's journal, and for the newest rounds from the live copies."""
+        """Explain a choice from the run's journal, or for the newest rounds from its live copies."""
         if self._results is None or run not in {info.id for info in self._runs}:
             raise FedcohortError(f"There is no run {run!r} in {self.id}.")
         journal = self._results.journal(run)
         try:
             return as_json(explain(journal, round_, client))
         except InputError:
-            # Between reading the journal and the copies a checkpoint may have moved the round from these to that.
+            # A checkpoint may have moved the round from the copies to the journal between reading the two.
             return as_json(explain(journal, round_, client))
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def _count_clients(results: Results) -> int:
     try:
         return results.client_count(results.runs[0])
     except FedcohortError:
-        return 0  # the picture of the picks then shows the clients seen so far
+        return 0  # the figure of the picks then shows the clients picked so far
 
 
 def _run_line(results: Results, info: RunInfo) -> dict[str, Any]:
@@ -169,7 +174,7 @@ def _run_line(results: Results, info: RunInfo) -> dict[str, Any]:
     last = int(rounds[-1]) if len(rounds) else None
     try:
         cohort, stragglers = ([] if last is None else _members(results, info.id, last)), _stragglers(results, info)
-    except FedcohortError:  # of its journal; the page's warnings say so
+    except FedcohortError:  # the journal cannot be read; the page's warnings say so
         cohort, stragglers = [], []
     return {
         "id": info.id,
@@ -191,9 +196,9 @@ def _members(results: Results, run: str, round_: int) -> list[dict[str, Any]]:
     """Return the cohort of a round with the outcome of each client."""
     decisions = results.decisions(run)
     block = decisions.replies.get(round_)
-    became = {} if block is None else dict(zip(block.clients.tolist(), block.status.tolist(), strict=True))
+    statuses = {} if block is None else dict(zip(block.clients.tolist(), block.status.tolist(), strict=True))
     return [
-        {"client": str(client), "status": status_name(became[client]) if client in became else ""}
+        {"client": str(client), "status": status_name(statuses[client]) if client in statuses else ""}
         for client in decisions.cohorts.get(round_, np.zeros(0, np.int64)).tolist()
     ]
 
@@ -205,5 +210,5 @@ def _stragglers(results: Results, info: RunInfo) -> list[dict[str, Any]]:
 
 
 def chart_data(figure: Figure) -> dict[str, Any]:
-    """Return a figure as the page's chart code wants it."""
-    return {"name": figure.name, "title": figure.title, "sentence": figure.sentence, "file": figure.name, **figure.spec}
+    """Return a figure in the form that the page expects."""
+    return {"name": figure.name, **figure.chart()}

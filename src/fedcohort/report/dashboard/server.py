@@ -1,4 +1,4 @@
-"""Start the dashboard, on this machine alone unless a token guards it."""
+"""Start the dashboard; without a token, only this machine can reach it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedcohort.core.errors import InputError, needs_extra
 
 
 def check(root: str | Path, host: str, token: str | None) -> None:
-    """Refuse what must not be served, before anything is started."""
+    """Raise an error if this must not be served."""
     with needs_extra("The dashboard needs fastapi and uvicorn.", "report"):
         from fedcohort.report.dashboard.app import is_loopback
     if not Path(root).exists():
@@ -24,20 +24,20 @@ def check(root: str | Path, host: str, token: str | None) -> None:
         raise InputError(f"A token must have at least 8 characters. Got {len(token)}.")
     if token is None and not is_loopback(host):
         raise InputError(
-            f"The dashboard will not listen on {host} without a token: anybody who can reach this machine could read "
-            "the results and the clients' names.",
+            f"The dashboard does not listen on {host} without a token, because anyone who can reach this machine could "
+            "read the results and the clients' names.",
             hint="add --token SECRET (or set FEDCOHORT_TOKEN), or use --host 127.0.0.1 and a tunnel",
         )
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a bound socket, so that a taken port is known before anything is announced."""
+    """Return a bound socket; an error for a port in use comes before the address is announced."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, proto)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-        bound.listen(128)  # visitors of the announced address wait in line until the server is up
+        bound.listen(128)  # visitors of the announced address wait until the server is up
     except OSError as error:
         raise InputError(
             f"The dashboard cannot listen on {host} port {port}: {error.strerror or error}.",
@@ -59,8 +59,8 @@ def serve(
     Parameters
     ----------
     root : a folder of experiments and journals, or one of them
-    host, port : where to listen; port 0 takes any that is free
-    token : what a visitor must know; needed unless ``host`` is this machine alone
+    host, port : where to listen; port 0 picks a free one
+    token : what a visitor must know; required unless ``host`` is a loopback address
     announce : called with the address as soon as it is reserved
     """
     check(root, host, token)
@@ -70,8 +70,8 @@ def serve(
 
     bound = _listening(host, port)
     if announce is not None:
-        shown = f"[{host}]" if ":" in host else host
-        announce(f"http://{shown}:{bound.getsockname()[1]}" + (f"/?token={token}" if token else ""))
+        name = f"[{host}]" if ":" in host else host
+        announce(f"http://{name}:{bound.getsockname()[1]}" + (f"/?token={token}" if token else ""))
     servers: list[uvicorn.Server] = []
     app = create_app(root, token=token, stopping=lambda: bool(servers) and servers[0].should_exit)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, server_header=False)

@@ -1,4 +1,4 @@
-"""A session's journal, followed while a host (a Flower server, or a loop of one's own) writes it."""
+"""The journal of a session on the dashboard, while a host writes it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from fedcohort.report.why import as_json, explain
 from fedcohort.session.explain import history, reasons_of
 from fedcohort.simulate.leaderboard.formats import to_html
 
-_MOST_OFFLINE = 200  # clients listed on the page
-_UPDATE_EVERY = 20.0  # seconds after which a page is brought up to date although nothing happened
+_MAX_OFFLINE = 200  # clients listed on the page
+_UPDATE_EVERY = 20.0  # seconds after which a page is updated even if nothing happened
 
 
 class JournalItem:
@@ -46,15 +46,15 @@ class JournalItem:
         self._past = JournalHistory()
         self._metrics: dict[int, dict[str, float]] = {}
         self._planned: int | None = None
-        self._how = RunState("stopped")
+        self._run = RunState("stopped")
         self._updated = time.monotonic()
         self._reasons: dict[int, dict[str, str]] = {}
 
     def poll(self) -> None:
         """Read the cohorts, replies and numbers that are new."""
         try:
-            if self._journal is None and not self.path.exists() and (how := run_state_before(self.path)) is not None:
-                self._set_state(how, None if how.presence is None else how.presence.planned)
+            if self._journal is None and not self.path.exists() and (run := run_state_before(self.path)) is not None:
+                self._set_state(run, None if run.presence is None else run.presence.planned)
                 return
             if self._journal is None:
                 self._journal = read_journal(self.path)
@@ -80,13 +80,13 @@ class JournalItem:
             self._problem = ""
             self.version += 1
 
-    def _set_state(self, how: RunState, rounds: int | None) -> None:
-        """Set the state of the run; another sign of life of its server is not a change."""
-        self.version += (_quiet(how), rounds) != (_quiet(self._how), self._planned)
-        self._how, self._planned = how, rounds
-        if how.state == "running" and time.monotonic() - self._updated > _UPDATE_EVERY:
+    def _set_state(self, run: RunState, rounds: int | None) -> None:
+        """Set the state of the run; another heartbeat of its server is not a change."""
+        self.version += (_without_heartbeat(run), rounds) != (_without_heartbeat(self._run), self._planned)
+        self._run, self._planned = run, rounds
+        if run.state == "running" and time.monotonic() - self._updated > _UPDATE_EVERY:
             self._updated = time.monotonic()
-            self.version += 1  # elapsed time and the estimated end change by themselves
+            self.version += 1  # elapsed time and the estimated end change with time
 
     @property
     def _cohorts(self) -> dict[int, CohortRow]:
@@ -97,16 +97,14 @@ class JournalItem:
         return self._cohorts[max(self._cohorts)] if self._cohorts else None
 
     def _usual(self) -> float:
-        """Return the median of all durations in cohorts that are closed; NaN where there is none."""
+        """Return the median of all durations in closed cohorts, or NaN if there are none."""
         closed = (t for t, row in self._cohorts.items() if row.told_at is not None)
         known = [s for t in closed for s in map(self._past.duration, self._past.replies[t]) if not math.isnan(s)]
         return statistics.median(known) if known else math.nan
 
     @property
     def _state(self) -> str:
-        if self._problem:
-            return "unreadable"
-        return self._how.state
+        return "unreadable" if self._problem else self._run.state
 
     def overview(self) -> dict[str, Any]:
         """Return a line for the list."""
@@ -117,8 +115,8 @@ class JournalItem:
             "id": self.id,
             "kind": "journal",
             "state": self._state,
-            "message": self._problem or self._how.why,
-            "since": self._how.since if self._how.state == "waiting" else None,
+            "message": self._problem or self._run.why,
+            "since": self._run.since if self._run.state == "waiting" else None,
             **self._present(),
             "done": done,
             "total": self._planned,
@@ -130,7 +128,7 @@ class JournalItem:
         }
 
     def _rate(self, closed: list[CohortRow]) -> float | None:
-        """Return how many rounds close in a second, by the last twenty; None where that is unknown."""
+        """Return how many rounds close per second, by the last twenty, or None if that is unknown."""
         if len(closed) < 2:
             return None
         recent = sorted(closed, key=lambda row: row.ticket)[-20:]
@@ -143,24 +141,24 @@ class JournalItem:
         return min(rate, len(recent) / max(time.time() - begun, 1e-9))  # no faster than if the round ended now
 
     def _present(self) -> dict[str, Any]:
-        """Return how many clients are online, and since when the others are offline; only of a server that is alive."""
-        presence = self._how.presence
+        """Return how many clients are online, and since when the others are offline, if the server is alive."""
+        presence = self._run.presence
         if presence is None or presence.online is None or self._state not in ("running", "waiting"):
             return {"online": None, "offline": [], "offline_count": 0}
         away = [{"client": name, "since": since} for name, since in presence.offline.items()]
-        return {"online": presence.online, "offline": away[:_MOST_OFFLINE], "offline_count": presence.offline_count}
+        return {"online": presence.online, "offline": away[:_MAX_OFFLINE], "offline_count": presence.offline_count}
 
     def detail(self) -> dict[str, Any]:
-        """Return figures, every round and client, the current cohort with statuses and reasons, stragglers, shadows."""
-        found: dict[str, Any] = {"warnings": [], "sections": [{"name": "session", "figures": []}], "blocks": []}
+        """Return figures, rounds, clients, the current cohort with statuses and reasons, stragglers and shadows."""
+        page: dict[str, Any] = {"warnings": [], "sections": [{"name": "session", "figures": []}], "blocks": []}
         if self._journal is not None and not self._problem:
-            run = run_view(account(self._journal, self.id, self._past), self._past, self._journal.table()[0].n)
-            found["warnings"] = list(run.warnings)
-            found["sections"] = [{"name": "session", "figures": [chart_data(figure) for figure in run.figures]}]
-            text = "".join(f"<p>{escape_html(line)}</p>" for line in ending(run.account))
-            found["blocks"] = [{"name": "account", "title": "So far", "html": text}]
-            found["blocks"] += [{"name": t.name, "title": t.title, "html": to_html(t)} for t in run.tables]
-        return {**self.overview(), **found, "table": [self._line()]}
+            view = run_view(account(self._journal, self.id, self._past), self._past, self._journal.table()[0].n)
+            page["warnings"] = list(view.warnings)
+            page["sections"] = [{"name": "session", "figures": [chart_data(figure) for figure in view.figures]}]
+            text = "".join(f"<p>{escape_html(line)}</p>" for line in ending(view.account))
+            page["blocks"] = [{"name": "account", "title": "So far", "html": text}]
+            page["blocks"] += [{"name": t.name, "title": t.title, "html": to_html(t)} for t in view.tables]
+        return {**self.overview(), **page, "table": [self._line()]}
 
     def _line(self) -> dict[str, Any]:
         last = self._last
@@ -187,21 +185,20 @@ class JournalItem:
         replied = {reply.client: reply for reply in self._past.replies[row.ticket]}
         usual = self._usual()
         waited = time.time() - row.asked_at
-        found = []
+        members = []
         for client in row.clients.tolist():
             reply = replied.get(client)
             if reply is not None:
                 status, seconds = status_name(reply.status), self._past.duration(reply)
+            elif row.told_at is not None:
+                status, seconds = "missing", math.nan
             else:
-                over = row.told_at is not None
-                status, seconds = ("missing", math.nan) if over else ("training", waited)
-                if not over and waited > SLOW * usual:
-                    status = "straggling"
+                status, seconds = "straggling" if waited > SLOW * usual else "training", waited
             known = None if math.isnan(seconds) else round(seconds, 3)
             name = self._name(client)
             why = "" if status == "ok" else self._reasons.get(row.ticket, {}).get(name, "")
-            found.append({"client": name, "status": status, "seconds": known, "reason": why})
-        return found
+            members.append({"client": name, "status": status, "seconds": known, "reason": why})
+        return members
 
     def _stragglers(self) -> list[dict[str, Any]]:
         attendance = Attendance()
@@ -209,19 +206,19 @@ class JournalItem:
             if row.told_at is None:
                 continue
             replied = {reply.client: reply for reply in self._past.replies[ticket]}
-            found = [replied.get(client) for client in row.clients.tolist()]
+            replies = [replied.get(client) for client in row.clients.tolist()]
             attendance.add(
                 row.clients,
-                np.array([reply is not None and reply.status == Status.OK and not reply.late for reply in found]),
-                np.array([math.nan if reply is None else self._past.duration(reply) for reply in found]),
+                np.array([reply is not None and reply.status == Status.OK and not reply.late for reply in replies]),
+                np.array([math.nan if reply is None else self._past.duration(reply) for reply in replies]),
             )
         return attendance.stragglers(self._name)
 
     def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
-        """Return the cohort of any round so far."""
+        """Return the cohort of a round."""
         rows = [row for row in self._cohorts.values() if row.round == round_]
         if not rows:
-            raise InputError(f"There is no round {round_}; so far there are {len(self._cohorts)}.")
+            raise InputError(f"There is no round {round_}; {len(self._cohorts)} cohorts are recorded so far.")
         return self._members(max(rows, key=lambda row: row.ticket))
 
     def history_of(self, client: str) -> list[dict[str, Any]]:
@@ -238,6 +235,6 @@ class JournalItem:
         return as_json(explain(self.path, round_, client))
 
 
-def _quiet(how: RunState) -> RunState:
-    """Return the state of a run without the time of its server's last sign of life."""
-    return how if how.presence is None else replace(how, presence=replace(how.presence, at=0.0))
+def _without_heartbeat(run: RunState) -> RunState:
+    """Return the state of a run without the time of its server's last heartbeat."""
+    return run if run.presence is None else replace(run, presence=replace(run.presence, at=0.0))

@@ -1,4 +1,4 @@
-"""What can be followed below a folder, each thing by itself: one that is damaged is named, and the others go on."""
+"""Everything in a folder that the dashboard can follow; damage to one item does not affect the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.text import printable
@@ -18,84 +18,63 @@ from fedcohort.report.dashboard.sessions import JournalItem
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_DEPTH = 3  # folders below the watched one in which experiments are looked for
-MOST_FOLDERS = 5_000  # looked into at each poll; a folder with more below it is not one of experiments
+_DEPTH = 3  # levels of folders that are searched for experiments
+MOST_FOLDERS = 5_000  # searched in each poll; a folder with more is not a folder of experiments
 UNREADABLE = "unreadable"
 _WAITING = f".sqlite{LIVE}"
-
-
-class Item(Protocol):
-    """Something that can be followed."""
-
-    id: str
-    version: int
-
-    def poll(self) -> None:
-        """Read what is new; raise ``version`` when something is."""
-
-    def overview(self) -> dict[str, Any]:
-        """Return a line for the list."""
-
-    def detail(self) -> dict[str, Any]:
-        """Return everything the page shows about it."""
-
-    def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
-        """Return the cohort of a round with the outcome of each client."""
-
-    def why(self, run: str, round_: int, client: str | None) -> dict[str, Any]:
-        """Explain a choice."""
+Item = ExperimentItem | JournalItem
 
 
 class DamagedError(FedcohortError, ValueError):
-    """An experiment or journal is damaged in a way that its reader does not expect."""
+    """An experiment or journal is damaged in an unexpected way."""
 
 
 class Watched:
-    """One item, whose damage stays its own.
+    """One item, protected from damage to its files.
 
-    The files were written by another process, perhaps only half, perhaps with a flipped bit. Whatever reading
-    them raises, the item is called unreadable, with the error, until it can be read again.
+    Another process writes the files; they may be incomplete or damaged. If reading them raises an exception, the item
+    is shown as unreadable, with the error, until it can be read again.
     """
 
     def __init__(self, item: Item, kind: str) -> None:
         self.item, self.kind = item, kind
         self.id = item.id
-        self._damage: dict[str, str] = {}  # by what was tried
+        self._damage: dict[str, str] = {}  # message by attempted operation
         self._bumps = 0
 
     @property
     def version(self) -> int:
-        """Changes whenever the item does, or what is wrong with it."""
+        """Changes whenever the item or its damage does."""
         return self.item.version + self._bumps
 
-    def _attempt(self, what: str | None, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns; damage is remembered under ``what``, if that is given."""
+    def _attempt(self, operation: str | None, work: Callable[[], T]) -> T:
+        """Return the result of ``work``; damage is recorded under ``operation``, if that is given."""
         try:
-            found = work()
+            result = work()
         except FedcohortError:
             raise
         except Exception as error:
             message = f"{self.id} is damaged: {type(error).__name__}: {printable(error)[:300]}."
-            if what is not None and self._damage.get(what) != message:
-                self._damage[what] = message
+            if operation is not None and self._damage.get(operation) != message:
+                self._damage[operation] = message
                 self._bumps += 1
                 log.warning("%s cannot be shown: %s", self.id, message, exc_info=log.isEnabledFor(logging.DEBUG))
             raise DamagedError(message) from error
-        if what is not None and self._damage.pop(what, None) is not None:
+        if operation is not None and self._damage.pop(operation, None) is not None:
             self._bumps += 1
-        return found
+        return result
 
     def poll(self) -> None:
         """Read what is new."""
         try:
             self._attempt("poll", self.item.poll)
         except FedcohortError as error:
-            if "poll" not in self._damage:  # an error of the library's own is as good a reason
+            if "poll" not in self._damage:  # the library's own errors are not recorded by _attempt
                 self._damage["poll"] = error.message
                 self._bumps += 1
 
     def overview(self) -> dict[str, Any]:
-        """Return a line for the list, whatever the item is like."""
+        """Return a line for the list, even if the item is damaged."""
         try:
             line = self._attempt("overview", lambda: _line(self.item.overview()))
         except FedcohortError as error:
@@ -109,12 +88,12 @@ class Watched:
         return {"id": self.id, "kind": self.kind, "state": UNREADABLE, "message": message, **numbers, "done": 0}
 
     def detail(self) -> dict[str, Any]:
-        """Return everything the page shows about it, as far as it can be shown."""
+        """Return everything the page shows about the item; only its line in the list if it is damaged."""
         try:
-            found = self._attempt("detail", lambda: _as_json(self.item.detail()))
+            detail = self._attempt("detail", lambda: _as_json(self.item.detail()))
         except FedcohortError:
             return {**self.overview(), "warnings": [], "sections": [], "table": []}
-        return {**found, **self.overview()}
+        return {**detail, **self.overview()}
 
     def cohort(self, run: str, round_: int) -> list[dict[str, Any]]:
         """Return the cohort of a round with the outcome of each client."""
@@ -133,7 +112,7 @@ class Watched:
 
 
 def _as_json(value: T) -> T:
-    """Return ``value`` if it can be sent; what a damaged file holds may be anything."""
+    """Return ``value`` if it can be sent as JSON; a damaged file may hold anything."""
     json.dumps(value, allow_nan=False)
     return value
 
@@ -164,11 +143,11 @@ class Watcher:
         self._note = ""
 
     def poll(self) -> None:
-        """Find what is new and read what changed."""
+        """Find new items and read what changed."""
         journals = {}
-        found, complete = _find_items(self.root)
-        self._note = "" if complete else f"Only the first {MOST_FOLDERS} folders below {self.root} are looked into."
-        for path, kind in found:
+        items, complete = _find_items(self.root)
+        self._note = "" if complete else f"Only the first {MOST_FOLDERS} folders below {self.root} are searched."
+        for path, kind in items:
             name = path.name if path == self.root else path.relative_to(self.root).as_posix()
             if name not in self.items:
                 item: Item = ExperimentItem(path, name) if kind == "experiment" else JournalItem(path, name)
@@ -185,39 +164,39 @@ class Watcher:
         return tuple((item.id, item.version) for item in list(self.items.values()))
 
     def journals(self) -> dict[str, Path]:
-        """Return the journals of live sessions by name, for machines that collect numbers."""
+        """Return the journals of live sessions by name, for ``/metrics``."""
         return dict(self._journals)
 
     def overview(self) -> dict[str, Any]:
-        """Return the list of everything, what runs first."""
+        """Return the list of all items, with running ones first."""
         lines = [item.overview() for item in list(self.items.values())]
         lines.sort(key=lambda line: (line["state"] not in ("running", "waiting"), line["id"]))
         return {"root": printable(self.root), "note": self._note, "items": lines}
 
 
 def _find_items(root: Path) -> tuple[list[tuple[Path, str]], bool]:
-    """Return what there is to follow, and whether every folder was looked into.
+    """Return what there is to follow, and whether every folder was searched.
 
-    A link to an experiment is followed, a link to any other folder is not: it may lead to the root of the disk, or back
-    to where it stands.
+    A link to an experiment is followed. A link to any other folder is not, because it may lead to the root of the disk
+    or back to itself.
     """
     if root.is_file():
         return [(root, "journal")], True
-    found: list[tuple[Path, str]] = []
-    level, looked = [root], 0
+    items: list[tuple[Path, str]] = []
+    level, searched = [root], 0
     for depth in range(_DEPTH + 1):
         deeper: list[Path] = []
         for folder in level:
-            if looked == MOST_FOLDERS:
-                return found, False
-            looked += 1
-            found += _in_folder(folder, deeper if depth < _DEPTH else None, root)
+            if searched == MOST_FOLDERS:
+                return items, False
+            searched += 1
+            items += _in_folder(folder, deeper if depth < _DEPTH else None, root)
         level = deeper
-    return found, True
+    return items, True
 
 
 def _in_folder(folder: Path, deeper: list[Path] | None, root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield what a folder is or holds, and put the folders below it into ``deeper``."""
+    """Yield the items that a folder is or holds, and append its subfolders to ``deeper``."""
     try:
         if (folder / "meta.json").is_file():
             yield folder, "experiment"
@@ -228,7 +207,7 @@ def _in_folder(folder: Path, deeper: list[Path] | None, root: Path) -> Iterator[
     except OSError:
         return
     for entry in entries:
-        # Each entry by itself: it may vanish between the listing and this look.
+        # An entry may vanish after the folder was listed.
         with contextlib.suppress(OSError):
             journal = _journal_of(entry)
             if journal is not None:
@@ -238,7 +217,7 @@ def _in_folder(folder: Path, deeper: list[Path] | None, root: Path) -> Iterator[
 
 
 def _journal_of(entry: Path) -> Path | None:
-    """Return the journal that an entry is, or stands for: a run has none while it waits for its first clients."""
+    """Return the journal for a file: itself, or the one that a run will write when its first clients are there."""
     if entry.suffix == ".sqlite" and entry.is_file():
         return entry
     if entry.name.endswith(_WAITING) and not entry.with_suffix("").exists():
@@ -247,5 +226,5 @@ def _journal_of(entry: Path) -> Path | None:
 
 
 def plain_json(value: Mapping[str, Any]) -> str:
-    """Return compact JSON; NaN cannot occur, because figures turn it into null."""
+    """Return compact JSON; figures have turned NaN into null."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
