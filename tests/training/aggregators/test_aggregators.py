@@ -218,7 +218,7 @@ def test_a_server_without_samples_is_named(name, server):
     aggregator = AGGREGATORS.create(name)
     if server == "empty":
         server = LinearServer(inputs=np.zeros((0, 1)))
-    with pytest.raises(InputError, match=f"'{name}' computes on samples of the server's own") as raised:
+    with pytest.raises(InputError, match=f"'{name}' computes on the server's own samples") as raised:
         aggregator.combine(OLD, MODELS, members(), aggregator.memory(4, OLD), server)
     assert "server_validation" in raised.value.hint
 

@@ -5,8 +5,8 @@ import pytest
 
 from fedcohort.core.signals import Signal
 from fedcohort.training.aggregators import FedDf, Rhfl
-from fedcohort.training.aggregators.arithmetic import softmax
 from fedcohort.training.aggregators.distillation import confidences, distil
+from fedcohort.training.arithmetic import softmax
 
 from .problems import MODELS, OLD, LinearServer, members
 
