@@ -73,12 +73,12 @@ def test_labels_with_gaps_are_numbered_and_said(tmp_path):
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (3, "", r"'town' .* is missing in 1 of 120 rows \(row 5,"),
+        (3, "", r"'town' .* is missing in 1 of 120 rows \(row 5;"),
         (3, "  ", r"'town' .* is missing in 1 of 120 rows"),
         (2, "", "'species' .* is missing"),
         (0, "nan", "'a' .* is missing"),
         (0, "inf", "'a' .* is not finite"),
-        (1, "tall", "'b' .* holds no numbers .* e.g. 'tall'"),
+        (1, "tall", "'b' .* does not hold numbers .* e.g. 'tall'"),
     ],
 )
 def test_bad_cells_are_named(tmp_path, at, value, message):
@@ -273,7 +273,7 @@ def test_a_frame_gives_what_its_file_gives(tmp_path):
     ("options", "words"),
     [
         ({"label": "specie"}, "no column 'specie'.*did you mean 'species'.*label="),
-        ({"label": "species", "features": ["a", "town"]}, "'town' of 'frame' holds no numbers"),
+        ({"label": "species", "features": ["a", "town"]}, "'town' of 'frame' does not hold numbers"),
         ({"label": "species", "target": "token"}, "'class' or 'number'"),
     ],
 )
