@@ -167,11 +167,6 @@ class Dataset:
         """The class of each training sample (n,), for partitions; all 0 if no class is predicted."""
         return self.y_train if self.target == "class" else np.zeros(len(self.y_train), dtype=np.int64)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all samples."""
-        return int(self.x_train.nbytes + self.x_test.nbytes)
-
 
 def rank_within(groups: IntArray) -> IntArray:
     """Return the rank of each sample (n,) within its group, in the order of the data.
