@@ -31,15 +31,7 @@ class Availability(NamedPart):
     """Which clients are available in each round: a pure function of seed, round and federation."""
 
     def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
-        """Return which clients are available (N,).
-
-        Parameters
-        ----------
-        federation : Federation
-            The clients.
-        seed, round : int
-            Which experiment, which round.
-        """
+        """Return which clients are available (N,)."""
         raise NotImplementedError(type(self).__name__)
 
 

@@ -282,27 +282,27 @@ class OnlineDevices:
         self._devices, self._seed = devices, seed
         self.on, self._until = devices.presence(np.arange(clients), seed=seed, time=time)
         self._horizon: float  # up to where all changes are known
-        self._changes: tuple[FloatArray, IntArray, BoolArray]  # when, who, and whether it is on then; by time
+        self._changes: tuple[FloatArray, IntArray, BoolArray]  # times, clients, and whether they are on then; by time
         self._done: int  # changes that have happened
         self._look_ahead()
 
     @property
     def next(self) -> float:
         """The earliest time at which ``on`` may change."""
-        when = self._changes[0]
-        return float(when[self._done]) if self._done < len(when) else self._horizon
+        times = self._changes[0]
+        return float(times[self._done]) if self._done < len(times) else self._horizon
 
     def advance(self, time: float) -> None:
         """Advance to ``time``, which must not be earlier than the last one."""
         while time >= self.next:
-            when, who, on = self._changes
-            end = int(np.searchsorted(when, time, side="right"))
+            times, clients, on = self._changes
+            end = int(np.searchsorted(times, time, side="right"))
             if end > self._done:
                 self.on = self.on.copy()
                 happened = slice(self._done, end)
-                self.on[who[happened]] = on[happened]  # if a client comes and goes, its last change counts
+                self.on[clients[happened]] = on[happened]  # if a client comes and goes, its last change counts
                 self._done = end
-            if end < len(when):
+            if end < len(times):
                 return
             self._look_ahead()
 
@@ -317,13 +317,13 @@ class OnlineDevices:
             self._horizon = float(np.partition(ends, place)[place])
             due = np.flatnonzero(self._until <= self._horizon)
             while len(due):
-                moments = self._until[due]
-                on, self._until[due] = self._devices.presence(due, seed=self._seed, time=moments)
-                changes.append((moments, due, on))
+                until = self._until[due]
+                on, self._until[due] = self._devices.presence(due, seed=self._seed, time=until)
+                changes.append((until, due, on))
                 due = due[self._until[due] <= self._horizon]
-        when, who, on = (np.concatenate(column) for column in zip(*changes, strict=True))
-        order = np.argsort(when, kind="stable")
-        self._changes, self._done = (when[order], who[order], on[order]), 0
+        times, clients, on = (np.concatenate(column) for column in zip(*changes, strict=True))
+        order = np.argsort(times, kind="stable")
+        self._changes, self._done = (times[order], clients[order], on[order]), 0
 
     def wait(self, time: float) -> float:
         """Advance from ``time`` until a client is on and return that time; infinity if no client ever is."""

@@ -145,16 +145,9 @@ class Federation:
     def of(
         cls, parts: list[list[int]] | list[npt.NDArray[np.integer]], labels: npt.ArrayLike, classes: int
     ) -> Federation:
-        """Build a federation from one list of positions per client, without noise or validation.
+        """Build a federation without noise or validation.
 
-        Parameters
-        ----------
-        parts : list of lists
-            Positions in the training set, per client.
-        labels : (n,) array
-            Labels of the whole training set.
-        classes : int
-            How many classes there are.
+        ``parts`` has a list of positions per client, ``labels`` (n,) are those of the whole training set.
         """
         all_labels = np.asarray(labels, dtype=np.int32)
         sizes = [len(part) for part in parts]

@@ -134,14 +134,9 @@ class Partition(NamedPart):
     by_class: ClassVar[bool] = True  # whether it uses classes, which not every task has
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """Divide the pool. Raises ScenarioError if the constraints cannot be met.
+        """Divide the pool, with random numbers only from ``rng``.
 
-        Parameters
-        ----------
-        pool : Pool
-            The samples to assign.
-        rng : Generator
-            The source of all random numbers.
+        Raises ScenarioError if the constraints cannot be met.
         """
         raise NotImplementedError(type(self).__name__)
 

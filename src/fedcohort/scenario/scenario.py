@@ -271,18 +271,9 @@ class Scenario(Parameterized):
         round: int,
         work: float | FloatArray = 1.0,
     ) -> RoundEvents:
-        """Return how long each of ``clients`` takes, and which fail.
+        """Return how long each of ``clients`` (k,) takes, and which fail.
 
-        Parameters
-        ----------
-        federation : Federation
-            The clients.
-        clients : (k,) int array
-            The cohort.
-        seed, round : int
-            Which experiment, which round.
-        work : float or (k,) array
-            Share of the usual local work that each client does.
+        ``work``, one number or (k,), is the share of the usual local work that each client does.
         """
         clients = np.asarray(clients, dtype=np.int64)
         durations = self.seconds(federation, clients, seed=seed, round=round, work=work)
@@ -299,14 +290,7 @@ class Scenario(Parameterized):
     ) -> dict[str, dict[str, str | float | int | bool]]:
         """Return what clients report about themselves in a round, by name; empty without ``attributes``.
 
-        Parameters
-        ----------
-        names : tuple of str
-            All clients.
-        seed, round : int
-            Which experiment, which round.
-        changing : bool
-            Return nothing if the attributes are the same in every round.
+        With ``changing``, it is also empty if the attributes are the same in every round.
         """
         if self.attributes is None:
             return {}

@@ -150,16 +150,16 @@ def _covered(
     device: IntArray, begin: FloatArray, end: FloatArray, times: int
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     """Return the intervals covered by at least ``times`` of a device's intervals, sorted by device and time."""
-    who, when = np.concatenate([device, device]), np.concatenate([begin, end])
+    device, time = np.concatenate([device, device]), np.concatenate([begin, end])
     step = np.repeat([1, -1], len(begin))
-    order = np.lexsort((-step, when, who))  # an interval that begins where another ends continues it
-    who, when, step = who[order], when[order], step[order]
+    order = np.lexsort((-step, time, device))  # an interval that begins where another ends continues it
+    device, time, step = device[order], time[order], step[order]
     depth = np.cumsum(step)  # number of open intervals; it is 0 after each device, so one sum serves all
     inside = depth >= times
     before = np.concatenate([[False], inside[:-1]])
     opens, closes = np.flatnonzero(inside & ~before), np.flatnonzero(~inside & before)
-    lasting = when[closes] > when[opens]
-    return who[opens][lasting], when[opens][lasting], when[closes][lasting]
+    lasting = time[closes] > time[opens]
+    return device[opens][lasting], time[opens][lasting], time[closes][lasting]
 
 
 # -- reading and writing --------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class _PackagedSource(Source):
     check: bool
 
     def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
-        """Whether the data name their owners: they do."""
+        """Return True: the data name their owners."""
         return True
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
@@ -456,7 +456,7 @@ class StandardLibrary(Source):
     _foreign: ClassVar[frozenset[str]] = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages"})
 
     def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
-        """Whether the data name their owners: they do."""
+        """Return True: the data name their owners."""
         return True
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:

@@ -65,15 +65,7 @@ def download_folder(folder: str | os.PathLike[str] | None) -> Path:
 
 
 def fetch(resource: Resource, folder: Path) -> Path:
-    """Download a file, verify its checksum and move it into place. A file that is already there and correct is kept.
-
-    Parameters
-    ----------
-    resource : Resource
-        What to fetch.
-    folder : Path
-        Where to put it; created if missing.
-    """
+    """Download a file, verify its checksum and move it into place. A file that is already there and correct is kept."""
     target = folder / resource.name
     try:
         if target.is_file() and _sum(target, resource.sum) == resource.sum:

@@ -111,13 +111,12 @@ def _all_sums(values: Any, xp: Any) -> Any:
     return sums
 
 
-def _chunks(samples: int, per_sample: int, on_cpu: bool) -> list[slice]:
-    width = max(16, (CPU_CHUNK if on_cpu else DEVICE_CHUNK) // max(per_sample, 1))
+def _chunks(differences: Any, subsets: int) -> list[slice]:
+    """Return slices of the samples such that the margins of ``subsets`` subsets fit into a chunk."""
+    _, wrong, samples = differences.shape
+    on_cpu = isinstance(differences, np.ndarray) or differences.device.type == "cpu"
+    width = max(16, (CPU_CHUNK if on_cpu else DEVICE_CHUNK) // (subsets * wrong))
     return [slice(begin, min(begin + width, samples)) for begin in range(0, samples, width)]
-
-
-def _on_cpu(array: Any) -> bool:
-    return isinstance(array, np.ndarray) or array.device.type == "cpu"
 
 
 def score_all(differences: Any, score: Score) -> FloatArray:
@@ -139,7 +138,7 @@ def score_all(differences: Any, score: Score) -> FloatArray:
         model i is in. The empty subset has -inf.
     """
     xp = namespace(differences)
-    m, wrong, samples = differences.shape
+    m = len(differences)
     first = m // 2
     rows = 1 << (m - first)
     members = np.array([i.bit_count() for i in range(1 << m)]).reshape(-1, rows, 1, 1)
@@ -150,7 +149,7 @@ def score_all(differences: Any, score: Score) -> FloatArray:
     else:
         total = xp.zeros(members.shape[:2], dtype=xp.float64, device=differences.device)
         sizes = xp.as_tensor(members, dtype=differences.dtype, device=differences.device)
-    for part in _chunks(samples, rows * wrong, _on_cpu(differences)):
+    for part in _chunks(differences, rows):
         high = _all_sums(differences[:first, :, part], xp) if first else xp.zeros_like(differences[:1, :, part])
         low = _all_sums(differences[first:, :, part], xp)
         buffer = xp.empty_like(low)
@@ -207,24 +206,10 @@ def best_by_beam(differences: Any, score: Score, width: int) -> tuple[BoolArray,
     """Return a good subset by beam search: grow the ``width`` best subsets of each size by one model.
 
     O(width m^2 C V). The result is the best subset of any size, so it is at least as good as the best single model and
-    as the whole set. Ties are broken as in :func:`best_of_all`.
-
-    Parameters
-    ----------
-    differences : (m, C - 1, V)
-        From :func:`margins`.
-    score : "accuracy" or "loss"
-    width : int
-        Number of subsets kept per size.
-
-    Returns
-    -------
-    members : (m,) bool array
-    score : float
-        As in :func:`best_of_all`.
+    as the whole set. Arguments, result and ties are as in :func:`best_of_all`.
     """
-    m, wrong, samples = differences.shape
-    parts = _chunks(samples, m * wrong, _on_cpu(differences))
+    m, _, samples = differences.shape
+    parts = _chunks(differences, m)
     beam: list[IntArray] = [np.empty(0, np.int64)]
     best_key: tuple[float, int] = (-np.inf, 0)
     best: IntArray = np.arange(m)
