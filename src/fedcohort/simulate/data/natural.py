@@ -81,8 +81,7 @@ class _PackagedSource(Source):
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Read the files and make a dataset of them."""
         where, contents = self._find(folder)
-        digest = _digest(contents)
-        if self.check and digest != self.package.digest:
+        if self.check and (digest := _digest(contents)) != self.package.digest:
             raise DataError(
                 f"The data in {where} are not those of {self.package.archive}: their SHA-256 is {digest}, not "
                 f"{self.package.digest}.",

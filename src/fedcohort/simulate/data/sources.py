@@ -170,9 +170,13 @@ class _FileSource(Source):
                 if found is not None:
                     log.info("read %s from %s", self.name, found.source)
                     return found
-        found = self._download(download_folder(folder)) if download and self.resources else None
-        if found is not None:
-            return found
+        if download and self.resources:
+            target = download_folder(folder) / self.subfolders[0]
+            for resource in self.resources:
+                fetch(resource, target)
+            found = self.read(target)
+            if found is not None:
+                return found
         more = "; or download it (download=True)" if self.resources and not download else ""
         raise DataError(
             f"The dataset {self.name!r} was not found. Looked in:\n"
@@ -180,12 +184,6 @@ class _FileSource(Source):
             + f"\n  for {self.expected_files()}.",
             hint=f"{self.advice}{more}",
         )
-
-    def _download(self, folder: Path) -> Dataset | None:
-        target = folder / self.subfolders[0]
-        for resource in self.resources:
-            fetch(resource, target)
-        return self.read(target)
 
     def read(self, folder: Path) -> Dataset | None:
         """Return the dataset in ``folder``; None if it has none of the files."""
