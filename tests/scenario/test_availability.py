@@ -57,7 +57,7 @@ def test_case_2_picks_every_client_of_a_class_equally_often():
     assert np.abs(z).max() < 4.5
 
 
-def test_class_bias_that_cannot_be():
+def test_impossible_class_bias():
     with pytest.raises(ScenarioError, match="multiple of"):
         ClassBiased(share=0.31).mask(federation_of(200), seed=0, round=0)
     few = Federation.of([[k] for k in range(20)], labels=[0] * 19 + [1], classes=2)
@@ -82,7 +82,7 @@ def test_uniform_share_is_exact_and_uniform():
     assert UniformShare(share=0.001).mask(federation, seed=0, round=0).sum() == 1
 
 
-def test_bernoulli_with_one_rate_with_many_and_with_given_ones():
+def test_bernoulli_with_equal_drawn_and_listed_rates():
     federation = federation_of(300)
     often = np.mean([Bernoulli(probability=0.4).mask(federation, seed=0, round=t) for t in range(300)], axis=0)
     assert often.mean() == pytest.approx(0.4, abs=0.01) and often.std() < 0.04

@@ -1,4 +1,4 @@
-"""Devices in time: sessions by brute force, speeds, what drops out, the roster, and the scenario that has them."""
+"""Devices in time: sessions against brute force, speeds, failures, online devices, and scenarios with devices."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ PHONE = {"session": 2400.0, "gap": 5000.0, "spread": 0.7, "variety": 0.5, "daily
 
 
 def timeline(sessions: Sessions, clients: int, until: float, seed: int = 1) -> list[list[tuple[float, float]]]:
-    """Return every client's sessions, found by going from one change to the next."""
-    found: list[list[tuple[float, float]]] = [[] for _ in range(clients)]
+    """Return every client's sessions, by going from one change to the next."""
+    intervals: list[list[tuple[float, float]]] = [[] for _ in range(clients)]
     time = np.zeros(clients)
     while (time < until).any():
         on, change = sessions.at(np.arange(clients), "online", seed=seed, time=time)
         assert (change > time).all()
         for client in np.flatnonzero(on & (time < until)):
-            found[client].append((time[client], change[client]))
+            intervals[client].append((time[client], change[client]))
         time = change
-    return found
+    return intervals
 
 
-def test_presence_at_any_moment_is_that_of_the_timeline():
+def test_presence_matches_the_timeline_at_any_time():
     sessions = Sessions(**PHONE)
     lines = timeline(sessions, 20, 3 * DAY)
     for time in np.random.default_rng(0).uniform(0, 3 * DAY, 300):
@@ -40,7 +40,7 @@ def test_presence_at_any_moment_is_that_of_the_timeline():
                 assert until[client] == pytest.approx(now[0][1])
 
 
-def test_means_are_those_asked_for():
+def test_means_match_the_parameters():
     lines = timeline(Sessions(session=600, gap=1800, spread=0.4), 150, 5 * DAY)
     whole = [mine[1:] for mine in lines]  # the first one may have begun before
     lengths = [end - begin for mine in whole for begin, end in mine]
@@ -90,24 +90,24 @@ def test_time_is_samples_by_speed_and_bytes_by_bandwidth():
     assert np.median(speeds) == pytest.approx(50, rel=0.03)
     assert np.std(np.log(bandwidths)) == pytest.approx(1.0, rel=0.03)
     assert abs(np.corrcoef(np.log(speeds), np.log(bandwidths))[0, 1]) < 0.03
-    some = np.array([7, 3])
-    assert devices.durations(some, np.array([100.0, 200.0]), 1e6, seed=2) == pytest.approx(
-        np.array([100.0, 200.0]) / speeds[some] + 1e6 / bandwidths[some]
+    pair = np.array([7, 3])
+    assert devices.durations(pair, np.array([100.0, 200.0]), 1e6, seed=2) == pytest.approx(
+        np.array([100.0, 200.0]) / speeds[pair] + 1e6 / bandwidths[pair]
     )
 
 
 def test_work_fails_when_the_session_ends():
     devices = DrawnDevices(states={"online": PHONE})
     on, until = devices.presence(np.arange(300), seed=0, time=1000.0)
-    wanted = np.full(300, 1500.0)
-    seconds, status = devices.work(np.arange(300), wanted, seed=0, time=1000.0)
+    needed = np.full(300, 1500.0)
+    seconds, status = devices.work(np.arange(300), needed, seed=0, time=1000.0)
     left = np.where(on, until - 1000.0, 0.0)
     assert (status == np.where(left < 1500, Status.FAILED, Status.OK)).all()
     assert seconds == pytest.approx(np.minimum(left, 1500))
     assert 0 < (status == Status.OK).sum() < on.sum()
 
 
-def test_the_roster_is_presence_kept_up_to_date():
+def test_online_devices_follow_presence():
     devices = DrawnDevices(states={"online": PHONE})
     roster = OnlineDevices(devices, 200, seed=9)
     time = 0.0
@@ -117,7 +117,7 @@ def test_the_roster_is_presence_kept_up_to_date():
         assert (roster.on == devices.presence(np.arange(200), seed=9, time=time).on).all()
 
 
-def test_waiting_ends_when_somebody_comes():
+def test_waiting_ends_when_a_client_is_on():
     devices = DrawnDevices(states={"online": {"session": 60.0, "gap": 6000.0}})
     roster = OnlineDevices(devices, 2, seed=0)
     time = roster.wait(0.0)
@@ -145,9 +145,9 @@ def test_a_scenario_has_devices():
     assert (scenario.available(federation, seed=3, round=0, time=7000.0) == expected).all()
 
 
-def test_random_failures_come_on_top():
+def test_random_failures_are_added():
     scenario = Scenario(devices=DrawnDevices(speed=1.0), failure=0.5)
-    found = scenario.timed_events(
+    events = scenario.timed_events(
         Federation.of([[0]] * 1000, labels=[0], classes=1),
         np.arange(1000),
         seed=0,
@@ -156,18 +156,18 @@ def test_random_failures_come_on_top():
         samples=np.full(1000, 10.0),
         transfer=0.0,
     )
-    failed = found.status == Status.FAILED
+    failed = events.status == Status.FAILED
     assert 430 < failed.sum() < 570
-    assert (found.durations[failed] < 10).all() and (found.durations[~failed] == 10).all()
+    assert (events.durations[failed] < 10).all() and (events.durations[~failed] == 10).all()
 
 
 def test_clients_with_rare_classes_can_be_slower_devices():
     scenario = Scenario(devices=DrawnDevices(speed=1.0), rare_slowness=3.0)
     federation = Federation.of([[0, 1, 2, 3]] * 9 + [[4, 4]], labels=[0, 0, 0, 0, 1], classes=2)
-    found = scenario.timed_events(
+    events = scenario.timed_events(
         federation, np.array([0, 9]), seed=0, ticket=0, time=0.0, samples=np.full(2, 10.0), transfer=0.0
     )
-    assert found.durations.tolist() == [10.0, 30.0]
+    assert events.durations.tolist() == [10.0, 30.0]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_clients_with_rare_classes_can_be_slower_devices():
         ({"devices": {"sped": 3}}, "sped"),
     ],
 )
-def test_what_makes_no_sense_is_refused(table, words):
+def test_invalid_devices_are_an_error(table, words):
     with pytest.raises(ParameterError) as caught:
         Scenario.from_dict(table)
     assert words in str(caught.value)

@@ -52,7 +52,7 @@ def test_client_heterogeneity_moments(alpha):
     assert shares.var() == pytest.approx(mean * (1 - mean) / (clients * alpha + 1), rel=0.08)
 
 
-def test_client_heterogeneity_redraws_and_gives_up():
+def test_client_heterogeneity_redraws_then_fails():
     labels = np.repeat(np.arange(3), 40)
     federation = build(ClientHeterogeneity(clients=12, alpha=0.3, least=3), labels, seed=1)
     assert federation.sizes.min() >= 3 and federation.sizes.sum() == 120
@@ -85,7 +85,7 @@ def test_class_heterogeneity_uses_everything_at_full_size():
 
 
 def one_by_one(pool, shares, size, rng):
-    """Draw labels sample by sample, the class's weight dropped once it is used up."""
+    """Draw labels one by one; a class that is used up gets no weight."""
     left = pool.counts.copy()
     counts = np.zeros(shares.shape, dtype=int)
     for k, q in enumerate(shares):
@@ -98,7 +98,7 @@ def one_by_one(pool, shares, size, rng):
     return counts
 
 
-def test_batched_draws_have_the_law_of_single_draws():
+def test_batched_draws_have_the_distribution_of_single_draws():
     pool = Pool.of(np.repeat(np.arange(3), [6, 10, 8]))
     shares = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]])
     repeats = 4000
@@ -113,7 +113,7 @@ def test_batched_draws_have_the_law_of_single_draws():
     assert (fast.sum(axis=1) == 7 * repeats).all()
 
 
-def test_draws_go_on_when_no_class_of_a_client_is_left():
+def test_a_client_without_remaining_classes_gets_other_samples():
     pool = Pool.of(np.repeat([0, 1], [5, 5]))
     counts = sequential_counts(pool, np.array([[1.0, 0.0], [1.0, 0.0]]), 5, np.random.default_rng(0))
     assert counts.tolist() == [[5, 0], [0, 5]]
@@ -140,11 +140,11 @@ def test_random_cohorts_have_the_papers_qcid(alpha, rand, everybody):
     """Fed-CBS, Table 1 on CIFAR-10, columns "rand" (10 clients) and "all" (the 60 available)."""
     assert mean_qcid(f"fedcbs-dir-{alpha:g}-qp", 10) == pytest.approx(rand, abs=0.003)
     assert mean_qcid(f"fedcbs-dir-{alpha:g}-qp", 60) == pytest.approx(everybody, abs=0.0004)
-    # equal sizes are less pure where classes run out; alpha per class would give 0.045, 0.030, 0.015
+    # equal sizes are less pure when classes run out; alpha per class would give 0.045, 0.030, 0.015
     assert mean_qcid(f"fedcbs-dir-{alpha:g}", 10) == pytest.approx(rand, abs=0.007)
 
 
-def test_rounded_sizes_leave_nobody_empty():
+def test_rounded_sizes_leave_no_client_empty():
     for seed in range(10):
         federation = build(DirichletQp(clients=20, alpha=5.0), np.repeat(np.arange(10), 60), seed)
         assert federation.sizes.min() >= 1
@@ -242,7 +242,7 @@ def test_skewness_odd_number_and_bad_layers():
         Skewness(median=3.0, maximum=1.0)
 
 
-def test_groups_of_mixed_heterogeneity_are_equal_and_skewed_as_they_say():
+def test_groups_of_mixed_heterogeneity_have_equal_sizes_and_their_skew():
     partition = MixedHeterogeneity(clients=50, alphas=(0.001, 100.0), samples=100)
     pool = Pool.of(CIFAR)
     part = partition.assign(pool, np.random.default_rng(0))

@@ -22,11 +22,11 @@ def test_shifted_exponential_law(straggling):
     assert stats.kstest(excess, stats.expon(scale=0.6 * straggling).cdf).pvalue > 1e-3
 
 
-def test_a_clients_duration_does_not_depend_on_the_others():
+def test_the_duration_of_a_client_does_not_depend_on_others():
     latency = ShiftedExponential(spread=0.5)
     everybody = latency.durations(SIZES, EVERYBODY, seed=5, round=9)
-    some = np.array([17, 3, 19_999])
-    assert np.array_equal(latency.durations(SIZES, some, seed=5, round=9), everybody[some])
+    cohort = np.array([17, 3, 19_999])
+    assert np.array_equal(latency.durations(SIZES, cohort, seed=5, round=9), everybody[cohort])
 
 
 def test_rounds_and_seeds_differ_and_work_scales():
@@ -38,7 +38,7 @@ def test_rounds_and_seeds_differ_and_work_scales():
     assert half == pytest.approx(one[:4] * [0.5, 1.0, 2.0, 0.0])
 
 
-def test_speeds_stay_for_ever_and_have_mean_one():
+def test_speeds_are_constant_and_have_mean_one():
     latency = ShiftedExponential(spread=0.5)
     slowness = latency.slowness(EVERYBODY, seed=2)
     assert slowness.mean() == pytest.approx(1.0, abs=0.02)

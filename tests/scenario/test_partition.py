@@ -91,7 +91,7 @@ def test_generated_bad_parameters_are_refused(name):
     counts=st.lists(st.integers(1, 60), min_size=1, max_size=6),
     seed=st.integers(0, 1000),
 )
-def test_any_training_set_is_divided_or_refused_with_reason(name, clients, counts, seed):
+def test_any_training_set_is_divided_or_a_scenario_error(name, clients, counts, seed):
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     partition = PARTITIONS.create(name, clients=clients)
     refused = None
@@ -131,7 +131,7 @@ def test_dirichlet_moments_and_extremes():
     assert np.bincount(tiny.argmax(axis=1), minlength=10).min() > 140
 
 
-def test_deal_gives_exactly_the_counts_and_says_what_is_short():
+def test_deal_gives_exactly_the_counts_and_names_the_scarce_class():
     pool = Pool.of([0] * 5 + [1] * 3)
     counts = np.array([[2, 0], [3, 1], [0, 2]])
     part = deal(pool, counts, np.random.default_rng(0), partition="test")
@@ -143,8 +143,8 @@ def test_deal_gives_exactly_the_counts_and_says_what_is_short():
         deal(pool, np.array([[0, 4]]), np.random.default_rng(0), partition="test")
 
 
-def test_shuffled_inside_a_client():
-    # last samples become the validation set, so their order must not follow the class
+def test_samples_are_shuffled_within_a_client():
+    # the last samples become the validation set, so they must not be ordered by class
     federation = Scenario(partition=Shards(clients=100, per_client=2), validation=0.1).build(FMNIST, seed=0)
     mixed = [
         len(np.unique(federation.true_labels[federation.offsets[k + 1] - 60 : federation.offsets[k + 1]]))
@@ -165,7 +165,7 @@ def test_iid_uses_all_and_is_representative():
     assert chi_square < 100  # 54 degrees of freedom; hypergeometric counts vary less than multinomial
 
 
-def test_iid_with_replacement_can_hold_more_than_there_is():
+def test_iid_with_replacement_can_exceed_the_training_set():
     federation = build(Iid(clients=200, samples=2000, replacement=True), CIFAR)
     assert len(federation.indices) == 400_000
     # share of a set that n draws with replacement reach: 1 - exp(-8)
@@ -237,7 +237,7 @@ def test_pairs_of_classes_are_spread():
         (ClassesPerClient(clients=7000), "0 for each"),
     ],
 )
-def test_classes_per_client_that_cannot_be(partition, words):
+def test_impossible_classes_per_client(partition, words):
     with pytest.raises(ScenarioError, match=words):
         build(partition, np.repeat(np.arange(10), 600))
 
@@ -263,7 +263,7 @@ def test_case_1_qcid_of_the_whole_set_is_the_papers():
         assert ((total / total.sum() - 0.1) ** 2).sum() == pytest.approx(expected, abs=5e-5)
 
 
-def test_imbalance_that_does_not_come_out():
+def test_impossible_imbalance():
     with pytest.raises(ScenarioError, match="multiple of 5 x 3 \\+ 5 = 20") as caught:
         build(Imbalanced(clients=110, ratio=3), CIFAR)
     assert "100 and 120" in caught.value.hint
@@ -298,7 +298,7 @@ def test_dominant_class_takes_the_largest_equal_size(share):
     assert federation.label_counts().sum(axis=0).max() <= 5000
 
 
-def test_dominant_class_that_cannot_be():
+def test_impossible_dominant_class():
     with pytest.raises(ScenarioError, match="samples of class"):
         build(DominantClass(clients=100, samples=600, share=0.3), CIFAR)
     with pytest.raises(ScenarioError, match="class 1 has none"):
@@ -329,7 +329,7 @@ def test_writers_keep_their_own_samples():
     )
 
 
-def test_writers_that_cannot_be():
+def test_impossible_writers():
     with pytest.raises(ScenarioError, match="natural"):
         build(Natural(), np.array([0, 1]))
     with pytest.raises(ScenarioError, match=r"3 writers.* 2 samples.* 1 "):
@@ -346,7 +346,7 @@ def test_custom_lists():
         Custom(parts=((-1,),))
 
 
-def test_custom_may_not_take_the_servers_samples():
+def test_custom_lists_may_not_use_the_samples_of_the_server():
     scenario = Scenario(partition=Custom(parts=(tuple(range(20)),)), server_validation=2)
     with pytest.raises(ScenarioError, match="server"):
         scenario.build(np.repeat([0, 1], 10))
@@ -371,7 +371,7 @@ def test_labels_beyond_the_classes_and_bad_writers():
 
 
 @pytest.mark.parametrize("name", ["iid", "class-heterogeneity", "dirichlet"])
-def test_more_than_there_is(name):
+def test_more_samples_than_the_training_set_has(name):
     with pytest.raises(ScenarioError, match=r"10 clients x 7 samples = 70\b.* 60"):
         build(PARTITIONS.create(name, clients=10, samples=7), np.repeat(np.arange(3), 20))
     with pytest.raises(ScenarioError, match="100 clients for 60 samples"):

@@ -40,7 +40,7 @@ def test_floor_that_binds_for_many_clients():
     assert (sizes < least + 1e-9).sum() > 5
 
 
-def test_none_exactly_where_a_linear_programme_finds_no_feasible_point():
+def test_none_exactly_if_a_linear_programme_is_infeasible():
     rng = np.random.default_rng(0)
     seen = set()
     for _ in range(40):
@@ -53,7 +53,7 @@ def test_none_exactly_where_a_linear_programme_finds_no_feasible_point():
     assert seen == {True, False}
 
 
-def test_many_clients_are_no_trouble():
+def test_many_clients_are_solved_quickly():
     rng = np.random.default_rng(1)
     fractions = rng.dirichlet(np.full(10, 0.1), size=50_000).T
     counts = rng.integers(400_000, 600_000, 10).astype(float)
@@ -62,7 +62,7 @@ def test_many_clients_are_no_trouble():
     assert sizes.min() >= 1.0
 
 
-def test_a_class_nobody_holds():
+def test_a_class_that_no_client_holds():
     fractions = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     assert quadratic_sizes(fractions, np.array([3.0, 4.0, 0.0])) == pytest.approx(np.array([3.0, 4.0]))
     assert quadratic_sizes(fractions, np.array([3.0, 4.0, 1.0])) is None

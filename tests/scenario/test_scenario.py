@@ -28,7 +28,7 @@ CIFAR = np.repeat(np.arange(10), 5000)
 # --- validation
 
 
-def test_server_validation_is_balanced_and_belongs_to_nobody():
+def test_server_validation_is_balanced_and_belongs_to_no_client():
     federation = preset("fedcm-class-0.1").build(CIFAR, 10, 0)
     kept = federation.server_validation
     assert len(np.unique(kept)) == 5000
@@ -37,7 +37,7 @@ def test_server_validation_is_balanced_and_belongs_to_nobody():
     assert len(np.unique(np.concatenate([federation.indices, kept]))) == 50_000
 
 
-def test_server_validation_that_cannot_be():
+def test_impossible_server_validation():
     labels = np.repeat([0, 1], [10, 3])
     with pytest.raises(ScenarioError, match=r"5 samples of each class.* class 1 .* 3\."):
         Scenario(partition=Iid(clients=2), server_validation=5).build(labels)
@@ -65,7 +65,7 @@ def test_local_validation_is_a_random_tenth():
 # --- what happens in a round
 
 
-def test_everybody_takes_its_own_time():
+def test_each_client_takes_its_own_time():
     scenario = Scenario(partition=Iid(clients=50), latency=ShiftedExponential(straggling=10))
     federation = scenario.build(CIFAR, seed=0)
     cohort = np.array([4, 9, 30])
@@ -75,7 +75,7 @@ def test_everybody_takes_its_own_time():
     assert scenario.events(federation, np.array([], int), seed=0, round=2).durations.shape == (0,)
 
 
-def test_deadline_makes_late_and_ends_the_round():
+def test_the_deadline_makes_clients_late_and_ends_the_round():
     scenario = Scenario(partition=Iid(clients=50), latency=ShiftedExponential(straggling=1), deadline=2.0)
     federation = scenario.build(CIFAR, seed=0)
     everybody = np.arange(50)
@@ -104,14 +104,14 @@ def test_failures_have_their_probability_and_end_early():
     assert shares.mean() == pytest.approx(0.5, abs=0.02) and shares.min() >= 0 and shares.max() < 1
 
 
-def test_who_fails_does_not_depend_on_the_cohort():
+def test_failures_do_not_depend_on_the_cohort():
     scenario = Scenario(partition=Iid(clients=100), failure=0.5, latency=ShiftedExponential())
     federation = scenario.build(CIFAR, seed=0)
     everybody = scenario.events(federation, np.arange(100), seed=3, round=7)
-    some = np.array([80, 2, 41])
-    few = scenario.events(federation, some, seed=3, round=7)
-    assert np.array_equal(few.status, everybody.status[some])
-    assert np.array_equal(few.durations, everybody.durations[some])
+    cohort = np.array([80, 2, 41])
+    few = scenario.events(federation, cohort, seed=3, round=7)
+    assert np.array_equal(few.status, everybody.status[cohort])
+    assert np.array_equal(few.durations, everybody.durations[cohort])
 
 
 def test_a_client_that_would_fail_after_the_deadline_is_late():
@@ -186,7 +186,7 @@ def test_bad_tables(table, kind, words):
         Scenario.from_dict(table)
 
 
-def test_parts_of_the_wrong_kind():
+def test_parts_of_the_wrong_type():
     with pytest.raises(ParameterError, match="'partition' of a scenario must be a Partition"):
         Scenario(partition="iid")
     with pytest.raises(ParameterError, match="'latency' of a scenario must be a Latency"):

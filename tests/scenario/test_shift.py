@@ -1,4 +1,4 @@
-"""Views, groups, unequal partitions, noise at rare classes."""
+"""Views, groups, unequal partitions, noise in rare classes."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("shape", [(20, 8, 8), (20, 8, 8, 3)])
-def test_a_view_changes_each_image_by_itself(view, shape):
+def test_a_view_changes_each_image_independently(view, shape):
     images = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
     whole = seen(view, images)
     assert whole.shape == images.shape and whole.dtype == np.uint8
@@ -34,7 +34,7 @@ def test_what_views_do():
     np.testing.assert_array_equal(meant("relabel", np.arange(10), 10), [5, 6, 7, 8, 9, 0, 1, 2, 3, 4])
 
 
-def test_what_is_no_image_has_no_view():
+def test_views_need_images():
     with pytest.raises(InputError, match="images of bytes"):
         seen("blur", np.zeros((3, 5), np.float32))
     with pytest.raises(InputError, match="square"):
@@ -42,7 +42,7 @@ def test_what_is_no_image_has_no_view():
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
-def test_each_view_has_its_share_and_the_same_clients_for_every_selector(share):
+def test_each_view_has_its_share_and_always_the_same_clients(share):
     scenario = Scenario(shift=Shift(views=("rotate", "blur"), share=share))
     first, again = (scenario.build(LABELS, seed=3) for _ in range(2))
     np.testing.assert_array_equal(first.groups.of, again.groups.of)
@@ -53,10 +53,10 @@ def test_each_view_has_its_share_and_the_same_clients_for_every_selector(share):
     other = scenario.build(LABELS, seed=4)
     assert (first.groups.of != other.groups.of).any()
     plain = Scenario().build(LABELS, seed=3)
-    np.testing.assert_array_equal(first.indices, plain.indices)  # who owns what is as without it
+    np.testing.assert_array_equal(first.indices, plain.indices)  # the partition is the same without a shift
 
 
-def test_relabel_changes_what_is_true_for_its_clients_and_counts_as_no_noise():
+def test_relabel_changes_the_true_labels_and_is_not_noise():
     federation = Scenario(shift=Shift(views=("relabel",), share=0.2)).build(LABELS, seed=0)
     theirs = (federation.groups.of == 1)[federation.owner]
     of_dataset = LABELS[federation.indices]
@@ -66,7 +66,7 @@ def test_relabel_changes_what_is_true_for_its_clients_and_counts_as_no_noise():
     np.testing.assert_array_equal(federation.labels, federation.true_labels)
 
 
-def test_nonsense_is_refused():
+def test_invalid_shifts_are_an_error():
     with pytest.raises(ParameterError, match="more than all clients"):
         Shift(views=("rotate", "blur", "invert"), share=0.4)
     with pytest.raises(ParameterError, match="each view once"):
@@ -114,7 +114,7 @@ def test_sizes_span_three_orders_of_magnitude(alpha):
     np.testing.assert_array_equal(np.sort(np.diff(short.offsets)), np.sort(sizes))
 
 
-def test_rare_classes_have_few_holders_who_are_slow_if_asked():
+def test_rare_classes_have_few_holders_that_can_be_slow():
     scenario = Scenario.from_dict(
         {
             "partition": {"name": "rare-holders", "clients": 40, "rare": 2, "share": 0.1, "samples": 40},
@@ -134,7 +134,7 @@ def test_rare_classes_have_few_holders_who_are_slow_if_asked():
         RareHolders(rare=10).assign(Pool.of(LABELS), np.random.default_rng(0))
 
 
-def test_wrong_labels_at_the_rarest_classes_alone():
+def test_wrong_labels_only_in_the_rarest_classes():
     labels = np.repeat(np.arange(4), [1000, 1000, 60, 40])
     federation = Scenario.from_dict(
         {"partition": {"name": "iid", "clients": 20}, "noise": {"level": 0.4, "rare": 2, "concentration": 1000}}
@@ -146,7 +146,7 @@ def test_wrong_labels_at_the_rarest_classes_alone():
     np.testing.assert_allclose(federation.noise_rate, by_hand)
 
 
-def test_permuted_labels_are_one_permutation_at_their_share_of_clients():
+def test_a_share_of_the_clients_uses_one_permutation_of_labels():
     federation = Scenario.from_dict({"noise": {"permuted": 0.3}}).build(LABELS, seed=0)
     wrong = federation.labels != federation.true_labels
     theirs = federation.noise_rate > 0

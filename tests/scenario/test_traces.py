@@ -1,4 +1,4 @@
-"""Traces: the plain format, FedScale's and FLASH's, devices of a trace by brute force, a generator fitted to one."""
+"""Traces: the plain format, FedScale's and FLASH's; devices of a trace against brute force; fitting."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_on(name: str, time: float) -> bool:
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_the_plain_format_there_and_back(tmp_path, ending):
+def test_the_plain_format_survives_a_round_trip(tmp_path, ending):
     trace = Trace.of(ROWS, SPEEDS)
     write_trace(trace, tmp_path / f"a.{ending}", tmp_path / f"b.{ending}")
     again = read_trace(tmp_path / f"a.{ending}", tmp_path / f"b.{ending}")
@@ -72,13 +72,13 @@ def test_a_client_is_on_while_all_states_hold(files):
     assert not on[0] and until[0] == np.inf  # it never charges
 
 
-def test_a_session_goes_on_where_the_trace_begins_again(tmp_path):
+def test_a_session_continues_when_the_trace_repeats(tmp_path):
     write_trace(Trace.of([("a", 0, 20, "on"), ("a", 80, 100, "on")]), tmp_path / "t.csv")
     on, until = TraceDevices(path=str(tmp_path / "t.csv")).presence(np.array([0]), seed=0, time=190.0)
     assert on[0] and until[0] == 220.0
 
 
-def test_needed_states_are_a_choice(files):
+def test_needed_states_can_be_chosen(files):
     devices = TraceDevices(path=files[0], shuffle=False, needs=("wifi",))
     assert devices.presence(np.arange(3), seed=0, time=15.0).on.tolist() == [True, True, True]
     with pytest.raises(ScenarioError, match="no state 'home'"):
@@ -126,7 +126,7 @@ def test_a_path_works_from_any_folder(files, monkeypatch, tmp_path):
         ("client,from,to,state\n1,0,nan,on\n", "to a later moment"),
     ],
 )
-def test_a_broken_file_is_refused(tmp_path, text, words):
+def test_a_broken_file_is_an_error(tmp_path, text, words):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ScenarioError, match=words):
         read_trace(tmp_path / "t.csv")
@@ -167,7 +167,7 @@ def test_a_pickle_that_holds_more_than_numbers_is_not_executed(tmp_path, capsys,
     assert "boom" not in capsys.readouterr().out
 
 
-def test_bytes_that_are_no_pickle(tmp_path):
+def test_bytes_that_are_not_a_pickle(tmp_path):
     draw = np.random.default_rng(0)
     whole = pickle.dumps({1: {"active": [1], "inactive": [2]}})
     for _ in range(300):
@@ -194,14 +194,14 @@ def test_flash(tmp_path):
     content = {"0": {"guid": 7, "messages": "\n".join(messages)}, "1": {"messages": "2020-01-31 00:00:00\twifi"}}
     (tmp_path / "state_traces.json").write_text(json.dumps(content))
     trace = read_flash(tmp_path / "state_traces.json")
-    found = {trace.states[s]: (a / 60, b / 60) for s, a, b in zip(trace.state, trace.begin, trace.end, strict=True)}
-    assert found == {"charging": (10, 60), "wifi": (12, 45), "idle": (5, 40)}
+    intervals = {trace.states[s]: (a / 60, b / 60) for s, a, b in zip(trace.state, trace.begin, trace.end, strict=True)}
+    assert intervals == {"charging": (10, 60), "wifi": (12, 45), "idle": (5, 40)}
     (session,) = zip(trace.sessions().begin, trace.sessions().end, strict=True)
     assert session == (12 * 60, 40 * 60)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"0": 3}', '{"0": {"messages": "x"}}', "{" * 100_000])
-def test_a_broken_flash_file_is_refused(tmp_path, text):
+def test_a_broken_flash_file_is_an_error(tmp_path, text):
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(ScenarioError):
         read_flash(tmp_path / "t.json")
@@ -211,7 +211,7 @@ def test_a_broken_flash_file_is_refused(tmp_path, text):
 
 
 def recorded(devices: DrawnDevices, clients: int, days: float) -> Trace:
-    """Return the trace that somebody would record of drawn devices."""
+    """Return a trace recorded from drawn devices."""
     until, time = days * 86400.0, np.zeros(clients)
     rows = []
     (state,) = devices.states.values()
@@ -230,9 +230,9 @@ def recorded(devices: DrawnDevices, clients: int, days: float) -> Trace:
 def test_a_generator_is_fitted_to_a_trace(daily):
     state = {"session": 1500.0, "gap": 9000.0, "spread": 0.6, "variety": 0.4, "daily": daily, "peak": 21.0}
     truth = DrawnDevices(states={"online": state}, speed=40.0, speed_spread=0.5, bandwidth=3e5, bandwidth_spread=0.9)
-    found = fit(recorded(truth, 400, 14))
-    assert found.states is not None
-    guess = found.states["online"]
+    fitted = fit(recorded(truth, 400, 14))
+    assert fitted.states is not None
+    guess = fitted.states["online"]
     assert guess["session"] == pytest.approx(1500, rel=0.05)
     assert guess["gap"] == pytest.approx(9000, rel=0.08)
     assert guess["spread"] == pytest.approx(0.6, abs=0.05)
@@ -240,8 +240,8 @@ def test_a_generator_is_fitted_to_a_trace(daily):
     assert guess["daily"] == pytest.approx(daily, abs=0.06)
     if daily:
         assert abs((guess["peak"] - 21 + 12) % 24 - 12) < 0.3
-    assert (found.speed, found.speed_spread) == (pytest.approx(40, rel=0.1), pytest.approx(0.5, rel=0.1))
-    assert (found.bandwidth, found.bandwidth_spread) == (pytest.approx(3e5, rel=0.15), pytest.approx(0.9, rel=0.1))
+    assert (fitted.speed, fitted.speed_spread) == (pytest.approx(40, rel=0.1), pytest.approx(0.5, rel=0.1))
+    assert (fitted.bandwidth, fitted.bandwidth_spread) == (pytest.approx(3e5, rel=0.15), pytest.approx(0.9, rel=0.1))
     everybody, times = np.arange(2000), np.linspace(0, 7 * 86400, 50)
-    shares = [np.mean([d.presence(everybody, seed=1, time=t).on.mean() for t in times]) for d in (truth, found)]
+    shares = [np.mean([d.presence(everybody, seed=1, time=t).on.mean() for t in times]) for d in (truth, fitted)]
     assert shares[1] == pytest.approx(shares[0], rel=0.06)

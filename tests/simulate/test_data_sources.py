@@ -1,4 +1,4 @@
-"""Data that come from no file of their own: embedded, synthetic, arrays, partitioners; and the real ones if any."""
+"""Data without files: built-in, synthetic, arrays, partitioners; and the real datasets if they are installed."""
 
 import itertools
 import subprocess
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("nothing_but_the_test_folder")
 # --- embedded and synthetic
 
 
-def test_digits_are_split_evenly_and_for_ever():
+def test_digits_have_a_fixed_even_split():
     pytest.importorskip("sklearn")
     dataset = load_dataset("digits")
     assert len(dataset.y_train) + len(dataset.y_test) == 1797 and dataset.shape == (8, 8)
@@ -37,7 +37,7 @@ def test_digits_are_split_evenly_and_for_ever():
     train, test = np.bincount(dataset.y_train), np.bincount(dataset.y_test)
     assert (np.abs(test - (train + test) / 5) < 1).all()
     assert dataset.y_test[:10].tolist() == load_dataset("digits").y_test[:10].tolist()
-    # grey values 0 .. 16 can be told apart still
+    # grey values 0 .. 16 are still distinct
     assert len(np.unique(dataset.x_train)) == 17
 
 
@@ -53,7 +53,7 @@ def nearest_centre_accuracy(dataset, classes):
     return (distance.argmin(axis=1) == dataset.y_test).mean()
 
 
-def test_difficulty_is_a_knob():
+def test_accuracy_falls_with_difficulty():
     accuracy = [
         nearest_centre_accuracy(load_dataset("synthetic", difficulty=d, modes=1, samples=2000, test_samples=1000), 10)
         for d in (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -97,7 +97,7 @@ def test_arrays_with_a_test_set():
     assert from_arrays(images, [0, 1, 0, 1], images, [0, 1, 0, 1]).x_train.dtype == np.uint8
 
 
-def test_arrays_without_one_are_split_by_class():
+def test_arrays_without_a_test_set_are_split_by_class():
     x = np.arange(200, dtype=np.float32)[:, None]
     y = np.repeat([0, 1], [150, 50])
     dataset = from_arrays(x, y, test_share=0.1, seed=3, writers=np.arange(200))
@@ -153,12 +153,12 @@ class FakePartitioner:
 
 
 def parts(sizes=(10, 20, 5)):
-    made, start = [], 0
+    partitions, start = [], 0
     for k, n in enumerate(sizes):
         images = [np.full((4, 4), start + i, np.uint8) for i in range(n)]
-        made.append({"img": images, "fine": [k] * n})
+        partitions.append({"img": images, "fine": [k] * n})
         start += n
-    return made
+    return partitions
 
 
 def test_partitioner_keeps_its_clients():
@@ -178,7 +178,7 @@ def test_partitioner_with_a_test_set():
 
 
 @pytest.mark.parametrize(
-    ("made", "keys", "words"),
+    ("partitions", "keys", "words"),
     [
         ([], ("img", "fine"), "at least one partition"),
         (parts(), ("image", "fine"), "no column 'image' in partition 0 .* Known: img, fine"),
@@ -188,9 +188,9 @@ def test_partitioner_with_a_test_set():
         ([{"img": [np.zeros((2, 2))], "fine": [0, 1]}], ("img", "fine"), "1 samples and labels"),
     ],
 )
-def test_bad_partitioners(made, keys, words):
+def test_bad_partitioners(partitions, keys, words):
     with pytest.raises(InputError, match=words):
-        from_flwr_partitioner(FakePartitioner(made), *keys)
+        from_flwr_partitioner(FakePartitioner(partitions), *keys)
 
 
 def test_bad_test_share_of_a_partitioner():
@@ -198,7 +198,7 @@ def test_bad_test_share_of_a_partitioner():
         from_flwr_partitioner(FakePartitioner(parts()), "img", "fine", test_share=0.0)
 
 
-# --- the real ones, where the machine has them
+# --- the real datasets, if they are installed
 
 
 def real(name, monkeypatch):
@@ -245,7 +245,7 @@ def test_importing_datasets_needs_no_optional_package():
 
 
 def test_digits_of_femnist(tmp_path):
-    """Of letters and digits only the digits stay, with their writers."""
+    """Only the digits remain, with their writers."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (8, 28, 28), dtype=np.uint8)
     y = np.array([3, 40, 9, 10, 0, 61, 9, 12], np.uint8)

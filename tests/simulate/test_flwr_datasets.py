@@ -1,4 +1,4 @@
-"""Data through flwr_datasets itself, from a folder of Parquet files (nothing is fetched)."""
+"""Data loaded by flwr_datasets, from a folder of Parquet files (nothing is downloaded)."""
 
 import os
 
@@ -15,7 +15,7 @@ partitioners = pytest.importorskip("flwr_datasets.partitioner")
 
 
 def made(samples, seed):
-    """Images whose brightness is their class, of seven writers."""
+    """Images by seven writers whose brightness is their class."""
     from PIL import Image
 
     rng = np.random.default_rng(seed)
@@ -42,14 +42,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "mine"
 
 
-def test_by_name(folder):
+def test_a_dataset_by_name(folder):
     dataset = load_dataset("flwr", dataset=str(folder), client="writer")
     assert dataset.x_train.shape == (350, 8, 8) and dataset.x_train.dtype == np.uint8 and len(dataset.y_test) == 70
     assert dataset.writer_names == tuple(f"w{i}" for i in range(7))
     assert (dataset.x_train.reshape(350, -1).min(axis=1) // 20 == dataset.y_train).all()
 
 
-def test_what_it_cannot_load_is_said(folder):
+def test_a_dataset_that_cannot_be_loaded_is_an_error(folder):
     with pytest.raises(DataError, match="flwr_datasets cannot load"):
         load_dataset("flwr", dataset=str(folder), test="validation")
     with pytest.raises(InputError, match=r"no column 'person'.*Known: image, label, writer"):

@@ -81,7 +81,7 @@ SPEECHES = {
 
 @pytest.fixture
 def packages(tmp_path):
-    """The archives of all packages, with little in them."""
+    """Small archives of all packages."""
     with zipfile.ZipFile(tmp_path / "seglearn-1.2.5-py3-none-any.whl", "w") as wheel:
         wheel.writestr("seglearn/__init__.py", "raise SystemExit('imported')")
         wheel.writestr("seglearn/data/watch_dataset.npy", saved(recordings()))
@@ -102,7 +102,7 @@ def packages(tmp_path):
         ("speeches", {"every": 7}, ("George Washington", "John Adams")),
     ],
 )
-def test_every_owner_has_samples_to_train_on_and_to_be_tested_on(packages, name, more, owners):
+def test_every_owner_has_training_and_test_samples(packages, name, more, owners):
     data = load_dataset(name, packages, check=False, **more)
     assert data.writer_names == owners
     assert name in NATURAL
@@ -117,7 +117,7 @@ def test_every_owner_has_samples_to_train_on_and_to_be_tested_on(packages, name,
         load_dataset(name, packages, **more)
 
 
-def test_an_installed_package_or_a_file_will_do(packages, tmp_path, monkeypatch):
+def test_an_installed_package_or_a_file_is_found(packages, tmp_path, monkeypatch):
     whole = load_dataset("watch", packages, check=False)
     loose = tmp_path / "loose"
     loose.mkdir()
@@ -137,7 +137,7 @@ def test_an_installed_package_or_a_file_will_do(packages, tmp_path, monkeypatch)
         np.testing.assert_array_equal(found.x_train, whole.x_train)
 
 
-def test_what_is_absent_is_said_with_the_command_that_gets_it(tmp_path, monkeypatch):
+def test_a_missing_package_is_named_with_its_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name, command in (
@@ -169,7 +169,7 @@ def test_nothing_in_a_pickle_is_executed(tmp_path, capsys):
             load_dataset("watch", tmp_path, check=False)
 
 
-def test_damaged_archives_are_refused(tmp_path):
+def test_damaged_archives_are_an_error(tmp_path):
     (tmp_path / "vega-datasets-3.2.1.tgz").write_bytes(b"\x1f\x8b broken")
     with pytest.raises(DataError):
         load_dataset("flights", tmp_path, check=False)
@@ -193,7 +193,7 @@ def test_next_characters_by_hand():
     assert data.writer_names == ("a",)
 
 
-def test_the_standard_library_is_that_of_this_python(tmp_path):
+def test_the_standard_library_of_this_python(tmp_path):
     for module in ("json.py", "email/header.py", "test/test_json.py", "tiny.py"):
         path = tmp_path / module
         path.parent.mkdir(exist_ok=True)

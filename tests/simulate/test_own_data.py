@@ -1,4 +1,4 @@
-"""Data and models of one's own: tables, archives, folders, arrays in memory; and everything that can be wrong."""
+"""The user's own data and models: tables, archives, folders, arrays in memory; and their errors."""
 
 import csv
 import sys
@@ -61,7 +61,7 @@ def test_a_table_with_clients_and_text_labels(tmp_path):
     assert len(tested.y_train) == len(tested.y_test) == N and len(tested.remarks) == 1
 
 
-def test_labels_with_gaps_are_numbered_and_said(tmp_path):
+def test_labels_with_gaps_are_numbered_with_a_remark(tmp_path):
     lines = [[a, b, {"cat": 3, "dog": 7, "eel": 900}[s], t] for a, b, s, t in rows()]
     dataset = read(table(tmp_path / "zoo.csv", lines))
     assert dataset.classes == 3 and dataset.class_names == ("3", "7", "900")
@@ -73,12 +73,12 @@ def test_labels_with_gaps_are_numbered_and_said(tmp_path):
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (3, "", r"'town' .* is missing in 1 of 120 rows \(row 5,"),
+        (3, "", r"'town' .* is missing in 1 of 120 rows \(row 5;"),
         (3, "  ", r"'town' .* is missing in 1 of 120 rows"),
         (2, "", "'species' .* is missing"),
         (0, "nan", "'a' .* is missing"),
         (0, "inf", "'a' .* is not finite"),
-        (1, "tall", "'b' .* holds no numbers .* e.g. 'tall'"),
+        (1, "tall", "'b' .* does not hold numbers .* e.g. 'tall'"),
     ],
 )
 def test_bad_cells_are_named(tmp_path, at, value, message):
@@ -132,7 +132,7 @@ def test_archives_and_folders(tmp_path):
         load_dataset("file", path=str(tmp_path / "a.npz"), client="c")
 
 
-def test_what_a_name_stands_for(tmp_path, monkeypatch):
+def test_meaning_of_a_data_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
     assert data_section("digits") == {"name": "digits"}
@@ -141,7 +141,7 @@ def test_what_a_name_stands_for(tmp_path, monkeypatch):
     assert data_section("mine")["name"] == "file" and data_section("nothing") == {"name": "nothing"}
 
 
-def test_a_configuration_finds_what_lies_beside_it(tmp_path):
+def test_a_configuration_finds_files_next_to_it(tmp_path):
     table(tmp_path / "zoo.csv", rows())
     (tmp_path / "net.py").write_text(
         "from torch import nn\n"
@@ -207,7 +207,7 @@ def test_nothing_is_written_for_bad_data(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_source_of_ones_own(tmp_path):
+def test_a_custom_source(tmp_path):
     (tmp_path / "source.py").write_text(
         "import numpy as np\n"
         "from fedcohort.simulate.data import Source, from_arrays\n"
@@ -227,7 +227,7 @@ def test_flwr_datasets_must_be_installed(monkeypatch):
         load_dataset("flwr", dataset="ylecun/mnist")
 
 
-def test_whole_numbers_of_two_types_are_labels_of_one_kind(tmp_path):
+def test_labels_may_have_two_integer_types(tmp_path):
     x = np.random.default_rng(0).normal(size=(40, 3))
     y = np.arange(40) % 4
     path = tmp_path / "mine.npz"
@@ -236,7 +236,7 @@ def test_whole_numbers_of_two_types_are_labels_of_one_kind(tmp_path):
     assert dataset.y_train.tolist() == dataset.y_test.tolist() == y.tolist()
 
 
-def test_an_array_of_another_name_is_not_taken_for_one_that_is_there(tmp_path):
+def test_an_unknown_array_gets_no_suggestion_that_is_taken(tmp_path):
     x, y = np.zeros((20, 3)), np.arange(20) % 2
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, w_train=y)
     with pytest.raises(DataError, match="'w_train'") as failure:
@@ -258,7 +258,7 @@ def test_columns_of_text_are_labels_and_writers():
         from_arrays(data[["a", "b"]], data["species"].astype(object))
 
 
-def test_a_frame_gives_what_its_file_gives(tmp_path):
+def test_a_frame_equals_its_file(tmp_path):
     import fedcohort
 
     of_file = read(table(tmp_path / "zoo.csv", rows()))
@@ -273,18 +273,18 @@ def test_a_frame_gives_what_its_file_gives(tmp_path):
     ("options", "words"),
     [
         ({"label": "specie"}, "no column 'specie'.*did you mean 'species'.*label="),
-        ({"label": "species", "features": ["a", "town"]}, "'town' of 'frame' holds no numbers"),
+        ({"label": "species", "features": ["a", "town"]}, "'town' of 'frame' does not hold numbers"),
         ({"label": "species", "target": "token"}, "'class' or 'number'"),
     ],
 )
-def test_a_frame_says_what_is_wrong_with_it(options, words):
+def test_bad_frames_are_an_error(options, words):
     from fedcohort.simulate.data import from_pandas
 
     with pytest.raises((DataError, InputError), match=f"(?s){words}"):
         from_pandas(frame(), **options)
 
 
-def test_a_frame_is_a_frame():
+def test_a_frame_must_be_a_pandas_frame():
     from fedcohort.simulate.data import from_pandas
 
     with pytest.raises(InputError, match=r"pandas DataFrame.*ndarray"):

@@ -19,14 +19,14 @@ def run(patience, pairs):
     return None
 
 
-def test_stops_after_so_many_rounds_apart():
+def test_stops_after_patience_rounds_of_divergence():
     pairs = [(1.0, 1.0), (0.9, 0.9), (0.8, 0.91), (0.7, 0.92), (0.6, 0.93), (0.5, 0.94)]
     assert run(1, pairs) == 2
     assert run(3, pairs) == 4
     assert run(5, pairs) is None
 
 
-def test_any_other_round_begins_the_count_again():
+def test_any_other_round_restarts_the_count():
     apart = [(1 - 0.1 * i, 1 + 0.1 * i) for i in range(3)]
     assert run(2, apart) == 2
     assert run(3, [*apart, (0.85, 1.3), (0.7, 1.29), (0.6, 1.35), (0.5, 1.36)]) is None

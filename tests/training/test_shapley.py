@@ -29,11 +29,11 @@ def game(members, seed):
     models, sizes = rng.normal(size=(members, 3)) + np.array([1, 0, 0]), rng.integers(1, 9, members)
 
     def worth(coalitions):
-        found = []
+        values = []
         for row in coalitions:
             average = np.average(models[row], axis=0, weights=sizes[row]) if row.any() else np.full(3, 2.0)
-            found.append(-float((average**2).sum()))
-        return np.array(found)
+            values.append(-float((average**2).sum()))
+        return np.array(values)
 
     return worth
 
@@ -42,11 +42,11 @@ def game(members, seed):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_estimate_is_near_the_definition(members, seed):
     worth = game(members, seed)
-    found = gtg_shapley(worth, members, np.random.default_rng(seed))
+    values = gtg_shapley(worth, members, np.random.default_rng(seed))
     exact = by_definition(worth, members)
-    np.testing.assert_allclose(found, exact, atol=1e-9 if members <= 7 else 0.25 * np.abs(exact).mean())
+    np.testing.assert_allclose(values, exact, atol=1e-9 if members <= 7 else 0.25 * np.abs(exact).mean())
     ends = worth(np.array([np.ones(members, bool), np.zeros(members, bool)]))
-    assert found.sum() == pytest.approx(ends[0] - ends[1], abs=2 * TRUNCATION)
+    assert values.sum() == pytest.approx(ends[0] - ends[1], abs=2 * TRUNCATION)
 
 
 def test_no_coalition_is_evaluated_twice_and_truncation_saves_the_rest():
@@ -65,12 +65,12 @@ def test_no_coalition_is_evaluated_twice_and_truncation_saves_the_rest():
         seen.extend(row.tobytes() for row in coalitions)
         return coalitions[:, 0] * 1.0
 
-    found = gtg_shapley(first_is_all, 9, np.random.default_rng(0))
-    np.testing.assert_allclose(found, np.eye(9)[0])
+    values = gtg_shapley(first_is_all, 9, np.random.default_rng(0))
+    np.testing.assert_allclose(values, np.eye(9)[0])
     assert len(seen) < 2**8
 
 
-def test_a_round_that_changes_little_is_worth_nothing():
+def test_values_are_zero_in_a_round_that_changes_little():
     asked = []
 
     def worth(coalitions):
@@ -81,7 +81,7 @@ def test_a_round_that_changes_little_is_worth_nothing():
     assert asked == [2]
 
 
-def test_nobody_and_one():
+def test_no_members_and_one_member():
     assert len(gtg_shapley(game(1, 0), 0, np.random.default_rng(0))) == 0
     worth = game(1, 0)
     (value,) = gtg_shapley(worth, 1, np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""The heterogeneity of a simulated federation: partition, label noise, latency, availability, failures."""
+"""How the clients of a simulated federation differ: partition, label noise, latency, availability, failures."""
 
 from fedcohort.scenario.availability import (
     AVAILABILITIES,

@@ -1,7 +1,7 @@
-"""What simulated clients say about themselves, for an operator's rules: region, device class, battery.
+"""What simulated clients report about themselves, for an operator's rules: region, device class, battery.
 
-An attribute is a list (one value for each client), a draw from some values, or a number from an interval; numbers may
-change from round to round, as a battery does. A table of one's own comes from a CSV file.
+An attribute is a list with one value per client, a random choice from some values, or a random number from an interval.
+Numbers may change from round to round, like a battery. A CSV file can hold the values of all clients.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AttributeTable(Constraint):
         )
 
     def bad_values(self) -> list[object]:
-        """Return things that are no such table."""
+        """Return values that are not such a table."""
         return [3, {"region": "north"}, {"battery": {"low": 3, "high": 1}}, {"region": {"values": []}}]
 
 
@@ -83,9 +83,9 @@ def _is_range(table: Mapping[str, Any]) -> bool:
 
 
 def read_attributes(table: Any) -> Any:
-    """Return a table of attributes with the columns of its CSV file in place of the file's name.
+    """Return a table of attributes in which the entry ``file`` is replaced by the columns of that CSV file.
 
-    A row is one client, in their order or named in a column ``client``; numbers are read as numbers.
+    Each row is one client, named in a column ``client`` or, without one, in the clients' order.
     """
     if not isinstance(table, Mapping) or _FILE not in table:
         return table
@@ -96,14 +96,14 @@ def read_attributes(table: Any) -> Any:
         raise ScenarioError(f"The attributes in {path} cannot be read: {error}.") from error
     if not rows or any(None in row or None in row.values() for row in rows):
         raise ScenarioError(
-            f"The attributes in {path} must be a CSV table: a line of names, then as many values for each client."
+            f"The attributes in {path} must be a CSV table: a line of names, then a line of values for each client."
         )
     columns = {str(name): [_parse_value(str(row[name])) for row in rows] for name in rows[0]}
     return {**columns, **{key: value for key, value in table.items() if key != _FILE}}
 
 
 def _parse_value(text: str) -> Value:
-    """Return a cell as the bool, number or text it looks like.
+    """Return a cell as the bool, number or text that it looks like.
 
     >>> [_parse_value(cell) for cell in ("3", "0.5", "true", "north")]
     [3, 0.5, True, 'north']
@@ -126,11 +126,11 @@ def draw_attributes(
     Parameters
     ----------
     table : mapping
-        As :class:`AttributeTable` admits it.
+        A table that :class:`AttributeTable` admits.
     names : sequence of str
         The clients.
     seed, round : int
-        Which experiment, which round. Only numbers that change depend on the round.
+        Which experiment, which round. Only attributes that change depend on the round.
     changing : bool
         Return nothing if no attribute changes from round to round.
 
@@ -142,38 +142,39 @@ def draw_attributes(
     if changing and not any(isinstance(entry, Mapping) and entry.get("changes") for entry in table.values()):
         return {}
     order = list(map(str, table.get(_CLIENT, names)))
-    where = _places(order, names) if _CLIENT in table else list(range(len(names)))
-    found: dict[str, dict[str, Value]] = {name: {} for name in names}
+    rows = _rows(order, names) if _CLIENT in table else list(range(len(names)))
+    attributes: dict[str, dict[str, Value]] = {name: {} for name in names}
     for attribute, entry in table.items():
         if attribute == _CLIENT:
             continue
-        for name, value in zip(names, _column(attribute, entry, where, len(order), seed, round), strict=True):
-            found[name][attribute] = value
-    return found
+        for name, value in zip(names, _column(attribute, entry, rows, len(order), seed, round), strict=True):
+            attributes[name][attribute] = value
+    return attributes
 
 
-def _places(order: list[str], names: Sequence[str]) -> list[int]:
+def _rows(order: list[str], names: Sequence[str]) -> list[int]:
     """Return the row of each client of the federation in a table that names its clients."""
-    rows = {name: row for row, name in enumerate(order)}
-    lacking = sorted(set(names) - set(rows))
-    if len(rows) != len(order) or lacking:
+    row_of = {name: row for row, name in enumerate(order)}
+    missing = sorted(set(names) - set(row_of))
+    if len(row_of) != len(order) or missing:
         raise ScenarioError(
             f"The attributes name {len(order)} clients in their column 'client'; "
-            + (f"{lacking[0]!r} of the federation is not among them." if lacking else "one of them twice.")
+            + (f"{missing[0]!r} of the federation is not among them." if missing else "one of them twice.")
         )
-    return [rows[name] for name in names]
+    return [row_of[name] for name in names]
 
 
-def _column(attribute: str, entry: Any, where: list[int], count: int, seed: int, round: int) -> list[Value]:
+def _column(attribute: str, entry: Any, rows: list[int], count: int, seed: int, round: int) -> list[Value]:
+    """Return the values of one attribute; ``rows`` are the clients' rows in lists of ``count`` values."""
     if not isinstance(entry, Mapping):
         if len(entry) != count:
             raise ParameterError(
                 f"The attribute {attribute!r} of the scenario has {len(entry)} values for {count} clients."
             )
-        return [entry[i] for i in where]
-    # Each attribute has random numbers of its own, found by its name: adding one does not change the others.
+        return [entry[row] for row in rows]
+    # Each attribute has its own random numbers, keyed by its name, so adding one does not change the others.
     position = (zlib.crc32(attribute.encode()), 1 + round if entry.get("changes") else 0)
-    draws: FloatArray = uniforms(seed, rng.ATTRIBUTES, np.arange(len(where)), *position)
+    draws: FloatArray = uniforms(seed, rng.ATTRIBUTES, np.arange(len(rows)), *position)
     if "values" in entry:
         return _drawn_values(entry, draws)
     low, high = entry["low"], entry["high"]
@@ -183,7 +184,7 @@ def _column(attribute: str, entry: Any, where: list[int], count: int, seed: int,
 
 
 def _drawn_values(entry: Mapping[str, Any], draws: FloatArray) -> list[Value]:
-    """Turn uniform numbers (n,) into values with the given shares, or equal ones."""
+    """Turn uniform numbers (n,) into values with the given shares, by default equal ones."""
     values = list(entry["values"])
     shares = np.asarray(entry.get("shares") or [1.0] * len(values), np.float64)
     edges = np.cumsum(shares / shares.sum())[:-1]

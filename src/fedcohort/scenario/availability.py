@@ -7,58 +7,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from fedcohort.core import rng
-from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import ScenarioError
-from fedcohort.core.params import Interval, Optional, Parameterized, Sequence, param
+from fedcohort.core.params import Interval, Optional, Sequence, param
 from fedcohort.core.registry import Registry
 from fedcohort.scenario.classwise import imbalanced_holders
 from fedcohort.scenario.federation import Federation
-from fedcohort.scenario.partition import describe_parts
+from fedcohort.scenario.part import NamedPart
+from fedcohort.scenario.partition import nearest
 
 AVAILABILITIES: Registry[Availability] = Registry("availability")
 
-_EACH_ROUND, _FOR_EVER = 0, 1  # positions in the availability stream: draws for one round, draws for the whole run
+_EACH_ROUND, _WHOLE_RUN = 0, 1  # positions in the availability stream
 
 _SHARE = Interval(float, 0, 1, "right")
 
 
-class Availability(Parameterized):
+class Availability(NamedPart):
     """Which clients are available in each round: a pure function of seed, round and federation."""
 
-    name: ClassVar[str]
-
     def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
-        """Return which clients are available (N,).
-
-        Parameters
-        ----------
-        federation : Federation
-            The clients.
-        seed, round : int
-            Which experiment, which round.
-        """
+        """Return which clients are available (N,)."""
         raise NotImplementedError(type(self).__name__)
 
-    def describe(self) -> str:
-        """Return the name and the parameters on one line."""
-        return describe_parts(self.name, self)
 
-
-def _to_mask(clients: int, picked: np.ndarray[tuple[int], np.dtype[np.int64]]) -> BoolArray:
+def _to_mask(clients: int, available: IntArray) -> BoolArray:
     mask = np.zeros(clients, dtype=bool)
-    mask[picked] = True
+    mask[available] = True
     return mask
 
 
 @AVAILABILITIES.register("always")
 @dataclass(frozen=True, kw_only=True)
 class Always(Availability):
-    """Everybody, in every round."""
+    """All clients, in every round."""
 
     def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
         """Return all true."""
@@ -68,7 +54,7 @@ class Always(Availability):
 @AVAILABILITIES.register("uniform-share")
 @dataclass(frozen=True, kw_only=True)
 class UniformShare(Availability):
-    """A fixed share of the clients, drawn uniformly at random in every round ([Zhang2023]_, Section 5.1).
+    """A fixed share of the clients, drawn uniformly in every round ([Zhang2023]_, Section 5.1).
 
     >>> federation = Federation.of([[0]] * 10, labels=[0], classes=1)
     >>> int(UniformShare(share=0.3).mask(federation, seed=0, round=2).sum())
@@ -81,22 +67,18 @@ class UniformShare(Availability):
         """Draw the round's share without replacement."""
         clients = len(federation)
         draw = rng.stream(seed, rng.AVAILABILITY, _EACH_ROUND, round)
-        wanted = max(1, _nearest(self.share * clients))
-        return _to_mask(clients, draw.choice(clients, size=wanted, replace=False, shuffle=False))
-
-
-def _nearest(value: float) -> int:
-    """Round half up; Python rounds 2.5 to 2."""
-    return int(np.floor(value + 0.5))
+        count = max(1, nearest(self.share * clients))
+        return _to_mask(clients, draw.choice(clients, size=count, replace=False, shuffle=False))
 
 
 @AVAILABILITIES.register("class-biased")
 @dataclass(frozen=True, kw_only=True)
 class ClassBiased(Availability):
-    """Random clients of each class, so that the available data are imbalanced ``ratio`` : 1 ([Zhang2023]_, Case 2).
+    """Random clients of each class, with frequent and rare classes in the ratio ``ratio`` : 1 ([Zhang2023]_, Case 2).
 
-    A client counts for its most frequent class. With 200 clients of one class each and a share of 30%: 9 clients of
-    each of the first five classes and 3 of each of the others (3 : 1), or 10 and 2 (5 : 1), fresh in every round.
+    A client belongs to its most frequent class. With 200 clients of one class each and a share of 30%, there are 9
+    clients of each of the first five classes and 3 of each of the others (3 : 1), or 10 and 2 (5 : 1), drawn again in
+    every round.
 
     >>> federation = Federation.of([[k] for k in range(200)], labels=np.arange(200) % 10, classes=10)
     >>> mask = ClassBiased(ratio=5).mask(federation, seed=0, round=0)
@@ -111,38 +93,38 @@ class ClassBiased(Availability):
     def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
         """Draw each class's clients without replacement."""
         clients = len(federation)
-        total = _nearest(self.share * clients)
-        wanted = imbalanced_holders(self.name, total, federation.classes, self.ratio, self.frequent)
+        total = nearest(self.share * clients)
+        needed = imbalanced_holders(self.name, total, federation.classes, self.ratio, self.frequent)
         have = np.bincount(federation.main_class, minlength=federation.classes)
-        if (wanted > have).any():
-            c = int(np.argmax(wanted - have))
+        if (needed > have).any():
+            c = int(np.argmax(needed - have))
             raise ScenarioError(
-                f"The availability 'class-biased' wants {int(wanted[c])} clients of class {c}, the federation has "
+                f"The availability 'class-biased' needs {int(needed[c])} clients of class {c}, but the federation has "
                 f"{int(have[c])}.",
                 hint="use a smaller share or ratio",
             )
         draw = rng.stream(seed, rng.AVAILABILITY, _EACH_ROUND, round)
-        # A stable sort of a random order: the first of each class are a random choice of its clients.
+        # A stable sort of a random order, so the first clients of each class are a random choice.
         shuffled = draw.permutation(clients)
         by_class = shuffled[np.argsort(federation.main_class[shuffled], kind="stable")]
         starts = np.concatenate([[0], np.cumsum(have)])
-        return _to_mask(clients, np.concatenate([by_class[s : s + n] for s, n in zip(starts, wanted, strict=False)]))
+        return _to_mask(clients, np.concatenate([by_class[s : s + n] for s, n in zip(starts, needed, strict=False)]))
 
 
 @AVAILABILITIES.register("bernoulli")
 @dataclass(frozen=True, kw_only=True)
 class Bernoulli(Availability):
-    """Every client by itself, with its own probability.
+    """Each client independently, with its own probability.
 
-    The probabilities are given one by one, or all equal, or (``concentration``) drawn once per experiment from a Beta
-    distribution of mean ``probability``. A round may find nobody available.
+    The probabilities are listed, or all equal, or (with ``concentration``) drawn once per experiment from a Beta
+    distribution of mean ``probability``. In some rounds no client may be available.
 
     >>> federation = Federation.of([[0]] * 3, labels=[0], classes=1)
     >>> Bernoulli(probabilities=(0.0, 1.0, 0.0)).mask(federation, seed=0, round=0)
     array([False,  True, False])
     """
 
-    probability: float = param(0.5, _SHARE, "mean probability to be available")
+    probability: float = param(0.5, _SHARE, "mean probability of being available")
     concentration: float | None = param(
         None, Optional(Interval(float, 0, None, "neither")), "a + b of the Beta distribution; None makes all equal"
     )
@@ -151,7 +133,7 @@ class Bernoulli(Availability):
     )
 
     def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
-        """Toss every client's coin."""
+        """Draw for each client."""
         draw = rng.stream(seed, rng.AVAILABILITY, _EACH_ROUND, round)
         available: BoolArray = draw.random(len(federation)) < self.rates(len(federation), seed)
         return available
@@ -166,7 +148,7 @@ class Bernoulli(Availability):
             return np.asarray(self.probabilities, dtype=np.float64)
         if self.concentration is None or self.probability == 1:
             return np.full(clients, float(self.probability))
-        draw = rng.stream(seed, rng.AVAILABILITY, _FOR_EVER)
+        draw = rng.stream(seed, rng.AVAILABILITY, _WHOLE_RUN)
         a, b = self.probability * self.concentration, (1 - self.probability) * self.concentration
         return draw.beta(a, b, size=clients)
 
@@ -174,10 +156,10 @@ class Bernoulli(Availability):
 @AVAILABILITIES.register("day-night")
 @dataclass(frozen=True, kw_only=True)
 class DayNight(Availability):
-    """Every client is available for part of a day that lasts ``period`` rounds and begins when its own morning comes.
+    """Each client is available for part of its day, which lasts ``period`` rounds and begins with its own morning.
 
-    Mornings are spread evenly over the day at random, or fall into ``zones`` time zones. With ``zones=1`` all clients
-    come and go together.
+    Mornings are spread at random over the day, or over ``zones`` time zones. With ``zones=1``, all clients come and go
+    together.
 
     >>> federation = Federation.of([[0]] * 4, labels=[0], classes=1)
     >>> [int(DayNight(period=4, zones=1).mask(federation, seed=0, round=t).sum()) for t in range(4)]
@@ -185,7 +167,7 @@ class DayNight(Availability):
     """
 
     period: int = param(24, Interval(int, 1, None), "rounds per day")
-    awake: float = param(0.5, _SHARE, "share of the day a client is available")
+    awake: float = param(0.5, _SHARE, "share of the day in which a client is available")
     zones: int | None = param(None, Optional(Interval(int, 1, None)), "number of time zones; None spreads continuously")
 
     def mask(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
@@ -196,7 +178,7 @@ class DayNight(Availability):
 
     def mornings(self, clients: int, seed: int) -> FloatArray:
         """Return how far into its day each client is at round 0, in [0, 1) (N,)."""
-        draw = rng.stream(seed, rng.AVAILABILITY, _FOR_EVER)
+        draw = rng.stream(seed, rng.AVAILABILITY, _WHOLE_RUN)
         if self.zones is None:
             return draw.random(clients)
         return draw.integers(0, self.zones, clients) / self.zones

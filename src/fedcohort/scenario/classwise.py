@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,7 @@ _SAMPLES = Optional(Interval(int, 1, None))
 class Iid(Partition):
     """Every client holds a uniformly random part of the training set.
 
-    Without ``samples`` the whole set is dealt out and sizes differ by at most one.
+    Without ``samples``, the whole set is assigned and sizes differ by at most one.
 
     >>> Iid(clients=4).assign(Pool.of([0] * 6 + [1] * 4), np.random.default_rng(0)).offsets
     array([ 0,  3,  6,  8, 10])
@@ -37,7 +38,7 @@ class Iid(Partition):
     by_class = False
 
     clients: int = param(100, _CLIENTS, "number of clients (N)")
-    samples: int | None = param(None, _SAMPLES, "samples per client; None deals out all")
+    samples: int | None = param(None, _SAMPLES, "samples per client; None assigns all")
     replacement: bool = param(False, Boolean(), "draw every sample independently from the whole set")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
@@ -59,10 +60,10 @@ class Iid(Partition):
 class Shards(Partition):
     """Equal shards of one label each, ``per_client`` of them dealt to every client at random ([Tang2022]_, 1SPC, 2SPC).
 
-    The data are sorted by label and divided "so that all the data in one shard share the same label". On a training
-    set with equal classes that is McMahan's cut [McMahan2017]_. On unequal classes both cannot be had: ``pure`` cuts
-    inside the classes, with the largest shard size that yields enough shards, and leaves the rest out; ``pure=False``
-    cuts the sorted set as McMahan does, so that a shard may straddle two labels.
+    The data are sorted by label and divided "so that all the data in one shard share the same label". If all classes
+    have the same size, that is McMahan's cut [McMahan2017]_. If not, the two differ: ``pure`` cuts within the classes,
+    with the largest shard size that gives enough shards, and leaves the rest out; ``pure=False`` cuts the sorted set as
+    McMahan does, so a shard may have two labels.
 
     >>> part = Shards(clients=4, per_client=1).assign(Pool.of([0, 0, 1, 1, 0, 0, 1, 1]), np.random.default_rng(0))
     >>> part.offsets
@@ -71,22 +72,22 @@ class Shards(Partition):
 
     clients: int = param(100, _CLIENTS, "number of clients (N)")
     per_client: int = param(2, Interval(int, 1, None), "shards per client: 1 is 1SPC, 2 is 2SPC")
-    pure: bool = param(True, Boolean(), "cut inside the classes, so that a shard has one label on unequal classes too")
+    pure: bool = param(True, Boolean(), "cut within the classes, so that every shard has one label")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """Sort by label, cut, deal the shards."""
+        """Sort by label, cut, assign the shards."""
         shards = self.clients * self.per_client
         if shards > len(pool):
             raise ScenarioError(
-                f"The partition 'shards' wants {self.clients:,} clients x {self.per_client} = {shards:,} shards, but "
+                f"The partition 'shards' needs {self.clients:,} clients x {self.per_client} = {shards:,} shards, but "
                 f"the training set has {len(pool):,} samples.",
                 hint=f"at most {len(pool) // self.per_client:,} clients fit",
             )
-        # Random order inside a class, so that a seed changes which samples meet in a shard.
+        # In random order within a class, so that the seed decides which samples share a shard.
         ordered = rng.permutation(len(pool))
         ordered = ordered[np.argsort(pool.labels[ordered], kind="stable")]
         if self.pure:
-            size = _largest_shard(pool.counts, shards)
+            size = _largest(1, len(pool) // shards, lambda size: int((pool.counts // size).sum()) >= shards)
             starts = np.concatenate([[0], np.cumsum(pool.counts)])[:-1]
             cuts = np.concatenate(
                 [start + size * np.arange(n // size) for start, n in zip(starts, pool.counts, strict=True)]
@@ -102,13 +103,11 @@ class Shards(Partition):
         return Assignment(places, np.arange(self.clients + 1, dtype=np.int64) * each, remarks=remarks)
 
 
-def _largest_shard(counts: IntArray, shards: int) -> int:
-    """Return the largest size of which the classes yield at least ``shards`` pure pieces."""
-    # The number of pieces falls as they get larger, so the largest size is found by bisection.
-    low, high = 1, int(counts.sum()) // shards
+def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to ``high`` that fits, by bisection; ``low`` if no larger one does."""
     while low < high:
         middle = (low + high + 1) // 2
-        if int((counts // middle).sum()) >= shards:
+        if fits(middle):
             low = middle
         else:
             high = middle - 1
@@ -120,7 +119,7 @@ def _largest_shard(counts: IntArray, shards: int) -> int:
 class ClassesPerClient(Partition):
     """Every client has the same amount of data from ``per_client`` different classes ([Zhang2023]_, C.1 and Case 2).
 
-    Every class goes to the same number of clients (to within one). Unlike two shards, two classes are never the same.
+    Every class goes to the same number of clients, to within one. Unlike two shards, the classes always differ.
 
     >>> ClassesPerClient(clients=2, per_client=1).assign(Pool.of([0, 0, 1, 1]), np.random.default_rng(0)).offsets
     array([0, 2, 4])
@@ -128,19 +127,19 @@ class ClassesPerClient(Partition):
 
     clients: int = param(100, _CLIENTS, "number of clients (N)")
     per_client: int = param(1, Interval(int, 1, None), "different classes per client")
-    samples: int | None = param(None, _SAMPLES, "samples per client; None is the most that is equal for all")
+    samples: int | None = param(None, _SAMPLES, "samples per client; None is the largest size that all can have")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """Deal classes to clients evenly, then samples to classes."""
+        """Assign classes to clients evenly, then samples."""
         present = np.flatnonzero(pool.counts)
         if self.per_client > len(present):
             raise ScenarioError(
-                f"The partition 'classes-per-client' wants {self.per_client} classes per client, but the training set "
+                f"The partition 'classes-per-client' needs {self.per_client} classes per client, but the training set "
                 f"has samples of {len(present)}."
             )
-        mine = present[_deal_classes(self.clients, self.per_client, len(present), rng)]
+        own_classes = present[_deal_classes(self.clients, self.per_client, len(present), rng)]
         member = np.zeros((self.clients, pool.classes), dtype=bool)
-        np.put_along_axis(member, mine, True, axis=1)
+        np.put_along_axis(member, own_classes, True, axis=1)
         holders = member.sum(axis=0)
         most = int((pool.counts[holders > 0] // holders[holders > 0]).min())
         counts = _equal_quantity(self.name, member, self.per_client, self.samples, most)
@@ -149,20 +148,20 @@ class ClassesPerClient(Partition):
 
 
 def _deal_classes(clients: int, each: int, classes: int, rng: np.random.Generator) -> IntArray:
-    """Give every client ``each`` different classes, every class to equally many clients: (clients, each).
+    """Give each client ``each`` different classes, and each class to equally many clients: (clients, each).
 
-    Taking the classes with the most places left first ensures that it never gets stuck.
+    Each client takes the classes with the most slots left, so that the slots never run out of different classes.
     """
     slots = np.full(classes, clients * each // classes, dtype=np.int64)
     slots[rng.permutation(classes)[: clients * each % classes]] += 1
     if each == 1:
         return rng.permutation(np.repeat(np.arange(classes), slots))[:, None]
-    ties = rng.random((clients, classes))  # below 1, so that they decide only between equal numbers of slots
-    taken = np.empty((clients, each), dtype=np.int64)
+    ties = rng.random((clients, classes))  # below 1, so they only decide between equal numbers of slots
+    dealt = np.empty((clients, each), dtype=np.int64)
     for k in range(clients):
-        taken[k] = np.argpartition(ties[k] - slots, each - 1)[:each]
-        slots[taken[k]] -= 1
-    return rng.permutation(taken)
+        dealt[k] = np.argpartition(ties[k] - slots, each - 1)[:each]
+        slots[dealt[k]] -= 1
+    return rng.permutation(dealt)
 
 
 def _equal_quantity(partition: str, member: BoolArray, each: int, samples: int | None, most: int) -> IntArray:
@@ -171,14 +170,13 @@ def _equal_quantity(partition: str, member: BoolArray, each: int, samples: int |
     if samples is not None:
         if samples % each:
             raise ScenarioError(
-                f"The partition {partition!r} divides {samples} samples per client evenly among {each} classes, which "
-                f"does not come out even.",
+                f"The partition {partition!r} cannot divide {samples} samples per client evenly among {each} classes.",
                 hint=f"use a multiple of {each}",
             )
         quantity = samples // each
     if quantity > most or quantity == 0:
         raise ScenarioError(
-            f"The partition {partition!r} wants {quantity or 1:,} samples of each class for each of its holders, but "
+            f"The partition {partition!r} needs {quantity or 1:,} samples of each class for each of its holders, but "
             f"the scarcest class has only {most:,} for each.",
             hint=f"at most {most * each:,} samples per client fit" if most else "use fewer clients",
         )
@@ -192,11 +190,11 @@ class Imbalanced(Partition):
     """One class per client, equal quantities, ``ratio`` times as many clients for frequent classes ([Zhang2023]_, C.3).
 
     Case 1: 120 clients, 18 for each of the first five classes and 6 for each of the others (3 : 1), or 20 and 4
-    (5 : 1). Case 2 has a balanced set instead, and its imbalance in who is available: "classes-per-client" with the
+    (5 : 1). In Case 2 the set is balanced, but the available clients are not: use "classes-per-client" with the
     availability "class-biased".
 
-    ``out_of=200`` is how Appendix C.1 makes such a set: the whole training set is allocated to 200 clients with one
-    class each, and ``clients`` of them are kept. That fixes a client's quantity to n / 200.
+    ``out_of=200`` follows Appendix C.1: the whole training set is allocated to 200 clients with one class each, and
+    ``clients`` of them are kept. So each client has n / 200 samples.
 
     >>> pool = Pool.of(np.repeat(np.arange(10), 40))
     >>> part = Imbalanced(clients=120, ratio=3).assign(pool, np.random.default_rng(0))
@@ -207,22 +205,22 @@ class Imbalanced(Partition):
     clients: int = param(120, _CLIENTS, "number of clients (N)")
     ratio: int = param(3, Interval(int, 1, None), "n_1 : n_2, clients of a frequent class to those of a rare one (r)")
     frequent: int | None = param(None, Optional(Interval(int, 1, None)), "how many classes are frequent; None is half")
-    samples: int | None = param(None, _SAMPLES, "samples per client; None is the most that is equal for all")
+    samples: int | None = param(None, _SAMPLES, "samples per client; None is the largest size that all can have")
     out_of: int | None = param(
-        None, Optional(Interval(int, 1, None)), "clients the whole set is allocated to before the imbalance is made"
+        None, Optional(Interval(int, 1, None)), "number of clients that the whole set is allocated to first"
     )
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """Give each class its number of clients, each client its samples."""
+        """Assign clients to classes, then samples to clients."""
         holders = imbalanced_holders(self.name, self.clients, pool.classes, self.ratio, self.frequent)
         most = int((pool.counts // holders).min())
         if self.out_of is not None and self.samples is None:
-            # The paper divides the whole set among more clients than it keeps, which fixes what each of them has.
+            # The paper divides the whole set among more clients than it keeps, which determines their size.
             each = self.out_of // pool.classes
             if each < int(holders.max()):
                 raise ScenarioError(
-                    f"The partition 'imbalanced' keeps {int(holders.max())} clients of a frequent class, an allocation "
-                    f"to {self.out_of} clients has {each} of each class.",
+                    f"The partition 'imbalanced' keeps {int(holders.max())} clients of a frequent class, but an "
+                    f"allocation to {self.out_of} clients has {each} of each class.",
                     hint=f"out_of must be at least {int(holders.max()) * pool.classes}",
                 )
             most = int((pool.counts // each).min())
@@ -234,7 +232,7 @@ class Imbalanced(Partition):
 
 
 def imbalanced_holders(partition: str, clients: int, classes: int, ratio: int, frequent: int | None) -> IntArray:
-    """Return how many of ``clients`` each class gets (classes,), frequent to rare as ``ratio`` : 1, exactly.
+    """Return how many of ``clients`` each class gets (classes,), frequent to rare exactly as ``ratio`` : 1.
 
     >>> imbalanced_holders("imbalanced", 60, 10, 5, None)
     array([10, 10, 10, 10, 10,  2,  2,  2,  2,  2])
@@ -259,11 +257,11 @@ def imbalanced_holders(partition: str, clients: int, classes: int, ratio: int, f
 @PARTITIONS.register("dominant-class")
 @dataclass(frozen=True, kw_only=True)
 class DominantClass(Partition):
-    """A share of the clients has 80% of its data from one class, the others are uniform ([Chang2024]_, Section 3.1).
+    """A share of the clients has 80% of its data from one class; the others are uniform ([Chang2024]_, Section 3.1).
 
     ``share`` is the paper's "non-IIDness". A heterogeneous client's other 20% are spread evenly over the other classes,
-    a homogeneous client's samples over all; what does not divide is taken where most is left. All clients have equally
-    many samples.
+    a homogeneous client's samples over all classes. The remainder comes from the classes with the most samples left.
+    All clients have equal sizes.
 
     >>> pool = Pool.of(np.repeat(np.arange(10), 100))
     >>> part = DominantClass(clients=10, samples=50, share=0.5).assign(pool, np.random.default_rng(0))
@@ -275,25 +273,24 @@ class DominantClass(Partition):
     """
 
     clients: int = param(100, _CLIENTS, "number of clients (N)")
-    samples: int | None = param(None, _SAMPLES, "samples per client; None is the most that is equal for all")
+    samples: int | None = param(None, _SAMPLES, "samples per client; None is the largest size that all can have")
     share: float = param(0.3, Interval(float, 0, 1), "share of clients with a dominant class (non-IIDness)")
     dominance: float = param(0.8, Interval(float, 0, 1, "right"), "share of such a client's data in that class")
-    replacement: bool = param(False, Boolean(), "draw samples independently, so that rare classes suffice")
+    replacement: bool = param(False, Boolean(), "draw samples independently, so that rare classes have enough")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """Choose the heterogeneous clients and their classes, then deal."""
+        """Choose the heterogeneous clients and their classes, then assign samples."""
         if (pool.counts == 0).any():
             empty = int(np.argmin(pool.counts))
             raise ScenarioError(f"The partition 'dominant-class' needs data of all classes; class {empty} has none.")
         skewed = round(self.share * self.clients)
         dominant = np.full(self.clients, -1, dtype=np.int64)
         chosen = rng.permutation(self.clients)[:skewed]
-        # Cycle through the classes in random order, so that each dominates at equally many clients, to within one.
+        # Cycle through the classes in random order, so that each one dominates in equally many clients, to within one.
         dominant[chosen] = rng.permutation(pool.classes)[np.arange(skewed) % pool.classes]
-        counts = self._fit(pool, dominant)
         return deal(
             pool,
-            counts,
+            self._fit(pool, dominant),
             rng,
             partition=self.name,
             replacement=self.replacement,
@@ -302,26 +299,24 @@ class DominantClass(Partition):
         )
 
     def _fit(self, pool: Pool, dominant: IntArray) -> IntArray:
-        """Return counts (N, classes) of the size asked for, or of the largest the classes suffice for."""
+        """Return counts (N, classes) for ``samples`` per client, or for the largest size that the classes allow."""
         if self.samples is not None or self.replacement:
             return self._counts(self.samples or max(1, len(pool) // self.clients), dominant, pool.counts)
-        low, high = 0, equal_size(self.name, pool, self.clients, None)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if (self._counts(middle, dominant, pool.counts).sum(axis=0) <= pool.counts).all():
-                low = middle
-            else:
-                high = middle - 1
-        if low == 0:
+
+        def fits(size: int) -> bool:
+            return bool((self._counts(size, dominant, pool.counts).sum(axis=0) <= pool.counts).all())
+
+        size = _largest(0, equal_size(self.name, pool, self.clients, None), fits)
+        if size == 0:
             raise ScenarioError(
                 f"The partition 'dominant-class' cannot give {self.clients:,} clients one sample each: class "
                 f"{int(pool.counts.argmin())} has only {int(pool.counts.min()):,}.",
                 hint="use fewer clients, or replacement = true",
             )
-        return self._counts(low, dominant, pool.counts)
+        return self._counts(size, dominant, pool.counts)
 
     def _counts(self, size: int, dominant: IntArray, have: IntArray) -> IntArray:
-        """Return counts (N, classes) for clients of ``size`` samples."""
+        """Return counts (N, classes) for clients with ``size`` samples."""
         classes = len(have)
         if classes == 1:
             return np.full((self.clients, 1), size, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Draw uniform random numbers by position: client i in round t, without drawing for any other client.
+"""Draw random numbers by position, such as client i in round t, without drawing for any other client.
 
-A client's latency must not depend on which others were picked, and must not cost a draw for each of a million idle
-clients. A sequential generator reaches its k-th number only after k - 1 others, so here each number is a hash of (seed,
+A client's latency must not depend on which others were selected, and must not cost a draw for each of a million idle
+clients. A sequential generator reaches its k-th number only after k - 1 others. Here each number is a hash of (seed,
 stream, round, client).
 """
 
@@ -11,6 +11,7 @@ import zlib
 from functools import lru_cache
 
 import numpy as np
+from scipy.special import ndtri
 
 from fedcohort.core.arrays import FloatArray, IntArray
 
@@ -20,20 +21,20 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def uniforms(seed: int, name: str, clients: IntArray, *position: int) -> FloatArray:
-    """Return one uniform number in [0, 1) per client, a function of seed, stream, position and client alone.
+    """Return one uniform number in [0, 1) per client, which depends only on seed, stream, position and client.
 
-    Two rounds of the splitmix64 finaliser (Steele, Lea and Flood 2014), keyed by NumPy's SeedSequence.
+    It is two rounds of the splitmix64 finaliser (Steele, Lea and Flood 2014), keyed by NumPy's SeedSequence.
 
     Parameters
     ----------
     seed : int
         The experiment's seed, non-negative.
     name : str
-        Which stream.
+        Name of the stream.
     clients : (k,) int array
         The clients to draw for.
     *position : int
-        Non-negative integers that locate the draw, for example the round.
+        Non-negative integers that identify the draw, for example the round.
 
     Examples
     --------
@@ -46,14 +47,14 @@ def uniforms(seed: int, name: str, clients: IntArray, *position: int) -> FloatAr
 
 
 def uniforms_each(seed: int, name: str, clients: IntArray, counts: IntArray, *position: int) -> FloatArray:
-    """Return one uniform number in [0, 1) per client and count, where every client has a count of its own.
+    """Return one uniform number in [0, 1) per client, which also depends on the client's own count.
 
     Parameters
     ----------
     seed, name, clients, position
         As in :func:`uniforms`.
     counts : (k,) int array
-        Non-negative; for example how many sessions a client has had before.
+        Non-negative; for example, how many sessions a client has had before.
 
     Examples
     --------
@@ -64,6 +65,18 @@ def uniforms_each(seed: int, name: str, clients: IntArray, counts: IntArray, *po
     first, second = _key(seed, name, position)
     own = _mix(clients.astype(np.uint64) * _GOLDEN + first)
     return _unit(_mix(_mix(own + counts.astype(np.uint64) * _GOLDEN) ^ second))
+
+
+def normals(uniform: FloatArray) -> FloatArray:
+    """Turn uniform into standard normal numbers."""
+    normal: FloatArray = ndtri(uniform + 2.0**-54)  # half a step more, because the quantile of 0 is infinite
+    return normal
+
+
+def log_normals(spread: float, uniform: FloatArray) -> FloatArray:
+    """Turn uniform into log-normal numbers of mean 1, whose logarithm has the standard deviation ``spread``."""
+    factor: FloatArray = np.exp(spread * normals(uniform) - 0.5 * spread**2)
+    return factor
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,7 @@
 """Clients as devices in time: when each is on, how fast it computes, how fast it sends.
 
-Everything is a function of (seed, client, time), found without looking at any earlier time or any other client. A
-million clients are a few vector operations, and a resumed run has nothing to restore.
+Everything is a function of (seed, client, time) and is computed without any earlier time or any other client. A million
+clients are a few vector operations, and a resumed run has nothing to restore.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtri
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
@@ -21,30 +20,30 @@ from fedcohort.core.errors import ParameterError
 from fedcohort.core.params import Constraint, Interval, Optional, Parameterized, param
 from fedcohort.core.protocol import Status
 from fedcohort.core.registry import Registry
-from fedcohort.scenario.counter_rng import uniforms, uniforms_each
-from fedcohort.scenario.partition import describe_parts
+from fedcohort.scenario.counter_rng import log_normals, normals, uniforms, uniforms_each
+from fedcohort.scenario.part import NamedPart
 
 DEVICES: Registry[Devices] = Registry("devices")
 
 HOUR, DAY, WEEK = 3600.0, 86400.0, 604800.0
-_AHEAD = 1024  # changes that a roster finds at once, at least
-TICK = 1e-3  # seconds; rounding may put a change at the very moment of waiting for it, and time must go on
-# Positions in the devices stream; those of states come from their names. Never renumber them.
+_AHEAD = 1024  # OnlineDevices computes at least this many changes at once
+TICK = 1e-3  # seconds; time must advance even if rounding puts a change at the current moment
+# Positions in the devices stream. Never renumber them. Those of states come from the states' names.
 _SPEED, _BANDWIDTH, _TIME_ZONE = 0, 1, 2
-_GAP, _PHASE, _LENGTH, _START, _WHETHER = range(5)  # positions below a state
+_GAP, _PHASE, _LENGTH, _START, _WHETHER = range(5)  # second position, within a state
 POSITIVE = Interval(float, 0, None, "neither")
 _SPREAD = Interval(float, 0, None)
 
 
 class Attendance(NamedTuple):
-    """Who is on at a moment.
+    """Which clients are on at a moment.
 
     Attributes
     ----------
     on : (k,) bool array
     until : (k,) float array
-        For how long that is certain, as a moment of the simulated clock. For a client that is on, it is when the
-        session ends; one that is off may be on from then on.
+        The time up to which this is certain. A client that is on has its session until then. A client that is off may
+        be on from then.
     """
 
     on: BoolArray
@@ -53,13 +52,13 @@ class Attendance(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions(Parameterized):
-    r"""When a state holds: sessions and gaps of random length, more of them at one time of the day than at another.
+    r"""When a state holds: sessions and gaps of random length, more frequent at some hours of the day than at others.
 
-    A client's time is cut into cycles of ``session`` seconds and a gap of its own, which begin at a random moment. A
-    cycle has at most one session. Its length is log-normal of mean ``session``, its place in the cycle uniform. It
-    takes place with the probability :math:`1 - d (1 - \cos(2 \pi (h - p) / 24)) / 2`, where h is the local hour at
-    which it would begin, p is ``peak`` and d is ``daily``. Without ``daily``, sessions and gaps have the means
-    ``session`` and ``gap``.
+    A client's time is divided into cycles of ``session`` seconds plus the client's own gap, which begin at a random
+    moment. A cycle has at most one session. Its length is log-normal with mean ``session``, and its place in the cycle
+    is uniform. It takes place with the probability :math:`1 - d (1 - \cos(2 \pi (h - p) / 24)) / 2`, where h is the
+    local hour at which it would begin, p is ``peak`` and d is ``daily``. Without ``daily``, the mean lengths of
+    sessions and gaps are ``session`` and ``gap``.
 
     >>> sessions = Sessions(session=600, gap=1800)
     >>> on, until = sessions.at(np.arange(10_000), "online", seed=0, time=5_000.0)
@@ -71,20 +70,20 @@ class Sessions(Parameterized):
     gap: float = param(2 * HOUR, POSITIVE, "mean length of a gap in seconds")
     spread: float = param(0.0, _SPREAD, "standard deviation of the log of session lengths")
     variety: float = param(0.0, _SPREAD, "standard deviation of the log of the clients' own mean gaps")
-    daily: float = param(0.0, Interval(float, 0, 1), "share of sessions that fall out at the quietest hour (d)")
+    daily: float = param(0.0, Interval(float, 0, 1), "share of sessions that are skipped at the quietest hour (d)")
     peak: float = param(20.0, Interval(float, 0, 24, "left"), "local hour with the most sessions (p)")
     zones: int | None = param(1, Optional(Interval(int, 1, 24)), "number of time zones; None spreads them over the day")
 
     def at(self, clients: IntArray, name: str, *, seed: int, time: float | FloatArray) -> Attendance:
-        """Return for whom the state holds.
+        """Return for which clients the state holds.
 
         Parameters
         ----------
         clients : (k,) int array
         name : str
-            Of the state, which has random numbers of its own.
+            Name of the state. Each state has its own random numbers.
         time : float or (k,) float array
-            Seconds since the beginning; it begins at midnight in the first time zone.
+            Seconds since the start, which is at midnight in the first time zone.
         """
         state = zlib.crc32(name.encode())
         cycle = self.session + self.gap * self._own_gaps(clients, seed, state)
@@ -93,10 +92,9 @@ class Sessions(Parameterized):
         zero = number * cycle - begun  # when this cycle began
         length: FloatArray | float = self.session
         if self.spread:
-            # The mean of exp(s z) is exp(s^2 / 2): without it, a larger spread would make longer sessions.
-            normal = _normal(uniforms_each(seed, rng.DEVICES, clients, number, state, _LENGTH))
-            length = self.session * np.exp(self.spread * normal - 0.5 * self.spread**2)
-        length = np.minimum(length, cycle)  # a cycle has one session at most, and it ends within the cycle
+            draws = uniforms_each(seed, rng.DEVICES, clients, number, state, _LENGTH)
+            length = self.session * log_normals(self.spread, draws)
+        length = np.minimum(length, cycle)  # the session ends within its cycle
         start: FloatArray = zero + uniforms_each(seed, rng.DEVICES, clients, number, state, _START) * (cycle - length)
         end = start + length
         takes_place = np.ones(len(clients), np.bool_)
@@ -104,7 +102,7 @@ class Sessions(Parameterized):
             chance = self.activity(start / HOUR + self._offsets(clients, seed))
             takes_place = uniforms_each(seed, rng.DEVICES, clients, number, state, _WHETHER) < chance
         on = takes_place & (start <= time) & (time < end)
-        # Who is off is looked at again when its session begins; after that, or without one, when the next cycle does.
+        # A client that is off may be on when its session begins, or after that (or without one), in the next cycle.
         later = np.maximum(zero + cycle, time + TICK)
         until = np.where(on, end, np.where(takes_place & (time < start), start, later))
         return Attendance(on, until)
@@ -117,31 +115,21 @@ class Sessions(Parameterized):
     def _own_gaps(self, clients: IntArray, seed: int, state: int) -> FloatArray | float:
         if not self.variety:
             return 1.0
-        normal = _normal(uniforms(seed, rng.DEVICES, clients, state, _GAP))
-        own: FloatArray = np.exp(self.variety * normal - 0.5 * self.variety**2)
-        return own
+        return log_normals(self.variety, uniforms(seed, rng.DEVICES, clients, state, _GAP))
 
     def _offsets(self, clients: IntArray, seed: int) -> FloatArray | float:
-        """Hours by which each client's local time is ahead; the same for all states, so the zone has no state."""
+        """Return by how many hours each client's local time is ahead, which is the same for all states."""
         if self.zones == 1:
             return 0.0
         place = uniforms(seed, rng.DEVICES, clients, _TIME_ZONE)
         return 24 * (place if self.zones is None else np.floor(place * self.zones) / self.zones)
 
 
-def _normal(uniform: FloatArray) -> FloatArray:
-    """Turn uniform into normal numbers; half a step is added, because the quantile of 0 would be infinite."""
-    normal: FloatArray = ndtri(uniform + 2.0**-54)
-    return normal
-
-
-class Devices(Parameterized):
+class Devices(NamedPart):
     """When clients are on, and their two speeds: time = samples / speed + bytes / bandwidth."""
 
-    name: ClassVar[str]
-
     def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Attendance:
-        """Return which of ``clients`` are on at ``time``, one for all or (k,), and for how long that is certain."""
+        """Return which of ``clients`` are on at ``time`` (one for all, or (k,)), and until when that is certain."""
         raise NotImplementedError(type(self).__name__)
 
     def speeds(self, clients: IntArray, *, seed: int) -> FloatArray:
@@ -154,7 +142,7 @@ class Devices(Parameterized):
 
     @property
     def always_on(self) -> bool:
-        """Whether nobody is ever off."""
+        """Whether no client is ever off."""
         return False
 
     def durations(
@@ -165,14 +153,14 @@ class Devices(Parameterized):
         return seconds
 
     def work(self, clients: IntArray, seconds: FloatArray, *, seed: int, time: float) -> tuple[FloatArray, AnyArray]:
-        """Return how long each works that begins at ``time``, and with what status: it fails when its session ends.
+        """Return how long each client works from ``time`` on, and whether it fails because its session ends.
 
         Parameters
         ----------
         clients : (k,) int array
-            Who begins; one that is off fails at once.
+            The clients that begin work; one that is off fails at once.
         seconds : (k,) float array
-            How long the work would take.
+            How long the work takes if the client stays on.
 
         Returns
         -------
@@ -181,13 +169,9 @@ class Devices(Parameterized):
         """
         on, until = self.presence(clients, seed=seed, time=time)
         left = np.where(on, until - time, 0.0)
-        broken = ~on | (seconds > left)
-        status = np.where(broken, np.int8(Status.FAILED), np.int8(Status.OK))
-        return np.where(broken, left, seconds), status
-
-    def describe(self) -> str:
-        """Return the name and the parameters on one line."""
-        return describe_parts(self.name, self)
+        failed = ~on | (seconds > left)
+        status = np.where(failed, np.int8(Status.FAILED), np.int8(Status.OK))
+        return np.where(failed, left, seconds), status
 
 
 class _States(Constraint):
@@ -207,17 +191,17 @@ class _States(Constraint):
         return "a table of states such as {online = {session = 3600, gap = 7200}}, each with parameters of Sessions"
 
     def bad_values(self) -> list[object]:
-        """Return things that are no such table."""
+        """Return values that are not such a table."""
         return [3, {"online": 3}, {"online": {"session": 0}}, {"online": {"lenght": 3}}]
 
 
 @DEVICES.register("drawn")
 @dataclass(frozen=True, kw_only=True)
 class DrawnDevices(Devices):
-    """Devices of a few numbers: log-normal speeds, and states of which all must hold for a client to be on.
+    """Devices drawn from a few parameters: log-normal speeds, and states that must all hold for a client to be on.
 
-    Without states everybody is always on. A day-night federation has one state, ``online``; a phone that trains only
-    while it charges on a free network has three.
+    Without states, all clients are always on. A day-night federation has one state, ``online``. A phone that only
+    trains while it is charging on a free network has three.
 
     >>> half = {"session": 600, "gap": 600}
     >>> devices = DrawnDevices(states={"online": half, "charging": half})
@@ -245,13 +229,13 @@ class DrawnDevices(Devices):
         return not self.states
 
     def presence(self, clients: IntArray, *, seed: int, time: float | FloatArray) -> Attendance:
-        """Return for whom all states hold."""
+        """Return for which clients all states hold."""
         on, ends, begins = np.ones(len(clients), np.bool_), np.full(len(clients), np.inf), np.zeros(len(clients))
         for name, sessions in self._sessions.items():
             holds, until = sessions.at(clients, name, seed=seed, time=time)
             on &= holds
             ends = np.where(holds, np.minimum(ends, until), ends)
-            begins = np.where(holds, begins, np.maximum(begins, until))  # nobody is on while one state does not hold
+            begins = np.where(holds, begins, np.maximum(begins, until))  # off until all states may hold
         return Attendance(on, np.where(on, ends, begins))
 
     def speeds(self, clients: IntArray, *, seed: int) -> FloatArray:
@@ -266,24 +250,24 @@ class DrawnDevices(Devices):
 def _log_normal(median: float, spread: float, clients: IntArray, seed: int, position: int) -> FloatArray:
     if not spread:
         return np.full(len(clients), float(median))
-    drawn: FloatArray = median * np.exp(spread * _normal(uniforms(seed, rng.DEVICES, clients, position)))
+    drawn: FloatArray = median * np.exp(spread * normals(uniforms(seed, rng.DEVICES, clients, position)))
     return drawn
 
 
 class OnlineDevices:
-    """Who is on, kept up to date while the clock goes on: only clients whose state may have changed are looked up.
+    """Which clients are on as time advances. Only clients whose state may have changed are looked up.
 
     Parameters
     ----------
     clients : int
-        Number of clients N.
+        N, the number of clients.
     time : float
-        The moment it begins with.
+        The starting time.
 
     Attributes
     ----------
     on : (N,) bool array
-        Replaced, never changed in place, when somebody comes or goes.
+        Replaced, never changed in place, when a client comes or goes.
 
     Examples
     --------
@@ -298,50 +282,51 @@ class OnlineDevices:
         self._devices, self._seed = devices, seed
         self.on, self._until = devices.presence(np.arange(clients), seed=seed, time=time)
         self._horizon: float  # up to where all changes are known
-        self._changes: tuple[FloatArray, IntArray, BoolArray]  # when, who, and whether it is on then; by time
+        self._changes: tuple[FloatArray, IntArray, BoolArray]  # times, clients, and whether they are on then; by time
         self._done: int  # changes that have happened
         self._look_ahead()
 
     @property
     def next(self) -> float:
-        """The earliest moment at which ``on`` may change."""
-        when = self._changes[0]
-        return float(when[self._done]) if self._done < len(when) else self._horizon
+        """The earliest time at which ``on`` may change."""
+        times = self._changes[0]
+        return float(times[self._done]) if self._done < len(times) else self._horizon
 
     def advance(self, time: float) -> None:
-        """Go on to ``time``, which is not before the last one."""
+        """Advance to ``time``, which must not be earlier than the last one."""
         while time >= self.next:
-            when, who, on = self._changes
-            end = int(np.searchsorted(when, time, side="right"))
+            times, clients, on = self._changes
+            end = int(np.searchsorted(times, time, side="right"))
             if end > self._done:
                 self.on = self.on.copy()
-                self.on[who[self._done : end]] = on[self._done : end]  # of somebody who comes and goes, the last counts
+                happened = slice(self._done, end)
+                self.on[clients[happened]] = on[happened]  # if a client comes and goes, its last change counts
                 self._done = end
-            if end < len(when):
+            if end < len(times):
                 return
             self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Find the next changes, many at once: a look at one client takes as long as at a thousand."""
+        """Compute the next changes, many at once, because one client takes as long as a thousand."""
         ends = self._until[self._until < np.inf]
-        found = [(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.bool_))]
+        changes = [(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.bool_))]
         self._horizon = np.inf
         if len(ends):
-            # Up to where the first thousand clients, or a 64th of all, may change: one lookup serves many of them.
-            some = min(len(ends) - 1, max(_AHEAD, len(ends) // 64))
-            self._horizon = float(np.partition(ends, some)[some])
+            # Look as far as the first thousand clients, or a 64th of all, may change.
+            place = min(len(ends) - 1, max(_AHEAD, len(ends) // 64))
+            self._horizon = float(np.partition(ends, place)[place])
             due = np.flatnonzero(self._until <= self._horizon)
             while len(due):
-                moments = self._until[due]
-                on, self._until[due] = self._devices.presence(due, seed=self._seed, time=moments)
-                found.append((moments, due, on))
+                until = self._until[due]
+                on, self._until[due] = self._devices.presence(due, seed=self._seed, time=until)
+                changes.append((until, due, on))
                 due = due[self._until[due] <= self._horizon]
-        when, who, on = (np.concatenate(column) for column in zip(*found, strict=True))
-        order = np.argsort(when, kind="stable")
-        self._changes, self._done = (when[order], who[order], on[order]), 0
+        times, clients, on = (np.concatenate(column) for column in zip(*changes, strict=True))
+        order = np.argsort(times, kind="stable")
+        self._changes, self._done = (times[order], clients[order], on[order]), 0
 
     def wait(self, time: float) -> float:
-        """Go on from ``time`` until somebody is on, and return when that is; infinity if nobody ever comes."""
+        """Advance from ``time`` until a client is on and return that time; infinity if no client ever is."""
         self.advance(time)
         while not self.on.any() and self.next < np.inf:
             time = self.next

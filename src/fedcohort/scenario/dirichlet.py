@@ -56,16 +56,16 @@ class ClientHeterogeneity(Partition):
     clients: int = param(20, _CLIENTS, "number of clients (K)")
     alpha: float = param(0.1, _POSITIVE, "concentration (alpha)")
     least: int = param(1, Interval(int, 0, None), "smallest number of samples of a client")
-    redraws: int = param(100, _REDRAWS, "how often a draw with too small a client is repeated")
+    redraws: int = param(100, _REDRAWS, "how often to repeat a draw in which a client is too small")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """Draw the shares of every class, round them to its number of samples."""
+        """Draw the shares of each class and round them to whole samples."""
         if self.least * self.clients > len(pool):
             raise ScenarioError(
-                f"The partition 'client-heterogeneity' wants {self.clients:,} clients x at least {self.least:,} "
+                f"The partition 'client-heterogeneity' needs {self.clients:,} clients x at least {self.least:,} "
                 f"samples = {self.clients * self.least:,}, but the training set has {len(pool):,}."
             )
-        # With a small alpha some client often gets next to nothing; the paper does not say what it does then.
+        # With a small alpha, some client often gets almost nothing. The paper does not say what it does then.
         smallest = 0
         for attempt in range(self.redraws + 1):
             shares = dirichlet(rng, np.full((pool.classes, self.clients), self.alpha))
@@ -77,7 +77,7 @@ class ClientHeterogeneity(Partition):
                 )
         raise ScenarioError(
             f"The partition 'client-heterogeneity' with alpha {self.alpha:g} left the smallest of {self.clients:,} "
-            f"clients with at most {smallest:,} samples in {self.redraws + 1:,} draws; {self.least:,} are wanted.",
+            f"clients with at most {smallest:,} samples in {self.redraws + 1:,} draws; {self.least:,} are needed.",
             hint="use a larger alpha, fewer clients or a smaller 'least'",
         )
 
@@ -91,8 +91,8 @@ def _redraw_remark(times: int, why: str) -> tuple[str, ...]:
 def sequential_counts(pool: Pool, shares: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
     """Draw ``size`` labels per client from its ``shares`` (N, B) without replacement, client after client.
 
-    A label whose class is used up is drawn again from what is left, as if every sample were drawn by itself: a batch
-    of multinomial draws less the excess over the remaining samples has the distribution of that sequence.
+    A label whose class is used up is drawn again from the remaining classes. Drawing all labels at once and discarding
+    the excess over the remaining samples has the same distribution as drawing them one by one.
     """
     left = pool.counts.copy()
     counts = np.zeros(shares.shape, dtype=np.int64)
@@ -101,7 +101,7 @@ def sequential_counts(pool: Pool, shares: FloatArray, size: int, rng: np.random.
         need = size
         while need:
             mass = float(weights.sum())
-            if mass <= 0.0:  # none of its own classes is left, so it takes samples of the remaining ones
+            if mass <= 0.0:  # none of its classes is left, so it gets samples of the others
                 weights = left / left.sum()
                 mass = 1.0
             drawn = np.minimum(rng.multinomial(need, weights / mass), left)
@@ -117,8 +117,8 @@ def sequential_counts(pool: Pool, shares: FloatArray, size: int, rng: np.random.
 class ClassHeterogeneity(Partition):
     r"""Per client, classes :math:`q \sim Dir(\alpha \cdot 1)`, equal sizes ([Kim2020]_, "class heterogeneity").
 
-    Samples are drawn without replacement, one client after the other; where a class is used up, the client's
-    distribution is renormalised over the rest.
+    Samples are drawn without replacement, client after client. When a class is used up, the client's distribution is
+    renormalised over the others.
 
     >>> pool = Pool.of(np.repeat(np.arange(10), 100))
     >>> ClassHeterogeneity(clients=4).assign(pool, np.random.default_rng(0)).offsets
@@ -127,7 +127,7 @@ class ClassHeterogeneity(Partition):
 
     clients: int = param(20, _CLIENTS, "number of clients (K)")
     alpha: float = param(0.1, _POSITIVE, "concentration of every class (alpha)")
-    samples: int | None = param(None, _SAMPLES, "samples per client; None is the most that is equal for all")
+    samples: int | None = param(None, _SAMPLES, "samples per client; None is the largest size that all can have")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Draw a class distribution per client, then its samples."""
@@ -141,8 +141,8 @@ class ClassHeterogeneity(Partition):
 class MixedHeterogeneity(Partition):
     r"""Groups of different skew: per client, classes :math:`q \sim Dir(\alpha_g \cdot 1)`, equal sizes ([Chen2024]_).
 
-    Every concentration has as many clients as the others, to within one, drawn at random; samples are dealt out as in
-    "class-heterogeneity", in random order of the clients, so that the last ones are not all of one group.
+    Each concentration has the same number of clients, to within one, in random order. So the last clients, which
+    get the remaining samples, are not all of one group. Samples are drawn as in "class-heterogeneity".
 
     >>> pool = Pool.of(np.repeat(np.arange(10), 100))
     >>> part = MixedHeterogeneity(clients=4, alphas=(0.01, 100.0)).assign(pool, np.random.default_rng(0))
@@ -156,12 +156,12 @@ class MixedHeterogeneity(Partition):
     alphas: tuple[float, ...] = param(
         (0.001, 0.002, 0.005, 0.01, 0.5), Sequence(_POSITIVE, least=1), "concentration of each group (alpha)"
     )
-    samples: int | None = param(None, _SAMPLES, "samples per client; None is the most that is equal for all")
+    samples: int | None = param(None, _SAMPLES, "samples per client; None is the largest size that all can have")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """Draw everybody's group and class distribution, then the samples."""
+        """Draw each client's group and class distribution, then the samples."""
         size = equal_size(self.name, pool, self.clients, self.samples)
-        # np.resize repeats the list: each concentration goes to as many clients, to within one.
+        # np.resize repeats the list, so each concentration goes to equally many clients, to within one.
         alpha = rng.permutation(np.resize(np.asarray(self.alphas, np.float64), self.clients))
         shares = dirichlet(rng, np.repeat(alpha[:, None], pool.classes, axis=1))
         counts = sequential_counts(pool, shares, size, rng)
@@ -173,13 +173,14 @@ class MixedHeterogeneity(Partition):
 class DirichletLabels(Partition):
     r"""Per client, classes :math:`q \sim Dir(\alpha p)`, clients of equal size ([Hsu2019]_, as in [Zhang2023]_).
 
-    p is the class distribution of the training set and sums to 1: with ten equal classes and alpha = 0.1 every class
-    has concentration 0.01. Samples are drawn without replacement as in "class-heterogeneity".
+    p is the class distribution of the training set and sums to 1. With ten equal classes and alpha = 0.1, every class
+    has the concentration 0.01. Samples are drawn without replacement as in "class-heterogeneity".
 
-    Fed-CBS's Table 1 shows that this is its reading of alpha: random cohorts of 10 clients have a QCID of 0.082, 0.075
-    and 0.059 there for alpha 0.1, 0.2 and 0.5, and of 0.078, 0.072 and 0.059 here; alpha per class would give 0.045,
-    0.030 and 0.015. Sizes from the quadratic programme ("dirichlet-qp") come closer still, with 0.081, 0.076 and 0.059,
-    and Fed-CBS speaks of "the client with the largest local dataset"; it cites Hsu et al., whose clients are equal.
+    Fed-CBS's Table 1 shows that this is its reading of alpha. Random cohorts of 10 clients have a QCID of 0.082, 0.075
+    and 0.059 there for alpha 0.1, 0.2 and 0.5, and of 0.078, 0.072 and 0.059 here. With alpha per class it would be
+    0.045, 0.030 and 0.015. Sizes from the quadratic programme ("dirichlet-qp") come even closer, with 0.081, 0.076 and
+    0.059, and Fed-CBS mentions "the client with the largest local dataset". But it cites Hsu et al., whose clients have
+    equal sizes.
 
     >>> pool = Pool.of(np.repeat(np.arange(10), 100))
     >>> DirichletLabels(clients=4, samples=30).assign(pool, np.random.default_rng(0)).offsets
@@ -187,8 +188,8 @@ class DirichletLabels(Partition):
     """
 
     clients: int = param(200, _CLIENTS, "number of clients (N)")
-    alpha: float = param(0.1, _POSITIVE, "total concentration (alpha), spread over the classes as the data are")
-    samples: int | None = param(None, _SAMPLES, "samples per client; None is the most that is equal for all")
+    alpha: float = param(0.1, _POSITIVE, "total concentration (alpha), divided among the classes by their sizes")
+    samples: int | None = param(None, _SAMPLES, "samples per client; None is the largest size that all can have")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Draw a class distribution per client, then its samples."""
@@ -204,9 +205,9 @@ class DirichletQp(Partition):
     r"""Per client, classes :math:`q_k \sim Dir(\alpha p)`; sizes from a quadratic programme ([Tang2022]_, C.2).
 
     p is the class distribution of the training set and sums to 1. The sizes minimise x'x subject to Qx = d and
-    x >= ``least`` (the paper: x > 0), d the number of samples of each class, so that the whole training set is used
-    exactly once. A draw for which no sizes exist is drawn again, at most ``redraws`` times, and the federation says so.
-    Sizes and counts are rounded to whole samples class by class.
+    x >= ``least`` (in the paper, x > 0), where d is the number of samples of each class. So the whole training set is
+    used exactly once. A draw for which no sizes exist is repeated, at most ``redraws`` times, and a remark says so.
+    Counts are rounded to whole samples class by class.
 
     >>> pool = Pool.of(np.repeat(np.arange(4), 100))
     >>> part = DirichletQp(clients=40, alpha=0.5).assign(pool, np.random.default_rng(0))
@@ -215,15 +216,15 @@ class DirichletQp(Partition):
     """
 
     clients: int = param(100, _CLIENTS, "number of clients (N)")
-    alpha: float = param(0.2, _POSITIVE, "total concentration (alpha), spread over the classes as the data are")
-    least: float = param(1.0, _POSITIVE, "smallest size x_k the programme admits")
-    redraws: int = param(100, _REDRAWS, "how often an infeasible draw of the class distributions is repeated")
+    alpha: float = param(0.2, _POSITIVE, "total concentration (alpha), divided among the classes by their sizes")
+    least: float = param(1.0, _POSITIVE, "smallest size x_k that the programme allows")
+    redraws: int = param(100, _REDRAWS, "how often to repeat an infeasible draw of the class distributions")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Draw the distributions until the programme has a solution."""
         if self.least * self.clients > len(pool):
             raise ScenarioError(
-                f"The partition 'dirichlet-qp' wants {self.clients:,} clients x at least {self.least:g} samples = "
+                f"The partition 'dirichlet-qp' needs {self.clients:,} clients x at least {self.least:g} samples = "
                 f"{self.clients * self.least:,.0f}, but the training set has {len(pool):,}."
             )
         prior = pool.counts / len(pool)
@@ -243,16 +244,16 @@ class DirichletQp(Partition):
         raise ScenarioError(
             f"The partition 'dirichlet-qp' found no sizes x >= {self.least:g} with Qx = d in {self.redraws + 1:,} "
             f"draws for {self.clients:,} clients, alpha {self.alpha:g} and {pool.classes} classes.",
-            hint="use more clients than classes by a good margin, a larger alpha, or more redraws",
+            hint="use many more clients than classes, a larger alpha, or more redraws",
         )
 
 
 def _whole_samples(exact: FloatArray, have: IntArray) -> IntArray:
-    """Round ``exact`` (N, B) to integers whose columns add up to ``have``, and leave no client without a sample."""
+    """Round ``exact`` (N, B) to integers with the column sums ``have``, and at least one sample per client."""
     columns = [round_to_total(exact[:, c], int(n)) if n else np.zeros(len(exact), np.int64) for c, n in enumerate(have)]
     counts = np.stack(columns, axis=1)
     for k in np.flatnonzero(counts.sum(axis=1) == 0):
-        # Give it one sample of its likeliest class, from the client that rounding favoured most, but never a last one.
+        # Give it a sample of its likeliest class, from the client that rounding favoured most, but never its last one.
         for c in np.argsort(-exact[k], kind="stable"):
             surplus = np.where((counts[:, c] > 0) & (counts.sum(axis=1) > 1), counts[:, c] - exact[:, c], -np.inf)
             donor = int(surplus.argmax())
@@ -270,7 +271,7 @@ class Skewness(Partition):
 
     Half of the clients have :math:`\beta` uniform in (0, x_med], the rest in (x_med, x_max]; client k's classes follow
     :math:`Dir(\beta_k \cdot 1)`. Low heterogeneity is x_med = 0.2, x_max = 3, high is 0.1 and 5. Each client holds 2000
-    samples: 200 clients hold eight times as many as CIFAR-10 has, so samples are drawn with replacement.
+    samples. For 200 clients that is eight times the size of CIFAR-10, so samples are drawn with replacement.
 
     >>> pool = Pool.of(np.repeat(np.arange(10), 100))
     >>> part = Skewness(clients=6, samples=50).assign(pool, np.random.default_rng(0))
@@ -294,7 +295,7 @@ class Skewness(Partition):
         """Draw beta, then class distributions, then samples with replacement."""
         position = 1.0 - rng.random(self.clients)  # in (0, 1]
         low = self.clients // 2
-        # Half of the clients on either side of the median, exactly, then dealt out at random.
+        # Exactly half of the clients on each side of the median, in random order.
         beta = self.median + position * (self.maximum - self.median)
         beta[:low] = position[:low] * self.median
         beta = rng.permutation(beta)

@@ -1,4 +1,4 @@
-"""Represent a simulated federation: which training samples belong to which client, and with which labels."""
+"""A simulated federation: which training samples belong to which client, and with which labels."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class ClientSamples:
     indices: Int32Array  # (n_k,) positions in the training set
     labels: Int32Array  # (n_k,) as the client sees them
     true_labels: Int32Array  # (n_k,)
-    validation: int  # how many of the last samples are for validation
+    validation: int  # how many samples, the last ones, are for validation
 
     def __len__(self) -> int:
         return len(self.indices)
 
     @property
     def train(self) -> Int32Array:
-        """Positions of the samples the client trains on."""
+        """Positions of the samples that the client trains on."""
         return self.indices[: len(self.indices) - self.validation]
 
     @property
@@ -47,18 +47,18 @@ class ClientSamples:
 class Federation:
     """Clients as slices of one index array, client after client.
 
-    Client k owns ``indices[offsets[k]:offsets[k + 1]]``; the order inside a client is random, and its last
-    ``validation[k]`` samples are its local validation set. All arrays are read-only.
+    Client k owns ``indices[offsets[k]:offsets[k + 1]]`` in random order. Its last ``validation[k]`` samples are its
+    local validation set. All arrays are read-only.
 
     Attributes
     ----------
     indices : (total,) int32
-        Positions in the training set, client-major. A position may occur more than once where the scenario draws
-        with replacement.
+        Positions in the training set, client-major. A position may occur more than once if the scenario draws with
+        replacement.
     offsets : (N + 1,) int64
         Where each client begins; ``offsets[0] == 0`` and ``offsets[N] == total``.
     labels : (total,) int32
-        Labels as the clients see them, with label noise where the scenario has any.
+        Labels as the clients see them, with any label noise.
     true_labels : (total,) int32
         Labels of the dataset.
     classes : int
@@ -66,17 +66,17 @@ class Federation:
     validation : (N,) int64
         How many of each client's last samples are held out for local validation.
     noise_rate : (N,) float64
-        The share of each client's labels that is wrong, exactly.
+        The exact share of wrong labels of each client.
     server_validation : (v,) int32
-        Positions of the training set kept at the server, owned by no client.
+        Positions in the training set that the server keeps; no client owns them.
     traits : mapping of str to (N,) arrays
-        What the scenario drew for each client ("beta", "dominant_class", ...).
+        Values that the scenario drew for each client ("beta", "dominant_class", ...).
     remarks : tuple of str
-        Notes for the user on how it was built ("2 draws were infeasible and redrawn").
+        Notes for the user on how it was built ("2 draws left a client too small and were repeated").
     client_names : tuple of str or None
-        Names given by the data (writers); None numbers the clients.
+        Names from the data (writers); None numbers the clients.
     groups : Groups or None
-        Which clients are judged together; None where samples have no classes and clients no data of their own to test.
+        Which clients are evaluated together; None if samples have no classes and clients no test data of their own.
 
     Examples
     --------
@@ -145,29 +145,22 @@ class Federation:
     def of(
         cls, parts: list[list[int]] | list[npt.NDArray[np.integer]], labels: npt.ArrayLike, classes: int
     ) -> Federation:
-        """Build a federation from one list of positions per client, without noise or validation.
+        """Build a federation without noise or validation.
 
-        Parameters
-        ----------
-        parts : list of lists
-            Positions in the training set, per client.
-        labels : (n,) array
-            Labels of the whole training set.
-        classes : int
-            How many classes there are.
+        ``parts`` has a list of positions per client, ``labels`` (n,) are those of the whole training set.
         """
-        every = np.asarray(labels, dtype=np.int32)
+        all_labels = np.asarray(labels, dtype=np.int32)
         sizes = [len(part) for part in parts]
         indices = np.concatenate([np.asarray(part, dtype=np.int32) for part in parts] or [np.zeros(0, np.int32)])
-        if len(indices) and (indices.min() < 0 or indices.max() >= len(every)):
+        if len(indices) and (indices.min() < 0 or indices.max() >= len(all_labels)):
             raise InputError(
-                f"Positions of samples must be in 0 .. {len(every) - 1}. Got {indices.min()} .. {indices.max()}."
+                f"Positions of samples must be in 0 .. {len(all_labels) - 1}. Got {indices.min()} .. {indices.max()}."
             )
         return cls(
             indices=indices,
             offsets=np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64),
-            labels=every[indices],
-            true_labels=every[indices],
+            labels=all_labels[indices],
+            true_labels=all_labels[indices],
             classes=classes,
             validation=np.zeros(len(parts), np.int64),
             noise_rate=np.zeros(len(parts)),
@@ -182,32 +175,32 @@ class Federation:
 
     @cached_property
     def sizes(self) -> IntArray:
-        """Number of samples of every client (N,), validation included."""
+        """Number of samples of each client (N,), including validation."""
         return freeze(np.diff(self.offsets))
 
     @cached_property
     def train_sizes(self) -> IntArray:
-        """Number of samples every client trains on (N,)."""
+        """Number of samples that each client trains on (N,)."""
         return freeze(self.sizes - self.validation)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Name of every client: the data's own, or its number."""
+        """Name of each client: from the data, or its number."""
         return tuple(map(str, range(len(self)))) if self.client_names is None else self.client_names
 
     @cached_property
     def owner(self) -> Int32Array:
-        """Client of every entry of ``indices`` (total,)."""
+        """Client of each entry of ``indices`` (total,)."""
         return freeze(np.repeat(np.arange(len(self), dtype=np.int32), self.sizes))
 
     @cached_property
     def main_class(self) -> IntArray:
-        """The most frequent true class of every client (N,); the smallest one where several tie."""
+        """The most frequent true class of each client (N,); the smallest one in a tie."""
         return freeze(self.label_counts(part="all", true=True).argmax(axis=1).astype(np.int64))
 
     @cached_property
     def holds_rare(self) -> BoolArray:
-        """Which clients (N,) have a third or more of rare classes, of which there are less than 3/4 of the mean."""
+        """Whether a third or more of each client's samples (N,) are of classes with less than 3/4 of the mean size."""
         counts = self.label_counts(part="all", true=True)
         total = counts.sum(axis=0)
         rare = total < 0.75 * total.mean()
@@ -232,7 +225,7 @@ class Federation:
         part : {"train", "validation", "all"}
             Which of the client's samples count.
         true : bool
-            The dataset's labels instead of those the client sees.
+            Count the dataset's labels instead of those that the client sees.
 
         Returns
         -------
@@ -247,7 +240,7 @@ class Federation:
         return np.bincount(cells, minlength=len(self) * self.classes).reshape(len(self), self.classes)
 
     def describe(self) -> str:
-        """Return a few lines of text: how many, how large, how skewed, how noisy."""
+        """Return a summary in a few lines: sizes, classes, skewness, noise and validation."""
         sizes = self.sizes
         counts = self.label_counts(part="all", true=True)
         present = (counts > 0).sum(axis=1)

@@ -1,7 +1,7 @@
-"""Groups of clients: with the same view of the world, with the same kind of data, or each owner by itself.
+"""Groups of clients with the same view of the world, the same kind of data, or the same owner.
 
-An average over all clients hides what a minority loses. A federation therefore names its groups, and every evaluation
-measures each of them on samples of its own kind.
+An average over all clients hides what a minority loses. So a federation names its groups, and every evaluation measures
+each of them on samples of its own kind.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class Groups:
     Attributes
     ----------
     kind : "view", "class" or "client"
-        What a group has in common: how its clients see their samples, the class they hold most of, or the owner.
+        What the clients of a group have in common: how they see their samples, the class they hold most of, or the
+        owner.
     of : (N,) int64
-        The group of every client.
+        The group of each client.
     views : tuple of str
-        How each group sees its samples, a name of :data:`~fedcohort.scenario.shift.VIEWS`; "plain" is as they are.
+        How each group sees its samples, a name in :data:`~fedcohort.scenario.shift.VIEWS`; "plain" is unchanged.
 
     Examples
     --------
@@ -61,5 +62,5 @@ class Groups:
 
     @classmethod
     def by_client(cls, names: tuple[str, ...]) -> Groups:
-        """Make every client a group of its own."""
+        """Make each client a group."""
         return cls("client", np.arange(len(names), dtype=np.int64), names, ("plain",) * len(names))

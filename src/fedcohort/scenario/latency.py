@@ -6,27 +6,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
-from scipy.special import ndtri
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.params import Interval, Parameterized, param
+from fedcohort.core.params import Interval, param
 from fedcohort.core.registry import Registry
-from fedcohort.scenario.counter_rng import uniforms
-from fedcohort.scenario.partition import describe_parts
+from fedcohort.scenario.counter_rng import log_normals, uniforms
+from fedcohort.scenario.part import NamedPart
 
 LATENCIES: Registry[Latency] = Registry("latency")
 
-_EACH_ROUND, _FOR_EVER = 0, 1  # positions in the latency stream: draws for one round, draws for the whole run
+_EACH_ROUND, _WHOLE_RUN = 0, 1  # positions in the latency stream
 
 
-class Latency(Parameterized):
-    """How many simulated seconds clients take for their part of a round."""
-
-    name: ClassVar[str]
+class Latency(NamedPart):
+    """How many simulated seconds clients take for their work in a round."""
 
     def durations(
         self, sizes: IntArray, clients: IntArray, *, seed: int, round: int, work: float | FloatArray = 1.0
@@ -38,11 +34,11 @@ class Latency(Parameterized):
         sizes : (N,) int
             Samples of every client of the federation.
         clients : (k,) int
-            The clients whose durations are wanted.
+            The clients whose durations are returned.
         seed, round : int
             Which experiment, which round.
         work : float or (k,) array
-            Share of the usual local work each does.
+            Share of the usual local work that each client does.
 
         Returns
         -------
@@ -50,15 +46,11 @@ class Latency(Parameterized):
         """
         raise NotImplementedError(type(self).__name__)
 
-    def describe(self) -> str:
-        """Return the name and the parameters on one line."""
-        return describe_parts(self.name, self)
-
 
 @LATENCIES.register("none")
 @dataclass(frozen=True, kw_only=True)
 class NoLatency(Latency):
-    """Nothing takes any time.
+    """No work takes any time.
 
     >>> NoLatency().durations(np.array([5, 9]), np.array([1]), seed=0, round=0)
     array([0.])
@@ -76,8 +68,8 @@ class NoLatency(Latency):
 class ShiftedExponential(Latency):
     r"""Client i takes :math:`T_i = \alpha N_i + E_i`, :math:`E_i \sim Exp` of mean :math:`\lambda N_i` ([Chang2024]_).
 
-    N_i is the client's number of samples, time is in milliseconds, alpha is 1 and lambda 1, 10 or 100 in the paper.
-    ``spread`` goes beyond it: every client has its own speed for the whole experiment, a log-normal factor of mean 1.
+    N_i is the client's number of samples. In the paper, time is in milliseconds, alpha is 1 and lambda is 1, 10 or 100.
+    ``spread`` is an extension: every client has its own speed for the whole experiment, a log-normal factor of mean 1.
 
     >>> latency = ShiftedExponential(straggling=10)
     >>> sizes = np.array([600, 600, 60])
@@ -93,14 +85,11 @@ class ShiftedExponential(Latency):
     def durations(
         self, sizes: IntArray, clients: IntArray, *, seed: int, round: int, work: float | FloatArray = 1.0
     ) -> FloatArray:
-        """Draw by hashing (seed, round, client): O(k), and independent of the other clients."""
+        """Draw by hashing (seed, round, client), in O(k) and independently of the other clients."""
         exponential = -np.log1p(-uniforms(seed, rng.LATENCY, clients, _EACH_ROUND, round))
         seconds: FloatArray = self.unit * sizes[clients] * (self.shift + self.straggling * exponential) * work
         return seconds * self.slowness(clients, seed) if self.spread else seconds
 
     def slowness(self, clients: IntArray, seed: int) -> FloatArray:
-        """Return each client's own factor (k,), which is fixed for the whole experiment."""
-        # Add half a step, because the quantile of 0 would be infinite.
-        quantile = ndtri(uniforms(seed, rng.LATENCY, clients, _FOR_EVER) + 2.0**-54)
-        factor: FloatArray = np.exp(self.spread * quantile - 0.5 * self.spread**2)
-        return factor
+        """Return each client's own factor (k,), which is the same in all rounds."""
+        return log_normals(self.spread, uniforms(seed, rng.LATENCY, clients, _WHOLE_RUN))

@@ -1,4 +1,4 @@
-"""Label noise: a random share of every client's labels is wrong, or some clients permute all of theirs.
+"""Label noise: a random share of each client's labels is wrong, or some clients permute all their classes.
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", Section 3.1.
 """
@@ -13,15 +13,16 @@ import numpy.typing as npt
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import ParameterError, ScenarioError
 from fedcohort.core.params import Interval, OneOf, Parameterized, param
+from fedcohort.scenario.partition import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelNoise(Parameterized):
-    r"""Client k's share of wrong labels is drawn from :math:`Beta(a, b)`; a wrong label is any other class, evenly.
+    r"""Client k's share of wrong labels is drawn from :math:`Beta(a, b)`; all other classes are equally likely.
 
     The paper calls the ratio a / b the "noise level" and plots levels as shares of wrong labels, which is the mean
-    a / (a + b). The level is read as the mean; ``reading="ratio"`` takes it literally. The paper leaves open how
-    spread out the clients are: ``concentration`` is a + b.
+    a / (a + b). By default the level is the mean; with ``reading="ratio"`` it is the ratio. The paper does not say how
+    much clients differ: ``concentration`` is a + b.
 
     >>> LabelNoise(level=0.15).beta()
     (0.3, 1.7)
@@ -32,7 +33,7 @@ class LabelNoise(Parameterized):
     level: float = param(0.0, Interval(float, 0, None), "noise level; 0 is no noise")
     concentration: float = param(2.0, Interval(float, 0, None, "neither"), "a + b; large makes all clients alike")
     reading: str = param("mean", OneOf(("mean", "ratio")), "what the level is: a / (a + b), or a / b")
-    rare: int = param(0, Interval(int, 0, None), "only labels of so many classes, the rarest, are wrong; 0: of all")
+    rare: int = param(0, Interval(int, 0, None), "only labels of this many classes, the rarest, are wrong; 0: of all")
     permuted: float = param(0.0, Interval(float, 0, 1), "share of the clients that call all classes by other names")
 
     def __post_init__(self) -> None:
@@ -91,16 +92,16 @@ class LabelNoise(Parameterized):
         classes : int
             How many classes there are.
         rng : Generator
-            Where all random numbers come from.
+            The source of all random numbers.
 
         Returns
         -------
         labels : (total,) int32
-            With noise; the input itself where there is none.
+            With noise; the input itself if there is none.
         exact : (N,) float64
             The share of labels that were changed.
         drawn : (N,) float64
-            The share the Beta distribution gave, which is not a whole number of labels.
+            The share drawn from the Beta distribution, before rounding to whole labels.
         """
         sizes = np.diff(offsets)
         drawn = self.rates(len(sizes), rng)
@@ -113,20 +114,20 @@ class LabelNoise(Parameterized):
         if self.level:
             candidates = self._candidates(labels, classes)  # (total,)
             each = np.bincount(owner[candidates], minlength=len(sizes))
-            # Rounding up or down at random keeps the mean, which matters for clients of a few samples.
+            # Rounding up or down at random keeps the mean, which matters for clients with few samples.
             wrong = np.floor(drawn * each + rng.random(len(sizes))).astype(np.int64)
-            # By client, its candidates first, in random order: the first ``wrong`` of each client are flipped.
+            # Sort by client, candidates first, in random order. The first ``wrong`` of each client are flipped.
             order = np.lexsort((rng.random(len(labels)), ~candidates, owner))
             rank = np.arange(len(labels)) - np.repeat(offsets[:-1], sizes)
             flipped = order[rank < np.repeat(wrong, sizes)]
-            # A shift of 1 .. classes - 1 is any other class, each as likely.
+            # A shift of 1 .. classes - 1 makes every other class equally likely.
             shift = rng.integers(1, classes, len(flipped), dtype=np.int32)
             noisy[flipped] = (noisy[flipped] + shift) % classes
         if self.permuted:
-            count = int(np.floor(self.permuted * len(sizes) + 0.5))
-            # One permutation for all of them: these clients agree with each other.
-            theirs = np.isin(owner, rng.permutation(len(sizes))[:count])
-            noisy[theirs] = rng.permutation(classes)[noisy[theirs]]
+            count = nearest(self.permuted * len(sizes))
+            # They share one permutation, so these clients agree with each other.
+            permuted = np.isin(owner, rng.permutation(len(sizes))[:count])
+            noisy[permuted] = rng.permutation(classes)[noisy[permuted]]
         exact = np.bincount(owner[noisy != labels], minlength=len(sizes)) / np.maximum(sizes, 1)
         return noisy, exact, drawn
 

@@ -1,7 +1,7 @@
-"""Divide a training set among clients: the base class of all partitions, their registry and shared functions.
+"""The base class of partitions, which divide a training set among clients, their registry and shared functions.
 
-Nearly every partition is a matrix of integers: how many samples of each class every client gets. :func:`deal` turns
-such a matrix into samples. The partitions themselves are in ``classwise``, ``dirichlet`` and ``predefined``.
+Nearly every partition is a matrix of integers: how many samples of each class each client gets. :func:`deal` turns such
+a matrix into samples. The partitions are in ``classwise``, ``dirichlet``, ``unequal`` and ``predefined``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy.typing as npt
 
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError, ScenarioError
-from fedcohort.core.params import Parameterized
 from fedcohort.core.registry import Registry
+from fedcohort.scenario.part import NamedPart
 
 PARTITIONS: Registry[Partition] = Registry("partition", package="fedcohort.scenario")
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The samples a partition may hand out.
+    """The samples that a partition may assign.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Pool:
     positions : (n,) int64
         Their positions in the training set.
     writers : (n,) int64 or None
-        Which writer produced each sample, if the dataset knows.
+        The writer of each sample, if the dataset names writers.
     writer_names : tuple of str or None
         Names of writers 0, 1, ...
     """
@@ -55,7 +55,7 @@ class Pool:
         writers: npt.ArrayLike | None = None,
         writer_names: tuple[str, ...] | None = None,
     ) -> Pool:
-        """Check and hold the labels of a whole training set.
+        """Check the labels of a whole training set and make a pool of it.
 
         >>> Pool.of([0, 1, 1]).counts
         array([1, 2])
@@ -81,10 +81,10 @@ class Pool:
         """How many samples each class has (classes,)."""
         return np.bincount(self.labels, minlength=self.classes)
 
-    def without(self, taken: IntArray) -> Pool:
-        """Return the pool without the samples at positions ``taken`` of this pool."""
+    def without(self, places: IntArray) -> Pool:
+        """Return the pool without the samples at ``places`` of this pool."""
         keep = np.ones(len(self), dtype=bool)
-        keep[taken] = False
+        keep[places] = False
         return dataclasses.replace(
             self,
             labels=self.labels[keep],
@@ -105,7 +105,7 @@ def _owners(writers: npt.ArrayLike, samples: int) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """The result of a partition: positions in the pool, client after client.
+    """The result of a partition: places in the pool, client after client.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class Assignment:
     remarks : tuple of str
         Notes for the user.
     names : tuple of str or None
-        The clients' names, if the data have them.
+        The clients' names, if the data name them.
     """
 
     places: IntArray
@@ -128,36 +128,17 @@ class Assignment:
     names: tuple[str, ...] | None = None
 
 
-class Partition(Parameterized):
+class Partition(NamedPart):
     """A way to divide a training set among clients: frozen parameters and one pure function."""
 
-    name: ClassVar[str]
-    by_class: ClassVar[bool] = True  # whether it uses the samples' classes, which not every task has
+    by_class: ClassVar[bool] = True  # whether it uses classes, which not every task has
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """Divide the pool; raises ScenarioError where the constraints cannot be met.
+        """Divide the pool, with random numbers only from ``rng``.
 
-        Parameters
-        ----------
-        pool : Pool
-            The samples to give away.
-        rng : Generator
-            Where all random numbers come from.
+        Raises ScenarioError if the constraints cannot be met.
         """
         raise NotImplementedError(type(self).__name__)
-
-    def describe(self) -> str:
-        """Return the name and the parameters on one line."""
-        return describe_parts(self.name, self)
-
-
-def describe_parts(name: str, thing: Parameterized) -> str:
-    """Return ``name(parameter=value, ...)`` with long values shortened."""
-    values = []
-    for field in dataclasses.fields(thing):  # type: ignore[arg-type]  # every Parameterized is a dataclass
-        text = repr(getattr(thing, field.name))
-        values.append(f"{field.name}={text if len(text) <= 60 else text[:57] + '...'}")
-    return f"{name}({', '.join(values)})"
 
 
 def deal(
@@ -171,24 +152,24 @@ def deal(
     remarks: tuple[str, ...] = (),
     hint: str = "fewer clients or fewer samples per client fit",
 ) -> Assignment:
-    """Give every client as many random samples of each class as ``counts`` says.
+    """Give each client ``counts`` random samples of each class.
 
     Parameters
     ----------
     pool : Pool
-        The samples to give away.
+        The samples to assign.
     counts : (N, classes) int
-        How many samples of each class every client gets.
+        How many samples of each class each client gets.
     rng : Generator
-        Where all random numbers come from.
+        The source of all random numbers.
     partition : str
         The partition's name, for messages.
     replacement : bool
-        Draw every sample independently; otherwise no sample is given twice.
+        Draw every sample independently; otherwise no sample is used twice.
     traits, remarks
-        Passed on to the assignment.
+        For the assignment.
     hint : str
-        What to do if a class has too few samples.
+        The hint of the error if a class has too few samples.
     """
     clients, classes = counts.shape
     wanted = counts.sum(axis=0)
@@ -223,8 +204,8 @@ def deal(
 def dirichlet(rng: np.random.Generator, concentration: FloatArray) -> FloatArray:
     """Draw one Dirichlet vector per row of ``concentration`` (N, B), in log space.
 
-    A concentration of 0.01 makes most Gamma draws underflow to exactly 0, and all of a row's at once now and then;
-    log G(a) = log G(a + 1) + log(U) / a never does. Entries with concentration 0 get probability 0.
+    With a concentration of 0.01, most Gamma draws underflow to exactly 0, sometimes all of a row. The logarithm
+    log G(a) = log G(a + 1) + log(U) / a never underflows. Entries with concentration 0 get probability 0.
 
     >>> float(dirichlet(np.random.default_rng(0), np.full((3, 10), 1e-9)).sum())
     3.0
@@ -253,11 +234,16 @@ def round_to_total(shares: FloatArray, total: int) -> IntArray:
     if missing > 0:
         order = np.argsort(whole - exact, kind="stable")  # largest remainder first
         whole[order[:missing]] += 1
-    elif missing < 0:  # floor of a value that rounding pushed up to the next integer
+    elif missing < 0:  # rounding errors pushed a value up to the next integer
         order = np.argsort(exact - whole, kind="stable")
         order = order[whole[order] > 0]
         whole[order[:-missing]] -= 1
     return whole
+
+
+def nearest(value: float) -> int:
+    """Round half up, unlike Python, which rounds 2.5 to 2."""
+    return int(np.floor(value + 0.5))
 
 
 def equal_size(partition: str, pool: Pool, clients: int, samples: int | None) -> int:
@@ -266,7 +252,7 @@ def equal_size(partition: str, pool: Pool, clients: int, samples: int | None) ->
     if samples is None:
         if most == 0:
             raise ScenarioError(
-                f"The partition {partition!r} has {clients:,} clients for {len(pool):,} samples: not even one each.",
+                f"The partition {partition!r} has {clients:,} clients for {len(pool):,} samples, less than one each.",
                 hint=f"at most {len(pool):,} clients fit",
             )
         return most

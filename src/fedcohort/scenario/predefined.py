@@ -1,4 +1,4 @@
-"""Partition by what is given: the clients the data name, or explicit lists of samples.
+"""Partitions that are given: by the clients that the data name, or by explicit lists of samples.
 
 .. [Caldas2018] S. Caldas et al., "LEAF: A Benchmark for Federated Settings".
 """
@@ -29,30 +29,30 @@ class Natural(Partition):
 
     by_class = False
 
-    clients: int | None = param(None, Optional(Interval(int, 1, None)), "number of clients, random ones; None is all")
+    clients: int | None = param(None, Optional(Interval(int, 1, None)), "number of random clients; None is all")
     least: int = param(1, Interval(int, 1, None), "writers with fewer samples are left out")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Group the samples by writer."""
         if pool.writers is None:
             raise ScenarioError(
-                "The partition 'natural' needs a dataset that knows which client each sample belongs to.",
+                "The partition 'natural' needs a dataset that says which client each sample belongs to.",
                 hint="name the column with data.client, give an array clients, or use the dataset 'femnist'",
             )
         sizes = np.bincount(pool.writers)
         chosen = np.flatnonzero(sizes >= self.least)
-        wanted = len(chosen) if self.clients is None else self.clients
-        if wanted > len(chosen) or wanted == 0:
+        count = len(chosen) if self.clients is None else self.clients
+        if count > len(chosen) or count == 0:
             raise ScenarioError(
-                f"The partition 'natural' wants {wanted or 1:,} writers with at least {self.least:,} samples, but "
+                f"The partition 'natural' needs {count or 1:,} writers with at least {self.least:,} samples, but "
                 f"the dataset has {len(chosen):,} (largest: {int(sizes.max()):,} samples)."
             )
-        if wanted < len(chosen):
-            chosen = np.sort(rng.permutation(chosen)[:wanted])
+        if count < len(chosen):
+            chosen = np.sort(rng.permutation(chosen)[:count])
         number = np.full(len(sizes), -1, dtype=np.int64)
-        number[chosen] = np.arange(wanted)
+        number[chosen] = np.arange(count)
         owner = number[pool.writers]
-        places = np.argsort(owner, kind="stable")[int((owner < 0).sum()) :]  # samples of nobody chosen sort first
+        places = np.argsort(owner, kind="stable")[int((owner < 0).sum()) :]  # without those of other writers, -1
         offsets = np.concatenate([[0], np.cumsum(sizes[chosen])]).astype(np.int64)
         names = None
         if pool.writer_names is not None:

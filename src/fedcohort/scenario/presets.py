@@ -1,4 +1,4 @@
-"""Name the papers' settings: each federation, and how the paper trains on it."""
+"""The papers' settings by name: each federation, and how the paper trains on it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedcohort.core.errors import UnknownNameError
+from fedcohort.core.registry import suggest
 from fedcohort.scenario.availability import ClassBiased, UniformShare
 from fedcohort.scenario.classwise import ClassesPerClient, DominantClass, Iid, Imbalanced, Shards
 from fedcohort.scenario.dirichlet import (
@@ -18,7 +20,7 @@ from fedcohort.scenario.dirichlet import (
 from fedcohort.scenario.latency import ShiftedExponential
 from fedcohort.scenario.noise import LabelNoise
 from fedcohort.scenario.predefined import Natural
-from fedcohort.scenario.scenario import NAMED, Scenario, preset
+from fedcohort.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,9 @@ class PaperTraining:
     local : mapping
         Keys of the section ``[local]`` of an experiment.
     targets : tuple of float
-        Accuracies whose rounds the paper counts.
+        Accuracies for which the paper reports the number of rounds.
     ours : tuple of str
-        What the paper does not specify and we chose.
+        What the paper does not specify, so that we chose it.
     """
 
     local: Mapping[str, Any]
@@ -44,9 +46,9 @@ class PaperTraining:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named scenario, where it comes from, how many clients are picked per round, and how they train.
+    """A named scenario, its source, how many clients are selected per round, and how they train.
 
-    ``training`` is by dataset; the first is what other datasets get, without its targets.
+    ``training`` is by dataset. Other datasets use the first entry, without its targets.
     """
 
     scenario: Scenario
@@ -282,12 +284,13 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-NAMED.update({name: found.scenario for name, found in PRESETS.items()})
-
-
 def find_preset(name: str) -> Preset:
-    """Return a preset by name; the error names the nearest one."""
-    preset(name)
+    """Return a preset by name. For an unknown name, the error suggests the nearest one."""
+    if not isinstance(name, str) or name not in PRESETS:
+        raise UnknownNameError(
+            f"There is no scenario {name!r}. Known: {', '.join(sorted(PRESETS))}.",
+            hint=suggest(str(name), list(PRESETS)),
+        )
     return PRESETS[name]
 
 
@@ -297,7 +300,7 @@ def preset_table(name: str, data: str) -> dict[str, Any]:
     Parameters
     ----------
     data : str
-        The dataset; a paper trains differently on each.
+        The dataset, because papers train differently on each.
 
     Examples
     --------
@@ -305,13 +308,13 @@ def preset_table(name: str, data: str) -> dict[str, Any]:
     >>> table["run"]
     {'rounds': 500, 'cohort': 10, 'targets': [0.62]}
     """
-    found = find_preset(name)
-    training = found.training_on(data)
-    run: dict[str, Any] = {"rounds": training.rounds, "cohort": found.cohort or 10}
+    preset = find_preset(name)
+    training = preset.training_on(data)
+    run: dict[str, Any] = {"rounds": training.rounds, "cohort": preset.cohort or 10}
     if training.targets:
         run["targets"] = list(training.targets)
     local = {key: list(value) if isinstance(value, tuple) else value for key, value in training.local.items()}
     table: dict[str, Any] = {"data": {"name": data}, "scenario": {"preset": name}, "local": local, "run": run}
-    if training.aggregator != PaperTraining.aggregator:  # under the default, selectors may bring their own
+    if training.aggregator != PaperTraining.aggregator:  # with the default, a selector may bring its own
         table["aggregator"] = {"name": training.aggregator}
     return table

@@ -17,12 +17,11 @@ _TOLERANCE = 1e-12  # of the largest class count; the published requirement is 1
 def quadratic_sizes(fractions: FloatArray, counts: FloatArray, least: float = 1.0) -> FloatArray | None:
     r"""Solve :math:`\min_x x^\top x` subject to :math:`Qx = d` and :math:`x \ge l` ([Tang2022]_, Eqs. 147 to 149).
 
-    The paper asks for x > 0, an open set on which the minimum need not exist; a client with less than ``least`` samples
-    is no client, so x >= least stands for it.
+    The paper requires x > 0, an open set on which the minimum need not exist. Here it is x >= ``least``.
 
-    The dual has one variable per class only: :math:`x_k = \max(l, q_k^\top \mu)` with :math:`\mu` the root of
+    The dual has only one variable per class: :math:`x_k = \max(l, q_k^\top \mu)` with :math:`\mu` the root of
     :math:`Q \max(l, Q^\top \mu) = d`, the gradient of a convex function of :math:`\mu`. Newton's method finds it in
-    O(N B^2) per step, which a dense solver's O(N^3) cannot do for 100,000 clients.
+    O(N B^2) per step. A dense solver with O(N^3) would not manage 100,000 clients.
 
     Parameters
     ----------
@@ -36,7 +35,7 @@ def quadratic_sizes(fractions: FloatArray, counts: FloatArray, least: float = 1.
     Returns
     -------
     (N,) array or None
-        The sizes x, with ``|Qx - d|`` within 1e-6; None where no sizes satisfy the constraints.
+        The sizes x, with ``|Qx - d|`` within 1e-6; None if no sizes satisfy the constraints.
 
     Examples
     --------
@@ -51,7 +50,7 @@ def quadratic_sizes(fractions: FloatArray, counts: FloatArray, least: float = 1.
     target, floor = counts / scale, least / scale
     classes = len(target)
     gram = fractions @ fractions.T
-    # A trace of ridge, because Q Q' is singular where two classes always occur in the same proportion.
+    # A small ridge, because Q Q' is singular if two classes always occur in the same proportion.
     ridge = 1e-14 * np.trace(gram) * np.eye(classes)
     multipliers = np.linalg.solve(gram + ridge, target)
     value, gradient, free = _dual(fractions, target, floor, multipliers)
@@ -65,7 +64,7 @@ def quadratic_sizes(fractions: FloatArray, counts: FloatArray, least: float = 1.
         while length > 1e-12:
             trial = multipliers + length * step
             new_value, new_gradient, new_free = _dual(fractions, target, floor, trial)
-            # Armijo's rule; the gradient test accepts the last steps, where the decrease drowns in rounding.
+            # Armijo's rule. The gradient test accepts the last steps, whose decrease is lost in rounding.
             if new_value <= value + 1e-4 * length * slope or np.abs(new_gradient).max() < 0.5 * np.abs(gradient).max():
                 break
             length *= 0.5

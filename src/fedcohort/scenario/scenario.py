@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import ParameterError, ScenarioError, UnknownNameError
+from fedcohort.core.errors import ParameterError, ScenarioError
 from fedcohort.core.params import Interval, Optional, Parameterized, param, parameters
 from fedcohort.core.protocol import Status
 from fedcohort.core.registry import Registry, suggest
@@ -43,9 +43,9 @@ class RoundEvents:
     Attributes
     ----------
     durations : (k,) float64
-        Seconds each client works: to its answer, or to the moment it fails.
+        Seconds that each client works, until it answers or fails.
     status : (k,) int8
-        OK or FAILED, as :class:`fedcohort.core.protocol.Status`. Who is late, the round decides
+        OK or FAILED, as :class:`fedcohort.core.protocol.Status`. The round decides which clients are late
         (:func:`fedcohort.hosts.round.closing`).
     """
 
@@ -55,10 +55,10 @@ class RoundEvents:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario(Parameterized):
-    """Everything in which the clients of a simulated federation differ.
+    """How the clients of a simulated federation differ.
 
-    Two selectors compared under one seed meet the identical scenario: data, noise, availability, latency and failures
-    draw from streams of their own, and each client's draws do not depend on who else was picked.
+    Two selectors that are compared under one seed get the identical scenario. Data, noise, availability, latency and
+    failures have their own random streams, and a client's draws do not depend on which other clients were selected.
 
     Examples
     --------
@@ -79,12 +79,12 @@ class Scenario(Parameterized):
     shift: Shift = dataclasses.field(default_factory=Shift)
     latency: Latency = dataclasses.field(default_factory=NoLatency)
     availability: Availability = dataclasses.field(default_factory=Always)
-    devices: Devices | None = None  # who is on and how long work takes by the clock, in place of the two above
-    failure: float = param(0.0, Interval(float, 0, 1, "left"), "probability that a client fails in mid-round")
+    devices: Devices | None = None  # replaces latency and availability by a clock
+    failure: float = param(0.0, Interval(float, 0, 1, "left"), "probability that a client fails during a round")
     rare_slowness: float = param(
         1.0,
         Interval(float, 0, None, "neither"),
-        "how many times longer clients take who hold a third or more of rare classes",
+        "how many times longer clients take whose samples are a third or more of rare classes",
     )
     deadline: float | None = param(
         None, Optional(Interval(float, 0, None, "neither")), "seconds after which a client is late; None waits for all"
@@ -101,26 +101,18 @@ class Scenario(Parameterized):
         super().__post_init__()
         for name, kind in _PARTS.items():
             value = getattr(self, name)
-            if not isinstance(value, kind):
+            if not isinstance(value, kind) and not (name == "devices" and value is None):
                 raise ParameterError(
-                    f"The '{name}' of a scenario must be a {kind.__name__}. Got {value!r}.",
-                    hint="Scenario.from_dict takes names and tables",
+                    f"The '{name}' of a scenario must be a {kind.__name__} object. Got {value!r}.",
+                    hint="Scenario.from_dict accepts names and tables",
                 )
-        if self.devices is not None:
-            self._check_devices()
-
-    def _check_devices(self) -> None:
-        if not isinstance(self.devices, Devices):
-            raise ParameterError(
-                f"The 'devices' of a scenario must be Devices. Got {self.devices!r}.",
-                hint="Scenario.from_dict takes names and tables",
-            )
+        if self.devices is None:
+            return
         for name, none in (("latency", NoLatency), ("availability", Always)):
             part = getattr(self, name)
             if not isinstance(part, none):
                 raise ParameterError(
-                    f"A scenario with devices takes availability and durations from them. Got the {name} "
-                    f"{part.name!r}.",
+                    f"A scenario with devices gets availability and durations from them. Got the {name} {part.name!r}.",
                     hint=f"leave out {name}, or devices",
                 )
 
@@ -132,7 +124,7 @@ class Scenario(Parameterized):
         writers: npt.ArrayLike | None = None,
         writer_names: tuple[str, ...] | None = None,
     ) -> Federation:
-        """Divide a training set.
+        """Divide a training set among clients.
 
         Parameters
         ----------
@@ -143,12 +135,12 @@ class Scenario(Parameterized):
         seed : int
             The experiment's seed.
         writers : (n,) int array, optional
-            Whose sample each is, for the partition "natural".
+            The writer of each sample, for the partition "natural".
         writer_names : tuple of str, optional
             Names of writers 0, 1, ...
         """
         pool = Pool.of(labels, classes, writers, writer_names)
-        # Each step draws from a stream of its own: a scenario with noise has the same clients as one without.
+        # Each step has its own random stream, so a scenario with noise has the same clients as one without.
         kept = self._server_share(pool, rng.stream(seed, rng.DATA, _SERVER))
         rest = pool.without(kept) if len(kept) else pool
         if len(rest) == 0:
@@ -158,11 +150,13 @@ class Scenario(Parameterized):
         part = self.partition.assign(rest, rng.stream(seed, rng.DATA, _PARTITION))
         places = _shuffle_within_clients(part, rng.stream(seed, rng.DATA, _SHUFFLE))
         true_labels = rest.labels[places].astype(np.int32)
-        groups = self._groups(len(part.offsets) - 1, seed)
+        groups = None
+        if self.shift.views:
+            groups = self.shift.groups(len(part.offsets) - 1, rng.stream(seed, rng.DATA, _SHIFT))
         if groups is not None and RELABEL in groups.views:
-            mine = np.repeat(groups.of == groups.views.index(RELABEL), np.diff(part.offsets))
-            # For these clients the new labels are the true ones: noise comes after, and changes those.
-            true_labels[mine] = meant(RELABEL, true_labels[mine], pool.classes)
+            relabelled = np.repeat(groups.of == groups.views.index(RELABEL), np.diff(part.offsets))
+            # For these clients the new labels are the true ones, so noise is applied after this.
+            true_labels[relabelled] = meant(RELABEL, true_labels[relabelled], pool.classes)
         noisy, exact, drawn = self.noise.apply(
             true_labels, part.offsets, pool.classes, rng.stream(seed, rng.DATA, _NOISE)
         )
@@ -189,38 +183,34 @@ class Scenario(Parameterized):
             return dataclasses.replace(federation, groups=Groups.by_class(federation.main_class))
         return federation
 
-    def _groups(self, clients: int, seed: int) -> Groups | None:
-        """Return who sees the samples how; None where all see them alike."""
-        return self.shift.groups(clients, rng.stream(seed, rng.DATA, _SHIFT)) if self.shift.views else None
-
     def _server_share(self, pool: Pool, draw: np.random.Generator) -> IntArray:
-        """Return the sorted positions of ``server_validation`` random samples of every class."""
+        """Return the sorted places of ``server_validation`` random samples of each class."""
         if self.server_validation == 0:
             return np.zeros(0, dtype=np.int64)
         if int(pool.counts.min()) < self.server_validation:
             c = int(pool.counts.argmin())
             raise ScenarioError(
-                f"The server is to keep {self.server_validation:,} samples of each class, but class {c} has only "
+                f"The server must keep {self.server_validation:,} samples of each class, but class {c} has only "
                 f"{int(pool.counts[c]):,}.",
                 hint=f"server_validation must be at most {int(pool.counts[c])}",
             )
-        # A stable sort by class of a random order: the first samples of every class are a random choice of it.
+        # A stable sort of a random order, so the first samples of each class are a random choice.
         shuffled = draw.permutation(len(pool))
         by_class = shuffled[np.argsort(pool.labels[shuffled], kind="stable")]
         starts = np.concatenate([[0], np.cumsum(pool.counts)])[:-1]
-        taken: IntArray = np.sort(by_class[(starts[:, None] + np.arange(self.server_validation)).reshape(-1)])
-        return taken
+        kept: IntArray = np.sort(by_class[(starts[:, None] + np.arange(self.server_validation)).reshape(-1)])
+        return kept
 
     def _validation_sizes(self, sizes: IntArray) -> IntArray:
-        """Return how many samples each client holds out: its share, rounded, and at least one if it has two or more."""
+        """Return how many samples each client holds out: its rounded share, but at least one if it has two or more."""
         if self.validation == 0:
             return np.zeros(len(sizes), dtype=np.int64)
-        nearest_count = np.floor(self.validation * sizes + 0.5).astype(np.int64)
-        held: IntArray = np.where(sizes >= 2, np.clip(nearest_count, 1, np.maximum(sizes - 1, 1)), 0)
+        rounded = np.floor(self.validation * sizes + 0.5).astype(np.int64)
+        held: IntArray = np.where(sizes >= 2, np.clip(rounded, 1, np.maximum(sizes - 1, 1)), 0)
         return held
 
     def available(self, federation: Federation, *, seed: int, round: int, time: float = 0.0) -> BoolArray:
-        """Return which clients can take part in a round (N,); with devices, in one that begins at ``time``."""
+        """Return which clients can take part in a round (N,); with devices, a round that begins at ``time``."""
         if self.devices is not None:
             return self.devices.presence(np.arange(len(federation)), seed=seed, time=time).on
         return self.availability.mask(federation, seed=seed, round=round)
@@ -228,7 +218,7 @@ class Scenario(Parameterized):
     def seconds(
         self, federation: Federation, clients: IntArray, *, seed: int, round: int, work: float | FloatArray = 1.0
     ) -> FloatArray:
-        """Return how long each of ``clients`` (k,) takes for a share of its usual work, if it does not fail."""
+        """Return how long each of ``clients`` (k,) takes for a share of its usual work if it does not fail."""
         durations = self.latency.durations(federation.sizes, clients, seed=seed, round=round, work=work)
         return self._slowed(durations, federation, clients)
 
@@ -248,18 +238,18 @@ class Scenario(Parameterized):
         samples: FloatArray,
         transfer: FloatArray | float,
     ) -> RoundEvents:
-        """Return how long each of ``clients`` works by the clock, and who fails: at random, or when its session ends.
+        """Return how long each of ``clients`` works by the clock, and which fail, at random or when a session ends.
 
         Parameters
         ----------
         clients : (k,) int array
-            Who begins at ``time``.
+            The clients that begin at ``time``.
         seed, ticket : int
             Which experiment, which cohort.
         samples : (k,) float array
-            Samples that each goes through, each as often as it is taken.
+            Samples that each client processes, counted again in every pass.
         transfer : float or (k,) array
-            Bytes that each receives and sends.
+            Bytes that each client receives and sends.
         """
         assert self.devices is not None
         seconds = self._slowed(self.devices.durations(clients, samples, transfer, seed=seed), federation, clients)
@@ -267,7 +257,7 @@ class Scenario(Parameterized):
         if self.failure:
             failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, ticket) < self.failure
             moment = seconds * uniforms(seed, rng.FAILURE, clients, _WHEN, ticket)
-            # A client may fail by itself and by the end of its session; what comes first counts.
+            # A client may fail at random and at the end of its session; the earlier one counts.
             durations = np.where(failed, np.minimum(moment, durations), durations)
             status[failed] = Status.FAILED
         return RoundEvents(durations, status)
@@ -281,18 +271,9 @@ class Scenario(Parameterized):
         round: int,
         work: float | FloatArray = 1.0,
     ) -> RoundEvents:
-        """Return how long each of ``clients`` takes, and who fails.
+        """Return how long each of ``clients`` (k,) takes, and which fail.
 
-        Parameters
-        ----------
-        federation : Federation
-            The clients.
-        clients : (k,) int array
-            The cohort.
-        seed, round : int
-            Which experiment, which round.
-        work : float or (k,) array
-            Share of the usual local work each does.
+        ``work``, one number or (k,), is the share of the usual local work that each client does.
         """
         clients = np.asarray(clients, dtype=np.int64)
         durations = self.seconds(federation, clients, seed=seed, round=round, work=work)
@@ -309,14 +290,7 @@ class Scenario(Parameterized):
     ) -> dict[str, dict[str, str | float | int | bool]]:
         """Return what clients report about themselves in a round, by name; empty without ``attributes``.
 
-        Parameters
-        ----------
-        names : tuple of str
-            All clients.
-        seed, round : int
-            Which experiment, which round.
-        changing : bool
-            Return nothing if the attributes are the same in every round.
+        With ``changing``, it is also empty if the attributes are the same in every round.
         """
         if self.attributes is None:
             return {}
@@ -350,10 +324,10 @@ class Scenario(Parameterized):
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Scenario:
-        """Build a scenario from a table of names and numbers, as a configuration file has it.
+        """Build a scenario from a table of names and numbers, such as a section of a configuration file.
 
-        A part is a name, or a table with ``name`` and parameters. ``preset`` starts from a named scenario, and the
-        other keys change it; a table without ``name`` changes parameters of the preset's part.
+        A part is a name, or a table with ``name`` and parameters. ``preset`` is a named scenario that the other keys
+        change; a table without ``name`` changes parameters of the preset's part.
 
         Examples
         --------
@@ -377,7 +351,7 @@ class Scenario(Parameterized):
         return dataclasses.replace(base, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table :meth:`from_dict` reads, complete and without presets; None values are left out.
+        """Return the complete table for :meth:`from_dict`, without a preset and without None values.
 
         >>> Scenario.from_dict(Scenario().to_dict()) == Scenario()
         True
@@ -385,29 +359,17 @@ class Scenario(Parameterized):
         table: dict[str, Any] = {}
         for name in _PARTS:
             part = getattr(self, name)
-            values = {info.name: getattr(part, info.name) for info in parameters(type(part))}
-            table[name] = ({"name": part.name} if name in _REGISTRIES else {}) | _plain(values)
-        if self.devices is not None:
-            values = {info.name: getattr(self.devices, info.name) for info in parameters(type(self.devices))}
-            table["devices"] = {"name": self.devices.name} | _plain(values)
+            if part is not None:
+                values = {info.name: getattr(part, info.name) for info in parameters(type(part))}
+                table[name] = ({"name": part.name} if name in _REGISTRIES else {}) | _plain(values)
         return table | _plain({info.name: getattr(self, info.name) for info in parameters(Scenario)})
 
 
 def _changed(base: Scenario, key: str, value: Any) -> Any:
-    """Return what a key of a table makes of a part of ``base``, or of a plain number."""
+    """Return the new value of the field ``key`` of ``base``, from the value in a table."""
     if key == "attributes":
         return read_attributes(value)
-    if key in _PLAIN_PARTS:
-        return _plain_part(key, value, getattr(base, key))
-    if key == "devices":
-        return _devices_from(value, base.devices)
-    if key in _REGISTRIES:
-        return _part_from(key, value, _REGISTRIES[key], getattr(base, key))
-    return value
-
-
-NAMED: dict[str, Scenario] = {}
-"""Scenarios of papers by name; :mod:`fedcohort.scenario.presets` fills it."""
+    return _part_from(key, value, getattr(base, key)) if key in _PARTS else value
 
 
 def preset(name: str) -> Scenario:
@@ -421,12 +383,9 @@ def preset(name: str) -> Scenario:
     fedcohort.core.errors.UnknownNameError: There is no scenario 'fedacs-lo'. ...
       hint: did you mean 'fedacs-low'?
     """
-    if not isinstance(name, str) or name not in NAMED:
-        raise UnknownNameError(
-            f"There is no scenario {name!r}. Known: {', '.join(sorted(NAMED))}.",
-            hint=suggest(str(name), list(NAMED)),
-        )
-    return NAMED[name]
+    from fedcohort.scenario.presets import find_preset  # a preset has a Scenario, so it imports this module
+
+    return find_preset(name).scenario
 
 
 _PARTS: dict[str, type] = {
@@ -435,8 +394,9 @@ _PARTS: dict[str, type] = {
     "shift": Shift,
     "latency": Latency,
     "availability": Availability,
+    "devices": Devices,
 }
-_PLAIN_PARTS = {
+_UNNAMED = {
     "noise": ("label noise", "{level = 0.15}"),
     "shift": ("shift", '{views = ["rotate"], share = 0.2}'),
 }
@@ -444,11 +404,12 @@ _REGISTRIES: dict[str, Registry[Any]] = {
     "partition": PARTITIONS,
     "latency": LATENCIES,
     "availability": AVAILABILITIES,
+    "devices": DEVICES,
 }
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Drop None and turn tuples into lists, as TOML and JSON have them."""
+    """Drop None and turn tuples into lists, for TOML and JSON."""
 
     def plain(value: Any) -> Any:
         return [plain(item) for item in value] if isinstance(value, tuple) else value
@@ -456,58 +417,41 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {key: plain(value) for key, value in values.items() if value is not None}
 
 
-def _plain_part(name: str, value: Any, base: T) -> T:
-    what, example = _PLAIN_PARTS[name]
-    if isinstance(value, type(base)):
+def _part_from(kind: str, value: Any, base: Any) -> Any:
+    """Return a part of a scenario: ``value`` itself, the part that it names, or ``base`` with other parameters."""
+    if value is None or isinstance(value, _PARTS[kind]):
         return value
-    if not isinstance(value, Mapping):
-        raise ParameterError(f"The '{name}' of a scenario must be a table such as {example}. Got {value!r}.")
-    return _replace_parameters(what, base, dict(value))
-
-
-def _devices_from(value: Any, base: Devices | None) -> Devices | None:
-    """Return devices of a name or a table; a table without a name changes those of the preset, or draws some."""
-    if value is None or isinstance(value, Devices):
-        return value
+    if kind in _UNNAMED:
+        title, example = _UNNAMED[kind]
+        if not isinstance(value, Mapping):
+            raise ParameterError(f"The '{kind}' of a scenario must be a table such as {example}. Got {value!r}.")
+        return _replace_parameters(title, base, dict(value))
+    registry = _REGISTRIES[kind]
     if isinstance(value, str):
-        value = {"name": value}
+        return registry.create(value)
     if not isinstance(value, Mapping):
-        raise ParameterError(f"The 'devices' of a scenario must be a name or a table. Got {value!r}.")
+        raise ParameterError(f"The '{kind}' of a scenario must be a name or a table. Got {value!r}.")
     values = dict(value)
     name = values.pop("name", "drawn" if base is None else base.name)
     if base is not None and name == base.name:
-        return _replace_parameters(f"devices {name!r}", base, values)
-    return DEVICES.create(name, **values)
-
-
-def _part_from(kind: str, value: Any, registry: Registry[Any], base: Any) -> Any:
-    if isinstance(value, str):
-        return registry.create(value)
-    if isinstance(value, _PARTS[kind]):
-        return value
-    if not isinstance(value, Mapping):
-        raise ParameterError(f"The '{kind}' of a scenario must be a name or a table with a name. Got {value!r}.")
-    values = dict(value)
-    name = values.pop("name", base.name)
-    if name == base.name:
         return _replace_parameters(f"{kind} {name!r}", base, values)
     return registry.create(name, **values)
 
 
-def _replace_parameters(what: str, base: T, values: dict[str, Any]) -> T:
-    """Return ``base`` with some parameters changed; an unknown one is an error that names the nearest."""
+def _replace_parameters(title: str, base: T, values: dict[str, Any]) -> T:
+    """Return ``base`` with some parameters changed. For an unknown one, the error suggests the nearest."""
     known = [info.name for info in parameters(type(base))]
     for key in values:
         if key not in known:
             raise ParameterError(
-                f"The {what} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
+                f"The {title} has no parameter {key!r}. Known: {', '.join(known) or 'none'}.",
                 hint=suggest(str(key), known),
             )
     return dataclasses.replace(base, **values)  # type: ignore[type-var]  # every Parameterized is a dataclass
 
 
 def _shuffle_within_clients(part: Assignment, draw: np.random.Generator) -> IntArray:
-    """Return the places with a random order inside every client, so that its last samples are a random share."""
+    """Return the places in random order within each client, so that its last samples are a random share."""
     sizes = np.diff(part.offsets)
     owner = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     return part.places[np.lexsort((draw.random(len(part.places)), owner))]

@@ -1,7 +1,7 @@
-"""Feature shift and concept shift: some clients see the world otherwise, and what they see is right for them.
+"""Feature shift and concept shift: some clients see the world differently, and for them their view is right.
 
-A view changes images as another sensor would, or the meaning of labels. The samples of a group's clients go through its
-view, and so does the test set the group is judged by.
+A view changes images as another sensor would, or the meaning of labels. It applies to the samples of a group's clients
+and to the test set on which the group is evaluated.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fedcohort.core.arrays import AnyArray, IntArray
 from fedcohort.core.errors import InputError, ParameterError, ScenarioError
 from fedcohort.core.params import Interval, OneOf, Parameterized, Sequence, param
 from fedcohort.scenario.groups import Groups
+from fedcohort.scenario.partition import nearest
 
 PLAIN = "plain"
 RELABEL = "relabel"  # the one view that changes labels and not samples
@@ -26,12 +27,12 @@ def _invert(images: AnyArray) -> AnyArray:
 
 
 def _contrast(images: AnyArray) -> AnyArray:
-    """A quarter of the contrast, around middle grey."""
+    """Reduce the contrast to a quarter, around middle grey."""
     return np.asarray(images // 4 + 96, np.uint8)
 
 
 def _blur(images: AnyArray) -> AnyArray:
-    """Means over a window a fifth of the image wide, as a lens out of focus has them."""
+    """Average over a window a fifth of the image wide, like a lens out of focus."""
     width = max(3, images.shape[1] // 5)
     soft = ndimage.uniform_filter1d(images, width, axis=1, mode="nearest", output=np.float32)
     soft = ndimage.uniform_filter1d(soft, width, axis=2, mode="nearest")
@@ -39,7 +40,7 @@ def _blur(images: AnyArray) -> AnyArray:
 
 
 def _sketch(images: AnyArray) -> AnyArray:
-    """Outlines alone: how much the brightness changes from pixel to pixel."""
+    """Keep only outlines: how much the brightness changes from pixel to pixel."""
     wide = images.astype(np.float32)
     across = np.diff(wide, axis=2, append=wide[:, :, -1:])
     down = np.diff(wide, axis=1, append=wide[:, -1:])
@@ -69,7 +70,7 @@ def seen(view: str, samples: AnyArray) -> AnyArray:
         raise InputError(
             f"The view {view!r} changes images of bytes, (n, H, W) or (n, H, W, channels). Got samples of shape "
             f"{samples.shape[1:]}, {samples.dtype}.",
-            hint=f"for other data there is the view {RELABEL!r}",
+            hint=f"for other data, use the view {RELABEL!r}",
         )
     if view == "rotate" and samples.shape[1] != samples.shape[2]:
         raise InputError(f"The view 'rotate' needs square images. Got {samples.shape[1]} x {samples.shape[2]} pixels.")
@@ -77,7 +78,7 @@ def seen(view: str, samples: AnyArray) -> AnyArray:
 
 
 def meant(view: str, labels: IntArray, classes: int) -> IntArray:
-    """Return labels as a view's clients mean them: with "relabel", class c is called c + half of the classes.
+    """Return labels as the clients of a view use them: with "relabel", class c becomes c + half of the classes.
 
     >>> meant("relabel", np.array([0, 3]), 4)
     array([2, 1])
@@ -87,14 +88,14 @@ def meant(view: str, labels: IntArray, classes: int) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Shift(Parameterized):
-    """Which views there are, and how many clients each has; all other clients see the plain samples.
+    """Which views there are, and the share of clients with each; all other clients see the plain samples.
 
     >>> Shift(views=("rotate",), share=0.2).groups(10, np.random.default_rng(0)).names
     ('plain', 'rotate')
     """
 
-    views: tuple[str, ...] = param((), Sequence(OneOf(VIEWS)), "how each group sees its samples; empty: all alike")
-    share: float = param(0.1, Interval(float, 0, 1, "right"), "share of the clients in each group; at least one is")
+    views: tuple[str, ...] = param((), Sequence(OneOf(VIEWS)), "how each group sees its samples; empty: no groups")
+    share: float = param(0.1, Interval(float, 0, 1, "right"), "share of the clients in each group; at least one client")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,11 +112,11 @@ class Shift(Parameterized):
         return f"{', '.join(self.views)}: {self.share:.0%} of the clients each" if self.views else "none"
 
     def groups(self, clients: int, rng: np.random.Generator) -> Groups:
-        """Draw who sees the samples how."""
-        each = max(1, int(np.floor(self.share * clients + 0.5)))
+        """Draw the view of each client."""
+        each = max(1, nearest(self.share * clients))
         if each * len(self.views) > clients:
             raise ScenarioError(
-                f"The shift wants {len(self.views)} groups of {each:,} clients, the federation has {clients:,}.",
+                f"The shift needs {len(self.views)} groups of {each:,} clients, but the federation has {clients:,}.",
                 hint="use more clients, fewer views or a smaller share",
             )
         of = np.zeros(clients, dtype=np.int64)
@@ -125,6 +126,6 @@ class Shift(Parameterized):
             if name != PLAIN:
                 of[order[place * each : (place + 1) * each]] = 1 + names.index(name)
         views = (PLAIN, *names)
-        if not (of == 0).any():  # nobody sees the plain samples, so there is no such group
+        if not (of == 0).any():  # no client sees the plain samples, so there is no such group
             of, views = of - 1, tuple(names)
         return Groups("view", of, views, views)

@@ -1,15 +1,16 @@
-"""Partitions in which few clients hold much: of all samples, or of some classes."""
+"""Partitions in which few clients hold most of the samples, or all samples of some classes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import ScenarioError
 from fedcohort.core.params import Interval, Optional, param
-from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool, deal, dirichlet
+from fedcohort.scenario.partition import PARTITIONS, Assignment, Partition, Pool, deal, dirichlet, nearest
 
 _CLIENTS = Interval(int, 1, None)
 _ALPHA = Optional(Interval(float, 0, None, "neither"))
@@ -18,20 +19,21 @@ _ALPHA = Optional(Interval(float, 0, None, "neither"))
 @PARTITIONS.register("quantity")
 @dataclass(frozen=True, kw_only=True)
 class Quantity(Partition):
-    """Sizes over orders of magnitude, evenly spread on the scale of their logarithms; who has which is random.
+    """Sizes over several orders of magnitude, evenly spaced on a logarithmic scale and assigned at random.
 
-    >>> part = Quantity(clients=4, smallest=1, orders=3, alpha=None).assign(Pool.of([0, 1] * 600), np.random.default_rng(0))
+    >>> pool, rng = Pool.of([0, 1] * 600), np.random.default_rng(0)
+    >>> part = Quantity(clients=4, smallest=1, orders=3, alpha=None).assign(pool, rng)
     >>> sorted(np.diff(part.offsets).tolist())
     [1, 10, 100, 1000]
-    """  # noqa: E501
+    """
 
     clients: int = param(100, _CLIENTS, "number of clients (N)")
     smallest: int = param(3, Interval(int, 1, None), "samples of the smallest client")
-    orders: float = param(3.0, Interval(float, 0, 6), "the largest has 10 to the power of this times as many")
+    orders: float = param(3.0, Interval(float, 0, 6), "the largest client has 10 to the power of this times as many")
     alpha: float | None = param(0.3, _ALPHA, "Dirichlet concentration of each client's classes; None: as in the pool")
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
-        """Draw sizes, then classes; a class that does not suffice is drawn with replacement."""
+        """Draw sizes, then classes; if a class has too few samples, draw with replacement."""
         exponent = np.linspace(0, self.orders, self.clients) if self.clients > 1 else np.zeros(1)
         sizes = rng.permutation(np.rint(self.smallest * 10.0**exponent).astype(np.int64))
         counts = _draw(sizes, _mixes(pool, np.ones(pool.classes, bool), self.clients, self.alpha, rng), rng)
@@ -41,7 +43,7 @@ class Quantity(Partition):
 @PARTITIONS.register("rare-holders")
 @dataclass(frozen=True, kw_only=True)
 class RareHolders(Partition):
-    """Some classes are held by few clients alone, of whose samples they are half; all clients have equally many.
+    """Only a few clients hold the rare classes, which are half of their samples. All clients have equal sizes.
 
     >>> part = RareHolders(clients=10, rare=1, share=0.2).assign(Pool.of([0, 1, 2] * 100), np.random.default_rng(0))
     >>> int(part.traits["rare"].sum())
@@ -52,30 +54,33 @@ class RareHolders(Partition):
     rare: int = param(2, Interval(int, 1, None), "how many classes are rare: the last ones")
     share: float = param(0.1, Interval(float, 0, 1, "neither"), "share of the clients that hold them; at least one")
     alpha: float | None = param(0.3, _ALPHA, "Dirichlet concentration of the other classes; None: as in the pool")
-    samples: int | None = param(None, Optional(Interval(int, 2, None)), "samples per client; None: half of all in all")
+    samples: int | None = param(
+        None, Optional(Interval(int, 2, None)), "samples per client; None: half of all in total"
+    )
 
     def assign(self, pool: Pool, rng: np.random.Generator) -> Assignment:
         """Choose the holders, then deal."""
         if self.rare >= pool.classes:
             raise ScenarioError(
-                f"The partition 'rare-holders' wants {self.rare} rare classes, the dataset has {pool.classes}.",
+                "The partition 'rare-holders' needs a class that is not rare. "
+                f"Got {self.rare} rare classes of {pool.classes}.",
                 hint=f"rare must be below {pool.classes}",
             )
         size = self.samples or max(2, len(pool) // (2 * self.clients))
         common = np.arange(pool.classes) < pool.classes - self.rare
         mixes = _mixes(pool, common, self.clients, self.alpha, rng)
-        holders = max(1, int(np.floor(self.share * self.clients + 0.5)))
+        holders = max(1, nearest(self.share * self.clients))
         holds = np.zeros(self.clients, bool)
         holds[rng.permutation(self.clients)[:holders]] = True
-        theirs = holds * (size // 2)  # (N,) samples of rare classes
-        counts = _draw(size - theirs, mixes, rng)
-        counts += _draw(theirs, np.tile(~common / self.rare, (self.clients, 1)), rng)
+        rare_samples = holds * (size // 2)  # (N,)
+        counts = _draw(size - rare_samples, mixes, rng)
+        counts += _draw(rare_samples, np.tile(~common / self.rare, (self.clients, 1)), rng)
         return _deal(self.name, pool, counts, rng, traits={"rare": holds})
 
 
 def _mixes(pool: Pool, classes: BoolArray, clients: int, alpha: float | None, rng: np.random.Generator) -> FloatArray:
-    """Return class shares (N, classes) over some of the classes: from a Dirichlet, or as the pool has them."""
-    # alpha is per class: with equal classes, every one has this concentration.
+    """Return class shares (N, classes) over some of the classes: from a Dirichlet distribution, or as in the pool."""
+    # alpha is per class: equally frequent classes all have this concentration.
     prior = np.where(classes & (pool.counts > 0), pool.counts, 0) / max(int(pool.counts[classes].sum()), 1)
     if alpha is None:
         return np.tile(prior, (clients, 1))
@@ -83,11 +88,18 @@ def _mixes(pool: Pool, classes: BoolArray, clients: int, alpha: float | None, rn
 
 
 def _draw(sizes: IntArray, mixes: FloatArray, rng: np.random.Generator) -> IntArray:
+    """Draw how many samples of each class clients of these sizes (N,) and class shares (N, classes) have."""
     exact = mixes / mixes.sum(axis=1, keepdims=True)
     return np.array([rng.multinomial(size, mix) for size, mix in zip(sizes, exact, strict=True)], dtype=np.int64)
 
 
-def _deal(name: str, pool: Pool, counts: IntArray, rng: np.random.Generator, **kept: dict[str, IntArray]) -> Assignment:
+def _deal(
+    name: str,
+    pool: Pool,
+    counts: IntArray,
+    rng: np.random.Generator,
+    traits: Mapping[str, AnyArray] | None = None,
+) -> Assignment:
     short = bool((counts.sum(axis=0) > pool.counts).any())
-    remarks = ("a class does not suffice, so samples are drawn with replacement",) if short else ()
-    return deal(pool, counts, rng, partition=name, replacement=short, remarks=remarks, **kept)  # type: ignore[arg-type]
+    remarks = ("a class has too few samples, so samples are drawn with replacement",) if short else ()
+    return deal(pool, counts, rng, partition=name, replacement=short, traits=traits, remarks=remarks)

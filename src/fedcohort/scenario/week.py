@@ -1,4 +1,4 @@
-"""A federation over a week: who is on when, how many are available, how fast clients are."""
+"""A federation over a week: when clients are on, how many are available, how fast they are."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.scenario.devices import DAY, HOUR, WEEK, Devices
+from fedcohort.scenario.picture import SHADES, shade_levels, spaced_clients
 
-_SHADES = " ░▒▓█"
 _BARS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 84  # of the picture: two hours each
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -17,20 +17,20 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True, eq=False)
 class FederationWeek:
-    """What is drawn of a federation's devices.
+    """The devices of a federation during a week.
 
     Attributes
     ----------
     clients : int
-        Number of clients of the federation.
+        Number of clients in the federation.
     times : (T,) float array
-        Moments of a week.
+        Seconds since the start of the week.
     available : (T,) int array
-        How many clients are on at each.
+        How many clients are on at each time.
     shown : (r,) int array
-        The clients of which more is shown, evenly spaced.
+        Clients to show individually, evenly spaced.
     on : (r, T) bool array
-        Which of them are on when.
+        When each of them is on.
     speeds, bandwidths : (N,) float array
     """
 
@@ -44,10 +44,10 @@ class FederationWeek:
 
     @classmethod
     def of(cls, devices: Devices, clients: int, *, seed: int = 0, limit: int = 40) -> FederationWeek:
-        """Look at the devices of ``clients`` clients every quarter of an hour."""
+        """Look up the devices of ``clients`` clients every quarter of an hour."""
         moments = int(WEEK / (HOUR / 4))
         everybody = np.arange(clients)
-        shown = np.unique(np.linspace(0, clients - 1, min(limit, clients)).round().astype(np.int64))
+        shown = spaced_clients(clients, limit)
         times: FloatArray = np.linspace(0.0, WEEK, moments, endpoint=False)
         available = np.zeros(moments, np.int64)
         on = np.zeros((len(shown), moments), np.bool_)
@@ -63,7 +63,7 @@ class FederationWeek:
         return {name: np.quantile(values, _QUANTILES) for name, values in columns.items()}
 
     def sentences(self) -> list[str]:
-        """Return what there is to see."""
+        """Return the main facts as sentences."""
         low, high = int(self.available.min()), int(self.available.max())
         hours = self.times % DAY / HOUR
         by_hour = [self.available[(hours >= h) & (hours < h + 1)].mean() for h in range(24)]
@@ -79,15 +79,14 @@ class FederationWeek:
         return lines
 
     def text(self) -> str:
-        """Return a picture of characters: a line per client, two hours per column, darker where it is on for longer."""
+        """Return a text picture with a line per client and two hours per column, darker the longer the client is on."""
         step = max(1, len(self.times) // _COLUMNS)
         parts = self.on[:, : step * _COLUMNS].reshape(len(self.shown), -1, step).mean(axis=2)
-        shades = np.minimum(np.ceil(parts * (len(_SHADES) - 1)).astype(int), len(_SHADES) - 1)
         width = max(6, len(str(self.clients - 1)))
         days = "".join(f"day {d + 1}".ljust(parts.shape[1] // 7) for d in range(7))
         lines = [f"{'client':<{width}}  {days}"]
-        for client, row in zip(self.shown.tolist(), shades, strict=True):
-            lines.append(f"{client:<{width}} |{''.join(_SHADES[level] for level in row)}|")
+        for client, row in zip(self.shown.tolist(), shade_levels(parts), strict=True):
+            lines.append(f"{client:<{width}} |{''.join(SHADES[level] for level in row)}|")
         counts = self.available[: step * _COLUMNS].reshape(-1, step).mean(axis=1)
         bars = np.ceil(counts / max(self.available.max(), 1) * (len(_BARS) - 1)).astype(int)
         lines.append(f"{'on':<{width}} |{''.join(_BARS[level] for level in bars)}|")

@@ -1,1 +1,1 @@
-"""What happens to the cohort's models: local training, filters, aggregators, when to stop."""
+"""What happens to the cohort's models: local training, filters, aggregators, early stopping."""

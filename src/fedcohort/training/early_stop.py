@@ -1,4 +1,4 @@
-r"""Stop a run when it begins to overfit: FLASH's rule for selectors that have none of their own.
+r"""Stop a run when it begins to overfit: FLASH's rule, for selectors without a stopping rule.
 
 .. [Chang2024] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", 2024, Sec. 3.2.
 """
@@ -15,7 +15,7 @@ from fedcohort.core.signals import Signal
 
 @dataclass(frozen=True)
 class LossTrend:
-    """The last losses, and for how many rounds in a row they have diverged."""
+    """The last losses, and the number of rounds in a row in which they diverged."""
 
     training: float = math.nan
     validation: float = math.nan
@@ -26,14 +26,14 @@ class LossTrend:
 class EarlyStop(Parameterized):
     """Stop when the validation loss rose while the training loss fell, ``patience`` rounds in a row ([Chang2024]_).
 
-    Deviations from the paper: none. The paper leaves open what happens in a round whose losses are unknown or did not
-    both change; here it restarts the count.
+    Deviations from the paper: none. The paper does not say what happens in a round in which losses are unknown or did
+    not both change. Here, such a round restarts the count.
 
     Examples
     --------
-    >>> rule, watch = EarlyStop(patience=2), LossTrend()
+    >>> rule, trend = EarlyStop(patience=2), LossTrend()
     >>> for training, validation in [(1.0, 1.0), (0.9, 0.95), (0.8, 0.96), (0.7, 0.99)]:
-    ...     watch, reason = rule.after_round(watch, training, validation)
+    ...     trend, reason = rule.after_round(trend, training, validation)
     >>> reason
     'the validation loss rose while the training loss fell, 2 rounds in a row'
     """
@@ -42,20 +42,20 @@ class EarlyStop(Parameterized):
 
     patience: int = param(5, Interval(int, 1, None), "rounds in a row (N; the paper: 0.5% to 1% of all rounds)")
 
-    def after_round(self, watch: LossTrend, training: float, validation: float) -> tuple[LossTrend, str | None]:
-        """Process the losses of a round; return the new trend, and the reason to stop or None.
+    def after_round(self, trend: LossTrend, training: float, validation: float) -> tuple[LossTrend, str | None]:
+        """Return the new trend and the reason to stop, or None to continue.
 
         Parameters
         ----------
-        watch : Watch
-            What the last call returned; ``Watch()`` at the start.
+        trend : LossTrend
+            The result of the last call; ``LossTrend()`` at the start.
         training, validation : float
-            Means of the two signals it ``watches``; NaN when they were not measured this round.
+            Means of the two signals it ``watches``; NaN if they were not measured this round.
         """
         if not (math.isfinite(training) and math.isfinite(validation)):
-            return LossTrend(watch.training, watch.validation, 0), None
-        apart = validation > watch.validation and training < watch.training  # False while nothing is known
-        streak = watch.streak + 1 if apart else 0
+            return LossTrend(trend.training, trend.validation, 0), None
+        diverged = validation > trend.validation and training < trend.training  # False while the trend is NaN
+        streak = trend.streak + 1 if diverged else 0
         reason = None
         if streak >= self.patience:
             reason = (

@@ -1,7 +1,7 @@
 """What a client does in a round: how many SGD steps, on which batches, with which learning rate and loss.
 
-:func:`batch_plan` and, with augmentation, :func:`crop_plan` are the whole randomness of local training. They are drawn
-with numpy from streams of (seed, round, client), so a client on a live federation repeats the simulated one batch for
+All randomness of local training is in :func:`batch_plan` and, with augmentation, :func:`crop_plan`. They draw with
+NumPy from streams of (seed, round, client), so a client of a live federation can repeat the simulated one batch for
 batch in a plain loop.
 
 .. [Chang2023] X. Chang et al., "FLASH: Federated Learning Across Simultaneous Heterogeneities", Section 2.2.
@@ -31,14 +31,14 @@ class LocalTraining(Parameterized):
     .. math:: \eta \cdot decay^{round} \cdot factor^{|\{m \in milestones: m \le round\}|} \cdot
               decay_{epoch}^{round \cdot E + e}
 
-    with e the local epoch inside the round (FedACS decays per local epoch). The robust loss ([Chang2023]_) of a sample
-    with label y, pseudo-label z (argmax of the global model at the start of the round) and prediction p is
-    CE(p, y) + alpha CE(p, z) - beta A (1 - p_y); the last term is the reverse cross-entropy with log 0 = A, taken with
-    the given label, which is how the paper spells it out for one sample (its set notation names both label sets).
+    where e is the local epoch within the round (FedACS decays per local epoch). The robust loss ([Chang2023]_) of a
+    sample with label y, pseudo-label z (argmax of the global model at the start of the round) and prediction p is
+    CE(p, y) + alpha CE(p, z) - beta A (1 - p_y). The last term is the reverse cross-entropy with log 0 = A for the
+    given label, as the paper writes it for one sample (its set notation names both label sets).
 
-    With ``augment`` every image of every batch is moved by -4 to 4 pixels in each direction, zeros (the mean colour of
-    bytes, which are standardised) coming in from the sides, and mirrored left to right or not, all equally likely;
-    losses and pseudo-labels are of the images as they are.
+    With ``augment``, every image of every batch is shifted by -4 to 4 pixels in each direction and mirrored left to
+    right or not, all equally likely. The new pixels are zeros, the mean colour, because images of bytes are
+    standardised. Losses and pseudo-labels are computed on the original images.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class LocalTraining(Parameterized):
     augment: bool = param(False, Boolean(), "crop images at random after padding them by 4 pixels, mirror half of them")
 
     def __post_init__(self) -> None:
-        """Check each value, and that exactly one length is given."""
+        """Check each value, and that exactly one of the lengths is given."""
         super().__post_init__()
         given = [name for name in ("steps", "epochs", "epochs_of_largest") if getattr(self, name) is not None]
         if len(given) != 1:
@@ -85,13 +85,13 @@ class LocalTraining(Parameterized):
             )
 
     def batches_per_epoch(self, n: int) -> int:
-        """Return the number of batches of one pass over ``n`` samples, the last one short."""
+        """Return the number of batches in one pass over ``n`` samples; the last batch may be short."""
         return -(-n // self.batch_size)
 
     def steps_for(self, n: int, largest: int | None = None) -> int:
-        """Return how many steps a client of ``n`` samples does; ``largest`` is the largest client's number of samples.
+        """Return how many steps a client with ``n`` samples makes; ``largest`` is the size of the largest client.
 
-        A client without samples does none.
+        A client without samples makes none.
         """
         if n == 0:
             return 0
@@ -104,9 +104,10 @@ class LocalTraining(Parameterized):
         return (self.epochs_of_largest or 0) * self.batches_per_epoch(largest)
 
     def lr_at(self, round: int, step: int = 0, batches_per_epoch: int = 1) -> float:
-        """Return the learning rate of a step; ``batches_per_epoch`` matters for ``lr_decay_epoch`` alone.
+        """Return the learning rate of a step.
 
-        It is the client's own number, with ``epochs_of_largest`` the largest client's.
+        Only ``lr_decay_epoch`` needs ``batches_per_epoch``: the client's own, or the largest client's with
+        ``epochs_of_largest``.
         """
         passed = sum(1 for milestone in self.milestones if milestone <= round)
         rate = self.lr * self.lr_decay**round * self.milestone_factor**passed
@@ -132,9 +133,9 @@ class BatchPlan(NamedTuple):
 def batch_plan(seed: int, round: int, client: int, n: int, local: LocalTraining, steps: int | None = None) -> BatchPlan:
     """Draw the batches of one client in one round.
 
-    An epoch is one shuffled pass over the n samples in ceil(n / B) batches, the last one short. Steps run on through
-    consecutive epochs, each shuffled anew. All shuffles come, one after the other, from
-    ``rng.stream(seed, rng.TRAINING, round, client)``; that is the whole definition, so a plain loop repeats it::
+    An epoch is one shuffled pass over the n samples in ceil(n / B) batches, of which the last may be short. Steps
+    continue through consecutive epochs, each with a new shuffle. All shuffles are drawn in turn from
+    ``rng.stream(seed, rng.TRAINING, round, client)``. This is the whole definition, so a plain loop can repeat it::
 
         generator = rng.stream(seed, rng.TRAINING, round, client)
         while True:
@@ -151,13 +152,13 @@ def batch_plan(seed: int, round: int, client: int, n: int, local: LocalTraining,
     local : LocalTraining
         Batch size and length.
     steps : int, optional
-        Number of steps, instead of what ``local`` says; needed with ``epochs_of_largest``.
+        Number of steps; default: as in ``local``. Needed with ``epochs_of_largest``.
 
     Returns
     -------
     BatchPlan
-        ``indices`` (steps, min(B, n)) and ``counts`` (steps,). In a short batch only the first ``counts`` entries of
-        the row are part of it.
+        ``indices`` (steps, min(B, n)) and ``counts`` (steps,). Only the first ``counts`` entries of a row are in the
+        batch.
 
     Examples
     --------
@@ -188,7 +189,7 @@ def batch_plan(seed: int, round: int, client: int, n: int, local: LocalTraining,
 
 
 def plan_counts(n: int, width: int, steps: int) -> IntArray:
-    """Return the sizes (steps,) of consecutive batches of ``width`` of ``n`` samples, the last of each epoch short."""
+    """Return the batch sizes (steps,) of passes over ``n`` samples; the last batch of a pass may be short."""
     per_epoch = -(-n // width)
     counts = np.full(steps, width, dtype=np.int64)
     counts[per_epoch - 1 :: per_epoch] = n - (per_epoch - 1) * width
@@ -202,10 +203,10 @@ CROPS = 2 * (2 * PADDING + 1) ** 2  # ways to crop and mirror an image
 def crop_plan(seed: int, round: int, client: int, shape: tuple[int, ...]) -> IntArray:
     """Draw how the images of one client's batches are cropped and mirrored, one number for each entry of the plan.
 
-    ``shape`` is that of the plan's indices.
+    ``shape`` is the shape of the plan's indices.
 
-    Of the image with a margin of :data:`PADDING` zeros, number ``81 * mirrored + 9 * down + right`` is the part that
-    begins at row ``down`` and column ``right``, then mirrored left to right or not. All numbers come from
+    The image gets a margin of :data:`PADDING` zeros. Number ``81 * mirrored + 9 * down + right`` is the part of it that
+    begins at row ``down`` and column ``right``, then mirrored left to right or not. All numbers are drawn from
     ``rng.stream(seed, rng.AUGMENTATION, round, client)``, in the order of the plan.
 
     Examples

@@ -1,4 +1,4 @@
-"""Compute losses, their derivatives with respect to the logits (..., C), and a client's summary of them."""
+"""Compute losses, their derivatives with respect to the logits (..., C), and their means per client."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def reduce_losses(
     Parameters
     ----------
     by_label, by_pseudo : torch.Tensor
-        Cross-entropies (n,) of the samples with labels and pseudo-labels, client after client; the second may be None
-        when no measure is made of it.
+        Cross-entropies (n,) of the samples with labels and pseudo-labels, client after client. The second may be None
+        if no measure needs it.
     lengths : torch.Tensor
-        (q,) samples of each client, at least one.
+        (q,) number of samples of each client, at least one.
     local : LocalTraining or None
-        The weights of the robust loss; not needed where no measure is made of it.
+        The weights of the robust loss; None if no measure needs them.
     """
     by_label = by_label.double()  # single precision loses digits in sums over many samples
     columns = []
@@ -73,7 +73,7 @@ def reduce_losses(
                 assert local is not None
                 values = robust_from_cross_entropies(by_label, values, local)
         square = measure.mean == "root-mean-square"
-        # Sum by segments, in order: the result does not depend on the other clients, and is reproducible on a GPU.
+        # Sum segment by segment, so the result does not depend on the other clients and is reproducible on a GPU.
         mean = (
             torch.segment_reduce(values.square() if square else values, "sum", lengths=lengths, unsafe=True) / lengths
         )

@@ -1,4 +1,4 @@
-"""Shapley values of the models of a round: how much of the average's gain is each client's.
+"""Shapley values of the models of a round: how much each client contributes to the gain of the average.
 
 .. [Liu2022] Z. Liu et al., "GTG-Shapley: Efficient and Accurate Participant Contribution Evaluation in Federated
    Learning", ACM TIST 13, 2022.
@@ -15,34 +15,35 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 
 Worth = Callable[[BoolArray], FloatArray]
 
-TRUNCATION = 1e-4  # a difference of worth below this counts as none
-_PER_MEMBER = 50  # most permutations, for each member
-_LEAST, _LOOK_BACK, _SETTLED = 20, 10, 0.01  # permutations before settling; how many must differ by less than this
+TRUNCATION = 1e-4  # a smaller difference of worth counts as none
+_MOST_ORDERS = 50  # per member
+_LEAST_ORDERS = 20  # before the values may count as settled
+_WINDOW, _SETTLED = 10, 0.01  # settled: the mean change over the last 10 orders is below 1%
 
 
 def gtg_shapley(worth: Worth, members: int, rng: np.random.Generator) -> FloatArray:
     """Estimate the Shapley value of each member of a coalition from permutations ([Liu2022]_).
 
-    The value of member i is the mean, over the orders in which members may join, of what i adds to those who joined
-    before it. Orders are drawn in cycles, in each of which every member is first once. Two truncations save work: where
-    all members together change little (by :data:`TRUNCATION`), all values are 0; and once those who joined are worth
-    as much as all members, the rest of that order adds nothing. It ends when values settle, their mean change over
-    the last 10 orders being below 1% of their mean size, at the latest after 50 orders for each member. No coalition
-    is evaluated twice. Up to seven members, whose coalitions are no more than twenty orders look at, the definition is
-    summed up instead.
+    The value of member i is the mean, over all orders in which members may join, of what i adds to the members before
+    it. Orders are drawn in cycles in which every member is first once. Two truncations save work. If all members
+    together change the worth by less than :data:`TRUNCATION`, all values are 0. Once the members that have joined are
+    worth as much as all members, the rest of that order adds nothing. Drawing ends when the values settle: when their
+    mean change over the last 10 orders is below 1% of their mean size, but after at most 50 orders per member. No
+    coalition is evaluated twice. With up to seven members, evaluating all coalitions is no more work than twenty
+    orders, so the values are computed exactly.
 
     Parameters
     ----------
     worth : callable
-        Takes coalitions (s, m), one row each, and returns what each is worth, (s,).
+        Takes coalitions (s, m), one per row, and returns the worth of each, (s,).
     members : int
-        How many there are (m).
+        The number of members (m).
     rng : numpy.random.Generator
 
     Returns
     -------
     (m,) float array
-        Without truncation they sum to what all are worth less what nobody is.
+        Without truncation, they sum to the worth of all members minus that of the empty coalition.
 
     Examples
     --------
@@ -59,34 +60,34 @@ def gtg_shapley(worth: Worth, members: int, rng: np.random.Generator) -> FloatAr
     first, last = (float(value) for value in worth(np.concatenate([nobody, everybody])))
     if members == 1:
         return np.array([last - first])
-    if abs(last - first) < TRUNCATION:  # between rounds
+    if abs(last - first) < TRUNCATION:  # the paper's truncation between rounds
         return np.zeros(members)
-    if 2**members <= _LEAST * members:
+    if 2**members <= _LEAST_ORDERS * members:
         return exact_shapley(worth, members)
     return _from_orders(worth, members, rng, {nobody.tobytes(): first, everybody.tobytes(): last}, first, last)
 
 
 def _from_orders(
-    worth: Worth, members: int, rng: np.random.Generator, found: dict[bytes, float], first: float, last: float
+    worth: Worth, members: int, rng: np.random.Generator, known: dict[bytes, float], first: float, last: float
 ) -> FloatArray:
-    """(m,) the mean gain of each member over random orders, drawn until it settles.
+    """(m,) the mean gain of each member over random orders, which are drawn until the means settle.
 
-    ``found`` remembers what coalitions are worth; ``first`` is what nobody is worth, ``last`` what everybody is.
+    ``known`` collects the worth of coalitions. ``first`` is the worth of the empty coalition, ``last`` that of all.
     """
-    total, made = np.zeros(members), 0
+    total, drawn = np.zeros(members), 0
     recent: list[FloatArray] = []  # the estimates after the last orders
-    while made < _PER_MEMBER * members:
-        # Guided sampling: the first places count most, and everybody has them equally often.
+    while drawn < _MOST_ORDERS * members:
+        # Guided sampling: the first places matter most, and every member has them equally often.
         orders = np.stack([_led_by(i, members, rng) for i in range(members)])
-        for gains in _gains(orders, worth, found, first, last):
+        for gains in _gains(orders, worth, known, first, last):
             total += gains
-            made += 1
-            recent = [*recent[-_LOOK_BACK:], total / made]
+            drawn += 1
+            recent = [*recent[-_WINDOW:], total / drawn]
         now = recent[-1]
         change = np.mean([np.abs(before - now).mean() for before in recent[:-1]])
-        if made >= _LEAST and change < _SETTLED * np.abs(now).mean():
+        if drawn >= _LEAST_ORDERS and change < _SETTLED * np.abs(now).mean():
             break
-    return np.asarray(total / made)
+    return np.asarray(total / drawn)
 
 
 def exact_shapley(worth: Worth, members: int) -> FloatArray:
@@ -94,13 +95,13 @@ def exact_shapley(worth: Worth, members: int) -> FloatArray:
     numbers = np.arange(2**members)
     coalitions = (numbers[:, None] >> np.arange(members)) & 1 == 1
     value, size = worth(coalitions), coalitions.sum(axis=1)
-    # The share of orders in which exactly these s - 1 others come before it: (s - 1)! (m - s)! / m!.
+    # The share of orders in which exactly these s - 1 others come before the member: (s - 1)! (m - s)! / m!.
     chance = np.array([1 / (members * comb(members - 1, s - 1)) if s else 0.0 for s in range(members + 1)])
-    found = np.empty(members)
+    shapley = np.empty(members)
     for k in range(members):
-        having = numbers[coalitions[:, k]]
-        found[k] = ((value[having] - value[having ^ (1 << k)]) * chance[size[having]]).sum()
-    return found
+        with_k = numbers[coalitions[:, k]]
+        shapley[k] = ((value[with_k] - value[with_k ^ (1 << k)]) * chance[size[with_k]]).sum()
+    return shapley
 
 
 def _led_by(member: int, members: int, rng: np.random.Generator) -> IntArray:
@@ -109,8 +110,8 @@ def _led_by(member: int, members: int, rng: np.random.Generator) -> IntArray:
     return np.concatenate([[member], rng.permutation(others)])
 
 
-def _gains(orders: IntArray, worth: Worth, found: dict[bytes, float], first: float, last: float) -> FloatArray:
-    """(r, m) what each member adds in each of ``orders`` (r, m), step by step in all of them at once."""
+def _gains(orders: IntArray, worth: Worth, known: dict[bytes, float], first: float, last: float) -> FloatArray:
+    """(r, m) what each member adds in each of ``orders`` (r, m), computed for all orders at once, step by step."""
     count, members = orders.shape
     joined = np.zeros((count, members), np.bool_)
     before = np.full(count, first)
@@ -118,13 +119,13 @@ def _gains(orders: IntArray, worth: Worth, found: dict[bytes, float], first: flo
     rows = np.arange(count)
     for step in range(members):
         joined[rows, orders[:, step]] = True
-        open_ = np.flatnonzero(np.abs(last - before) >= TRUNCATION)  # truncation within an order
-        new = {joined[row].tobytes(): joined[row] for row in open_ if joined[row].tobytes() not in found}
+        unfinished = np.flatnonzero(np.abs(last - before) >= TRUNCATION)  # the paper's truncation within an order
+        new = {joined[row].tobytes(): joined[row] for row in unfinished if joined[row].tobytes() not in known}
         if new:
             values = worth(np.stack(list(new.values())))
-            found.update(zip(new, (float(value) for value in values), strict=True))
+            known.update(zip(new, (float(value) for value in values), strict=True))
         after = before.copy()
-        after[open_] = [found[joined[row].tobytes()] for row in open_]
+        after[unfinished] = [known[joined[row].tobytes()] for row in unfinished]
         gains[rows, orders[:, step]] = after - before
         before = after
     return gains

@@ -1,4 +1,4 @@
-"""A round of two models and a server so small that everything can be worked out by hand."""
+"""A round with two models and a server, small enough to work everything out by hand."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def members(share=(0.1, 0.3), steps=(4.0, 2.0), multiplicity=(1.0, 1.0), federat
 
 
 class LinearServer(Server):
-    """Samples x of one feature, classes C = P: logit c of model w is w_c x. Batches are all samples, every time."""
+    """Samples x of one feature, classes C = P: logit c of model w is w_c x. Every batch has all samples."""
 
     def __init__(self, make=np.array, inputs=((1.0,), (-0.5,)), classes=(0, 1)):
         self.make = make

@@ -48,7 +48,7 @@ def test_fedavg_never_gives_the_old_model_a_negative_weight():
     np.testing.assert_allclose(mix.weights, [2 / 3, 1 / 3])
 
 
-def test_fedprox_means_and_asks_for_the_proximal_term():
+def test_fedprox_averages_and_sets_the_proximal_term():
     np.testing.assert_allclose(combined(FedProx(mu=0.3)), MODELS.mean(0))
     np.testing.assert_allclose(combined(FedProx(weighting="size")), 0.25 * MODELS[0] + 0.75 * MODELS[1])
     assert FedProx(mu=0.3).prox == 0.3
@@ -67,7 +67,7 @@ def test_fednova_normalises_updates_by_steps():
     np.testing.assert_allclose(combined(FedNova()), OLD - 2.5 * direction)
 
 
-def test_fednova_equals_size_mean_when_everybody_makes_the_same_steps():
+def test_fednova_equals_size_mean_with_equal_steps():
     same = combined(FedNova(), steps=(5.0, 5.0))
     np.testing.assert_allclose(same, combined(AGGREGATORS.create("fedavg")))
 
@@ -78,7 +78,7 @@ def test_fednova_momentum_normaliser_by_summing_the_weights():
     np.testing.assert_allclose(normaliser(np.array([float(tau)]), rho), [by_hand])
 
 
-def test_fednova_leaves_out_clients_without_a_step():
+def test_fednova_leaves_out_clients_without_steps():
     np.testing.assert_allclose(combined(FedNova(), steps=(0.0, 2.0)), MODELS[1])
     np.testing.assert_allclose(combined(FedNova(), steps=(0.0, 0.0)), OLD)
 
@@ -129,7 +129,7 @@ def test_scaffold_global_rate():
 
 
 @pytest.mark.parametrize("name", AGGREGATORS.names())
-def test_torch_tensors_flow_through(name):
+def test_torch_tensors_give_the_same_result(name):
     torch = pytest.importorskip("torch")
     aggregator = AGGREGATORS.create(name)
     plain, tensors = aggregator.memory(4, OLD), aggregator.memory(4, torch.tensor(OLD))
@@ -181,7 +181,7 @@ def test_a_memory_is_restored_to_the_last_bit(name):
 
 
 @pytest.mark.parametrize("name", AGGREGATORS.names())
-def test_nobody_is_an_error(name):
+def test_no_models_are_an_error(name):
     aggregator = AGGREGATORS.create(name)
     nobody = members(share=(), steps=(), multiplicity=())
     with pytest.raises(InputError, match="at least one model"):
@@ -189,7 +189,7 @@ def test_nobody_is_an_error(name):
 
 
 @pytest.mark.parametrize("name", AGGREGATORS.names())
-def test_models_and_members_must_fit(name):
+def test_models_and_members_must_match(name):
     aggregator = AGGREGATORS.create(name)
     with pytest.raises(InputError, match=r"Got 1 models of 2"):
         aggregator.combine(OLD, MODELS[:1], members(), aggregator.memory(4, OLD), LinearServer())
@@ -218,7 +218,7 @@ def test_a_server_without_samples_is_named(name, server):
     aggregator = AGGREGATORS.create(name)
     if server == "empty":
         server = LinearServer(inputs=np.zeros((0, 1)))
-    with pytest.raises(InputError, match=f"'{name}' computes on samples of the server's own") as raised:
+    with pytest.raises(InputError, match=f"'{name}' computes on the server's own samples") as raised:
         aggregator.combine(OLD, MODELS, members(), aggregator.memory(4, OLD), server)
     assert "server_validation" in raised.value.hint
 
@@ -231,7 +231,7 @@ def test_bad_parameters_are_refused(name):
                 AGGREGATORS.create(name, **{info.name: bad})
 
 
-def test_unknown_names_say_what_is_near():
+def test_unknown_names_suggest_the_nearest():
     with pytest.raises(FedcohortError, match="did you mean 'scaffold'"):
         AGGREGATORS.create("scafold")
     with pytest.raises(FedcohortError, match="did you mean 'mu'"):

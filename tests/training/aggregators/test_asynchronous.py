@@ -1,4 +1,4 @@
-"""FedBuff, FedAsync and FedAvg with staleness against their papers' loops, and optimisers of the server on top."""
+"""FedBuff, FedAsync and FedAvg with staleness against their papers' loops, and with server optimisers."""
 
 import math
 
@@ -31,12 +31,12 @@ def test_fedbuff_is_algorithm_1():
     buffer = np.zeros(2)
     for model, tau in zip(MODELS, TAU, strict=True):  # models are the updates on top of the newest model
         buffer += (model - OLD) / math.sqrt(1 + tau)
-    found = rule.combine(OLD, MODELS, members()).model
-    assert found == pytest.approx(OLD + 0.7 * buffer / 3)
+    result = rule.combine(OLD, MODELS, members()).model
+    assert result == pytest.approx(OLD + 0.7 * buffer / 3)
 
 
 @pytest.mark.parametrize("discount", ["constant", "polynomial", "hinge"])
-def test_fedasync_mixes_one_after_the_other(discount):
+def test_fedasync_mixes_in_one_model_after_another(discount):
     rule = FedAsync(alpha=0.6, discount=discount, exponent=0.5, slope=10.0, limit=4.0)
     model = OLD
     for theirs, tau in zip(MODELS, TAU, strict=True):
@@ -57,15 +57,15 @@ def test_fedavg_by_size_and_staleness():
 
 
 @pytest.mark.parametrize("name", ["fedavgm", "fedadam", "fedyogi"])
-def test_an_optimiser_of_the_server_discounts_stale_updates(name):
+def test_server_optimisers_discount_stale_updates(name):
     plain, discounting = AGGREGATORS.create(name), AGGREGATORS.create(name, exponent=0.5)
     raw = SHARE * (1 + TAU) ** -0.5
-    found = discounting.combine(OLD, MODELS, members(), discounting.memory(3, OLD))
-    assert found.weights == pytest.approx(raw / raw.sum())
-    # One client with the discounted mean update moves it alike.
+    result = discounting.combine(OLD, MODELS, members(), discounting.memory(3, OLD))
+    assert result.weights == pytest.approx(raw / raw.sum())
+    # One client with the discounted mean update has the same effect.
     mean = (raw / raw.sum()) @ MODELS
     alone = Members(np.arange(1), np.ones(1), np.ones(1), 10, np.ones(1))
-    assert found.model == pytest.approx(plain.combine(OLD, mean[None], alone, plain.memory(3, OLD)).model)
+    assert result.model == pytest.approx(plain.combine(OLD, mean[None], alone, plain.memory(3, OLD)).model)
 
 
 def test_rounds_have_no_staleness():

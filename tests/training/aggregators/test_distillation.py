@@ -5,8 +5,8 @@ import pytest
 
 from fedcohort.core.signals import Signal
 from fedcohort.training.aggregators import FedDf, Rhfl
-from fedcohort.training.aggregators.arithmetic import softmax
 from fedcohort.training.aggregators.distillation import confidences, distil
+from fedcohort.training.arithmetic import softmax
 
 from .problems import MODELS, OLD, LinearServer, members
 
@@ -14,7 +14,7 @@ LOG = np.log(np.array([1.0, 2.0, 5.0]))  # softmax: 1/8, 2/8, 5/8
 
 
 def one(**more):
-    """A server with the single sample x = 1: the logits are the model itself."""
+    """A server with the single sample x = 1, whose logits are the model itself."""
     return LinearServer(inputs=((1.0,),), classes=(0,), **more)
 
 
@@ -23,7 +23,7 @@ def divergence(targets, model, server):
     return float((targets * np.log(targets / student)).sum(1).mean())
 
 
-def test_one_step_of_adam_is_the_rate_against_the_gradients_sign():
+def test_first_step_of_adam_has_the_length_of_the_rate():
     # the student's probabilities are 1/3 each, the targets 1/8, 2/8, 5/8: the gradient is +, +, -
     result = distil(np.zeros(3), softmax(LOG[None]), one(), steps=1, batch_size=8, rate=0.25)
     np.testing.assert_allclose(result, [-0.25, -0.25, 0.25], rtol=1e-6)
@@ -47,7 +47,7 @@ def test_many_steps_reach_the_teacher():
     np.testing.assert_allclose(softmax(result[None]), targets, atol=1e-3)
 
 
-def test_distillation_agrees_with_torchs_own_adam():
+def test_distillation_agrees_with_adam_of_torch():
     torch = pytest.importorskip("torch")
     server, targets = LinearServer(), softmax(np.array([[0.3, 0.1, -2.0], [1.0, 0.0, 0.5]]))
     model = torch.tensor(OLD, requires_grad=True)
@@ -102,7 +102,7 @@ def test_confidences_by_hand():
         ([np.nan, np.nan], [np.nan, np.nan]),  # clients without samples
     ],
 )
-def test_where_nobody_learned_all_are_trusted_alike(before, after):
+def test_without_any_drop_in_loss_confidences_are_equal(before, after):
     np.testing.assert_allclose(confidences(np.array(before), np.array(after), 0.5), [0.5, 0.5])
 
 
@@ -113,7 +113,7 @@ def test_extreme_losses_keep_confidences_finite():
     assert got[1] > got[2]
 
 
-def test_rhfl_counts_models_by_confidence_twice():
+def test_rhfl_uses_confidences_in_mean_and_distillation():
     server, rule = LinearServer(), Rhfl(steps=3, rate=0.1, impact=2.0)
     metrics = {Signal.ROBUST_LOSS: np.array([4.0, 4.0]), Signal.ROBUST_LOSS_AFTER: np.array([2.0, 1.0])}
     assert rule.requires == metrics.keys()
@@ -125,13 +125,13 @@ def test_rhfl_counts_models_by_confidence_twice():
     np.testing.assert_allclose(result.weights, weights)
 
 
-def test_rhfl_without_losses_trusts_all_alike():
+def test_rhfl_without_losses_has_equal_confidences():
     result = Rhfl(steps=0).combine(OLD, MODELS, members(), None, one())
     np.testing.assert_allclose(result.model, MODELS.mean(0))
 
 
 def test_the_gradient_of_the_mixture_is_that_of_the_weighted_divergences():
-    """Sum of W_k KL(p_k || q) and cross-entropy with the mixture have one gradient: by finite differences."""
+    """The sum of W_k KL(p_k || q) and the cross-entropy with the mixture have the same gradient."""
     server, weights, model = one(), np.array([0.3, 0.7]), np.array([0.2, -0.4, 0.1])
     teachers = softmax(server.logits(MODELS))
 

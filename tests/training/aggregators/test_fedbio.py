@@ -1,4 +1,4 @@
-"""FedBiO on quadratics, where direction, hyper-gradient and weights can be written down."""
+"""FedBiO on quadratics, for which direction, hyper-gradient and weights have closed forms."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ BOWL = Quadratic([1.0, 2.0, 0.5], [2.0, 0.0, 4.0])  # the goal is the first clie
 SLOPE = BOWL.gradient(OLD, np.zeros((2, 3)), np.arange(2))  # [-1, 2, -1.5]
 
 
-def test_sigmoid_of_anything():
+def test_sigmoid_does_not_overflow():
     np.testing.assert_allclose(sigmoid(np.array([0.0, np.log(3.0), -1e4, 1e4])), [0.5, 0.75, 0.0, 1.0])
 
 
@@ -76,7 +76,7 @@ def test_the_direction_tends_to_the_solution_of_the_linear_system():
     np.testing.assert_allclose(memory.direction, SLOPE / BOWL.curvature, rtol=1e-4)
 
 
-def test_a_direction_worse_than_none_starts_again():
+def test_a_direction_worse_than_zero_restarts():
     rule = FedBio(tau=0.1)
     memory = rule.memory(10, OLD)
     memory.direction = 1e6 * np.ones(3)
@@ -93,7 +93,7 @@ def test_without_an_upper_rate_it_is_the_mean_by_size():
     np.testing.assert_allclose(result.model, FedAvg().combine(OLD, MODELS, members()).model)
 
 
-def test_a_client_that_pulls_the_wrong_way_loses_its_weight():
+def test_a_client_that_pulls_the_wrong_way_loses_weight():
     rule = FedBio(upper_rate=5.0)
     memory, model = rule.memory(10, OLD), OLD
     for _ in range(40):
@@ -105,7 +105,7 @@ def test_a_client_that_pulls_the_wrong_way_loses_its_weight():
     np.testing.assert_allclose(model, BOWL.goal, atol=1.0)
 
 
-def test_a_client_without_a_step_is_no_division_by_zero():
+def test_a_client_without_steps_causes_no_division_by_zero():
     rule = FedBio()
     memory = rule.memory(10, OLD)
     result = rule.combine(OLD, np.stack([OLD, MODELS[1]]), members(rates=np.array([0.0, 0.5])), memory, BOWL)

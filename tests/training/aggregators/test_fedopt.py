@@ -1,4 +1,4 @@
-"""Optimisers at the server, two rounds each on paper."""
+"""Optimisers at the server, two rounds each worked out by hand."""
 
 import numpy as np
 import pytest
@@ -69,13 +69,13 @@ def test_yogi_shrinks_slower_than_adam_when_updates_vanish():
 
 
 @pytest.mark.parametrize("rule", [FedAdam(), FedYogi()])
-def test_a_coordinate_nobody_moves_stays(rule):
+def test_a_coordinate_that_no_client_moves_stays(rule):
     first, second, _ = two_rounds(rule)
     np.testing.assert_allclose([first[2], second[2]], OLD[2])  # by size the third coordinate's mean is the old value
 
 
 @pytest.mark.parametrize("rule", [FedAvgM(), FedAdam(), FedYogi()])
-def test_momentum_goes_on_when_the_updates_stop(rule):
+def test_momentum_continues_when_updates_stop(rule):
     memory = rule.memory(10, OLD)
     moved = rule.combine(OLD, MODELS, members(), memory).model
     further = rule.combine(moved, np.stack([moved, moved]), members(), memory).model

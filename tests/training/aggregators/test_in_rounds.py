@@ -1,4 +1,4 @@
-"""Aggregators inside the simulator: interrupted and resumed, tried without a trace, with nobody left to average."""
+"""Aggregators in the simulator: interrupted and resumed, in trial cohorts, without any model to average."""
 
 import copy
 
@@ -81,7 +81,7 @@ def test_every_aggregator_continues_exactly_where_it_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("name", AGGREGATORS.names())
-def test_a_filter_that_keeps_nobody_leaves_the_old_model(name):
+def test_a_filter_that_keeps_no_model_leaves_the_old_one(name):
     config = table(selectors={"uniform": {"aggregator": {"name": name}}})
     group = prepare(Experiment.from_dict(config)).group(0, journals=None, device="cpu", workers=1)
     group.start()
@@ -125,7 +125,7 @@ def test_a_trial_cohort_leaves_no_trace_in_the_memory():
     group.close()
 
 
-def test_rhfl_gets_the_losses_it_requires_and_they_are_paid_for():
+def test_rhfl_gets_the_losses_it_requires_and_their_cost_is_booked():
     rules = {"mean": {"name": "mean"}, "rhfl": {"name": "rhfl", "steps": 0, "impact": 3.0}}
     selectors = {label: {"name": "uniform", "aggregator": rule} for label, rule in rules.items()}
     group = prepare(Experiment.from_dict(table(selectors=selectors))).group(0, journals=None, device="cpu", workers=1)
@@ -174,23 +174,23 @@ def test_fedbio_finds_the_clients_whose_labels_are_wrong():
 def models_after(names, rounds=3):
     selectors = {name: {"name": "uniform", "aggregator": {"name": name}} for name in names}
     prepared = prepare(Experiment.from_dict(table(run={"rounds": rounds}, selectors=selectors)))
-    found = {}
+    models = {}
     for number in range(len(prepared.groups)):
         group = prepared.group(number, journals=None, device="cpu", workers=1)
         group.start()
         while not group.done:
             group.step()
-        found |= {run.plan.label: group.models[run.row].numpy().copy() for run in group.runs}
+        models |= {run.plan.label: group.models[run.row].numpy().copy() for run in group.runs}
         group.close()
-    return found
+    return models
 
 
-def test_an_aggregator_does_the_same_alone_and_beside_all_others():
+def test_an_aggregator_does_the_same_alone_and_next_to_others():
     together = models_after(AGGREGATORS.names())
     for name in ("fedadam", "feddf", "rhfl", "fedbio", "multi-krum", "fedvarp", "mifa", "fedau", "fedawe"):
         np.testing.assert_array_equal(models_after([name])[name], together[name], err_msg=name)
     without_weights = together.pop("inverse-probability")  # of a selector that declares no probabilities
     np.testing.assert_array_equal(without_weights, together["fedavg-with-absent"])
     distinct = {model.tobytes() for model in together.values()}
-    # fedpdp is fedavg by default, fednova where all make as many steps, fedbuff and fedavg-stale without staleness.
+    # Equal to others: fedpdp by default, fednova with equal steps, fedbuff and fedavg-stale without staleness.
     assert len(distinct) >= len(together) - 5

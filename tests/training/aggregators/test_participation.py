@@ -1,4 +1,4 @@
-"""Averages that make up for absence, against the papers' algorithms written out client by client."""
+"""Aggregators that compensate for absence, against the papers' algorithms written out client by client."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ N, P, ROUNDS = 7, 4, 40
 
 
 def made_up_rounds(seed=0):
-    """Cohorts of 0 to 4 clients, who train towards points of their own with a rate that decays."""
+    """Cohorts of 0 to 4 clients, each of which trains towards its own point with a decaying rate."""
     rng = np.random.default_rng(seed)
     points = rng.normal(size=(N, P)) * 3
     presence = np.linspace(0.05, 0.8, N)
@@ -47,30 +47,32 @@ def test_fedvarp_against_its_algorithm(rate, weighting):
         v = everybody @ y + chosen @ (delta - y[cohort])
         expected = w + rate * eta * v
         y[cohort] = delta
-        made = rule.combine(w, trained, members(t, cohort, eta, steps, shares), memory)
-        np.testing.assert_allclose(made.model, expected, atol=1e-10)
-        np.testing.assert_allclose(made.weights, rate * chosen)
-        w = made.model
+        combined = rule.combine(w, trained, members(t, cohort, eta, steps, shares), memory)
+        np.testing.assert_allclose(combined.model, expected, atol=1e-10)
+        np.testing.assert_allclose(combined.weights, rate * chosen)
+        w = combined.model
     np.testing.assert_allclose(memory.mean, everybody @ y, atol=1e-10)
 
 
 def test_fedvarp_is_unbiased_over_all_cohorts_of_a_size():
-    """The mean over every cohort of two is the update of all, whatever is remembered."""
+    """The mean over all cohorts of two is the update of all clients, whatever is remembered."""
     rng = np.random.default_rng(1)
     rule, old = FedVarp(), np.zeros(P)
     updates = rng.normal(size=(N, P))
     before = rng.normal(size=(N, P))
-    found = []
+    results = []
     for i in range(N):
         for j in range(i):
             memory = rule.memory(N, old)
             rule.combine(old, before, Members(np.arange(N), np.ones(N), np.ones(N), N, np.ones(N)), memory)
             pair = np.array([i, j])
-            found.append(rule.combine(old, updates[pair], Members(pair, np.ones(2), np.ones(2), N, np.ones(2)), memory))
-    np.testing.assert_allclose(np.mean([made.model for made in found], axis=0), updates.mean(0), atol=1e-12)
+            results.append(
+                rule.combine(old, updates[pair], Members(pair, np.ones(2), np.ones(2), N, np.ones(2)), memory)
+            )
+    np.testing.assert_allclose(np.mean([combined.model for combined in results], axis=0), updates.mean(0), atol=1e-12)
 
 
-def test_fedvarp_has_no_variance_left_where_updates_do_not_change():
+def test_fedvarp_has_no_variance_if_updates_do_not_change():
     rng = np.random.default_rng(2)
     rule, old, updates = FedVarp(), np.zeros(P), rng.normal(size=(N, P))
     memory = rule.memory(N, old)
@@ -93,16 +95,16 @@ def test_mifa_against_its_algorithm(weighting):
         g[cohort] = (w - trained) / eta
         everybody = shares if weighting == "size" else np.full(N, 1 / N)
         expected = w - eta * (everybody @ g)
-        made = rule.combine(w, trained, members(t, cohort, eta, steps, shares), memory)
-        np.testing.assert_allclose(made.model, expected, atol=1e-10)
-        np.testing.assert_allclose(made.weights, everybody[cohort])
-        w = made.model
+        combined = rule.combine(w, trained, members(t, cohort, eta, steps, shares), memory)
+        np.testing.assert_allclose(combined.model, expected, atol=1e-10)
+        np.testing.assert_allclose(combined.weights, everybody[cohort])
+        w = combined.model
 
 
 @pytest.mark.parametrize("cutoff", [None, 1, 3, 50])
 @pytest.mark.parametrize("weighting", ["count", "size"])
 def test_fedau_against_its_algorithm(cutoff, weighting):
-    """Algorithm 2 keeps all intervals of every client in every round; ours looks only at those who take part."""
+    """Algorithm 2 updates the intervals of every client in every round; ours only those of participants."""
     rule = FedAu(cutoff=cutoff, weighting=weighting, global_rate=0.7)
     w = np.zeros(P)
     memory = rule.memory(N, w)
@@ -120,14 +122,14 @@ def test_fedau_against_its_algorithm(cutoff, weighting):
         trained = np.array([train(w, i, s) for i, s in zip(cohort, steps, strict=True)])
         everybody = shares if weighting == "size" else np.full(N, 1 / N)
         expected = w + 0.7 * sum(everybody[n] * omega[n] * (y - w) for n, y in zip(cohort, trained, strict=True))
-        made = rule.combine(w, trained, members(t, cohort, eta, steps, shares), memory)
-        np.testing.assert_allclose(made.model, expected, atol=1e-10)
-        np.testing.assert_allclose(made.weights, 0.7 * everybody[cohort] * omega[cohort])
-        w = made.model
+        combined = rule.combine(w, trained, members(t, cohort, eta, steps, shares), memory)
+        np.testing.assert_allclose(combined.model, expected, atol=1e-10)
+        np.testing.assert_allclose(combined.weights, 0.7 * everybody[cohort] * omega[cohort])
+        w = combined.model
     assert {len(of) for of in intervals} != {0}
 
 
-def test_fedau_weights_approach_one_over_the_probability_to_take_part():
+def test_fedau_weights_approach_the_inverse_participation_probability():
     rng = np.random.default_rng(5)
     probability = np.array([0.1, 0.2, 0.9])
     memory = FedAu().memory(3, np.zeros(1))
@@ -155,12 +157,12 @@ def test_fedawe_against_its_algorithm(rate):
         expected = np.mean(echoed, axis=0)
         own[cohort] = expected
         tau[cohort] = t
-        made = rule.combine(x, trained, members(t, cohort, eta, steps, shares), memory)
-        np.testing.assert_allclose(made.model, expected, rtol=1e-10)
-        x = made.model
+        combined = rule.combine(x, trained, members(t, cohort, eta, steps, shares), memory)
+        np.testing.assert_allclose(combined.model, expected, rtol=1e-10)
+        x = combined.model
 
 
-def test_fedawe_gives_everybody_as_many_updates():
+def test_fedawe_gives_all_clients_equally_many_updates():
     """Proposition 1: the echoes of a client that has just taken part add up to the number of rounds."""
     rng = np.random.default_rng(7)
     memory = FedAwe().memory(N, np.zeros(P))
@@ -172,7 +174,7 @@ def test_fedawe_gives_everybody_as_many_updates():
         assert (total[there] == t + 1).all()
 
 
-def test_fedawe_does_not_follow_the_first_model_when_that_changes_in_place():
+def test_fedawe_keeps_a_copy_of_the_first_model():
     first = np.zeros(2)
     memory = FedAwe().memory(3, first)
     first += 1.0
@@ -180,7 +182,7 @@ def test_fedawe_does_not_follow_the_first_model_when_that_changes_in_place():
 
 
 @pytest.mark.parametrize("rule", [FedVarp(), Mifa(), FedAu(), FedAwe()])
-def test_a_foreign_memory_is_refused(rule):
+def test_the_memory_of_another_aggregator_is_an_error(rule):
     other = (FedAu() if not isinstance(rule, FedAu) else Mifa()).memory(3, np.zeros(P))
     one = Members(np.array([0]), np.ones(1), np.ones(1), 3, np.ones(1))
     with pytest.raises(InputError, match="needs its own memory"):

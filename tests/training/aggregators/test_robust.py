@@ -1,4 +1,4 @@
-"""Robust means against values read off by hand and brute force; liars must not matter."""
+"""Robust averages against values worked out by hand and by brute force; liars must not matter."""
 
 import numpy as np
 import pytest
@@ -46,12 +46,12 @@ def brute_scores(rows, liars):
 
 
 @pytest.mark.parametrize("liars", [0, 1, 2])
-def test_krum_scores_are_those_of_the_definition(liars):
+def test_krum_scores_match_the_definition(liars):
     rows = np.random.default_rng(3).normal(size=(9, 6))
     np.testing.assert_allclose(krum_scores(rows, liars), brute_scores(rows, liars), rtol=1e-10)
 
 
-def test_krum_takes_the_model_with_the_closest_company():
+def test_krum_takes_the_model_closest_to_its_neighbours():
     # f = 1 of 5: sums over the two nearest. 0: 1+9, 1: 1+4, 3: 4+1 (to 4), 4: 1+9, 100: far
     line = np.array([[0.0], [1.0], [3.0], [4.0], [100.0]]) * np.ones(3)
     np.testing.assert_allclose(krum_scores(line, 1) / 3, [10.0, 5.0, 5.0, 10.0, 96.0**2 + 97.0**2])
@@ -69,7 +69,7 @@ def test_multi_krum_averages_the_best():
     np.testing.assert_allclose(combined(MultiKrum(averaged=50), line).model, line.mean(0))
 
 
-def test_krum_lowers_the_number_of_liars_to_what_a_small_cohort_bears():
+def test_krum_lowers_the_number_of_liars_in_a_small_cohort():
     # 0.4 of 5 would be two, but 2 f + 2 < 5 leaves one; of three models none
     line = np.array([[0.0], [1.0], [3.0], [4.0], [100.0]]) * np.ones(3)
     np.testing.assert_allclose(combined(Krum(liars=0.4), line).model, combined(Krum(liars=0.2), line).model)
@@ -78,7 +78,7 @@ def test_krum_lowers_the_number_of_liars_to_what_a_small_cohort_bears():
 
 @pytest.mark.parametrize("rule", [Krum(), MultiKrum()])
 @pytest.mark.parametrize("count", [1, 2])
-def test_too_few_to_tell_are_averaged(rule, count):
+def test_fewer_than_three_models_are_averaged(rule, count):
     np.testing.assert_allclose(combined(rule, FIVE[:count]).model, FIVE[:count].mean(0))
 
 

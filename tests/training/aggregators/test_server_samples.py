@@ -1,4 +1,4 @@
-"""What the server computes on its samples, against the engine; and public data that do not fit."""
+"""What the server computes on its samples, against the engine; and unsuitable public data."""
 
 import numpy as np
 import pytest
@@ -35,8 +35,8 @@ def engine(images):
     x, y = images
     clients = ClientData(np.arange(24), np.array([0, 10, 24]), y, np.array([0, 0]))
     local = LocalTraining(steps=1, batch_size=4, lr=0.1)
-    with Engine(x, y, x, y, classes=3, federations=[clients], model="mlp", local=local, device="cpu") as made:
-        yield made
+    with Engine(x, y, x, y, classes=3, federations=[clients], model="mlp", local=local, device="cpu") as engine:
+        yield engine
 
 
 class Data:
@@ -44,7 +44,7 @@ class Data:
         self.x_train, self.y_train = x, y
 
 
-def test_logits_and_gradients_are_the_engines(engine, images):
+def test_logits_and_gradients_equal_those_of_the_engine(engine, images):
     mine = server_samples(engine, Data(*images), np.arange(10), None)  # what the first client holds
     models = torch.stack([engine.init(1), engine.init(2)])
     torch.testing.assert_close(mine.logits(models), engine.logits(models, np.arange(10)), rtol=1e-4, atol=1e-5)
@@ -56,7 +56,7 @@ def test_logits_and_gradients_are_the_engines(engine, images):
     assert not models.requires_grad
 
 
-def test_gradients_of_soft_targets_on_some_samples_by_differences(engine, images):
+def test_gradients_of_soft_targets_by_finite_differences(engine, images):
     mine = server_samples(engine, Data(*images), np.arange(10), None)
     model, places = engine.init(1), np.array([7, 2, 5])
     targets = torch.softmax(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)), dim=1)
@@ -70,7 +70,7 @@ def test_gradients_of_soft_targets_on_some_samples_by_differences(engine, images
     torch.testing.assert_close(numeric, gradient.norm(), rtol=1e-2, atol=1e-4)
 
 
-def test_batches_are_passes_and_belong_to_a_round(engine, images):
+def test_batches_are_passes_and_depend_on_the_round(engine, images):
     mine = server_samples(engine, Data(*images), np.arange(10), None)
     batches = [batch.tolist() for batch in mine.in_round(1, 4).batches(4, 5)]
     assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4]
@@ -99,9 +99,9 @@ def test_running_statistics_get_no_gradient(monkeypatch):
     x, y = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32), np.arange(12) % 3
     clients = ClientData(np.arange(12), np.array([0, 12]), y, np.array([0]))
     local = LocalTraining(steps=1, batch_size=4, lr=0.1)
-    with Engine(x, y, x, y, classes=3, federations=[clients], model="own", local=local, device="cpu") as made:
-        mine = server_samples(made, Data(x, y), np.arange(12), None)
-        model = made.init(0)
+    with Engine(x, y, x, y, classes=3, federations=[clients], model="own", local=local, device="cpu") as engine:
+        mine = server_samples(engine, Data(x, y), np.arange(12), None)
+        model = engine.init(0)
         gradient = mine.gradient(model, mine.labels, np.arange(12))
     trainable = 2 * 4 + 3 * 4 + 3
     assert gradient[:trainable].abs().sum() > 0
@@ -142,13 +142,13 @@ def test_public_images_are_standardised_like_the_training_set(engine, images, tm
         (np.zeros((5, 8, 8), "U3"), "must be bytes"),
     ],
 )
-def test_public_data_of_another_kind_are_refused(images, tmp_path, samples, says):
+def test_public_data_of_another_type_are_an_error(images, tmp_path, samples, says):
     np.save(tmp_path / "public.npy", samples)
     with pytest.raises(InputError, match=says):
         public_samples(tmp_path / "public.npy", images[0], (1, 8, 8))
 
 
-def test_public_files_that_are_none_are_refused(images, tmp_path):
+def test_unreadable_public_files_are_an_error(images, tmp_path):
     with pytest.raises(InputError, match=r"gone.npy' cannot be read"):
         public_samples(tmp_path / "gone.npy", images[0], (1, 8, 8))
     (tmp_path / "text.npy").write_text("no array")
@@ -174,7 +174,7 @@ def after_three_rounds(aggregator, **changes):
 
 
 @pytest.mark.parametrize("name", DISTILLED)
-def test_a_public_file_does_what_the_same_samples_at_the_server_do(tmp_path, name):
+def test_a_public_file_equals_the_same_samples_at_the_server(tmp_path, name):
     prepared = prepare(Experiment.from_dict({**EXPERIMENT, "selectors": {"uniform": {}}}))
     (data,), (federation,) = prepared.datasets.values(), prepared.federations.values()
     np.save(tmp_path / "public.npy", data.x_train[federation.server_validation])

@@ -1,4 +1,4 @@
-"""FedCA against brute force over all subsets, CMFL against its definition, and the edges of both."""
+"""FedCA against brute force over all subsets, CMFL against its definition, and edge cases of both."""
 
 import itertools
 import logging
@@ -88,12 +88,12 @@ def test_equal_subsets_keep_the_largest_then_the_first():
     labels = np.array([0, 1])
     right = np.array([[1.0, 0], [0, 1]])
     wrong = -9 * right
-    # Any of the right models is perfect, and so are all three together; a wrong one spoils every mean.
+    # Each of the right models is perfect, and so are all three together; a wrong one spoils every mean.
     kept = FedCA(score="accuracy").keep(
         Replies([True] * 4, logits=np.stack([right, wrong, right, right]), labels=labels)
     )
     assert kept.tolist() == [True, False, True, True]
-    # One right and one wrong sample each, whatever is kept: pairs cancel to ties, which are wrong; a single is best.
+    # Each model has one right and one wrong sample. Pairs cancel to ties, which are wrong, so one model is best.
     first, second = np.array([[1.0, 0], [1, 0]]), np.array([[0, 1.0], [0, 1]])
     kept = FedCA(score="accuracy").keep(Replies([True] * 2, logits=np.stack([first, second]), labels=labels))
     assert kept.tolist() == [True, False]
@@ -118,7 +118,7 @@ def test_huge_logits_do_not_overflow():
     assert score_all(margins(moderate, labels), "loss")[1] == pytest.approx(expected)
 
 
-def test_failed_and_unsound_models_are_never_kept():
+def test_failed_and_invalid_models_are_never_kept():
     logits, labels = federation(4, 5)
     logits[1, 3, 2] = np.nan
     logits[2, 0, 0] = np.inf
@@ -132,7 +132,7 @@ def test_failed_and_unsound_models_are_never_kept():
     assert FedCA().keep(Replies([])).shape == (0,)
 
 
-def test_beam_search_announces_itself_and_beats_its_rivals(caplog):
+def test_beam_search_warns_and_beats_simple_choices(caplog):
     logits, labels = federation(6, 20)
     with caplog.at_level(logging.WARNING):
         verdict = FedCA(score="loss").judge(Replies(np.ones(20, bool), logits=logits, labels=labels))
@@ -202,7 +202,7 @@ def test_hosts_compute_only_what_is_read():
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_cmfl_is_its_definition(kind):
+def test_cmfl_matches_its_definition(kind):
     rng = np.random.default_rng(0)
     for seed in range(20):
         updates = rng.normal(size=(6, 50)) + rng.normal(size=50) * rng.uniform(0, 2)
@@ -219,14 +219,14 @@ def test_cmfl_is_its_definition(kind):
         assert CMFL().keep(Replies([True] * 6, updates=updates)).tolist() == expected.tolist(), seed
 
 
-def test_cmfl_keeps_the_best_when_nobody_passes():
+def test_cmfl_keeps_the_best_update_if_none_passes():
     updates = np.array([[1.0, 1, 1, -1, -1], [-1, 1, 1, 1, -1], [1, -1, -1, 1, 1]])
     verdict = CMFL(threshold=1.0).judge(Replies([True] * 3, updates=updates))
     assert verdict.kept.sum() == 1
     assert verdict.notes["relevance max"] < 1
 
 
-def test_cmfl_ignores_failed_and_unsound_updates():
+def test_cmfl_ignores_failed_and_invalid_updates():
     updates = np.array([[1.0, 1.0], [np.nan, 1.0], [-9.0, -9.0], [1.0, 0.5]])
     assert CMFL().keep(Replies([True, True, False, True], updates=updates)).tolist() == [True, False, False, True]
     assert not CMFL().keep(Replies([False] * 4, updates=updates)).any()

@@ -1,4 +1,4 @@
-"""Datasets: embedded, synthetic, in files of several formats, from arrays, from partitioners of flwr_datasets."""
+"""Datasets: built-in, synthetic, from files, from arrays, from partitioners of flwr_datasets."""
 
 from fedcohort.simulate.data.dataset import Dataset, from_arrays
 from fedcohort.simulate.data.natural import NATURAL, Birdstrikes, Flights, Speeches, StandardLibrary, Watch

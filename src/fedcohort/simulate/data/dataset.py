@@ -1,4 +1,4 @@
-"""Hold a dataset in memory, and make one from arrays."""
+"""A dataset in memory, and how to make one from arrays."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class Dataset:
     name : str
         Its name.
     x_train, x_test : (n, ...) arrays
-        Samples: images as uint8 (n, H, W) or (n, H, W, channels), tokens and categories as int64 (n, length), which a
-        model gets as whole numbers, anything else as float32.
+        Samples: images as uint8 (n, H, W) or (n, H, W, channels), tokens and categories as int64 (n, length), anything
+        else as float32.
     y_train, y_test : arrays
-        What is to be predicted: labels 0 .. classes - 1 as (n,) integers; a token 0 .. classes - 1 for every place of a
-        sequence as (n, length) integers; or numbers as (n, outputs) float32.
+        Targets: labels 0 .. classes - 1 as (n,) integers; a token 0 .. classes - 1 for each position of a sequence as
+        (n, length) integers; or numbers as (n, outputs) float32.
     classes : int
-        How many classes (or tokens) there are; 0 where numbers are predicted.
+        How many classes (or tokens) there are; 0 if numbers are predicted.
     class_names : tuple of str
         Their names.
     writers, writers_test : (n,) int64 or None
-        The writer of each sample, if known; the partition "natural" makes one client of each writer.
+        The writer of each sample, if known; the partition "natural" makes each writer a client.
     writer_names : tuple of str or None
         Names of writers 0, 1, ...
     source : str
         Where it came from.
     remarks : tuple of str
-        Notes for the user: labels that were numbered, samples that were held out.
+        Notes for the user, for example that labels were numbered or samples held out.
     """
 
     name: str
@@ -92,15 +92,15 @@ class Dataset:
                     f"Got {writers.shape} for {labels.shape[:1]}."
                 )
         if self.writer_names is not None and self.writers is not None:
-            most = int(self.writers.max(initial=-1))
-            if most >= len(self.writer_names):
+            highest = int(self.writers.max(initial=-1))
+            if highest >= len(self.writer_names):
                 raise InputError(
                     f"The dataset {self.name!r} names {len(self.writer_names)} writers, but one of its samples is by "
-                    f"writer {most}."
+                    f"writer {highest}."
                 )
 
     def _check_arrays(self, part: str) -> None:
-        """Refuse samples and targets of the wrong shape or type."""
+        """Check the shapes and types of samples and targets."""
         x, y = getattr(self, f"x_{part}"), getattr(self, f"y_{part}")
         if x.ndim < 2 or y.ndim not in (1, 2) or len(x) != len(y) or len(y) == 0:
             raise InputError(
@@ -122,11 +122,11 @@ class Dataset:
             )
 
     def _check_values(self, part: str) -> None:
-        """Refuse numbers that are not finite, and labels of no class."""
+        """Check that numbers are finite and labels are classes."""
         x, y = getattr(self, f"x_{part}"), getattr(self, f"y_{part}")
-        for what, array in (("samples", x), ("targets", y)):
+        for content, array in (("samples", x), ("targets", y)):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise InputError(f"The {part}ing {what} of {self.name!r} contain NaN or infinite numbers.")
+                raise InputError(f"The {part}ing {content} of {self.name!r} contain NaN or infinite numbers.")
         if self.target == "number":
             return
         low, high = int(y.min()), int(y.max())
@@ -136,7 +136,7 @@ class Dataset:
             )
 
     def __deepcopy__(self, memo: object) -> Dataset:
-        """Return itself: a dataset is immutable and may be large."""
+        """Return itself, because a dataset is immutable and may be large."""
         return self
 
     def __repr__(self) -> str:
@@ -152,29 +152,24 @@ class Dataset:
 
     @property
     def target(self) -> Target:
-        """What is predicted: a class, a number (or several), or a token for every place of a sequence."""
+        """What is predicted: a class, numbers, or a token for each position of a sequence."""
         if self.y_train.dtype.kind == "f":
             return "number"
         return "class" if self.y_train.ndim == 1 else "token"
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample, or for each place of a sequence."""
+        """How many outputs a model has for a sample, or for each position of a sequence."""
         return int(self.y_train.shape[1]) if self.target == "number" else self.classes
 
     @property
     def labels(self) -> IntArray:
-        """The class of each training sample (n,), for partitions; all 0 where what is predicted is no class."""
+        """The class of each training sample (n,), for partitions; all 0 if no class is predicted."""
         return self.y_train if self.target == "class" else np.zeros(len(self.y_train), dtype=np.int64)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all samples."""
-        return int(self.x_train.nbytes + self.x_test.nbytes)
 
 
 def rank_within(groups: IntArray) -> IntArray:
-    """Return the place of each sample (n,) among those of its group, a class or an owner.
+    """Return the rank of each sample (n,) within its group, in the order of the data.
 
     >>> rank_within(np.array([1, 0, 1, 1]))
     array([0, 0, 1, 2])
@@ -186,17 +181,17 @@ def rank_within(groups: IntArray) -> IntArray:
     return rank
 
 
-def every_fifth(labels: IntArray, share: float = 0.2) -> BoolArray:
-    """Return a fixed stratified test split (n,): evenly spaced samples of every class, ``share`` of them.
+def stratified_test(labels: IntArray, share: float = 0.2) -> BoolArray:
+    """Return which samples (n,) are for testing: a ``share`` of each class, evenly spaced.
 
-    >>> every_fifth(np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1])).nonzero()[0]
+    >>> stratified_test(np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1])).nonzero()[0]
     array([4, 9])
     """
     rank = rank_within(labels)
-    # The quota of the first r + 1 samples of a class has risen by one over that of the first r; the nudge keeps
-    # 0.2 * 5, which is a hair below 1 in binary for other shares, on the right side.
-    picked: BoolArray = np.floor((rank + 1) * share + 1e-9) > np.floor(rank * share + 1e-9)
-    return picked
+    # A sample is chosen if it raises the quota of its class. The margin is for products such as share * 5 that
+    # rounding puts just below an integer.
+    chosen: BoolArray = np.floor((rank + 1) * share + 1e-9) > np.floor(rank * share + 1e-9)
+    return chosen
 
 
 def from_arrays(
@@ -215,25 +210,25 @@ def from_arrays(
     writers: npt.ArrayLike | None = None,
     writer_names: Sequence[str] | None = None,
 ) -> Dataset:
-    """Make a dataset of any pair of arrays.
+    """Make a dataset from arrays.
 
     Parameters
     ----------
     x : (n, ...) array
-        Samples. Integers and floats other than uint8 become float32; images of uint8 stay as they are.
+        Samples. Images of uint8 stay as they are; other numbers become float32.
     y : (n,) or (n, ...) array
-        What is to be predicted. Classes: integers from 0, none of them left out, or texts (also a column of pandas),
-        which are numbered in alphabetical order. Numbers: (n,) or (n, outputs). Tokens: (n, length) integers from 0.
+        Targets. Classes: integers from 0 without gaps, or texts (also a pandas column), which are numbered in
+        alphabetical order. Numbers: (n,) or (n, outputs). Tokens: (n, length) integers from 0.
     x_test, y_test : arrays, optional
         A test set. Without one, ``test_share`` of every class is held out, at random by ``seed``.
     name : str
-        What to call it.
+        Name of the dataset.
     target : "class", "number" or "token"
         What is predicted.
     integers : bool
-        Whether samples of integers stay integers (tokens, categories); where tokens are predicted they do.
+        Whether integer samples stay integers (tokens, categories). With tokens as the target, they always do.
     test_share : float
-        How much of every class to hold out where no test set is given, in (0, 1).
+        How much of each class to hold out without a test set, in (0, 1).
     seed : int
         Seed of that split.
     classes : int, optional
@@ -241,7 +236,7 @@ def from_arrays(
     class_names : sequence of str, optional
         Default: the numbers.
     writers : (n,) array, optional
-        Whose sample each is, as integers from 0 or, without ``writer_names``, as any integers or texts.
+        The writer of each sample: integers from 0 or, without ``writer_names``, any integers or texts.
     writer_names : sequence of str, optional
         Names of writers 0, 1, ...
 
@@ -257,11 +252,11 @@ def from_arrays(
     writer_names = None if writer_names is None else texts(writer_names, "'writer_names'")
     if (x_test is None) != (y_test is None):
         raise InputError("A test set needs both 'x_test' and 'y_test'; one of them is missing.")
-    whole = integers or target == "token"
-    samples = _samples(name, x, whole)
-    tests = samples if x_test is None else _samples(name, x_test, whole)
-    labels, test_labels, found = _targets(name, y, y_test, target)
-    class_names = found if class_names is None else class_names
+    integers = integers or target == "token"
+    samples = _samples(name, x, integers)
+    test_samples = samples if x_test is None else _samples(name, x_test, integers)
+    labels, test_labels, names = _targets(name, y, y_test, target)
+    class_names = names if class_names is None else class_names
     _check_pair(name, samples, labels)
     owners = None
     if writers is not None:
@@ -270,19 +265,19 @@ def from_arrays(
         classes = 0
     elif classes is None:
         classes = _count_classes(name, labels, test_labels, gaps=target == "token" or bool(class_names))
-    # Built with all samples first, so that mistakes are reported in terms of the user's arrays, not of the split.
-    whole_set = Dataset(
+    # Checked before it is split, so that errors refer to the user's arrays.
+    unsplit = Dataset(
         name=name,
         x_train=samples,
         y_train=labels,
-        x_test=tests,
+        x_test=test_samples,
         y_test=labels if test_labels is None else test_labels,
         classes=classes,
         class_names=tuple(map(str, range(classes)) if class_names is None else class_names),
         writers=owners,
         writer_names=None if writer_names is None else tuple(writer_names),
     )
-    return whole_set if x_test is not None else _hold_out(whole_set, test_share, seed)
+    return unsplit if x_test is not None else _hold_out(unsplit, test_share, seed)
 
 
 def _check_options(name: str, target: Target, test_share: float, seed: int, classes: int | None) -> None:
@@ -304,16 +299,22 @@ def _check_pair(name: str, samples: AnyArray, labels: AnyArray) -> None:
 
 def _count_classes(name: str, labels: AnyArray, test_labels: AnyArray | None, *, gaps: bool) -> int:
     """Return the largest label + 1; ``gaps`` says whether classes without samples are allowed."""
-    every = labels if test_labels is None else np.concatenate([labels.ravel(), test_labels.ravel()])
-    classes = int(every.max(initial=0)) + 1
-    if not gaps:
-        _check_gaps(name, every, classes)
+    present = labels if test_labels is None else np.concatenate([labels.ravel(), test_labels.ravel()])
+    classes = int(present.max(initial=0)) + 1
+    missing = np.setdiff1d(np.arange(classes), present)
+    if len(missing) and not gaps:
+        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        raise InputError(
+            f"The labels of {name!r} go up to {classes - 1}, but no sample is of class {shown}.",
+            hint=f"set classes={classes} if these classes exist, or number the labels without gaps: "
+            "np.unique(y, return_inverse=True)[1]",
+        )
     return classes
 
 
 def _hold_out(data: Dataset, share: float, seed: int) -> Dataset:
     """Return the dataset with a share of its training samples as test set."""
-    held_out = _held_out(data.name, data.y_train, data.target, share, seed)
+    held_out = _test_mask(data.name, data.y_train, data.target, share, seed)
     each = " of every class" if data.target == "class" else ""
     count = int(held_out.sum())
     return replace(
@@ -330,30 +331,30 @@ def _hold_out(data: Dataset, share: float, seed: int) -> Dataset:
     )
 
 
-def _held_out(name: str, labels: AnyArray, target: Target, share: float, seed: int) -> BoolArray:
+def _test_mask(name: str, labels: AnyArray, target: Target, share: float, seed: int) -> BoolArray:
     """Return which samples are for testing (n,): a share of every class, or of all samples."""
     if not 0 < share < 1:
         raise InputError(f"'test_share' must be in (0, 1). Got {share!r}.")
     shuffled = rng.stream(seed, rng.DATA).permutation(len(labels))
     classes = labels if target == "class" else np.zeros(len(labels), dtype=np.int64)
     held_out = np.zeros(len(labels), dtype=bool)
-    held_out[shuffled[every_fifth(classes[shuffled], share)]] = True
+    held_out[shuffled[stratified_test(classes[shuffled], share)]] = True
     if not held_out.any() or held_out.all():
         raise InputError(
-            f"A test share of {share:g} leaves {name!r} nothing to test on or to train with: {len(labels)} samples of "
+            f"A test share of {share:g} leaves {name!r} nothing to test on, or to train on: {len(labels)} samples of "
             f"{len(np.unique(classes))} classes."
         )
     return held_out
 
 
-def _samples(name: str, x: npt.ArrayLike, whole: bool) -> AnyArray:
+def _samples(name: str, x: npt.ArrayLike, integers: bool) -> AnyArray:
     array = as_array(x, f"The samples of {name!r}", "an array whose rows have the same length")
     if array.dtype.kind not in "fiub":
         raise InputError(
             f"Samples must be numbers. Got an array of {array.dtype}.",
-            hint="from_pandas takes a frame with columns of text" if hasattr(x, "columns") else None,
+            hint="from_pandas accepts a frame with columns of text" if hasattr(x, "columns") else None,
         )
-    if whole:
+    if integers:
         if array.dtype.kind not in "iu":
             raise InputError(
                 f"The samples of {name!r} must be integers to stay integers. Got an array of {array.dtype}."
@@ -362,47 +363,47 @@ def _samples(name: str, x: npt.ArrayLike, whole: bool) -> AnyArray:
     return array if array.dtype == np.uint8 else array.astype(np.float32, copy=False)
 
 
-def _values(name: str, what: str, values: npt.ArrayLike) -> AnyArray:
-    """Return labels or writers as an array; texts that came as objects, as in pandas, are texts."""
-    array = as_array(values, f"The {what}s of {name!r}")
+def _values(name: str, content: str, values: npt.ArrayLike) -> AnyArray:
+    """Return labels or writers as an array of texts or numbers, even if they are objects, as in pandas."""
+    array = as_array(values, f"The {content}s of {name!r}")
     if array.dtype.kind != "O":
         return array
     listed = array.ravel().tolist()
     missing = [i for i, value in enumerate(listed) if _is_missing(value)]
     if missing:
         raise InputError(
-            f"The {what} is missing in {len(missing):,} of {len(listed):,} samples of {name!r} (first: sample "
+            f"The {content} is missing in {len(missing):,} of {len(listed):,} samples of {name!r} (first: sample "
             f"{missing[0]}).",
             hint="complete or remove these samples",
         )
     kinds = {type(value) for value in listed}
     if kinds == {str} or (kinds and all(issubclass(kind, (int, np.integer)) for kind in kinds)):
         return np.array(listed).reshape(array.shape)
-    found = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise InputError(f"The {what}s of {name!r} must be strings or whole numbers, all of one kind. Got {found}.")
+    got = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise InputError(f"The {content}s of {name!r} must be all strings or all whole numbers. Got {got}.")
 
 
 def _is_missing(value: object) -> bool:
-    # By how it is written: pandas' NA and NaT cannot be imported where pandas is not installed, and NaN != NaN.
+    # Compared as text, because pandas' NA and NaT need pandas, which may not be installed, and NaN != NaN.
     return not isinstance(value, str) and short_repr(value) in ("None", "nan", "np.float64(nan)", "<NA>", "NaT")
 
 
 def _targets(
     name: str, y: npt.ArrayLike, y_test: npt.ArrayLike | None, target: Target
 ) -> tuple[AnyArray, AnyArray | None, Sequence[str] | None]:
-    """Return what is predicted in training and testing, and the names of the classes where they were texts."""
+    """Return the targets for training and testing, and the names of the classes if labels are texts."""
     parts = [_values(name, "label", part) for part in ((y,) if y_test is None else (y, y_test))]
     names: tuple[str, ...] | None = None
     if target == "number":
-        found = [_as_numbers(name, part) for part in parts]
+        targets = [_as_numbers(name, part) for part in parts]
     else:
-        # Both parts are numbered together: a class of the test set has the number that it has in training.
+        # Both parts are numbered together, so that a class has the same number in both.
         if target == "class" and all(part.dtype.kind == "U" for part in parts):
             known, codes = np.unique(np.concatenate(parts), return_inverse=True)
             names = tuple(known.tolist())
             parts = np.split(codes, [len(parts[0])])[: len(parts)]
-        found = [_as_labels(name, part, target) for part in parts]
-    return found[0], None if y_test is None else found[1], names
+        targets = [_as_labels(name, part, target) for part in parts]
+    return targets[0], None if y_test is None else targets[1], names
 
 
 def _as_numbers(name: str, values: AnyArray) -> AnyArray:
@@ -415,7 +416,7 @@ def _as_labels(name: str, values: AnyArray, target: Target) -> AnyArray:
     if values.dtype.kind not in "iu":
         raise InputError(
             f"The labels of {name!r} must be integers. Got an array of {values.dtype}.",
-            hint="where numbers are to be predicted, say target='number'" if values.dtype.kind == "f" else None,
+            hint="to predict numbers, set target='number'" if values.dtype.kind == "f" else None,
         )
     if target == "class" and values.ndim != 1:
         raise InputError(f"The labels of {name!r} must be (n,), one per sample. Got {values.shape}.")
@@ -424,21 +425,10 @@ def _as_labels(name: str, values: AnyArray, target: Target) -> AnyArray:
     return values.astype(np.int64, copy=False)
 
 
-def _check_gaps(name: str, labels: IntArray, classes: int) -> None:
-    missing = np.setdiff1d(np.arange(classes), labels)
-    if len(missing):
-        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-        raise InputError(
-            f"The labels of {name!r} go up to {classes - 1}, but no sample is of class {shown}.",
-            hint=f"say classes={classes} if these classes exist, or number the labels without gaps: "
-            "np.unique(y, return_inverse=True)[1]",
-        )
-
-
 def _owners(
     name: str, writers: npt.ArrayLike, names: Sequence[str] | None, shape: tuple[int, ...]
 ) -> tuple[IntArray, Sequence[str] | None]:
-    """Return numbers of writers (n,) and their names; ``shape`` is (n,)."""
+    """Return the writers as numbers (n,), and their names; ``shape`` is (n,)."""
     array = _values(name, "writer", writers)
     if array.dtype.kind not in "iuU" or array.ndim != 1:
         raise InputError(
@@ -451,6 +441,6 @@ def _owners(
     if names is not None:
         return array.astype(np.int64), names
     known, codes = np.unique(array, return_inverse=True)
-    # Writers 0, 1, ... need no names: a client without one is called by its number.
+    # Writers 0, 1, ... need no names, because clients without names are called by their numbers.
     dense = array.dtype.kind != "U" and np.array_equal(known, np.arange(len(known)))
     return codes.astype(np.int64), None if dense else tuple(str(value) for value in known.tolist())

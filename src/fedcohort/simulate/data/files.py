@@ -1,6 +1,6 @@
-"""Read the file formats that datasets come in; a damaged or unexpected file raises DataError.
+"""Read the file formats of datasets. A damaged or unexpected file raises DataError.
 
-Nothing here runs code from a file. NumPy archives are read without pickles. CIFAR's python batches, which are pickles,
+Nothing here runs code from a file. NumPy archives are read without pickles. CIFAR's Python batches are pickles, so they
 are read with an unpickler that accepts only arrays, bytes, strings, numbers, lists and dicts.
 """
 
@@ -13,9 +13,10 @@ import math
 import pickle
 import struct
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
 
@@ -23,52 +24,46 @@ from fedcohort.core.archives import DAMAGE
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import DataError
 
-T = TypeVar("T")
-
 # Errors that the standard readers raise on damaged files.
 _DAMAGE = (*DAMAGE, IndexError, AttributeError, tarfile.TarError, pickle.UnpicklingError)
 
 
-def read_or_explain(path: Path, what: str, read: Callable[[], T]) -> T:
-    """Run ``read``; turn any error of a damaged file into a DataError that names the file and the problem."""
+@contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Turn any error of a damaged file into a DataError that names the file and the problem."""
     try:
-        return read()
+        yield
     except DataError:
         raise
     except _DAMAGE as error:
         detail = str(error) or type(error).__name__
         raise DataError(
-            f"The file {path} cannot be read as {what}: {detail}.",
-            hint="the file is truncated, damaged or another format; fetch it again",
+            f"The file {path} cannot be read as {kind}: {detail}.",
+            hint="the file is truncated, damaged or in another format; fetch it again",
         ) from error
 
 
 def content_error(path: Path, problem: str) -> DataError:
-    """Return the error for a file that can be read but has the wrong content."""
+    """Return the error for a readable file with the wrong content."""
     return DataError(f"The file {path} has unexpected content: {problem}.", hint="fetch it again")
 
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, AnyArray]:
     """Return the named arrays of a NumPy archive."""
-
-    def read() -> dict[str, AnyArray]:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in keys if key not in archive.files]
-            if missing:
-                raise content_error(path, f"it has no array {missing[0]!r}, only {', '.join(archive.files) or 'none'}")
-            return {key: archive[key] for key in keys}
-
-    return read_or_explain(path, "a NumPy archive", read)
+    with reading(path, "a NumPy archive"), np.load(path, allow_pickle=False) as archive:
+        missing = [key for key in keys if key not in archive.files]
+        if missing:
+            raise content_error(path, f"it has no array {missing[0]!r}, only {', '.join(archive.files) or 'none'}")
+        return {key: archive[key] for key in keys}
 
 
 def read_idx(path: Path, dimensions: int) -> AnyArray:
     """Return the array of an idx file of unsigned bytes (MNIST's format), compressed or not.
 
-    The header is two zero bytes, the type (8: unsigned byte), the number of dimensions, and each as a big-endian
-    32-bit integer.
+    The header is two zero bytes, the type (8: unsigned byte), the number of dimensions, and the length of each as a
+    big-endian 32-bit integer.
     """
-
-    def read() -> AnyArray:
+    with reading(path, "an idx file"):
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path, "rb") if packed else open(path, "rb") as file:
@@ -81,28 +76,26 @@ def read_idx(path: Path, dimensions: int) -> AnyArray:
             body = file.read()
         if len(body) != math.prod(shape):
             raise content_error(
-                path, f"its header promises {math.prod(shape):,} bytes for {shape}, there are {len(body):,}"
+                path, f"its header promises {math.prod(shape):,} bytes for {shape}, but there are {len(body):,}"
             )
         return np.frombuffer(body, dtype=np.uint8).reshape(shape)
-
-    return read_or_explain(path, "an idx file", read)
 
 
 def read_delta(path: Path, x: AnyArray, y: AnyArray) -> None:
     """Decode an archive of two-dimensional differences into ``x`` (n, H, W, 3) and ``y`` (n,), in place.
 
     ``d`` (3, n, H, W) holds the planes G, R - G and B - G, each as differences along rows and columns, modulo 256.
-    Decoding goes a few thousand images at a time, so that it needs little more memory than the result.
+    A few thousand images are decoded at a time, so this needs little more memory than the result.
     """
     arrays = read_npz(path, ["d", "y"])
     planes, labels = arrays["d"], arrays["y"]
     expected = (3, len(x), *x.shape[1:3])
     if planes.shape != expected or labels.shape != (len(x),) or planes.dtype != np.uint8:
         raise content_error(
-            path, f"it must hold d {expected} uint8 and y ({len(x)},), it has {planes.shape} and {labels.shape}"
+            path, f"it must hold d {expected} uint8 and y ({len(x)},), but it has {planes.shape} and {labels.shape}"
         )
     for start in range(0, len(x), 4096):
-        # Bytes wrap around in sums as they did in differences, so adding up restores them exactly.
+        # Bytes wrap around in sums as they did in differences, so the sums are exact.
         part = planes[:, start : start + 4096].copy()
         part[1:] += part[0]
         np.add.accumulate(part, axis=2, out=part)
@@ -112,9 +105,9 @@ def read_delta(path: Path, x: AnyArray, y: AnyArray) -> None:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Builds arrays and plain containers only; any other name in the pickle is refused.
+    """Builds only arrays and plain containers. Any other name in the pickle is an error.
 
-    A pickle is a program, and the usual unpickler runs whatever function it names. CIFAR's batches are published in no
+    A pickle is a program, and the usual unpickler runs any function that it names. CIFAR's batches are published in no
     other Python format, so this reads them and allows only the names that NumPy's arrays need.
     """
 
@@ -138,37 +131,36 @@ def _empty_array(kind: type, shape: tuple[int, ...], dtype: Any) -> AnyArray:
 
 def _latin_bytes(text: str, encoding: str) -> bytes:
     if encoding not in ("latin1", "latin-1"):  # other codecs decompress, or worse
-        raise pickle.UnpicklingError(f"it wants the codec {encoding!r}")
+        raise pickle.UnpicklingError(f"it needs the codec {encoding!r}")
     return text.encode("latin-1")
 
 
 def read_pickled_arrays(content: bytes) -> dict[str, Any]:
-    """Return the table in a ``.npy`` file of one Python object, such as ``np.save`` writes of a dict of arrays."""
+    """Return the table in a ``.npy`` file that ``np.save`` wrote from a dict of arrays."""
     file = io.BytesIO(content)
     if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("it is no NumPy file of version 1.0")
+        raise ValueError("it is not a NumPy file of version 1.0")
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     if shape != () or dtype != np.dtype(object):
-        raise ValueError(f"it must hold one object, it holds {shape} of {dtype}")
+        raise ValueError(f"it must hold one object, but it holds {shape} of {dtype}")
     array = _ArrayUnpickler(file).load()
     table = array.item() if isinstance(array, np.ndarray) and array.shape == () else array
     if not isinstance(table, dict):
-        raise ValueError(f"it must hold a table, it holds a {type(table).__name__}")
+        raise ValueError(f"it must hold a table, but it holds a {type(table).__name__}")
     return table
 
 
 def read_cifar_batch(path: Path, member: str | None) -> tuple[AnyArray, AnyArray]:
-    """Return images (n, 32, 32, 3) and labels (n,) of one of CIFAR's python batches.
+    """Return images (n, 32, 32, 3) and labels (n,) of one of CIFAR's Python batches.
 
     Parameters
     ----------
     path : Path
-        The batch itself, or the tar archive it is in.
+        The batch, or the tar archive that contains it.
     member : str or None
-        Which file of the archive; None means that ``path`` is the batch.
+        Name of the file in the archive; None means that ``path`` is the batch.
     """
-
-    def read() -> tuple[AnyArray, AnyArray]:
+    with reading(path, "a CIFAR python batch"):
         if member is None:
             with open(path, "rb") as file:
                 return _parse_batch(path, file)
@@ -177,8 +169,6 @@ def read_cifar_batch(path: Path, member: str | None) -> tuple[AnyArray, AnyArray
             if inner is None:
                 raise content_error(path, f"it has no file {member}")
             return _parse_batch(path, io.BytesIO(inner.read()))
-
-    return read_or_explain(path, "a CIFAR python batch", read)
 
 
 def _parse_batch(path: Path, file: IO[bytes]) -> tuple[AnyArray, AnyArray]:
@@ -191,7 +181,7 @@ def _parse_batch(path: Path, file: IO[bytes]) -> tuple[AnyArray, AnyArray]:
     data, labels = np.asarray(named["data"]), np.asarray(named["labels"])
     if data.ndim != 2 or data.shape[1] != 3072 or data.dtype != np.uint8 or labels.shape != (len(data),):
         raise content_error(
-            path, f"data must be (n, 3072) uint8 with n labels, it is {data.shape} {data.dtype}, {labels.shape}"
+            path, f"data must be (n, 3072) uint8 with n labels, but it is {data.shape} {data.dtype}, {labels.shape}"
         )
     return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
@@ -199,22 +189,19 @@ def _parse_batch(path: Path, file: IO[bytes]) -> tuple[AnyArray, AnyArray]:
 def read_leaf(paths: Sequence[Path]) -> dict[str, tuple[AnyArray, AnyArray]]:
     """Return images (n, 28, 28) uint8 and labels (n,) of every writer in LEAF's json files for FEMNIST.
 
-    LEAF writes a pixel as its grey value over 255; several files hold different writers.
+    LEAF writes a pixel as its grey value divided by 255. Each writer is in one file.
     """
     users: dict[str, tuple[AnyArray, AnyArray]] = {}
     for path in paths:
-
-        def read(path: Path = path) -> None:
+        with reading(path, "LEAF's json"):
             with open(path, encoding="utf-8") as file:
                 table = json.load(file)
             if not isinstance(table, dict) or not isinstance(table.get("user_data"), dict):
-                raise content_error(path, "LEAF's json has a table 'user_data', this has none")
+                raise content_error(path, "it has no table 'user_data'")
             for user, samples in table["user_data"].items():
                 if user in users:
-                    raise content_error(path, f"writer {user!r} is in another file already")
+                    raise content_error(path, f"writer {user!r} is also in another file")
                 users[user] = _leaf_samples(path, user, samples)
-
-        read_or_explain(path, "LEAF's json", read)
     return users
 
 
@@ -225,5 +212,5 @@ def _leaf_samples(path: Path, user: str, samples: Any) -> tuple[AnyArray, AnyArr
     if x.shape != (len(y), 784) or y.dtype.kind not in "iu":
         raise content_error(path, f"writer {user!r} has samples {x.shape}, {y.shape} instead of (n, 784), (n,)")
     if not (np.isfinite(x).all() and x.min(initial=0) >= 0 and x.max(initial=0) <= 1):
-        raise content_error(path, f"writer {user!r} has pixels outside of [0, 1]")
+        raise content_error(path, f"writer {user!r} has pixels outside [0, 1]")
     return np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y

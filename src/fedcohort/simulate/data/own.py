@@ -1,4 +1,4 @@
-"""Load the user's own data: a table (CSV, Parquet), an npz archive, a folder of arrays, flwr_datasets, or memory."""
+"""The user's own data: a table (CSV, Parquet), an npz archive, a folder of arrays, flwr_datasets, or memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class InMemory(Source):
     name: ClassVar[str] = "memory"
 
     def __init__(self, dataset: Dataset) -> None:
-        if dataset.writers is not None and dataset.writer_names is None:  # the same names when it is read again
+        # The copy must have the same names when it is read again.
+        if dataset.writers is not None and dataset.writer_names is None:
             names = tuple(map(str, range(int(dataset.writers.max()) + 1)))
             dataset = dataclasses.replace(dataset, writer_names=names)
         self.dataset = dataset
@@ -97,15 +98,15 @@ class OwnFile(Source):
     path: str = param(dataclasses.MISSING, Text(), "the file or folder; data.folder, or the current one, if relative")
     test: str | None = param(None, Optional(Text()), "a table for testing; without one a share is held out")
     label: str = param("label", Text(), "of a table: the column that is predicted")
-    client: str | None = param(None, Optional(Text()), "of a table: whose sample a row is; the partition 'natural'")
-    features: tuple[str, ...] = param((), Sequence(Text()), "of a table: the columns to learn from; none: all others")
-    standardise: bool = param(True, Boolean(), "of a table: bring features to mean 0, deviation 1 in the training set")
+    client: str | None = param(None, Optional(Text()), "of a table: the column with the client of each row")
+    features: tuple[str, ...] = param((), Sequence(Text()), "of a table: the columns to learn from; empty: all others")
+    standardise: bool = param(True, Boolean(), "of a table: scale features to mean 0 and deviation 1")
     target: Target = param(
-        "class", OneOf(("class", "number", "token")), "what is predicted; where not given, what the task predicts"
+        "class", OneOf(("class", "number", "token")), "what is predicted; default: what the task predicts"
     )
-    integers: bool = param(False, Boolean(), "of arrays: let integers stay integers (tokens, categories)")
-    test_share: float = param(0.2, Interval(float, 0, 1, "neither"), "what is held out where there is no test set")
-    seed: int = param(0, Interval(int, 0, None), "seed of what is held out")
+    integers: bool = param(False, Boolean(), "of arrays: keep integers as integers (tokens, categories)")
+    test_share: float = param(0.2, Interval(float, 0, 1, "neither"), "share held out without a test set")
+    seed: int = param(0, Interval(int, 0, None), "seed of that choice")
 
     def with_absolute_paths(self, folder: str | os.PathLike[str] | None) -> OwnFile:
         """Return a copy whose paths are absolute, so that it works from any folder."""
@@ -119,7 +120,7 @@ class OwnFile(Source):
         )
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
-        """Read it; there is nothing to download."""
+        """Read the file or folder; there is nothing to download."""
         here = self.with_absolute_paths(folder)
         path = Path(here.path)
         if not path.exists():
@@ -128,7 +129,7 @@ class OwnFile(Source):
         return dataclasses.replace(dataset, source=str(path))
 
     def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
-        """Whether the file names the client of each sample; False if it cannot be read, which loading will report."""
+        """Whether the file names the client of each sample; False if it cannot be read, which :meth:`load` reports."""
         path = Path(self.with_absolute_paths(folder).path)
         if path.suffix in _TABLES:
             return self.client is not None
@@ -196,13 +197,13 @@ def _check_names(path: Path, arrays: Mapping[str, AnyArray]) -> None:
     if missing:
         raise DataError(
             f"{path} has no {' and no '.join(missing)}. It has: {', '.join(arrays) or 'no arrays'}.",
-            hint=f"arrays are found by name: {', '.join(_ARRAYS)}; of these x_train and y_train must be there",
+            hint=f"arrays are found by name: {', '.join(_ARRAYS)}; x_train and y_train are required",
         )
     extra = [key for key in arrays if key not in _ARRAYS]
     if extra:
         near = nearest(extra[0], [key for key in _ARRAYS if key not in arrays])
         raise DataError(
-            f"{path} has an array {extra[0]!r}, which a dataset does not have. Known: {', '.join(_ARRAYS)}.",
+            f"{path} has an array {extra[0]!r}, which is not part of a dataset. Known: {', '.join(_ARRAYS)}.",
             hint=f"did you mean {near!r}?"
             if near
             else "the client of each sample goes into 'clients'; remove other arrays",
@@ -222,7 +223,7 @@ def from_pandas(
     test_share: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
-    """Make a dataset of a pandas frame with a row per sample.
+    """Make a dataset from a pandas frame with a row per sample.
 
     Parameters
     ----------
@@ -230,19 +231,19 @@ def from_pandas(
     label : str
         The column that is predicted.
     client : str, optional
-        The column that says whose sample a row is. These are then the clients, unless a partition is given.
+        The column with the client of each row. These are the clients unless a partition is set.
     test : pandas.DataFrame, optional
-        Rows for testing; without them ``test_share`` is held out.
+        Rows for testing; without them, ``test_share`` is held out.
     features : iterable of str
-        The columns to learn from, all numbers; default: all others.
+        The columns to learn from, which must be numbers; default: all others.
     standardise : bool
-        Bring features to mean 0 and deviation 1 in the training set.
+        Scale features to mean 0 and deviation 1 in the training set.
     target : "class" or "number"
         What is predicted.
     name : str
-        What to call it.
+        Name of the dataset.
     test_share, seed : float, int
-        How much is held out where there is no test set, and the seed of that.
+        How much is held out without a test set, and the seed of that choice.
 
     Examples
     --------
@@ -259,17 +260,16 @@ def from_pandas(
         text(client, "'client'")
     number(test_share, "'test_share'")
     whole_number(seed, "'seed'", least=0)
-    frames = [frame] if test is None else [frame, test]
-    tables = [
-        _TableFile.of_frame(one, title) for one, title in zip(frames, (repr(name), f"{name!r} (test)"), strict=False)
-    ]
-    chosen = (features,) if isinstance(features, str) else texts(features, "'features'", "columns")
+    tables = [_TableFile.of_frame(frame, repr(name))]
+    if test is not None:
+        tables.append(_TableFile.of_frame(test, f"{name!r} (test)"))
+    columns = (features,) if isinstance(features, str) else texts(features, "'features'", "columns")
     return _dataset_from_tables(
         name,
         tables,
         label=label,
         client=client,
-        features=chosen,
+        features=columns,
         standardise=standardise,
         target=target,
         test_share=test_share,
@@ -289,7 +289,7 @@ def _dataset_from_tables(
     test_share: float,
     seed: int,
 ) -> Dataset:
-    """Return the dataset in a table for training and perhaps one for testing."""
+    """Make a dataset from a table for training and, optionally, one for testing."""
     first, tested = tables[0], len(tables) > 1
     features = features or tuple(n for n in first.names if n not in (label, client))
     _check_columns(tables, label, client, features)
@@ -314,7 +314,7 @@ def _dataset_from_tables(
 def _target_column(
     tables: list[_TableFile], label: str, target: Target
 ) -> tuple[AnyArray, AnyArray | None, list[str] | None, tuple[str, ...]]:
-    """Return what is predicted in training and testing, the classes' names, and remarks."""
+    """Return the targets for training and testing, the classes' names, and remarks."""
     if target == "number":
         numbers = [table.numbers(label) for table in tables]
         return numbers[0], numbers[1] if len(tables) > 1 else None, None, ()
@@ -323,7 +323,7 @@ def _target_column(
 
 
 def _check_columns(tables: list[_TableFile], label: str, client: str | None, features: tuple[str, ...]) -> None:
-    """Each table has the columns to be read; the clients' only the one for training, because tests are the server's."""
+    """Check that each table has its columns. A test table needs no clients, because the server tests."""
     first = tables[0]
     for table in tables:
         for column in (label, *features):
@@ -340,7 +340,7 @@ def _check_columns(tables: list[_TableFile], label: str, client: str | None, fea
 
 
 def _standardise(dataset: Dataset) -> Dataset:
-    """Scale each feature to mean 0 and deviation 1, by what the training samples show."""
+    """Scale each feature to mean 0 and deviation 1 in the training samples."""
     mean, deviation = dataset.x_train.mean(axis=0, dtype=np.float64), dataset.x_train.std(axis=0, dtype=np.float64)
     scale = 1 / np.where(deviation > 0, deviation, 1)  # a constant feature stays constant
     x_train, x_test = (((part - mean) * scale).astype(np.float32) for part in (dataset.x_train, dataset.x_test))
@@ -350,36 +350,36 @@ def _standardise(dataset: Dataset) -> Dataset:
 def _number_labels(
     name: str, y: AnyArray, y_test: AnyArray | None
 ) -> tuple[AnyArray, AnyArray | None, list[str], tuple[str, ...]]:
-    """Return labels of any kind as classes 0, 1, ..., their names, and a remark where that changed them."""
+    """Return labels of any kind as classes 0, 1, ..., their names, and a remark if that changed them."""
     parts = _labels_of_one_kind(name, [y] if y_test is None else [y, y_test])
     values, codes = np.unique(np.concatenate(parts), return_inverse=True)
     names = [str(value) for value in values.tolist()]
     unseen = np.setdiff1d(values, y)
     if len(unseen):
-        raise InputError(f"The label {str(unseen[0])!r} of {name} is only in the test set; nothing could learn it.")
+        raise InputError(f"The label {str(unseen[0])!r} of {name} is only in the test set, so it cannot be learned.")
     split = np.split(codes.astype(np.int64), [len(y)])
     return split[0], None if y_test is None else split[1], names, _numbering(name, names)
 
 
 def _labels_of_one_kind(name: str, parts: list[AnyArray]) -> list[AnyArray]:
-    """Return the labels for training and testing with one type; refuse what cannot be classes."""
+    """Return the labels for training and testing with the same type. Labels that cannot be classes are an error."""
     for part in parts:
         if part.dtype.kind not in "iuUb" or part.ndim != 1:
             raise InputError(
-                f"The labels of {name} are to be classes: whole numbers or texts, one per sample. Got {part.shape} of "
+                f"The labels of {name} must be classes: whole numbers or texts, one per sample. Got {part.shape} of "
                 f"{part.dtype}.",
-                hint="where they are numbers to be predicted, set task.name=regression",
+                hint="to predict numbers, set task.name=regression",
             )
-    # uint8 beside int64 is one kind; uint64 does not fit into int64 and stays.
+    # uint8 and int64 are the same kind. uint64 does not fit into int64 and is left unchanged.
     if all(part.dtype.kind in "iu" and part.dtype != np.uint64 for part in parts):
         parts = [part.astype(np.int64) for part in parts]
     if len({part.dtype.kind for part in parts}) > 1:
-        raise InputError(f"The labels of {name} are of one kind for training and of another for testing.")
+        raise InputError(f"The labels of {name} have different types in training and testing.")
     return parts
 
 
 def _numbering(name: str, names: list[str]) -> tuple[str, ...]:
-    """Return a remark on which number each label got; none where the labels were 0, 1, ... already."""
+    """Return a remark on the number of each label; none if the labels were 0, 1, ... already."""
     if names == [str(i) for i in range(len(names))]:
         return ()
     shown = ", ".join(f"{label!r} is {i}" for i, label in enumerate(names[:_SHOWN]))
@@ -401,15 +401,15 @@ def _read_npz(path: Path) -> dict[str, AnyArray]:
 
 
 def _read_folder(path: Path) -> dict[str, AnyArray]:
-    found: dict[str, AnyArray] = {}
+    arrays: dict[str, AnyArray] = {}
     for file in sorted(path.glob("*.npy")):
         if file.stem not in _ARRAYS:
-            continue  # a folder may hold other things
+            continue  # a folder may contain other files
         try:
-            found[file.stem] = np.load(file, allow_pickle=False)
+            arrays[file.stem] = np.load(file, allow_pickle=False)
         except DAMAGE as error:
             raise DataError(f"{file} cannot be read as a plain array: {error}.") from error
-    return found
+    return arrays
 
 
 def _is_number(text: str) -> bool:
@@ -429,7 +429,7 @@ def _pyarrow() -> Any:
 
 
 class _TableFile:
-    """A CSV or Parquet file or a frame in memory, with errors that name it, the column and the row."""
+    """A CSV or Parquet file, or a frame in memory. Errors name the table, the column and the row."""
 
     def __init__(
         self, table: Any, title: str, short: str, named_with: str = "data.label, data.client and data.features"
@@ -437,9 +437,9 @@ class _TableFile:
         self._table = table
         self.title, self.short, self._named_with = title, short, named_with
         self.names: list[str] = list(table.column_names)
-        twice = next((name for name in self.names if self.names.count(name) > 1), None)
-        if twice is not None:
-            raise DataError(f"{title} has more than one column {twice!r}.")
+        duplicate = next((name for name in self.names if self.names.count(name) > 1), None)
+        if duplicate is not None:
+            raise DataError(f"{title} has more than one column {duplicate!r}.")
         if not table.num_rows:
             raise DataError(f"{title} has no rows.")
 
@@ -453,28 +453,28 @@ class _TableFile:
             if path.suffix == ".parquet":
                 table = pa.parquet.ParquetFile(path).read(use_threads=False)
             else:
-                # An empty cell of text is missing, as one of numbers is. Without threads, because those that Arrow
-                # leaves behind may abort the process when it ends.
-                options = pa.csv.ConvertOptions(strings_can_be_null=True)
-                alone = pa.csv.ReadOptions(use_threads=False)
-                table = pa.csv.read_csv(path, read_options=alone, convert_options=options)
+                # An empty cell is missing, in columns of text too. No threads, because those that Arrow leaves behind
+                # may abort the process at its end.
+                nulls = pa.csv.ConvertOptions(strings_can_be_null=True)
+                no_threads = pa.csv.ReadOptions(use_threads=False)
+                table = pa.csv.read_csv(path, read_options=no_threads, convert_options=nulls)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path} cannot be read as a table: {error}.") from error
         return cls(table, str(path), path.name)
 
     @classmethod
     def of_frame(cls, frame: Any, title: str) -> _TableFile:
-        """Take a pandas frame."""
+        """Wrap a pandas frame."""
         pa = _pyarrow()
         if type(frame).__name__ != "DataFrame" or not hasattr(frame, "iloc"):
             raise InputError(
                 f"{title} must be a pandas DataFrame. Got {type(frame).__name__}.",
-                hint="from_arrays takes arrays",
+                hint="for arrays, use from_arrays",
             )
-        odd = next((name for name in frame.columns if not isinstance(name, str)), None)
-        if odd is not None:
+        no_text = next((name for name in frame.columns if not isinstance(name, str)), None)
+        if no_text is not None:
             raise InputError(
-                f"The columns of a frame must be named by texts. Got {short_repr(odd)}.",
+                f"The names of a frame's columns must be texts. Got {short_repr(no_text)}.",
                 hint="frame.columns = frame.columns.astype(str)",
             )
         try:
@@ -484,14 +484,14 @@ class _TableFile:
                 title,
                 "label=, client= and features=",
             )
-        except (pa.ArrowException, TypeError, ValueError) as error:  # among them a column of several kinds
+        except (pa.ArrowException, TypeError, ValueError) as error:  # for example, a column with several types
             raise InputError(
                 f"{title} cannot be read as a table: {short_repr(' '.join(map(str, error.args)))}.",
-                hint="a column has values of one kind: numbers or texts",
+                hint="a column must have values of one kind: numbers or texts",
             ) from error
 
     def require_column(self, name: str) -> None:
-        """Refuse a column that is not there."""
+        """Raise an error if there is no such column."""
         if name not in self.names:
             near = nearest(name, self.names)
             raise DataError(
@@ -506,13 +506,13 @@ class _TableFile:
             column = column.dictionary_decode()
         return column
 
-    def _refuse(self, name: str, bad: BoolArray, what: str, hint: str | None = None) -> None:
+    def _refuse(self, name: str, bad: BoolArray, problem: str, hint: str | None = None) -> None:
         rows = np.flatnonzero(bad)
         if len(rows):
             shown = ", ".join(str(int(row) + 1) for row in rows[:_SHOWN]) + (", ..." if len(rows) > _SHOWN else "")
             raise InputError(
-                f"The column {name!r} of {self.title} {what} in {len(rows):,} of {len(bad):,} rows (row {shown}, the "
-                "first after the header being 1).",
+                f"The column {name!r} of {self.title} {problem} in {len(rows):,} of {len(bad):,} rows (row {shown}; "
+                "the first row after the header is 1).",
                 hint=hint or "complete or remove these rows",
             )
 
@@ -520,10 +520,10 @@ class _TableFile:
         """Return a column of finite numbers (n,)."""
         values = self._plain(name)
         if values.dtype.kind not in "iufb":
-            odd = next((str(value) for value in values if not _is_number(str(value))), str(values[0]))
+            example = next((str(value) for value in values if not _is_number(str(value))), str(values[0]))
             raise InputError(
-                f"The column {name!r} of {self.title} holds no numbers ({self._table.column(name).type}), e.g. "
-                f"{odd!r}.",
+                f"The column {name!r} of {self.title} does not hold numbers ({self._table.column(name).type}), e.g. "
+                f"{example!r}.",
                 hint="name the columns to learn from (features), or turn this one into numbers first",
             )
         array = values.astype(np.float64)
@@ -535,7 +535,7 @@ class _TableFile:
         values = self._plain(name)
         if values.dtype.kind == "f":
             whole = values == np.round(values)
-            self._refuse(name, ~whole, "is no class but a fraction", "to predict numbers set task.name=regression")
+            self._refuse(name, ~whole, "is a fraction, not a class,", "to predict numbers, set task.name=regression")
             return values.astype(np.int64)
         return values
 
@@ -543,7 +543,7 @@ class _TableFile:
         """Return a column of client ids (n,): whole numbers or texts."""
         values = self._plain(name)
         if values.dtype.kind == "f":
-            self._refuse(name, values != np.round(values), "is no client but a fraction")
+            self._refuse(name, values != np.round(values), "is a fraction, not a client,")
             return values.astype(np.int64)
         if values.dtype.kind in "iu":
             return values
@@ -559,22 +559,22 @@ class _TableFile:
 @DATASETS.register("flwr")
 @dataclass(frozen=True, kw_only=True)
 class FlwrDataset(Source):
-    """A dataset of flwr_datasets by its name on the Hugging Face Hub; flwr_datasets must be installed."""
+    """A dataset on the Hugging Face Hub, by name. It needs flwr_datasets."""
 
     dataset: str = param(dataclasses.MISSING, Text(), "its name, for example ylecun/mnist")
     subset: str | None = param(None, Optional(Text()), "its subset or version")
     inputs: str = param("image", Text(), "the column of samples: images, or lists of numbers")
     label: str = param("label", Text(), "the column of classes")
-    client: str | None = param(None, Optional(Text()), "the column of whose sample it is; the partition 'natural'")
+    client: str | None = param(None, Optional(Text()), "the column with the client of each sample")
     train: str = param("train", Text(), "the split to train on")
     test: str = param("test", Text(), "the split to test on")
 
     def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
-        """Whether a column of clients is named."""
+        """Whether a column of clients is set."""
         return self.client is not None
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
-        """Let flwr_datasets load it, which fetches what it does not have."""
+        """Load it with flwr_datasets, which downloads what is missing."""
         try:
             from flwr_datasets import FederatedDataset
         except ImportError as error:
@@ -587,7 +587,7 @@ class FlwrDataset(Source):
             splits = [federated.load_split(self.train), federated.load_split(self.test)]
         except FedcohortError:
             raise
-        except Exception as error:  # whatever the hub, the network or the dataset's own code raises
+        except Exception as error:  # the hub, the network and the dataset's code may raise anything
             raise DataError(
                 f"flwr_datasets cannot load {self.dataset!r}: {type(error).__name__}: {error}.",
                 hint="is the name right, and this machine online? Splits are named with data.train and data.test",

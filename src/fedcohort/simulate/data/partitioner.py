@@ -1,4 +1,4 @@
-"""Use data that are already partitioned, by any partitioner of flwr_datasets."""
+"""Use data that a partitioner of flwr_datasets has divided."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Partitioner(Protocol):
         ...
 
     def load_partition(self, partition_id: int) -> Any:
-        """Return a partition, of which ``partition[column]`` is a sequence."""
+        """Return a partition in which ``partition[column]`` is a sequence."""
         ...
 
 
@@ -42,24 +42,24 @@ def from_flwr_partitioner(
     Parameters
     ----------
     partitioner : Partitioner
-        Any partitioner of flwr_datasets, its dataset assigned.
+        Any partitioner of flwr_datasets with its dataset assigned.
     image_key, label_key : str
         The columns of samples and labels.
     test : dataset, optional
         A test set with the same columns. Without one, ``test_share`` of every client's samples is held out.
     test_share : float
-        How much to hold out where no test set is given, in (0, 1).
+        How much to hold out without a test set, in (0, 1).
     seed : int
         Seed of that choice.
     classes : int, optional
         How many classes there are; default: the largest label + 1.
     name : str
-        What to call the dataset.
+        Name of the dataset.
 
     Returns
     -------
     Dataset, Custom
-        The samples, and the partition that gives every client its own: ``Scenario(partition=custom)``.
+        The samples, and the partition that assigns them to the clients: ``Scenario(partition=custom)``.
     """
     count = int(partitioner.num_partitions)
     if count < 1:

@@ -1,4 +1,4 @@
-"""Find datasets on disk, and download them."""
+"""Where datasets are on disk, and how to download them."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def user_folder() -> Path:
 
 
 def folders(folder: str | os.PathLike[str] | None) -> list[Path]:
-    """Return the folders to look in, in order: the argument, FEDCOHORT_DATA, data here and one above, the user's."""
-    found = []
+    """Return the folders to search: the argument, FEDCOHORT_DATA, ``data`` here and one level up, the user's cache."""
+    places = []
     if folder is not None:
-        found.append(Path(folder))
+        places.append(Path(folder))
     if os.environ.get(ENVIRONMENT):
-        found.append(Path(os.environ[ENVIRONMENT]))
-    found += [Path.cwd() / "data", Path.cwd().parent / "data", user_folder()]
-    return list(dict.fromkeys(path.expanduser() for path in found))
+        places.append(Path(os.environ[ENVIRONMENT]))
+    places += [Path.cwd() / "data", Path.cwd().parent / "data", user_folder()]
+    return list(dict.fromkeys(path.expanduser() for path in places))
 
 
 def download_folder(folder: str | os.PathLike[str] | None) -> Path:
-    """Return the folder a download goes to: the argument, FEDCOHORT_DATA, or the user's."""
+    """Return the folder for downloads: the argument, FEDCOHORT_DATA, or the user's cache."""
     if folder is not None:
         return Path(folder).expanduser()
     named = os.environ.get(ENVIRONMENT)
@@ -65,21 +65,13 @@ def download_folder(folder: str | os.PathLike[str] | None) -> Path:
 
 
 def fetch(resource: Resource, folder: Path) -> Path:
-    """Download a file, verify its checksum, then move it into place; keep an existing file with the right checksum.
-
-    Parameters
-    ----------
-    resource : Resource
-        What to fetch.
-    folder : Path
-        Where to put it; created if missing.
-    """
+    """Download a file, verify its checksum and move it into place. A file that is already there and correct is kept."""
     target = folder / resource.name
     try:
         if target.is_file() and _sum(target, resource.sum) == resource.sum:
             return target
         folder.mkdir(parents=True, exist_ok=True)
-        # In the same folder: only within one file system does a move replace a file in one step.
+        # In the same folder, because a move is atomic only within one file system.
         handle, temporary = tempfile.mkstemp(prefix=f".{resource.name}.", dir=folder)
     except OSError as error:
         raise DataError(f"The folder {folder} cannot be written to: {error}.", hint="name another folder") from error
@@ -88,9 +80,9 @@ def fetch(resource: Resource, folder: Path) -> Path:
         with os.fdopen(handle, "wb") as file, urllib.request.urlopen(resource.url, timeout=_TIMEOUT_S) as answer:
             while block := answer.read(_BLOCK):
                 file.write(block)
-        if (found := _sum(Path(temporary), resource.sum)) != resource.sum:
+        if (actual := _sum(Path(temporary), resource.sum)) != resource.sum:
             raise DataError(
-                f"The download of {resource.url} has the checksum {found}, not {resource.sum}.",
+                f"The download of {resource.url} has the checksum {actual}, not {resource.sum}.",
                 hint="try again, or put the file into a data folder by hand",
             )
         os.chmod(temporary, 0o644)  # mkstemp makes it readable only for the owner
@@ -110,11 +102,11 @@ def fetch(resource: Resource, folder: Path) -> Path:
 
 
 def _sum(path: Path, like: str) -> str:
-    """Return the sum of a file, of the kind of ``like``."""
+    """Return the checksum of a file, of the same kind as ``like``."""
     kind = like.partition(":")[0]
     name = kind.removeprefix("unpacked-")
     digest = hashlib.new(name, usedforsecurity=False)
-    # In blocks, and not for ever: a small .gz may unpack to more than the machine has.
+    # In blocks and with a limit, because a small .gz may unpack to more than the memory.
     try:
         with gzip.open(path, "rb") if name != kind else open(path, "rb") as file:
             for _ in range(MAX_BLOCKS):

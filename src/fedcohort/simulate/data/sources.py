@@ -22,7 +22,7 @@ from fedcohort.core.params import Boolean, Interval, Parameterized, Sequence, pa
 from fedcohort.core.registry import Registry
 from fedcohort.core.validate import path as check_path
 from fedcohort.simulate.data import files
-from fedcohort.simulate.data.dataset import Dataset, every_fifth
+from fedcohort.simulate.data.dataset import Dataset, stratified_test
 from fedcohort.simulate.data.places import Resource, download_folder, fetch, folders
 from fedcohort.simulate.memory_check import check_memory
 
@@ -33,7 +33,7 @@ _PARTS = ("x_train", "y_train", "x_test", "y_test")
 
 
 class Source(Parameterized):
-    """A source of a dataset: frozen parameters and one function."""
+    """Where a dataset comes from: frozen parameters and a function that loads it."""
 
     name: ClassVar[str]
 
@@ -42,7 +42,7 @@ class Source(Parameterized):
         raise NotImplementedError(type(self).__name__)
 
     def names_clients(self, folder: str | os.PathLike[str] | None = None) -> bool:
-        """Whether the user's data name the client of each sample; these are the clients, unless a partition is set."""
+        """Whether the data name the client of each sample. These are the clients unless a partition is set."""
         return False
 
 
@@ -57,20 +57,20 @@ def load_dataset(
 ) -> Dataset:
     """Load a dataset by name.
 
-    Files are looked for in ``folder``, then in the folder the environment variable FEDCOHORT_DATA names, then in
-    ``data`` here and one above, then in the user's cache folder. Damaged files are an error, not a reason to look on.
+    Files are searched for in ``folder``, in the folder that the environment variable FEDCOHORT_DATA names, in ``data``
+    here and one level up, and in the user's cache folder. The first copy is used; if it is damaged, that is an error.
 
     Parameters
     ----------
     name : str
-        "digits", "synthetic", "mnist", "fashion-mnist", "cifar10", "femnist", "file" for data of one's own, "flwr" for
-        those of flwr_datasets, what a plug-in registered, or ``file.py:Class`` for a :class:`Source` of one's own.
+        A registered name such as "digits", "synthetic", "mnist", "fashion-mnist", "cifar10" or "femnist"; "file" for
+        your own data; "flwr" for flwr_datasets; or ``file.py:Class`` for your own :class:`Source`.
     folder : path, optional
-        Where the user keeps datasets.
+        Where you keep datasets.
     download : bool
-        Fetch what is not found from its publisher, check it, and keep it.
+        Fetch missing files from their publisher, check them, and keep them.
     **parameters
-        The dataset's own parameters, for example ``difficulty`` of "synthetic"; an unknown one is an error.
+        The dataset's parameters, for example ``difficulty`` of "synthetic". An unknown one is an error.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def load_dataset(
 @DATASETS.register("digits")
 @dataclass(frozen=True, kw_only=True)
 class Digits(Source):
-    """1,797 handwritten digits of 8 x 8 pixels, inside scikit-learn; every fifth of a class is for testing.
+    """1,797 handwritten digits of 8 x 8 pixels from scikit-learn; every fifth of a class is for testing.
 
     Grey values 0 .. 16 become 0 .. 255, as in all other image datasets.
     """
@@ -100,13 +100,13 @@ class Digits(Source):
             from sklearn.datasets import load_digits
         except ImportError as error:
             raise MissingExtraError(
-                "The dataset 'digits' is inside scikit-learn, which is not installed.",
+                "The dataset 'digits' is part of scikit-learn, which is not installed.",
                 hint="pip install \"fedcohort[sim]\", or use the dataset 'synthetic'",
             ) from error
         raw = load_digits()
         x = np.rint(raw.images * (255.0 / 16.0)).astype(np.uint8)
         y = raw.target.astype(np.int64)
-        test = every_fifth(y)
+        test = stratified_test(y)
         return Dataset(self.name, x[~test], y[~test], x[test], y[test], 10, _DIGITS, source="scikit-learn")
 
 
@@ -115,8 +115,8 @@ class Digits(Source):
 class Synthetic(Source):
     """Gaussian class mixtures: every class has ``modes`` centres in random directions, with unit noise around them.
 
-    ``difficulty`` 0 puts centres about 8 standard deviations apart (next to no overlap), 1 puts all in one place
-    (nothing to learn); in between the distance falls linearly. Classes are equally frequent.
+    With ``difficulty`` 0, centres are about 8 standard deviations apart and hardly overlap. With 1, all are in the same
+    place and there is nothing to learn. In between, the distance falls linearly. Classes are equally frequent.
 
     >>> float(Synthetic(samples=50, difficulty=1).load().x_train.mean().round(0))
     0.0
@@ -133,19 +133,17 @@ class Synthetic(Source):
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
         """Draw it; needs neither folder nor download."""
         features = math.prod(self.shape)
-        samples = sum(self._sizes()) * (4 * features + 16)
-        check_memory("The synthetic data", samples + self.classes * self.modes * features * 8)
+        sizes = (self.samples, self.test_samples)
+        sample_bytes = sum(sizes) * (4 * features + 16)
+        check_memory("The synthetic data", sample_bytes + self.classes * self.modes * features * 8)
         directions = rng.stream(self.seed, rng.DATA, 0).standard_normal((self.classes, self.modes, features))
         directions /= np.linalg.norm(directions, axis=2, keepdims=True)
-        # Random directions are nearly orthogonal: centres of radius r are r * sqrt(2) apart.
+        # Random directions are nearly orthogonal, so centres of radius r are r * sqrt(2) apart.
         centres = (8.0 * (1.0 - self.difficulty) / np.sqrt(2.0) * directions).astype(np.float32)
-        parts = [self._draw(n, centres, rng.stream(self.seed, rng.DATA, 1 + i)) for i, n in enumerate(self._sizes())]
+        parts = [self._draw(n, centres, rng.stream(self.seed, rng.DATA, 1 + i)) for i, n in enumerate(sizes)]
         (x, y), (x_test, y_test) = parts
         names = tuple(map(str, range(self.classes)))
         return Dataset(self.name, x, y, x_test, y_test, self.classes, names, source=f"drawn with seed {self.seed}")
-
-    def _sizes(self) -> tuple[int, int]:
-        return self.samples, self.test_samples
 
     def _draw(self, n: int, centres: AnyArray, draw: np.random.Generator) -> tuple[AnyArray, IntArray]:
         y = draw.permutation(np.arange(n, dtype=np.int64) % self.classes)
@@ -155,72 +153,55 @@ class Synthetic(Source):
 
 
 class _FileSource(Source):
-    """A dataset in files, in one of several formats, in one of several places."""
+    """A dataset in files of one of several formats, in one of several folders."""
 
-    system: ClassVar[str | None] = None  # a folder under the root where a system package installs it
+    system: ClassVar[str | None] = None  # the folder in which a system package installs it
     resources: ClassVar[tuple[Resource, ...]] = ()
     advice: ClassVar[str] = ""
     subfolders: ClassVar[tuple[str, ...]] = ()
 
     def load(self, folder: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
-        """Read the first copy found, or fetch one."""
-        return self.search(folders(folder), download_folder(folder) if download else None)
-
-    def search(self, places: list[Path], fetch_to: Path | None = None, root: Path = Path("/")) -> Dataset:
-        """Read the first copy in ``places`` or under the system's ``root``; else fetch it to ``fetch_to``.
-
-        Parameters
-        ----------
-        places : list of Path
-            Folders to look in, in order.
-        fetch_to : Path, optional
-            Where to put a download; None downloads nothing.
-        root : Path
-            The root of the file system, under which packages install.
-        """
-        looked = [*places, *([] if self.system is None else [root / self.system])]
-        for place in looked:
-            # A folder of its own first: idx files of MNIST and Fashion-MNIST have the same names.
+        """Read the first copy, or download one if there is none."""
+        places = [*folders(folder), *([] if self.system is None else [Path(self.system)])]
+        for place in places:
+            # Its own folder first, because the idx files of MNIST and Fashion-MNIST have the same names.
             for candidate in (*(place / sub for sub in self.subfolders), place):
                 found = self.read(candidate) if candidate.is_dir() else None
                 if found is not None:
                     log.info("read %s from %s", self.name, found.source)
                     return found
-        found = self._download(fetch_to) if fetch_to is not None and self.resources else None
-        if found is not None:
-            return found
-        more = "; or let it be downloaded (download=True)" if self.resources and fetch_to is None else ""
+        if download and self.resources:
+            target = download_folder(folder) / self.subfolders[0]
+            for resource in self.resources:
+                fetch(resource, target)
+            found = self.read(target)
+            if found is not None:
+                return found
+        more = "; or download it (download=True)" if self.resources and not download else ""
         raise DataError(
             f"The dataset {self.name!r} was not found. Looked in:\n"
-            + "\n".join(f"    {place}" for place in looked)
+            + "\n".join(f"    {place}" for place in places)
             + f"\n  for {self.expected_files()}.",
             hint=f"{self.advice}{more}",
         )
 
-    def _download(self, folder: Path) -> Dataset | None:
-        target = folder / self.subfolders[0]
-        for resource in self.resources:
-            fetch(resource, target)
-        return self.read(target)
-
     def read(self, folder: Path) -> Dataset | None:
-        """Return the dataset if ``folder`` has its files; None if it has none of them."""
+        """Return the dataset in ``folder``; None if it has none of the files."""
         raise NotImplementedError(type(self).__name__)
 
     def expected_files(self) -> str:
-        """Name the files that are looked for."""
+        """Name the files that :meth:`read` needs."""
         raise NotImplementedError(type(self).__name__)
 
 
 def _complete(folder: Path, names: list[str]) -> list[Path] | None:
-    """Return the paths if all exist, None if none does; if only some exist, raise an error."""
+    """Return the paths if all files exist, None if none does. If only some exist, that is an error."""
     paths = [folder / name for name in names]
-    there = [path.is_file() for path in paths]
-    if not any(there):
+    missing = [path.name for path in paths if not path.is_file()]
+    if len(missing) == len(paths):
         return None
-    if not all(there):
-        lacking = paths[there.index(False)]
-        raise DataError(f"The folder {folder} has part of a dataset; {lacking.name} is missing.", hint="complete it")
+    if missing:
+        raise DataError(f"The folder {folder} has part of a dataset; {missing[0]} is missing.", hint="complete it")
     return paths
 
 
@@ -242,10 +223,10 @@ def _assemble(
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if x.shape[1:] != shape or x.dtype != np.uint8:
             raise files.content_error(
-                where, f"x_{part} must be (n, {', '.join(map(str, shape))}) uint8, it is {x.shape} {x.dtype}"
+                where, f"x_{part} must be (n, {', '.join(map(str, shape))}) uint8, but it is {x.shape} {x.dtype}"
             )
         if y.shape != (len(x),) or y.dtype.kind not in "iu":
-            raise files.content_error(where, f"y_{part} must be {len(x):,} integers, it is {y.shape} {y.dtype}")
+            raise files.content_error(where, f"y_{part} must be {len(x):,} integers, but it is {y.shape} {y.dtype}")
     try:
         return Dataset(
             name=name,
@@ -272,26 +253,25 @@ def _verify(
     sums: Mapping[str, str],
     digest: Callable[[AnyArray], str],
 ) -> None:
-    """Compare the arrays with their published checksums, where the set has its full size."""
+    """Compare the arrays with their published checksums if the dataset has its full size."""
     if len(arrays["x_train"]) != official:
-        log.warning("%s has %d training samples, not %d: a part of it", where, len(arrays["x_train"]), official)
+        log.warning("%s has %d training samples, not %d, so it is not checked", where, len(arrays["x_train"]), official)
         return
     for key, expected in sums.items():
         if digest(np.ascontiguousarray(arrays[key]).astype(np.uint8, copy=False)) != expected:
             raise DataError(
                 f"The data in {where} are damaged, changed or another dataset: {key} does not have the published "
                 f"checksum {expected}.",
-                hint="fetch them again; check=False reads them as they are",
+                hint="fetch them again; with check=False they are read without this check",
             )
 
 
 def idx_sum(array: AnyArray, kind: str) -> str:
-    """Return a sum of the idx file that holds this array, which is what MNIST-like sets are known by."""
-    # Over the bytes of the idx file, whatever file it was read from: a set has one checksum in all its formats.
+    """Return the checksum of the uncompressed idx file with this array, whatever format the array was read from."""
     head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    known = hashlib.new(kind, head, usedforsecurity=False)  # a system in FIPS mode refuses MD5 otherwise
-    known.update(array.data)
-    return known.hexdigest()
+    digest = hashlib.new(kind, head, usedforsecurity=False)  # a system in FIPS mode refuses MD5 otherwise
+    digest.update(array.data)
+    return digest.hexdigest()
 
 
 def _sha256(array: AnyArray) -> str:
@@ -307,7 +287,7 @@ _IDX = {
 
 
 def _read_idx_files(folder: Path) -> dict[str, AnyArray] | None:
-    """Return the four arrays of an MNIST-like folder, None if it has none of the files."""
+    """Return the four arrays of an MNIST-like folder; None if it has none of the files."""
     paths = {key: _first(folder, (*names, *(f"{n}.gz" for n in names))) for key, names in _IDX.items()}
     if not any(paths.values()):
         return None
@@ -352,7 +332,9 @@ class _MnistLike(_FileSource):
 
 def _idx_resources(base: str, kind: str, sums: tuple[str, str, str, str]) -> tuple[Resource, ...]:
     names = [f"{_IDX[key][0]}.gz" for key in _PARTS]
-    return tuple(Resource(name, f"{base}/{name}", f"{kind}:{known}") for name, known in zip(names, sums, strict=True))
+    return tuple(
+        Resource(name, f"{base}/{name}", f"{kind}:{checksum}") for name, checksum in zip(names, sums, strict=True)
+    )
 
 
 _CHECK = "compare full-size data with their published checksums"
@@ -406,7 +388,7 @@ class FashionMnist(_MnistLike):
         "ankle boot",
     )
     subfolders = ("fashion-mnist", "FashionMNIST/raw")
-    system = "usr/share/datasets/fashion-mnist"
+    system = "/usr/share/datasets/fashion-mnist"
     advice = "install the Debian package dataset-fashion-mnist, or put the four idx files into one of these folders"
     kind = "sha256"
     sums = (
@@ -415,7 +397,7 @@ class FashionMnist(_MnistLike):
         "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     )
-    # Their publisher's bucket speaks no HTTPS; the same files lie in their repository.
+    # The publisher's bucket does not support HTTPS. The same files are in its repository.
     resources = _idx_resources(
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion", "unpacked-sha256", sums
     )
@@ -464,7 +446,7 @@ class Cifar10(_FileSource):
         return "cifar10.npz, cifar10_train_1.npz and its two companions, data_batch_1 to 5, or cifar-10-python.tar.gz"
 
     def read(self, folder: Path) -> Dataset | None:
-        """Read whichever format the folder has."""
+        """Read the first format that the folder has."""
         where: Path | None
         if (where := _first(folder, ("cifar10.npz",))) is not None:
             arrays = files.read_npz(where, _PARTS)
@@ -482,12 +464,12 @@ class Cifar10(_FileSource):
         return data
 
     def _read_delta(self, paths: list[Path]) -> dict[str, AnyArray]:
-        # Labels first, for the sizes: images are decoded in place, and the two training files make one array.
+        # Read the labels first for the sizes, because images are decoded into one array for both training files.
         sizes = []
         for path in paths:
             labels = files.read_npz(path, ["y"])["y"]
             if labels.ndim != 1:
-                raise files.content_error(path, f"y must be one-dimensional, it is {labels.shape}")
+                raise files.content_error(path, f"y must be one-dimensional, but it is {labels.shape}")
             sizes.append(len(labels))
         cut = sizes[0]
         x, x_test = (np.empty((n, 32, 32, 3), dtype=np.uint8) for n in (cut + sizes[1], sizes[2]))
@@ -501,13 +483,13 @@ class Cifar10(_FileSource):
         return {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
 
     def _read_batches(self, batches: list[tuple[Path, str | None]]) -> dict[str, AnyArray]:
-        read = [files.read_cifar_batch(path, member) for path, member in batches]
-        x = np.empty((sum(len(y) for _, y in read[:-1]), 32, 32, 3), dtype=np.uint8)
+        *train, test = [files.read_cifar_batch(path, member) for path, member in batches]
+        x = np.empty((sum(len(y) for _, y in train), 32, 32, 3), dtype=np.uint8)
         return {
-            "x_train": np.concatenate([images for images, _ in read[:-1]], out=x),
-            "y_train": np.concatenate([labels for _, labels in read[:-1]]),
-            "x_test": np.ascontiguousarray(read[-1][0]),
-            "y_test": read[-1][1],
+            "x_train": np.concatenate([images for images, _ in train], out=x),
+            "y_train": np.concatenate([labels for _, labels in train]),
+            "x_test": np.ascontiguousarray(test[0]),
+            "y_test": test[1],
         }
 
 
@@ -516,10 +498,10 @@ class Cifar10(_FileSource):
 class Femnist(_FileSource):
     """FEMNIST of LEAF: handwritten digits and letters of 28 x 28 pixels with their writers (Caldas et al. 2018).
 
-    White background is 255, ink is dark, as LEAF has it. Writers without test samples keep their training samples.
+    As in LEAF, the background is white (255) and ink is dark. Writers without test samples keep their training samples.
     """
 
-    digits: bool = param(False, Boolean(), "only the digits: ten classes, of which a writer has about equally many")
+    digits: bool = param(False, Boolean(), "only the digits: ten classes, about equally frequent for each writer")
 
     labels: ClassVar[tuple[str, ...]] = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
     subfolders = ("femnist", "femnist/data", "leaf/data/femnist/data")
@@ -552,18 +534,18 @@ class Femnist(_FileSource):
             w = arrays[f"w_{part}"]
             if w.shape != arrays[f"y_{part}"].shape or w.dtype.kind not in "iu" or int(w.max(initial=0)) >= len(names):
                 raise files.content_error(
-                    where, f"w_{part} must name one of {len(names)} writers per sample, it is {w.shape}"
+                    where, f"w_{part} must name one of {len(names)} writers per sample, but it is {w.shape}"
                 )
             owners.append(w.astype(np.int64))
         return self._dataset(where, arrays, owners, names)
 
     def _read_leaf(self, where: Path, train: list[Path], test: list[Path]) -> Dataset:
-        read = {"train": files.read_leaf(train), "test": files.read_leaf(test)}
-        names = tuple(sorted(set(read["train"]) | set(read["test"])))
+        parts = {"train": files.read_leaf(train), "test": files.read_leaf(test)}
+        names = tuple(sorted(set(parts["train"]) | set(parts["test"])))
         number = {name: i for i, name in enumerate(names)}
         arrays: dict[str, AnyArray] = {}
         owners = []
-        for part, users in read.items():
+        for part, users in parts.items():
             arrays[f"x_{part}"] = np.concatenate([x for x, _ in users.values()] or [np.empty((0, 28, 28), np.uint8)])
             arrays[f"y_{part}"] = np.concatenate([y for _, y in users.values()] or [np.empty(0, np.int64)])
             owners.append(np.repeat([number[u] for u in users], [len(y) for _, y in users.values()]).astype(np.int64))
@@ -575,8 +557,8 @@ class Femnist(_FileSource):
         labels = self.labels
         if self.digits:
             labels = labels[:10]
-            kept = [arrays[f"y_{part}"] < len(labels) for part in ("train", "test")]
-            owners = [w[keep] for w, keep in zip(owners, kept, strict=True)]
-            arrays = {key: arrays[key][kept["test" in key]] for key in _PARTS}
+            digits = [arrays[f"y_{part}"] < len(labels) for part in ("train", "test")]
+            owners = [owner[mask] for owner, mask in zip(owners, digits, strict=True)]
+            arrays = {key: arrays[key][digits["test" in key]] for key in _PARTS}
         writers = (owners[0], owners[1], names)
         return _assemble(self.name, where, arrays, class_names=labels, shape=(28, 28), writers=writers)

@@ -1,9 +1,9 @@
-"""Aggregators: how the kept models become the next global model, found by name in :data:`AGGREGATORS`.
+"""Aggregators turn the kept models into the next global model. :data:`AGGREGATORS` finds them by name.
 
 =======================  ===============================================================================================
 ``fedavg``               the default: weights n_k over the kept cohort, summing to 1
 ``mean``                 plain mean of the kept models (FedCor Eq. 4)
-``fedavg-with-absent``   FedCM Table 1's FedAvg: everybody who is absent keeps the old global model
+``fedavg-with-absent``   FedCM Table 1's FedAvg: absent clients keep the old global model
 ``inverse-probability``  w plus the sum of p_k m_k (w_k - w): unbiased for selectors that declare probabilities
 ``fedprox``              plain (or size-weighted) mean, with a proximal term in local training
 ``fedpdp``               FedAvg with partial device participation, p_k N / n(S); FedCA's Eq. 5 when a filter is used
@@ -12,20 +12,20 @@
 ``fedavgm``              momentum at the server
 ``fedadam``              Adam at the server
 ``fedyogi``              Yogi at the server
-``fedvarp``              the cohort's updates, corrected by the last updates of everybody who is absent
-``mifa``                 the mean of everybody's last updates
-``fedau``                updates times the mean number of rounds between two times a client takes part
-``fedawe``               updates times the rounds missed, from the model each client got when it last took part
+``fedvarp``              the cohort's updates, corrected by the last updates of absent clients
+``mifa``                 the mean of all clients' last updates
+``fedau``                updates times the mean number of rounds between a client's participations
+``fedawe``               updates times the rounds missed, from the model each client last received
 ``fedbuff``              the mean of buffered updates, stale ones discounted
-``fedasync``             every model mixed in as it comes, the less the staler it is
+``fedasync``             each model mixed in when it arrives, with less weight the staler it is
 ``fedavg-stale``         weights by size and staleness, summing to 1
 ``median``               coordinate-wise median
 ``trimmed-mean``         coordinate-wise mean without the extremes
-``krum``                 the one model with the closest company
-``multi-krum``           the mean of the models with the closest company
+``krum``                 the model that is closest to its neighbours
+``multi-krum``           the mean of the models that are closest to their neighbours
 ``feddf``                the mean, distilled from the ensemble on unlabelled samples of the server
-``rhfl``                 models count by the confidence in their clients, in the mean and in what is distilled
-``fedbio``               weights of clients are learned from the loss on labelled samples of the server
+``rhfl``                 mean and distillation, both weighted by the confidence in each client
+``fedbio``               client weights learned from the loss on labelled samples at the server
 =======================  ===============================================================================================
 """
 

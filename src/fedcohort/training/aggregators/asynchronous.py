@@ -1,13 +1,13 @@
-r"""Aggregators for clients that answer one by one, some of them with updates of older models.
+r"""Aggregators for clients that answer one by one, some with updates of older models.
 
 .. [Nguyen2022] J. Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022 (FedBuff).
 .. [Xie2019] C. Xie, S. Koyejo, I. Gupta, "Asynchronous Federated Optimization", 2019 (FedAsync), Sections 4 and 6.
 
-Symbols: w the global model, w_k a client's model, :math:`\Delta_k` its update, the difference to the model it began
-with, :math:`\tau_k` how many models came since then, s the discount of staleness.
+Symbols: w the global model, w_k a client's model, :math:`\Delta_k` its update, the difference to the model it started
+from, :math:`\tau_k` the number of global models since then, s the discount of stale updates.
 
-Hosts hand over :math:`w + \Delta_k` in the place of w_k, the update on top of the newest model, except to an aggregator
-that ``mixes_models``. So every other aggregator, and every optimiser of the server, works on stale updates as well.
+Instead of w_k, hosts pass :math:`w + \Delta_k`, the update on top of the newest model, unless the aggregator has
+``mixes_models = True``. So every other aggregator, and every server optimiser, works with stale updates too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FedBuff(WeightedSum):
 
     :math:`w \leftarrow w + \frac{\eta_g}{K} \sum_k s(\tau_k) \Delta_k`, with :math:`s(\tau) = (1 + \tau)^{-a}`, a = 1/2
     in the paper's experiments. K is the number of updates in the buffer. Weights do not sum to 1: the staler the
-    updates, the shorter the step. Deviations: none; the privacy and secure aggregation of the paper are no part of it.
+    updates, the shorter the step. Deviations: none, but the paper's privacy and secure aggregation are not included.
 
     >>> members = Members(np.arange(2), np.ones(2), np.ones(2), 9, np.ones(2), staleness=np.array([0.0, 3.0]))
     >>> mix = FedBuff().mix(members)
@@ -62,11 +62,11 @@ class FedBuff(WeightedSum):
 @AGGREGATORS.register("fedasync")
 @dataclass(frozen=True, kw_only=True)
 class FedAsync(WeightedSum):
-    r"""Mix every client's model into the global one, the less the staler it is ([Xie2019]_, Algorithm 1).
+    r"""Mix each client's model into the global one, with less weight the staler it is ([Xie2019]_, Algorithm 1).
 
     :math:`w \leftarrow (1 - \alpha_k) w + \alpha_k w_k`, with :math:`\alpha_k = \alpha s(\tau_k)`. The discount s is
     constant, polynomial, :math:`(1 + \tau)^{-a}`, or a hinge: 1 up to b, :math:`1 / (a (\tau - b) + 1)` beyond. Several
-    models are mixed in one after the other. The paper adds a proximal term to local training; ``fedprox`` has it.
+    models are mixed in one after another. The paper adds a proximal term to local training, which ``fedprox`` has.
     Deviations: none.
 
     >>> members = Members(np.arange(1), np.ones(1), np.ones(1), 9, np.ones(1), staleness=np.array([3.0]))
@@ -84,10 +84,11 @@ class FedAsync(WeightedSum):
     limit: float = param(4.0, _EXPONENT, "staleness up to which the hinge discounts nothing (b)")
 
     def mix(self, members: Members) -> Mix:
-        """Weights of mixing in one model after the other."""
+        """Weights of mixing in one model after another."""
         shares = self.alpha * self._discount(members.staleness)
-        kept = np.append(np.cumprod((1.0 - shares)[::-1])[::-1], 1.0)  # what later models leave of each, and of w
-        return Mix(shares * kept[1:], float(kept[0]))
+        # What the models after it leave of w, and of each model.
+        remaining = np.append(np.cumprod((1.0 - shares)[::-1])[::-1], 1.0)
+        return Mix(shares * remaining[1:], float(remaining[0]))
 
     def _discount(self, staleness: FloatArray) -> FloatArray:
         if self.discount == "constant":
@@ -102,7 +103,7 @@ class FedAsync(WeightedSum):
 class FedAvgStale(WeightedSum):
     r"""FedAvg by size and staleness: weights :math:`n_k (1 + \tau_k)^{-a}`, summing to 1.
 
-    Unlike ``fedbuff`` it always goes a whole step: what stale updates lose, fresh ones gain.
+    Unlike ``fedbuff``, it always makes a full step: fresh updates gain the weight that stale ones lose.
 
     >>> members = Members(np.arange(2), np.ones(2), np.ones(2), 9, np.ones(2), staleness=np.array([0.0, 3.0]))
     >>> FedAvgStale().mix(members).weights.round(3)

@@ -1,9 +1,11 @@
-"""What an aggregator is: a rule for the kept models, perhaps one for local training, perhaps a memory.
+"""The base class of aggregators, and the types they share.
 
-Models are flat vectors of parameters; the formulas use only arithmetic, indexing and :mod:`.arithmetic`, so that NumPy
-arrays and torch tensors both flow through. Most aggregators are a :class:`WeightedSum`: the simulator then averages
-all runs of a lock-step group in one operation, from the weights alone. Whoever does more fills in
-:meth:`Aggregator.combine`.
+An aggregator combines the kept models. It may also change local training, and it may have a memory.
+
+Models are flat vectors of parameters. The formulas use only arithmetic, indexing and
+:mod:`fedcohort.training.arithmetic`, so they accept NumPy arrays and torch tensors. Most aggregators are a
+:class:`WeightedSum`, for which the simulator averages all runs of a lock-step group in one operation. All others
+implement :meth:`Aggregator.combine`.
 """
 
 from __future__ import annotations
@@ -21,37 +23,37 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.params import Parameterized
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import Signal
-from fedcohort.training.aggregators.arithmetic import as_like
 from fedcohort.training.aggregators.client_rows import ClientRows
+from fedcohort.training.arithmetic import as_like, average
 
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The clients whose models are averaged in one round (those that arrived and that the filter kept).
+    """The clients whose models are averaged in one round: those that arrived and that the filter kept.
 
     Attributes
     ----------
     clients : (k,) int array
     share : (k,) float array
-        p_k, each client's part of all training samples of the federation.
+        p_k, each client's share of the federation's training samples.
     steps : (k,) float array
-        Local SGD steps each client made.
+        Number of local SGD steps of each client.
     federation : int
-        Number of clients N of the whole federation.
+        N, the number of clients in the whole federation.
     multiplicity : (k,) float array
         How often each client counts (1 unless the selector drew with replacement).
     momentum : float
-        Of local training; FedNova's normalisation depends on it.
+        Momentum of local training; FedNova's normalisation depends on it.
     rates : (k,) float array
-        Sum of the learning rates over the local steps of each client (K times eta); by default ``steps``, an eta of 1.
+        Sum of the learning rates over the local steps of each client (K times eta). Default: ``steps``, an eta of 1.
     metrics : mapping of Signal to (k,) float array
-        What the clients reported of the signals the aggregator :attr:`~Aggregator.requires`; empty for a trial cohort,
+        The values that the clients reported for the signals in :attr:`~Aggregator.requires`. Empty for a trial cohort,
         which reports nothing.
     round : int
-        Which round this is, from 0; rounds without any model count, so that an aggregator can tell how long a client
-        was away.
+        Number of this round, from 0. Rounds without any model count too, so an aggregator can tell how long a client
+        was absent.
     staleness : (k,) float array
-        How many global models came while each client was at work (tau); by default 0, as in rounds.
+        Number of global models made while each client was working (tau). Default: 0, as in rounds.
     """
 
     clients: IntArray
@@ -76,7 +78,7 @@ class Members:
 
     @property
     def by_size(self) -> FloatArray:
-        """(k,) shares times multiplicities, summing to 1; equal shares when nobody has any data."""
+        """(k,) shares times multiplicities, summing to 1; equal weights if no client has any data."""
         raw = self.share * self.multiplicity
         total = raw.sum()
         if total > 0:
@@ -85,7 +87,7 @@ class Members:
 
     @property
     def learning_rates(self) -> FloatArray:
-        """(k,) mean learning rate of each client's local steps; 1 where it made none."""
+        """(k,) mean learning rate of each client's local steps; 1 for a client without steps."""
         return np.divide(self.rates, self.steps, out=np.ones(len(self)), where=self.steps > 0)
 
     @property
@@ -94,15 +96,19 @@ class Members:
         return np.asarray(self.multiplicity / self.multiplicity.sum())
 
     def weights_by(self, weighting: str, exponent: float = 0.0) -> FloatArray:
-        """(k,) :attr:`by_size` or :attr:`by_count`, by the name that aggregators' ``weighting`` has.
+        """(k,) :attr:`by_size` if ``weighting`` is "size", else :attr:`by_count`.
 
-        ``exponent`` discounts stale ones by (1 + staleness) to the power of minus that; the weights still sum to 1.
+        Stale updates are discounted by (1 + staleness) to the power of ``-exponent``. The weights still sum to 1.
         """
         weights = self.by_size if weighting == "size" else self.by_count
         if not exponent:
             return weights
         discounted = weights * polynomial(self.staleness, exponent)
         return np.asarray(discounted / discounted.sum())
+
+    def shares_by(self, weighting: str) -> FloatArray:
+        """(k,) each member's share of the federation: of its samples if ``weighting`` is "size", else 1 / N."""
+        return self.share if weighting == "size" else np.full(len(self), 1.0 / self.federation)
 
 
 def polynomial(staleness: FloatArray, exponent: float) -> FloatArray:
@@ -123,69 +129,62 @@ class Mix:
 
     def of(self, old: Any, models: Any) -> Any:
         """Return the sum (P,) for the global model (P,) and the clients' models (k, P)."""
-        result = self.old * old if self.old else 0.0
-        # One after the other, not as a matrix product: the sum is the same on every machine.
-        for weight, model in zip(self.weights.tolist(), models, strict=True):
-            result = result + weight * model
-        return result
+        return average(self.weights, models, self.old * old if self.old else 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Combined:
-    """What an aggregator made of a round.
+    """The result of an aggregator.
 
     Attributes
     ----------
     model : (P,) the next global model
     weights : (k,) float array
-        What each kept model counted for; it goes on record, beside the client.
+        The weight of each kept model, which is recorded with its client.
     """
 
     model: Any
     weights: FloatArray
 
 
-Made = TypeVar("Made", Mix, Combined)
-Own = TypeVar("Own", bound="Memory")
+ResultT = TypeVar("ResultT", Mix, Combined)
+MemoryT = TypeVar("MemoryT", bound="Memory")
 
 
 class Memory:
-    """What an aggregator remembers of one run between rounds; :mod:`fedcohort.simulate` saves it in checkpoints.
+    """What an aggregator remembers between the rounds of one run. The simulator saves it in checkpoints.
 
-    A class whose attributes are arrays or :class:`ClientRows` names them in ``saved``; any other fills in
+    A class whose attributes are arrays or :class:`ClientRows` lists their names in ``saved``. Any other class overrides
     :meth:`arrays` and :meth:`restore`.
     """
 
-    saved: ClassVar[tuple[str, ...]] = ()  # attributes; None in the place of an array is not saved
+    saved: ClassVar[tuple[str, ...]] = ()
 
     def arrays(self) -> dict[str, Any]:
-        """Return everything worth saving, by name."""
-        found: dict[str, Any] = {}
+        """Return everything that a checkpoint must hold, by name."""
+        arrays: dict[str, Any] = {}
         for name in self.saved:
             value = getattr(self, name)
-            if isinstance(value, ClientRows):
-                found.update(value.arrays())
-            elif value is not None:
-                found[name] = value
-        return found
+            arrays |= value.arrays() if isinstance(value, ClientRows) else {name: value}
+        return arrays
 
     def restore(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Take over what :meth:`arrays` returned, as NumPy arrays, to the last bit."""
+        """Restore exactly what :meth:`arrays` returned, from NumPy arrays."""
         for name in self.saved:
             value = getattr(self, name)
             if isinstance(value, ClientRows):
                 value.restore(arrays)
-            elif value is not None:
-                # A copy: memories change their arrays in place, and the checkpoint may be read again.
+            else:
+                # A copy, because memories change their arrays in place and the checkpoint may be read again.
                 setattr(self, name, as_like(np.array(arrays[name]), value))
 
 
 class Corrections(Memory, ABC):
-    """A memory that also changes local training: of aggregators that say ``corrects``."""
+    """A memory that also changes local training, for aggregators with ``corrects = True``."""
 
     @abstractmethod
     def corrections(self, clients: IntArray) -> Any:
-        """(k, P) vectors added to every local gradient of ``clients``."""
+        """(k, P) vectors that ``clients`` add to each of their local gradients."""
 
     @abstractmethod
     def absorb(self, clients: IntArray, old: Any, models: Any, rates: FloatArray, gradients: Any | None) -> None:
@@ -199,12 +198,12 @@ class Corrections(Memory, ABC):
         rates : (k,) float array
             Sum of the learning rates over the local steps of each client (K times eta).
         gradients : (k, P), optional
-            Full-batch gradients at ``old``, where the aggregator asked for them.
+            Full-batch gradients at ``old``, if the aggregator needs them.
         """
 
 
 class OwnModels(Memory, ABC):
-    """A memory of what clients train from, where that is not the global model: of aggregators with ``own_models``."""
+    """A memory of the models that clients train from, for aggregators with ``own_models = True``."""
 
     @abstractmethod
     def starts(self, clients: IntArray) -> Any:
@@ -212,7 +211,7 @@ class OwnModels(Memory, ABC):
 
 
 class Server(ABC):
-    """What the server can compute on V samples of its own; a host hands it to aggregators that say ``needs_server``."""
+    """The server's own V samples, and what can be computed on them, for aggregators with ``needs_server = True``."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -221,11 +220,11 @@ class Server(ABC):
     @property
     @abstractmethod
     def labels(self) -> Any:
-        """(V, C) the samples' classes, one-hot; aggregators that call the samples unlabelled do not read it."""
+        """(V, C) the samples' classes, one-hot. Aggregators for unlabelled samples do not read it."""
 
     @abstractmethod
     def batches(self, size: int, steps: int) -> Iterable[IntArray]:
-        """Yield ``steps`` batches of places 0..V-1, at most ``size`` each, drawn anew for every round of every run."""
+        """Yield ``steps`` random batches of at most ``size`` places 0..V-1, different in each round of each run."""
 
     @abstractmethod
     def logits(self, models: Any) -> Any:
@@ -247,18 +246,18 @@ class Server(ABC):
 
 
 class Aggregator(Parameterized, ABC):
-    """Turns the kept models into the next global model. Derive a frozen dataclass and fill in :meth:`combine`."""
+    """Turns the kept models into the next global model. Derive a frozen dataclass and implement :meth:`combine`."""
 
     name: ClassVar[str]
     model_copies: ClassVar[int] = 1  # vectors of the model's size sent each way per client (SCAFFOLD: 2)
     corrects: ClassVar[bool] = False  # whether its memory is Corrections
     own_models: ClassVar[bool] = False  # whether its memory is OwnModels
-    needs_server: ClassVar[bool] = False  # whether it computes on samples of the server's own
-    mixes_models: ClassVar[bool] = False  # whether it wants stale models as they are, not their updates on the newest
+    needs_server: ClassVar[bool] = False  # whether it computes on the server's own samples
+    mixes_models: ClassVar[bool] = False  # whether it gets stale models as they are, not their updates on the newest
 
     @property
     def prox(self) -> float:
-        """Weight mu of the proximal term mu/2 ||w - w_global||^2 in local training; 0 for none."""
+        """Weight mu of the proximal term mu/2 ||w - w_global||^2 in local training; 0 means no such term."""
         return 0.0
 
     @property
@@ -268,16 +267,16 @@ class Aggregator(Parameterized, ABC):
 
     @property
     def public(self) -> str | None:
-        """A .npy file of unlabelled samples for the server; None: what the host keeps there."""
+        """A .npy file of unlabelled samples for the server; None means the host's own samples."""
         return None
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """Which numbers clients report for it, beside what the selector requires."""
+        """Signals that clients report for it, in addition to those that the selector requires."""
         return frozenset()
 
     def memory(self, federation: int, model: Any) -> Memory | None:
-        """Return what is remembered between rounds, before the first one; None for most."""
+        """Return the memory before the first round; None if there is nothing to remember."""
         return None
 
     @abstractmethod
@@ -291,46 +290,46 @@ class Aggregator(Parameterized, ABC):
         old : (P,) the global model
         models : (k, P) the kept ones, at least one
         members : Members
-            Whose they are.
+            The clients that trained them.
         memory : Memory, optional
-            What :meth:`memory` returned, brought up to date here; hosts pass a copy for what is thrown away.
+            The memory from :meth:`memory`, which this call updates. Hosts pass a copy if they discard the result.
         server : Server, optional
-            For aggregators that say ``needs_server``.
+            For aggregators with ``needs_server = True``.
         """
 
     def _check(self, models: Any, members: Members) -> None:
-        """Refuse to combine nothing."""
+        """Raise an error unless there is one model per member, and at least one."""
         if len(members) == 0:
             raise InputError("An average needs at least one model. Got none; keep the old global model instead.")
         if len(models) != len(members):
             raise InputError(f"There must be one model per member. Got {len(models)} models of {len(members)} members.")
 
     def _server(self, server: Server | None) -> Server:
-        """Return the server, or say that it is missing."""
+        """Return the server, or raise an error if it is missing."""
         if server is None or len(server) == 0:
             raise InputError(
-                f"The aggregator {self.name!r} computes on samples of the server's own, and there are none.",
-                hint="in the simulator set scenario.server_validation, the number of samples of each class kept there",
+                f"The aggregator {self.name!r} computes on the server's own samples, but there are none.",
+                hint="in the simulator, set scenario.server_validation, the number of samples of each class kept there",
             )
         return server
 
-    def _own(self, memory: Memory | None, kind: type[Own]) -> Own:
-        """Return the memory, or say that it is missing or another aggregator's."""
+    def _own(self, memory: Memory | None, kind: type[MemoryT]) -> MemoryT:
+        """Return the memory, or raise an error if it is missing or belongs to another aggregator."""
         if not isinstance(memory, kind):
             raise InputError(
                 f"The aggregator {self.name!r} remembers things between rounds and needs its own memory. "
                 f"Got {memory!r}.",
-                hint="make it once with aggregator.memory(federation, model) and pass it to every combine",
+                hint="create it once with aggregator.memory(federation, model) and pass it to every call of combine",
             )
         return memory
 
 
 class WeightedSum(Aggregator):
-    """An aggregator that is a weighted sum. Derive a frozen dataclass and fill in :meth:`mix`."""
+    """An aggregator that is a weighted sum. Derive a frozen dataclass and implement :meth:`mix`."""
 
     @abstractmethod
     def mix(self, members: Members) -> Mix:
-        """Return the weights of the kept models, at least one."""
+        """Return the weights of the kept models, of which there is at least one."""
 
     @final
     def combine(
@@ -342,8 +341,8 @@ class WeightedSum(Aggregator):
         return Combined(mix.of(old, models), mix.weights)
 
 
-def fitting(made: Made, kind: type[Made], members: Members, old: Any = None) -> Made:
-    """Return what an aggregator made, if it is a ``kind`` that fits its members; for hosts, who run others' code.
+def fitting(result: ResultT, kind: type[ResultT], members: Members, old: Any = None) -> ResultT:
+    """Return an aggregator's result after checking its type and shape; for hosts, which run other people's code.
 
     >>> two = Members(np.arange(2), np.ones(2), np.ones(2), 9, np.ones(2))
     >>> fitting(Mix(np.ones(1)), Mix, two)
@@ -351,19 +350,19 @@ def fitting(made: Made, kind: type[Made], members: Members, old: Any = None) -> 
         ...
     fedcohort.core.errors.InputError: It must return one weight per model, an array of shape (2,). Got shape (1,).
     """
-    if not isinstance(made, kind):
-        raise InputError(f"It must return a {kind.__name__}. Got {type(made).__name__}.")
-    if np.shape(made.weights) != (len(members),):
+    if not isinstance(result, kind):
+        raise InputError(f"It must return a {kind.__name__}. Got {type(result).__name__}.")
+    if np.shape(result.weights) != (len(members),):
         raise InputError(
             f"It must return one weight per model, an array of shape ({len(members)},). Got shape "
-            f"{np.shape(made.weights)}."
+            f"{np.shape(result.weights)}."
         )
-    # A model of another library or shape would fail far from here, in the simulator's batch.
-    if isinstance(made, Combined) and (type(made.model), np.shape(made.model)) != (type(old), np.shape(old)):
+    # A model of another library or shape would only fail later, in the simulator's batch.
+    if isinstance(result, Combined) and (type(result.model), np.shape(result.model)) != (type(old), np.shape(old)):
         raise InputError(
-            f"It must return a model like the one it was given, {_form(old)}. Got {_form(made.model)}.",
+            f"It must return a model like the one it was given, {_form(old)}. Got {_form(result.model)}.",
         )
-    return made
+    return result
 
 
 def _form(value: Any) -> str:

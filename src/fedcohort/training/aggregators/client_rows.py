@@ -1,4 +1,4 @@
-"""A vector for each client that took part, in one matrix that grows as clients appear."""
+"""One vector per client that took part, in a matrix that grows as clients appear."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, IntArray
-from fedcohort.training.aggregators.arithmetic import as_like, zeros
+from fedcohort.training.arithmetic import as_like, zeros
 
 
 class ClientRows:
-    """Vectors (P,) by client, on the model's device. Clients that never took part cost nothing.
+    """Vectors (P,) by client, on the model's device. Clients that never took part use no memory.
 
     Parameters
     ----------
     federation : int
-        Number of clients N: the most rows that are ever needed.
+        N, the number of clients, which is the largest number of rows ever needed.
     default : (P,)
-        What a client without a row has.
+        The vector of a client without a row.
     """
 
     def __init__(self, federation: int, default: Any) -> None:
@@ -40,17 +40,17 @@ class ClientRows:
 
     def of(self, clients: IntArray) -> Any:
         """(k, P) a copy of the vectors of ``clients``."""
-        found = zeros(self.default, len(clients))
+        vectors = zeros(self.default, len(clients))
         for i, client in enumerate(clients.tolist()):
             row = self._row_of.get(client)
-            found[i] = self.default if row is None else self._rows[row]
-        return found
+            vectors[i] = self.default if row is None else self._rows[row]
+        return vectors
 
     def put(self, clients: IntArray, vectors: Any) -> None:
         """Replace the vectors of ``clients`` by ``vectors`` (k, P)."""
         needed = len(self._row_of.keys() | set(clients.tolist()))
         if needed > len(self._rows):
-            # Doubled, so that a federation that appears client by client is copied O(log N) times.
+            # Doubled, so that rows are copied only O(log N) times if clients appear one by one.
             grown = zeros(self.default, min(max(2 * len(self._rows), needed), max(self._federation, needed)))
             grown[: len(self._rows)] = self._rows
             self._rows = grown
@@ -58,10 +58,10 @@ class ClientRows:
             self._rows[self._row_of.setdefault(client, len(self._row_of))] = vectors[i]
 
     def arrays(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return what a checkpoint must hold."""
         return {"clients": self.clients, "rows": self.rows}
 
     def restore(self, arrays: Mapping[str, AnyArray]) -> None:
-        """Take over what :meth:`arrays` returned."""
+        """Restore what :meth:`arrays` returned."""
         self._rows = as_like(arrays["rows"], self.default)
         self._row_of = {int(client): row for row, client in enumerate(arrays["clients"].tolist())}

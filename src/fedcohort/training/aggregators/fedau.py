@@ -1,4 +1,4 @@
-r"""FedAU: averaging with weights that make up for how rarely a client takes part.
+r"""FedAU: averaging with larger weights for clients that rarely take part.
 
 .. [Wang2024] S. Wang, M. Ji, "A Lightweight Method for Tackling Unknown Participation Statistics in Federated
    Averaging", ICLR 2024 (arXiv 2306.03401), Algorithms 1 and 2.
@@ -13,21 +13,21 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.params import Interval, OneOf, Optional, param
-from fedcohort.training.aggregators.arithmetic import average
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
+from fedcohort.training.arithmetic import average
 
 
 class ParticipationGaps(Memory):
-    """How many rounds lie between the times each client takes part: three numbers per client.
+    """The intervals between the rounds in which each client takes part, as three numbers per client.
 
     Attributes
     ----------
     count : (N,) float array
-        M_n, the finished intervals.
+        M_n, the number of finished intervals.
     mean : (N,) float array
-        omega_n, their mean length; 1 before there is one.
+        omega_n, their mean length; 1 before the first interval ends.
     start : (N,) int array
-        The round in which the running interval began.
+        The round in which the current interval began.
     """
 
     saved = ("count", "mean", "start")
@@ -44,13 +44,13 @@ class ParticipationGaps(Memory):
         self.mean[clients] = np.where(number > 0, total / np.maximum(self.count[clients], 1.0), self.mean[clients])
 
     def weights(self, clients: IntArray, round: int, cutoff: int | None) -> FloatArray:
-        """(k,) omega_n of clients that take part in ``round``, from what came before it; then count the round.
+        """(k,) omega_n of clients that take part in ``round``, from earlier rounds; then count this round.
 
-        A running interval counts whenever it reaches ``cutoff`` rounds, and begins anew. Nothing is done for clients
-        that are away: how often that has happened is found when they come back.
+        An interval that reaches ``cutoff`` rounds ends, and the next one begins. For absent clients this is computed
+        only when they return.
         """
         if cutoff is not None:
-            # Algorithm 2 checks every client in every round; how often it would have is worked out at once.
+            # Algorithm 2 checks every client in every round. Here all checks since the last time are done at once.
             reached = np.maximum(round - self.start[clients], 0) // cutoff
             self._finish(clients, reached.astype(np.float64), np.full(len(clients), float(cutoff)))
             self.start[clients] += reached * cutoff
@@ -70,15 +70,15 @@ class FedAu(Aggregator):
 
     where the :math:`s_n^m` are the lengths in rounds of the :math:`M_n` intervals of client n that had ended before
     this round, the last round of an interval being the one in which the client took part. An absence of K rounds
-    counts as an interval of K and the next one begins. :math:`\omega_n` is 1 before the first interval has ended.
+    counts as an interval of K, and the next one begins. :math:`\omega_n` is 1 before the first interval has ended.
 
     A client that takes part in a share :math:`\pi_n` of the rounds has intervals of :math:`1 / \pi_n` rounds on
-    average, so that nobody counts for more by being there more often, whatever the reason: availability, failures,
-    the filter, or the selector. Three numbers per client are remembered. Taking part means that the model was kept.
+    average. So no client counts for more because it is present more often, whether by availability, failures, the
+    filter or the selector. Taking part means that the model was kept.
 
-    Symbols: K = ``cutoff``, eta = ``global_rate``. The cutoff bounds the weight of clients that are rarely there:
-    it trades variance for bias. Deviations: ``weighting="size"`` weighs clients by their samples, in place of 1 / N.
-    How often a selector counts a client is left out, because the intervals already make up for it.
+    Symbols: K = ``cutoff``, eta = ``global_rate``. The cutoff limits the weight of clients that are rarely present: it
+    trades variance for bias. Deviations: ``weighting="size"`` weighs clients by their samples instead of 1 / N.
+    Multiplicities are ignored, because the intervals already account for them.
 
     >>> rule, old = FedAu(cutoff=None), np.zeros(1)
     >>> memory = rule.memory(2, old)
@@ -96,16 +96,15 @@ class FedAu(Aggregator):
     weighting: str = param("count", OneOf(("count", "size")), "clients count equally (the paper) or by their samples")
 
     def memory(self, federation: int, model: Any) -> ParticipationGaps:
-        """Return no intervals."""
+        """Return a memory without intervals."""
         return ParticipationGaps(federation)
 
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
-        """Move by the updates, each times how rarely its client takes part."""
+        """Add the updates, each weighted by how rarely its client takes part."""
         self._check(models, members)
         memory = self._own(memory, ParticipationGaps)
-        shares = members.share if self.weighting == "size" else np.full(len(members), 1.0 / members.federation)
         rarity = memory.weights(members.clients, members.round, self.cutoff)
-        weights = self.global_rate * rarity * shares
+        weights = self.global_rate * rarity * members.shares_by(self.weighting)
         return Combined(old + average(weights, models - old), weights)

@@ -1,4 +1,4 @@
-r"""FedBiO: the weights of clients are learned, so that the global model does well on clean data of the server.
+r"""FedBiO: learn client weights with which the global model does well on clean data at the server.
 
 .. [Li2023] J. Li, F. Huang, H. Huang, "Communication-Efficient Federated Bilevel Optimization with Local and Global
    Lower Level Problems" (FedBiO; its task of federated data cleaning).
@@ -13,10 +13,10 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.params import Interval, param
-from fedcohort.training.aggregators.arithmetic import average, zeros
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
+from fedcohort.training.arithmetic import average, zeros
 
-_REACH = 0.01  # length of the step by which curvature is measured
+_REACH = 0.01  # length of the finite-difference step
 
 
 def _norm(vector: Any) -> float:
@@ -24,7 +24,7 @@ def _norm(vector: Any) -> float:
 
 
 def sigmoid(values: FloatArray) -> FloatArray:
-    """Return 1 / (1 + exp(-x)), for any x without overflow."""
+    """Return 1 / (1 + exp(-x)) without overflow for any x."""
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * values)))
 
 
@@ -43,9 +43,9 @@ class Cleaning(Memory):
 class FedBio(Aggregator):
     r"""Federated data cleaning as bilevel optimisation, with one weight per client ([Li2023]_, FedBiO).
 
-    Upper level: the loss f of the global model on labelled samples of the server. Lower level: the model minimises
+    Upper level: the loss f of the global model on labelled samples at the server. Lower level: the model minimises
     :math:`g(x, w) = \sum_k a_k g_k(w)`, where :math:`a_k = p_k \sigma(x_k) / \sum_{j \in S} p_j \sigma(x_j)`, sigma the
-    sigmoid. x starts at 0, which is the mean by size. A round's steps are FedBiO's:
+    sigmoid. x starts at 0, which gives the mean by size. Each round makes FedBiO's steps:
 
     - :math:`u \leftarrow \tau \nabla f(w) + (I - \tau H) u`, which tends to :math:`H^{-1} \nabla f`;
     - :math:`x \leftarrow x - \gamma \nu`, with the hyper-gradient :math:`\nu = -\nabla_{xw} g\, u`, that is
@@ -54,12 +54,12 @@ class FedBio(Aggregator):
 
     :math:`\hat g_k = (w - w_k) / (K \eta)` is the mean gradient along a client's local steps.
 
-    FLASH's Table 1 names FedBiO among the aggregations and does not say how it is made one. Weights are the part of it
-    that happens at the server and that answers label noise, so this is what is implemented. Deviations: one upper
-    variable per client, where the paper's data cleaning has one per sample, which only clients could hold; H is the
-    curvature of f instead of g's, by a difference of two gradients, because clients would have to compute
-    Hessian-vector products in another exchange; full batches at the server; u, x and w are renewed one after the other,
-    not at once; u starts again from :math:`\tau \nabla f` where it has become worse than 0, that is
+    FLASH's Table 1 lists FedBiO as an aggregation but does not say how it becomes one. The weights are the part that
+    happens at the server and addresses label noise, so they are implemented here. Deviations: one upper variable per
+    client, while the paper's data cleaning has one per sample, which only clients could hold; H is the curvature of f
+    instead of g, from a difference of two gradients, because clients would need another exchange to compute
+    Hessian-vector products; full batches at the server; u, x and w are updated one after another, not at once; u
+    restarts from :math:`\tau \nabla f` when it has become worse than 0, that is
     :math:`\|\nabla f - H u\| > \|\nabla f\|`. FedBiOAcc's variance reduction is left out.
     """
 
@@ -69,19 +69,19 @@ class FedBio(Aggregator):
     tau: float = param(0.1, Interval(float, 0, None, "neither"), "step size of the direction (tau)")
 
     def memory(self, federation: int, model: Any) -> Cleaning:
-        """Return equal upper variables and no direction."""
+        """Return a memory with equal upper variables and a direction of zero."""
         return Cleaning(federation, model)
 
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
-        """Renew the direction and the upper variables, then average by them."""
+        """Update the direction and the upper variables, then average by them."""
         self._check(models, members)
         server = self._server(server)
         memory = self._own(memory, Cleaning)
         memory.direction = self._direction(memory.direction, old, server)
         before = memory.upper[members.clients]
-        rates = np.where(members.rates > 0, members.rates, 1.0)  # without a step there is no update to divide
+        rates = np.where(members.rates > 0, members.rates, 1.0)  # a client without steps has no update to divide
         along = np.array([float(((old - model) * memory.direction).sum()) for model in models]) / rates
         weights = self._weights(members, before)
         descent = weights * (1.0 - sigmoid(before)) * (along - weights @ along)
@@ -91,15 +91,15 @@ class FedBio(Aggregator):
 
     def _direction(self, before: Any, model: Any, server: Server) -> Any:
         """Return u after one step towards the solution of H u = grad f."""
-        labels, everything = server.labels, np.arange(len(server))
-        gradient = server.gradient(model, labels, everything)
+        labels, places = server.labels, np.arange(len(server))
+        gradient = server.gradient(model, labels, places)
         length = _norm(before)
         if not 0.0 < length < float("inf"):
             return self.tau * gradient
-        # H u by a central difference along u, scaled so that the step is the same however long u is.
+        # H u by a central difference along u, with a step whose length does not depend on that of u.
         step = (_REACH / length) * before
-        ahead = server.gradient(model + step, labels, everything)
-        behind = server.gradient(model - step, labels, everything)
+        ahead = server.gradient(model + step, labels, places)
+        behind = server.gradient(model - step, labels, places)
         residual = gradient - (ahead - behind) * (length / (2.0 * _REACH))
         if not _norm(residual) <= _norm(gradient):
             return self.tau * gradient
@@ -107,5 +107,5 @@ class FedBio(Aggregator):
 
     @staticmethod
     def _weights(members: Members, upper: FloatArray) -> FloatArray:
-        raw = members.by_size * np.maximum(sigmoid(upper), 1e-12)  # where all are 0, they count equally
+        raw = members.by_size * np.maximum(sigmoid(upper), 1e-12)  # if all are 0, clients count by size
         return np.asarray(raw / raw.sum())

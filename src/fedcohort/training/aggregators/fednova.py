@@ -36,8 +36,8 @@ class FedNova(WeightedSum):
     r"""Average of updates per local step, :math:`w - \tau_{eff} \sum_k p_k (w - w_k) / \|a_k\|_1` ([Wang2020]_, Eq. 6).
 
     :math:`\tau_{eff} = \sum_k p_k \|a_k\|_1`, p_k normalised over the kept cohort. Clients that do more local steps
-    no longer pull harder. A learning rate that changes within the round is not corrected for. Deviations: a client
-    that made no step is left out.
+    no longer pull harder. There is no correction for a learning rate that changes within the round. Deviations: a
+    client without steps is left out.
     """
 
     def mix(self, members: Members) -> Mix:

@@ -1,4 +1,4 @@
-r"""Optimisers at the server: the mean update of a round is taken for a gradient.
+r"""Optimisers at the server, which use the mean update of a round as a gradient.
 
 .. [Hsu2019] T.-M. H. Hsu, H. Qi, M. Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
    Visual Classification" (FedAvgM).
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedcohort.core.params import Interval, OneOf, param
-from fedcohort.training.aggregators.arithmetic import average, sign, zeros
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
+from fedcohort.training.arithmetic import average, namespace, zeros
 
 _WEIGHTING = OneOf(("size", "count"))
 _EXPONENT = Interval(float, 0, None)
@@ -46,8 +46,8 @@ class Moments(Momentum):
 class FedAvgM(Aggregator):
     r"""Server momentum, :math:`v \leftarrow \beta v + \Delta`, :math:`w \leftarrow w + \eta v` ([Hsu2019]_, Sec. 4.3).
 
-    The paper subtracts :math:`\Delta w = w - w_k`; the sign is turned here, nothing else. Weights by size, as there.
-    Deviations: a global rate eta beside the paper's 1, because beta = 0.9 makes steps ten times as long in the end.
+    The paper subtracts :math:`\Delta w = w - w_k`; here the sign is reversed. Weights are by size, as in the paper.
+    Deviations: a global rate eta, which is 1 in the paper, because beta = 0.9 makes steps up to ten times as long.
 
     >>> import numpy as np
     >>> rule, members = FedAvgM(beta=0.5), Members(np.array([0]), np.ones(1), np.ones(1), 2, np.ones(1))
@@ -78,7 +78,7 @@ class FedAvgM(Aggregator):
 
 @dataclass(frozen=True, kw_only=True)
 class _Adaptive(Aggregator):
-    """The part FedAdam and FedYogi share; they differ in the second moment."""
+    """The base of FedAdam and FedYogi, which differ in the second moment."""
 
     global_rate: float = param(0.01, Interval(float, 0, None, "neither"), "global step size (eta)")
     beta1: float = param(0.9, Interval(float, 0, 1, "left"), "decay of the first moment (beta_1)")
@@ -98,14 +98,14 @@ class _Adaptive(Aggregator):
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
-        """Move by the first moment, every coordinate divided by the root of its second."""
+        """Move by the first moment, each coordinate divided by the root of its second moment."""
         self._check(models, members)
         memory = self._own(memory, Moments)
         weights = members.weights_by(self.weighting, self.exponent)
         update = average(weights, models - old)
         memory.first = self.beta1 * memory.first + (1.0 - self.beta1) * update
         memory.second = self._second(memory.second, update * update)
-        # tau stands outside the root, as in Algorithm 2.
+        # tau is outside the root, as in Algorithm 2.
         return Combined(old + self.global_rate * memory.first / (memory.second**0.5 + self.tau), weights)
 
 
@@ -116,9 +116,8 @@ class FedAdam(_Adaptive):
 
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1) \Delta`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) \Delta^2`,
     :math:`w \leftarrow w + \eta\, m / (\sqrt v + \tau)`, from m = 0 and v = tau^2; no bias correction, as in the paper.
-    eta has to suit the task: a coordinate moves by at most about eta a round, however large the updates are.
-    Deviations: updates are weighted by size, which the paper's experiments do and its Algorithm 2 does not
-    (``weighting="count"``).
+    Choose eta for the task: a coordinate moves by at most about eta a round, however large the updates are.
+    Deviations: updates are weighted by size, as in the paper's experiments. Its Algorithm 2 is ``weighting="count"``.
     """
 
     def _second(self, before: Any, square: Any) -> Any:
@@ -131,9 +130,9 @@ class FedYogi(_Adaptive):
     r"""Yogi at the server ([Reddi2021]_, Algorithm 2).
 
     FedAdam with :math:`v \leftarrow v - (1 - \beta_2)\, \Delta^2 \operatorname{sign}(v - \Delta^2)`: the second moment
-    grows and shrinks by no more than the newest square, so that it does not forget a large one at once. Deviations:
-    those of ``fedadam``.
+    grows and shrinks by no more than the newest square, so it does not forget a large one at once. Deviations: those of
+    ``fedadam``.
     """
 
     def _second(self, before: Any, square: Any) -> Any:
-        return before - (1.0 - self.beta2) * square * sign(before - square)
+        return before - (1.0 - self.beta2) * square * namespace(square).sign(before - square)

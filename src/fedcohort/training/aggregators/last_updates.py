@@ -5,9 +5,9 @@ r"""Averages that remember every client's last update: FedVARP and MIFA.
 .. [Gu2021] X. Gu, K. Huang, J. Zhang, L. Huang, "Fast Federated Learning in the Presence of Arbitrary Device
    Unavailability", NeurIPS 2021, Algorithm 1.
 
-Symbols: w the global model, S the kept cohort of this round, N all clients, :math:`y_i` the last update of client i
-(MIFA's :math:`-G^i`), zero before its first one. An update is :math:`(w_i - w) / \eta`, with the learning rate
-:math:`\eta` of its round, so that what is remembered keeps its meaning when the rate decays.
+Symbols: w the global model, S the kept cohort of this round, N the number of clients, :math:`y_i` the last update of
+client i (MIFA's :math:`-G^i`), zero before its first one. An update is :math:`(w_i - w) / \eta`, with the learning rate
+:math:`\eta` of its round, so that remembered updates keep their meaning when the rate decays.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.params import Interval, OneOf, param
-from fedcohort.training.aggregators.arithmetic import average, zeros
 from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
 from fedcohort.training.aggregators.client_rows import ClientRows
+from fedcohort.training.arithmetic import average, zeros
 
 _WEIGHTING = OneOf(("count", "size"))
 
@@ -38,30 +36,26 @@ class LastUpdates(Memory):
     def change(self, old: Any, models: Any, members: Members) -> Any:
         """(k, P) the members' new updates minus their last ones."""
         fresh = models - old
-        # Row by row: a client's rows may be a large part of the memory there is.
+        # Row by row, because a second array of this size might not fit into memory.
         for i, rate in enumerate(members.learning_rates.tolist()):
             fresh[i] = fresh[i] / rate
         return fresh - self.own.of(members.clients)
 
     def absorb(self, change: Any, members: Members, shares: FloatArray) -> None:
-        """Remember the new updates; ``shares`` (k,) is what each member counts for in the mean over all clients."""
+        """Remember the new updates; ``shares`` (k,) are the members' weights in the mean over all clients."""
         self.mean = self.mean + average(shares, change)
         self.own.put(members.clients, self.own.of(members.clients) + change)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Remembering(Aggregator):
-    """What FedVARP and MIFA share: every client's last update, and how clients count."""
+    """The base of FedVARP and MIFA, which remember each client's last update."""
 
     weighting: str = param("count", _WEIGHTING, "clients count equally (the paper) or by their samples")
 
     def memory(self, federation: int, model: Any) -> LastUpdates:
-        """Return updates of zero."""
+        """Return a memory with updates of zero."""
         return LastUpdates(federation, model)
-
-    def _shares(self, members: Members) -> FloatArray:
-        """(k,) what each member is of all clients: 1 / N, or its part of all samples."""
-        return members.share if self.weighting == "size" else np.full(len(members), 1.0 / members.federation)
 
 
 @AGGREGATORS.register("fedvarp")
@@ -73,12 +67,13 @@ class FedVarp(_Remembering):
               w \leftarrow w + \eta_s \eta v, \qquad y_i \leftarrow \Delta_i \text{ for } i \in S,
 
     with the new updates :math:`\Delta_i`. If clients are drawn uniformly, v is an unbiased estimate of the update of
-    all clients, and its variance vanishes as updates settle; the first rounds equal FedAvg's. The server remembers one
-    vector for each client that took part; clients do and send nothing more.
+    all clients, and its variance vanishes as updates settle. The first round equals FedAvg's.
+    The server remembers one vector for each client that took part. Clients have no extra work.
 
-    Deviations: the paper divides updates by the number of local steps as well, which all its clients share; here each
-    update keeps the number of its steps. ``weighting="size"`` weighs clients by their samples, in both means.
+    Deviations: the paper also divides updates by the number of local steps, which is the same for all its clients.
+    Here updates are not divided by it. ``weighting="size"`` weighs clients by their samples, in both means.
 
+    >>> import numpy as np
     >>> rule, old = FedVarp(), np.zeros(1)
     >>> memory = rule.memory(4, old)
     >>> pair = Members(np.array([0, 1]), np.full(2, 0.25), np.ones(2), 4, np.ones(2))
@@ -93,14 +88,14 @@ class FedVarp(_Remembering):
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
-        """Move by the mean of all last updates, corrected by what the cohort's have changed."""
+        """Move by the mean of all last updates, corrected by how the cohort's updates have changed."""
         self._check(models, members)
         memory = self._own(memory, LastUpdates)
         weights = members.weights_by(self.weighting)
         rate = self.global_rate * float(weights @ members.learning_rates)
         change = memory.change(old, models, members)
         direction = memory.mean + average(weights, change)
-        memory.absorb(change, members, self._shares(members))
+        memory.absorb(change, members, members.shares_by(self.weighting))
         return Combined(old + rate * direction, self.global_rate * weights)
 
 
@@ -111,12 +106,14 @@ class Mifa(_Remembering):
 
     .. math:: y_i \leftarrow \Delta_i \text{ for } i \in S, \qquad w \leftarrow w + \eta \frac{1}{N} \sum_{j=1}^{N} y_j.
 
-    Unlike FedVARP's step it assumes nothing about who takes part: a client that is away for long is not forgotten, and
-    one that is always there counts no more than others. In return, an old update counts as much as a new one.
+    Unlike FedVARP, it assumes nothing about which clients take part. A client that is absent for long is not forgotten,
+    and one that is always present counts no more than others. The price is that an old update counts as much as a new
+    one.
 
-    Deviations: in the paper's analysis all clients take part in the first round. Where they do not, a client counts as
-    zero until it does, so that the first steps are short. ``weighting="size"`` weighs clients by their samples.
+    Deviations: in the paper's analysis all clients take part in the first round. Otherwise a client's update is zero
+    until it takes part, so the first steps are short. ``weighting="size"`` weighs clients by their samples.
 
+    >>> import numpy as np
     >>> rule, old = Mifa(), np.zeros(1)
     >>> memory = rule.memory(4, old)
     >>> first, second = (Members(np.array([i]), np.full(1, 0.25), np.ones(1), 4, np.ones(1)) for i in range(2))
@@ -129,10 +126,10 @@ class Mifa(_Remembering):
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
-        """Move by the mean of all last updates, the cohort's new ones among them."""
+        """Move by the mean of all last updates, including the cohort's new ones."""
         self._check(models, members)
         memory = self._own(memory, LastUpdates)
         rate = float(members.weights_by(self.weighting) @ members.learning_rates)
-        shares = self._shares(members)
+        shares = members.shares_by(self.weighting)
         memory.absorb(memory.change(old, models, members), members, shares)
         return Combined(old + rate * memory.mean, shares)

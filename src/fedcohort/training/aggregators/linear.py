@@ -26,10 +26,9 @@ from fedcohort.training.aggregators.base import AGGREGATORS, Members, Mix, Weigh
 class FedAvg(WeightedSum):
     r"""Mean by size over the kept cohort, :math:`\sum_{k \in S^t} p_k m_k w_k / \sum_{k \in S^t} p_k m_k`.
 
-    The default: FedAvg ([McMahan2017]_) with weights over the cohort, as most software has it, and what FedPdp becomes
-    when its weights are normalised.
+    The default: FedAvg ([McMahan2017]_) with weights that sum to 1 over the cohort, as in most software. FedPdp with
+    normalised weights is the same.
 
-    >>> import numpy as np
     >>> members = Members(np.array([4, 7]), np.array([0.1, 0.3]), np.array([5., 5.]), 10, np.ones(2))
     >>> FedAvg().mix(members).weights
     array([0.25, 0.75])
@@ -56,8 +55,8 @@ class FedAvgWithAbsent(WeightedSum):
     r"""FedAvg as FedCM's Table 1 writes it ([Kim2020]_, Eq. 3).
 
     :math:`\sum_{k \notin S^t} p_k w + \sum_{k \in S^t} p_k w_k`. Absent clients keep the old global model, so a
-    small cohort moves it little. For the usual weights over the cohort alone see ``fedavg``. Deviation: where
-    multiplicities carry the cohort's weight past 1 it is scaled back to 1, because the old model would get a
+    small cohort moves it little. For the usual weights over the cohort only, see ``fedavg``. Deviation: if
+    multiplicities raise the cohort's weight above 1, it is scaled back to 1, because the old model would get a
     negative weight.
     """
 
@@ -75,11 +74,11 @@ class FedAvgWithAbsent(WeightedSum):
 class InverseProbability(WeightedSum):
     r"""Estimate of the update of all clients, :math:`w + \sum_{k \in S^t} p_k m_k (w_k - w)` ([Horvitz1952]_).
 
-    Unbiased with selectors that count every client once on average over draws (m_k is 0 for those not drawn), as with
-    :math:`m_k = 1 / \pi_k` and the probability :math:`\pi_k` that k takes part: ``gradnorm`` and ``feel``. Weights are
-    not divided by their sum, so the old model has :math:`1 - \sum_k p_k m_k`, which may be below 0. Clients that
-    failed or that a filter dropped count as if they had left the model as it was; for clients that were not available,
-    the selectors let the others count more. ``clip`` trades variance for bias.
+    Unbiased with selectors that count every client once on average over draws (m_k is 0 for clients not drawn). Those
+    are ``gradnorm`` and ``feel``: :math:`m_k = 1 / \pi_k`, with the probability :math:`\pi_k` that k takes part.
+    Weights are not divided by their sum, so the old model has the weight :math:`1 - \sum_k p_k m_k` (may be < 0).
+    Clients that failed or that a filter dropped count as if they had not changed the model. To make up for unavailable
+    clients, the selectors give the others more weight. ``clip`` trades variance for bias.
 
     >>> members = Members(np.array([4, 7]), np.array([0.1, 0.3]), np.array([5., 5.]), 10, np.array([5.0, 2.5]))
     >>> mix = InverseProbability().mix(members)
@@ -90,11 +89,11 @@ class InverseProbability(WeightedSum):
     clip: float | None = param(
         None,
         Optional(Interval(float, 1, None)),
-        "most that a client's weight is multiplied by, against rare clients with huge weights; None: no limit",
+        "largest factor of a client's weight, against huge weights of rare clients; None: no limit",
     )
 
     def mix(self, members: Members) -> Mix:
-        """Weights p_k m_k; the old model gets what is missing to 1, or what is too much."""
+        """Weights p_k m_k; the old model gets the difference to 1, which may be negative."""
         counted = members.multiplicity if self.clip is None else np.minimum(members.multiplicity, self.clip)
         weights = members.share * counted
         return Mix(weights, 1.0 - float(weights.sum()))
@@ -106,8 +105,8 @@ class FedProx(WeightedSum):
     r"""FedProx: mean of the kept models, :math:`\frac{1}{|S^t|} \sum_{k \in S^t} w_k`, and a proximal term ([Li2020]_).
 
     Local training minimises :math:`F_k(w) + \frac{\mu}{2} \|w - w^t\|^2`. The paper draws clients by size and
-    averages them equally; with a selector that does not draw by size, ``weighting="size"`` keeps large clients'
-    weight.
+    averages them equally. With a selector that does not draw by size, ``weighting="size"`` keeps the weight of
+    large clients.
     """
 
     mu: float = param(0.1, Interval(float, 0, None), "weight of the proximal term (mu); 0.1 in FedCM's comparison")
@@ -128,10 +127,9 @@ class FedProx(WeightedSum):
 class FedPdp(WeightedSum):
     r"""FedAvg with partial device participation ([Li2019]_), :math:`\sum_{k \in S^t} p_k \frac{|S|}{|S^t|} w_k`.
 
-    With a filter, S^t are the kept models: FedCA's Eq. 5 ([Kim2020]_). The paper's weights do not sum to 1 when
-    client sizes differ, and the scale of the model then drifts up and down from round to round; ``normalise=True``,
-    the default, divides by their sum (a deviation from the paper, which becomes ``fedavg``). ``normalise=False``
-    is the paper's formula.
+    With a filter, S^t are the kept models, as in FedCA's Eq. 5 ([Kim2020]_). The paper's weights do not sum to 1 when
+    client sizes differ, so the scale of the model drifts from round to round. The default, ``normalise=True``, divides
+    by their sum. That deviates from the paper and equals ``fedavg``. ``normalise=False`` is the paper's formula.
     """
 
     normalise: bool = param(True, Boolean(), "divide the weights by their sum, so that the model keeps its scale")

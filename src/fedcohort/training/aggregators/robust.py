@@ -1,13 +1,13 @@
-r"""Means that a minority of liars cannot move far.
+r"""Averages that a minority of liars cannot move far.
 
 .. [Yin2018] D. Yin, Y. Chen, K. Ramchandran, P. Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal
    Statistical Rates" (Definitions 1 and 2).
 .. [Blanchard2017] P. Blanchard, E. M. El Mhamdi, R. Guerraoui, J. Stainer, "Machine Learning with Adversaries:
    Byzantine Tolerant Gradient Descent" (Section 4).
 
-Every kept model counts once: sizes and multiplicities are claims a liar could make. The papers combine gradients, here
-it is models that started from one global model, which is the same but for the number of local steps. Under label skew
-honest clients are far from each other too, and these rules throw away what only a few of them know.
+Every kept model counts once, because a liar could claim any size or multiplicity. The papers combine gradients. Here,
+models that started from the same global model are combined, which differs only in the number of local steps. With label
+skew, honest clients are far from each other too, and these rules discard what only a few of them know.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.params import Interval, Optional, param
-from fedcohort.training.aggregators.arithmetic import ascending, doubles, to_numpy
-from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Mix, Server
+from fedcohort.training.aggregators.base import AGGREGATORS, Aggregator, Combined, Members, Memory, Server
+from fedcohort.training.arithmetic import ascending, average, doubles, to_numpy
 
 _LIARS = Interval(float, 0, 0.5, "left")
 
@@ -35,14 +35,15 @@ def _equal(count: int) -> FloatArray:
 class Median(Aggregator):
     r"""Coordinate-wise median, :math:`w^j \leftarrow \operatorname{med}_k w_k^j` ([Yin2018]_, Definition 1).
 
-    Of an even number of values it is the mean of the two in the middle; of one or two models, their mean. Deviations:
-    models instead of gradients. The recorded weights are equal, since no model has one weight.
+    For an even number of values it is the mean of the two in the middle; for one or two models, their mean. Deviations:
+    models instead of gradients. The recorded weights are equal, because the weights differ from coordinate to
+    coordinate.
     """
 
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
-        """Take the middle of every coordinate."""
+        """Take the median of every coordinate."""
         self._check(models, members)
         rows, count = ascending(models), len(members)
         return Combined((rows[(count - 1) // 2] + rows[count // 2]) / 2, _equal(count))
@@ -53,10 +54,9 @@ class Median(Aggregator):
 class TrimmedMean(Aggregator):
     r"""Coordinate-wise trimmed mean ([Yin2018]_, Definition 2).
 
-    In every coordinate the :math:`\lfloor \beta k \rfloor` smallest and as many largest of the k values are dropped and
-    the rest averaged. A cohort of fewer than 1 / beta models is therefore averaged whole. Deviations: models instead of
-    gradients; beta k is rounded down where it is not whole. The recorded weights are equal, since no model has one
-    weight.
+    In every coordinate the :math:`\lfloor \beta k \rfloor` smallest and as many largest of the k values are dropped.
+    The others are averaged. So in a cohort of fewer than 1 / beta models nothing is dropped. Deviations: models instead
+    of gradients; beta k is rounded down. The recorded weights are equal, as with ``median``.
     """
 
     beta: float = param(0.2, _LIARS, "share of the values dropped at each end (beta)")
@@ -64,7 +64,7 @@ class TrimmedMean(Aggregator):
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
-        """Average what is left of every coordinate."""
+        """Average the remaining values of every coordinate."""
         self._check(models, members)
         count = len(members)
         dropped = _share(self.beta, count)
@@ -73,7 +73,7 @@ class TrimmedMean(Aggregator):
 
 
 def _share(part: float, count: int) -> int:
-    """Return floor(part * count), where 0.1 * 30 is 3 although floating point says 2.999."""
+    """Return floor(part * count), with a margin for products that rounding puts just below an integer."""
     return math.floor(part * count + 1e-9)
 
 
@@ -91,7 +91,7 @@ def krum_scores(updates: Any, liars: int) -> FloatArray:
     >>> krum_scores(np.array([[0.0], [1.0], [3.0], [100.0]]), 1)
     array([1.000e+00, 1.000e+00, 4.000e+00, 9.409e+03])
     """
-    rows = doubles(updates)  # far liars must not drown the distances between the others
+    rows = doubles(updates)  # in single precision, distant liars would drown the distances between the others
     products = to_numpy(rows @ rows.T)
     squares = np.diag(products)
     distances = np.maximum(squares[:, None] + squares[None, :] - 2.0 * products, 0.0)
@@ -102,7 +102,7 @@ def krum_scores(updates: Any, liars: int) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class _Krum(Aggregator):
-    """The part Krum and Multi-Krum share; they differ in how many models they average."""
+    """The base of Krum and Multi-Krum, which differ in how many models they average."""
 
     liars: float = param(0.2, _LIARS, "share of the kept models that may be liars (f / k)")
 
@@ -111,7 +111,7 @@ class _Krum(Aggregator):
         return 1
 
     def best(self, updates: Any) -> IntArray:
-        """Return the places of the models that are averaged, best first; equal scores in order of place."""
+        """Return the indices of the models that are averaged, best first; among equal scores, in order of index."""
         count = len(updates)
         if count < 3:
             return np.arange(count)
@@ -123,24 +123,23 @@ class _Krum(Aggregator):
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
-        """Average the models that have the closest company."""
+        """Average the models with the best scores."""
         self._check(models, members)
         chosen = self.best(models - old)
         weights = np.zeros(len(members))
         weights[chosen] = 1.0 / len(chosen)
-        rows = [models[i] for i in chosen.tolist()]
-        return Combined(Mix(weights[chosen]).of(old, rows), weights)
+        return Combined(average(weights[chosen], [models[i] for i in chosen.tolist()]), weights)
 
 
 @AGGREGATORS.register("krum")
 @dataclass(frozen=True, kw_only=True)
 class Krum(_Krum):
-    r"""The one model that has the closest company ([Blanchard2017]_, Section 4).
+    r"""The model that is closest to its neighbours ([Blanchard2017]_, Section 4).
 
     :math:`\arg\min_i \sum_{j \in N_i} \|w_i - w_j\|^2`, N_i the k - f - 2 models closest to i, f the number of liars.
-    The paper needs 2 f + 2 < k; where the cohort is too small for ``liars``, f is lowered to what it can bear. With
-    fewer than three models nobody can be told from the others, and they are averaged. Deviations: models instead of
-    gradients; f is a share, because cohorts shrink when clients fail.
+    The paper needs 2 f + 2 < k. If the cohort is too small for ``liars``, f is lowered accordingly. Fewer than three
+    models cannot be told apart and are averaged. Deviations: models instead of gradients; f is a share, because cohorts
+    shrink when clients fail.
     """
 
 
@@ -149,7 +148,7 @@ class Krum(_Krum):
 class MultiKrum(_Krum):
     r"""The mean of the m models with the best scores of ``krum`` ([Blanchard2017]_, Section 4, Multi-Krum).
 
-    By default m = k - f: everybody but the presumed liars. Small cohorts and deviations are as with ``krum``.
+    By default m = k - f: all but the presumed liars. Small cohorts and deviations are as with ``krum``.
     """
 
     averaged: int | None = param(

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.params import Interval, OneOf, param
-from fedcohort.training.aggregators.arithmetic import zeros
 from fedcohort.training.aggregators.base import AGGREGATORS, Corrections, Members, Mix, WeightedSum
 from fedcohort.training.aggregators.client_rows import ClientRows
+from fedcohort.training.arithmetic import zeros
 
 
 class ControlVariates(Corrections):
-    """Server variate c and client variates c_i; only clients that took part have a row."""
+    """The server variate c, and a client variate c_i for each client that took part."""
 
     saved = ("server", "own")
 
@@ -38,7 +38,7 @@ class ControlVariates(Corrections):
             fresh = own - self.server  # option II: c_i - c + (x - y_i) / (K eta)
             for i, rate in enumerate(rates.tolist()):
                 fresh[i] = own[i] if rate <= 0 else fresh[i] + (old - models[i]) / rate
-        # Before the rows are replaced: c must stay the mean of all c_i.
+        # Before the rows are replaced, because c must stay the mean of all c_i.
         self.server = self.server + (fresh - own).sum(0) / self.federation
         self.own.put(clients, fresh)
 
@@ -52,13 +52,13 @@ class Scaffold(WeightedSum):
     :math:`c \leftarrow c + \frac{1}{N} \sum_i (c_i^+ - c_i)`, where option I takes
     :math:`c_i^+ = g_i(x)`, the full-batch gradient at the received model (one more pass over the client's data,
     booked as its cost), and option II :math:`c_i^+ = c_i - c + (x - y_i) / (K \eta)`. K eta is the sum of the
-    learning rates of the local steps. With momentum option II overstates the variates, as in the paper's own code.
-    Model and variate travel both ways: twice the bytes.
+    learning rates of the local steps. With momentum, option II overstates the variates, as in the paper's own code.
+    Model and variate are both sent each way, so twice as many bytes.
     """
 
     model_copies: ClassVar[int] = 2
     corrects: ClassVar[bool] = True
-    option: int = param(2, OneOf((1, 2)), "how client variates are renewed: 1 by a gradient, 2 from the update")
+    option: int = param(2, OneOf((1, 2)), "how client variates are updated: 1 by a gradient, 2 from the update")
     global_rate: float = param(1.0, Interval(float, 0, None, "neither"), "global step size (eta_g)")
 
     @property

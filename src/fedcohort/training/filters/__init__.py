@@ -1,7 +1,7 @@
-"""Filters: which returned models enter the average, found by name in :data:`FILTERS`.
+"""Filters decide which returned models enter the average. :data:`FILTERS` finds them by name.
 
 ============  =========================================================================================
-``keep-all``  every model that arrived in time and is sound; the default
+``keep-all``  every valid model that arrived in time; the default
 ``fedca``     the subset of models that validates best together (FedCM's combinatorial averaging)
 ``cmfl``      updates whose signs agree with the round's mean update
 ============  =========================================================================================

@@ -1,4 +1,4 @@
-"""Define filters, which decide from a round's replies which models enter the average."""
+"""The base class of filters, which decide which of a round's models enter the average."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedcohort.core.registry import Registry
 class Need(StrEnum):
     """Something about a round's replies that is expensive for the host to compute."""
 
-    UPDATES = "updates"  # each client's model less the one it received
+    UPDATES = "updates"  # each client's model minus the one it received
     LOGITS = "logits"  # each client's model on the server's validation set, and that set's labels
 
 
@@ -32,9 +32,9 @@ class Replies:
     Parameters
     ----------
     ok : (m,) bool
-        Which clients' models arrived in time and are sound.
+        Which clients' models arrived in time and are valid.
     updates : (m, P) or function, optional
-        Each client's model less the global model it received.
+        Each client's model minus the global model it received.
     logits : (m, V, C) or function, optional
         Outputs of each client's model on the server's validation set.
     labels : (V,) or function, optional
@@ -73,14 +73,14 @@ class Replies:
                 hint="the host must compute everything in the filter's 'needs' and pass it to Replies",
             )
         if callable(value):
-            value = self._sources[name] = value()  # once, however often it is read
+            value = self._sources[name] = value()
         if rows and len(value) != len(self.ok):
             raise InputError(f"'{name}' must have one row per reply, {len(self.ok)}. Got {len(value)}.")
         return value
 
     @property
     def updates(self) -> Any:
-        """(m, P) each client's model less the global model it received."""
+        """(m, P) each client's model minus the global model it received."""
         return self._read("updates", True)
 
     @property
@@ -103,7 +103,7 @@ class FilterDecision:
     kept : (m,) bool array
         Which clients' models enter the average.
     notes : mapping of str to str or number
-        Anything worth recording about the decision.
+        What to record about the decision.
     """
 
     kept: BoolArray
@@ -115,7 +115,7 @@ class FilterDecision:
 
 
 class Filter(Parameterized, ABC):
-    """Decides which returned models enter the average. Derive a frozen dataclass and fill in :meth:`judge`."""
+    """Decides which returned models enter the average. Derive a frozen dataclass and implement :meth:`judge`."""
 
     name: ClassVar[str]
 
@@ -126,7 +126,7 @@ class Filter(Parameterized, ABC):
 
     @abstractmethod
     def judge(self, replies: Replies) -> FilterDecision:
-        """Decide; a reply that is not OK is never kept, and nobody is kept when no reply is usable."""
+        """Decide which models to keep. Never keep a reply that is not OK; keep none if no reply is usable."""
 
     def keep(self, replies: Replies) -> BoolArray:
         """Return (m,) which clients' models enter the average."""
@@ -135,15 +135,15 @@ class Filter(Parameterized, ABC):
 
 def checked_decision(filter_: Filter, replies: Replies) -> FilterDecision:
     """Return a filter's decision after checking its type and shape; for hosts, which run other people's code."""
-    verdict = filter_.judge(replies)
-    if not isinstance(verdict, FilterDecision):
-        raise InputError(f"A filter must return a FilterDecision. {filter_.name!r} returned {type(verdict).__name__}.")
-    if verdict.kept.shape != replies.ok.shape:
+    decision = filter_.judge(replies)
+    if not isinstance(decision, FilterDecision):
+        raise InputError(f"A filter must return a FilterDecision. {filter_.name!r} returned {type(decision).__name__}.")
+    if decision.kept.shape != replies.ok.shape:
         raise InputError(
             f"A filter must decide on every reply, with an array of shape {replies.ok.shape}. "
-            f"{filter_.name!r} returned shape {verdict.kept.shape}."
+            f"{filter_.name!r} returned shape {decision.kept.shape}."
         )
-    return verdict
+    return decision
 
 
 FILTERS: Registry[Filter] = Registry("filter", package="fedcohort.training.filters", base=Filter)
@@ -152,7 +152,7 @@ FILTERS: Registry[Filter] = Registry("filter", package="fedcohort.training.filte
 @FILTERS.register("keep-all")
 @dataclass(frozen=True, kw_only=True)
 class KeepAll(Filter):
-    """Keep every model that arrived in time and is sound. This is the default."""
+    """Keep every valid model that arrived in time. This is the default."""
 
     def judge(self, replies: Replies) -> FilterDecision:
         """Keep every reply that is OK."""

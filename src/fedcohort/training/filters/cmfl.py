@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcohort.core.params import Interval, param
+from fedcohort.training.arithmetic import namespace
 from fedcohort.training.filters.base import FILTERS, Filter, FilterDecision, Need, Replies
-from fedcohort.training.filters.subsets import namespace
 
 
 @FILTERS.register("cmfl")
@@ -22,13 +22,13 @@ class CMFL(Filter):
     .. math:: e_i = \frac{1}{P} \sum_{j=1}^{P} \mathbf 1[\mathrm{sgn}(u_{ij}) = \mathrm{sgn}(\bar u_j)] \ge v,
               \qquad \bar u = \frac{1}{m} \sum_i u_i
 
-    Symbols: e_i = relevance, v = ``threshold``, P = number of parameters. Zero has a sign of its own.
+    Symbols: e_i = relevance, v = ``threshold``, P = number of parameters. Zero counts as a third sign.
 
-    Deviations from the paper: it compares with the previous round's global update and lets clients decide before they
-    upload. Here, as in the reference code of FedACS, whose benchmark CMFL is, the comparison is with the plain mean of
-    the usable updates of this round, and with a fixed threshold of 0.7. When nobody passes, the single most relevant
-    update is kept, the first among equals. Updates with NaN or infinite entries are never kept and do not enter the
-    mean.
+    Deviations from the paper: it compares with the global update of the previous round, and clients decide before they
+    upload. Here, updates are compared with the plain mean of the usable updates of this round, and the threshold is
+    fixed at 0.7. The reference code of FedACS, which uses CMFL as a benchmark, does the same. If no update passes, the
+    most relevant one is kept, the first among equals. Updates with NaN or infinite entries are never kept and do not
+    enter the mean.
 
     Examples
     --------
@@ -41,7 +41,7 @@ class CMFL(Filter):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The updates themselves."""
+        """The updates."""
         return frozenset({Need.UPDATES})
 
     def judge(self, replies: Replies) -> FilterDecision:
@@ -57,12 +57,12 @@ class CMFL(Filter):
         if not usable:
             return FilterDecision(kept)
         total = xp.zeros_like(updates[0])
-        for i in usable:  # row by row: no second array of the size of all updates
+        for i in usable:  # row by row, without a second array of this size
             total += updates[i]
-        direction = xp.sign(total)  # that of the mean, too
+        direction = xp.sign(total)  # the mean has the same sign
         relevance = np.array([int((xp.sign(updates[i]) == direction).sum()) for i in usable]) / max(len(direction), 1)
         passes = relevance >= self.threshold
-        if not passes.any():  # a round without a model would have to be repeated
+        if not passes.any():  # a round that keeps no model would have to be repeated
             passes[int(np.argmax(relevance))] = True
         kept[usable] = passes
         return FilterDecision(

@@ -1,4 +1,4 @@
-r"""FedCA: combinatorial averaging keeps the subset of models that validates best together.
+r"""FedCA: combinatorial averaging, which keeps the subset of models with the best joint validation score.
 
 .. [Kim2020] T. Kim, S. Bae, J. Lee, S. Yun, "Accurate and Fast Federated Learning via Combinatorial Multi-Armed
    Bandits", arXiv:2012.03270, 2020.
@@ -27,15 +27,16 @@ class FedCA(Filter):
               \frac{1}{|S'|} \sum_{s \in S'} g(x; w_s)\Bigr)
 
     with u the accuracy (the paper's Dirac delta) or minus the cross-entropy (its classification loss). The logits are
-    averaged, not the weights, so every model is validated once and every subset is a sum.
+    averaged, not the weights. So every model is validated once, and every subset is a sum.
 
-    All 2^m - 1 subsets are tried up to ``exact`` members. Beyond, a beam search of ``beam`` subsets per size is used
-    instead; a warning says so, and the verdict's notes carry "search": "beam".
+    Up to ``exact`` members, all 2^m - 1 subsets are tried. For more members there is a beam search with ``beam``
+    subsets per size; it logs a warning, and the decision's notes contain "search": "beam".
 
-    Deviations from the paper: what it leaves open is settled so. Among equally good subsets the largest is kept (it
-    averages more data), then the one whose members come first in the cohort. A sample on which two classes tie for
-    the largest mean logit counts as wrong. The cross-entropy is that of the softmax of the mean logits. Models with NaN
-    or infinite logits are never kept. The weights of the average (Eq. 5) belong to the aggregator ``fedpdp``.
+    Deviations from the paper: it leaves a few things open, which are decided here. Among equally good subsets, the
+    largest is kept, because it averages more data, then the one whose members come first in the cohort. A sample on
+    which two classes tie for the largest mean logit counts as wrong. The cross-entropy is that of the softmax of the
+    mean logits. Models with NaN or infinite logits are never kept. The weights of the average (Eq. 5) belong to the
+    aggregator ``fedpdp``.
 
     Examples
     --------
@@ -48,7 +49,7 @@ class FedCA(Filter):
     """
 
     score: Score = param("loss", OneOf(("accuracy", "loss")), "what a subset is judged by (u)")
-    exact: int = param(16, Interval(int, 1, 20), "most members for which all subsets are tried")
+    exact: int = param(16, Interval(int, 1, 20), "largest number of members for which all subsets are tried")
     beam: int = param(8, Interval(int, 1, None), "subsets kept per size by the beam search beyond that")
 
     @property
@@ -62,10 +63,10 @@ class FedCA(Filter):
         if not replies.ok.any():
             return FilterDecision(kept)
         logits = replies.logits
-        # One NaN would be in the mean of every subset with that model.
+        # One NaN would spoil the mean of every subset with that model.
         usable = np.flatnonzero(replies.ok & finite_models(logits))
         if not len(usable):
-            log.warning("no model has finite outputs on the validation set; nobody is kept")
+            log.warning("no model has finite outputs on the validation set; no model is kept")
             return FilterDecision(kept)
         differences = margins(logits[usable.tolist()], replies.labels)
         notes: dict[str, str | float | int] = {}
@@ -74,7 +75,7 @@ class FedCA(Filter):
             notes["search"] = "all subsets"
         else:
             log.warning(
-                "%d models have too many subsets to try them all (the limit is %d); a beam search of width %d is used",
+                "%d models have too many subsets to try all of them (the limit is %d); using a beam search of width %d",
                 len(usable),
                 self.exact,
                 self.beam,

@@ -1,22 +1,22 @@
-r"""Find the subset of models whose mean logits validate best.
+r"""Find the subset of models whose mean logits have the best validation score.
 
-Every function works on NumPy arrays or on torch tensors on any device; only one number per subset is copied back.
+Every function accepts NumPy arrays, or torch tensors on any device. Only one number per subset is copied back.
 
-Scoring a subset S needs its logits only as differences to the true class: with the margins
+To score a subset S, only the differences of its logits to that of the true class are needed. With the margins
 :math:`d_{vc} = \sum_{s \in S} (g_{vc} - g_{v y_v})` over the wrong classes c, a sample is classified correctly iff
 :math:`\max_c d_{vc} < 0`, and its cross-entropy under the mean logits is :math:`\ln(1 + \sum_c e^{d_{vc} / |S|})`.
-So each model is validated once and a subset is a sum of margins.
+So each model is validated once, and a subset is a sum of margins.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Literal
 
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
+from fedcohort.training.arithmetic import namespace, to_numpy
 
 Score = Literal["accuracy", "loss"]
 
@@ -25,39 +25,24 @@ CPU_CHUNK = 1 << 20
 DEVICE_CHUNK = 1 << 26
 
 
-def namespace(array: Any) -> Any:
-    """Return the module, numpy or torch, whose functions ``array`` goes through."""
-    if isinstance(array, np.ndarray):
-        return np
-    if type(array).__module__.partition(".")[0] == "torch":
-        return sys.modules["torch"]  # the tensor exists, so torch is imported; nothing else here needs it
-    raise InputError(f"Models' outputs must be a NumPy array or a torch tensor. Got {type(array).__name__}.")
-
-
-def to_numpy(array: Any) -> Any:
-    """Return a NumPy array or a tensor of any device as a NumPy array."""
-    return array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
-
-
 def finite_models(logits: Any) -> BoolArray:
-    """Check the shape of ``logits`` (m, V, C) and return (m,) whose outputs are all finite."""
+    """Check the shape of ``logits`` (m, V, C) and return which models (m,) have only finite outputs."""
     xp = namespace(logits)
     if logits.ndim != 3 or logits.shape[2] < 2 or logits.shape[1] < 1:
         raise InputError(
             "Logits must have shape (models, samples, classes) with at least one sample and two classes. "
             f"Got {tuple(logits.shape)}."
         )
-    finite: BoolArray = to_numpy(xp.isfinite(logits).all(-1).all(-1))
-    return finite
+    return to_numpy(xp.isfinite(logits).all(-1).all(-1))
 
 
 def margins(logits: Any, labels: Any) -> Any:
-    """Return the logits of the wrong classes less that of the right one.
+    """Return the logits of the wrong classes minus that of the right class.
 
     Parameters
     ----------
     logits : (m, V, C) array or tensor
-        As :func:`finite_models` wants it.
+        Checked by :func:`finite_models`.
     labels : (V,) integer array or tensor
         Classes 0 to C - 1.
 
@@ -90,7 +75,7 @@ def _checked_labels(labels: Any, samples: int, classes: int) -> IntArray:
 
 
 def _reduce_scores(sums: Any, sizes: Any, score: Score, xp: Any) -> Any:
-    """Reduce margins of some subsets over classes and samples; overwrites ``sums``.
+    """Reduce the margins of S subsets over classes and samples; overwrites ``sums``.
 
     Parameters
     ----------
@@ -126,20 +111,19 @@ def _all_sums(values: Any, xp: Any) -> Any:
     return sums
 
 
-def _chunks(samples: int, per_sample: int, on_cpu: bool) -> list[slice]:
-    width = max(16, (CPU_CHUNK if on_cpu else DEVICE_CHUNK) // max(per_sample, 1))
+def _chunks(differences: Any, subsets: int) -> list[slice]:
+    """Return slices of the samples such that the margins of ``subsets`` subsets fit into a chunk."""
+    _, wrong, samples = differences.shape
+    on_cpu = isinstance(differences, np.ndarray) or differences.device.type == "cpu"
+    width = max(16, (CPU_CHUNK if on_cpu else DEVICE_CHUNK) // (subsets * wrong))
     return [slice(begin, min(begin + width, samples)) for begin in range(0, samples, width)]
-
-
-def _on_cpu(array: Any) -> bool:
-    return isinstance(array, np.ndarray) or array.device.type == "cpu"
 
 
 def score_all(differences: Any, score: Score) -> FloatArray:
     """Score every subset of the models; O(2^m C V), one addition per number.
 
-    All subsets of the first half of the models are summed once, likewise of the second half, and every subset is one
-    row of either added up: no rounding accumulates, as it would along a Gray code.
+    All subsets of the first half of the models are summed once, and so are those of the second half. Every subset is
+    then the sum of one row of each. Rounding errors do not accumulate, as they would along a Gray code.
 
     Parameters
     ----------
@@ -154,19 +138,18 @@ def score_all(differences: Any, score: Score) -> FloatArray:
         model i is in. The empty subset has -inf.
     """
     xp = namespace(differences)
-    m, wrong, samples = differences.shape
+    m = len(differences)
     first = m // 2
     rows = 1 << (m - first)
     members = np.array([i.bit_count() for i in range(1 << m)]).reshape(-1, rows, 1, 1)
-    # The empty subset, whose score is replaced below: only not a division by zero.
-    members[0, 0] = 1
+    members[0, 0] = 1  # the empty subset, whose score is replaced below, must not divide by zero
     if xp is np:
         total = np.zeros(members.shape[:2])
         sizes = members.astype(differences.dtype)
     else:
         total = xp.zeros(members.shape[:2], dtype=xp.float64, device=differences.device)
         sizes = xp.as_tensor(members, dtype=differences.dtype, device=differences.device)
-    for part in _chunks(samples, rows * wrong, _on_cpu(differences)):
+    for part in _chunks(differences, rows):
         high = _all_sums(differences[:first, :, part], xp) if first else xp.zeros_like(differences[:1, :, part])
         low = _all_sums(differences[first:, :, part], xp)
         buffer = xp.empty_like(low)
@@ -181,12 +164,12 @@ def score_all(differences: Any, score: Score) -> FloatArray:
 
 
 def best_of_all(differences: Any, score: Score) -> tuple[BoolArray, float]:
-    """Return the best subset and its score; among equals the largest, then the one whose members come first.
+    """Return the best subset and its score; among equals, the largest, then the one whose members come first.
 
     Parameters
     ----------
     differences : (m, C - 1, V)
-        From :func:`margins`; 1 <= m.
+        From :func:`margins`; m >= 1.
     score : "accuracy" or "loss"
 
     Returns
@@ -198,7 +181,7 @@ def best_of_all(differences: Any, score: Score) -> tuple[BoolArray, float]:
     m, _, samples = differences.shape
     scores = score_all(differences, score)
     ties = np.flatnonzero(scores == scores.max())
-    # Among equals more models: each was trained on data that the others have not seen.
+    # Among equals, more models are better: each was trained on data that the others have not seen.
     best = max(ties.tolist(), key=lambda mask: (mask.bit_count(), mask))
     members = np.array([bool(best >> (m - 1 - i) & 1) for i in range(m)])
     return members, float(scores[best]) / samples
@@ -207,7 +190,7 @@ def best_of_all(differences: Any, score: Score) -> tuple[BoolArray, float]:
 def _scores_with_each(
     differences: Any, parent: IntArray, others: IntArray, score: Score, parts: list[slice]
 ) -> FloatArray:
-    """(o,) the score of a subset with each of the other models added, sample by sample in chunks."""
+    """(o,) the score of the subset ``parent`` with each of ``others`` added, computed in chunks of samples."""
     xp = namespace(differences)
     index = others if xp is np else xp.as_tensor(others, device=differences.device)
     scores = np.zeros(len(others))
@@ -222,25 +205,11 @@ def _scores_with_each(
 def best_by_beam(differences: Any, score: Score, width: int) -> tuple[BoolArray, float]:
     """Return a good subset by beam search: grow the ``width`` best subsets of each size by one model.
 
-    O(width m^2 C V). The best of all sizes is returned, the whole set among them; it is at least as good as the best
-    single model and as the whole set. Ties as in :func:`best_of_all`.
-
-    Parameters
-    ----------
-    differences : (m, C - 1, V)
-        From :func:`margins`.
-    score : "accuracy" or "loss"
-    width : int
-        Subsets kept per size.
-
-    Returns
-    -------
-    members : (m,) bool array
-    score : float
-        As in :func:`best_of_all`.
+    O(width m^2 C V). The result is the best subset of any size, so it is at least as good as the best single model and
+    as the whole set. Arguments, result and ties are as in :func:`best_of_all`.
     """
-    m, wrong, samples = differences.shape
-    parts = _chunks(samples, m * wrong, _on_cpu(differences))
+    m, _, samples = differences.shape
+    parts = _chunks(differences, m)
     beam: list[IntArray] = [np.empty(0, np.int64)]
     best_key: tuple[float, int] = (-np.inf, 0)
     best: IntArray = np.arange(m)

@@ -1,12 +1,23 @@
-"""The few operations that NumPy and torch spell differently; torch itself is never imported."""
+"""Operations that NumPy and torch spell differently. torch is never imported here."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, FloatArray
+from fedcohort.core.errors import InputError
+
+
+def namespace(array: Any) -> Any:
+    """Return the module whose functions accept ``array``: numpy or torch."""
+    if isinstance(array, np.ndarray):
+        return np
+    if type(array).__module__.partition(".")[0] == "torch":
+        return sys.modules["torch"]  # imported already, because the tensor exists
+    raise InputError(f"Models' outputs must be a NumPy array or a torch tensor. Got {type(array).__name__}.")
 
 
 def zeros(like: Any, rows: int | None = None) -> Any:
@@ -33,13 +44,8 @@ def doubles(values: Any) -> Any:
 
 
 def ascending(models: Any) -> Any:
-    """Return models (k, P) with every coordinate sorted over the k."""
+    """Return models (k, P) with each coordinate sorted across the models."""
     return np.sort(models, axis=0) if isinstance(models, np.ndarray) else models.sort(dim=0).values
-
-
-def sign(values: Any) -> Any:
-    """Return -1, 0 or 1 for every number."""
-    return np.sign(values) if isinstance(values, np.ndarray) else values.sign()
 
 
 def softmax(logits: Any) -> Any:
@@ -54,9 +60,10 @@ def softmax(logits: Any) -> Any:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def average(weights: FloatArray, rows: Any) -> Any:
-    """Return the sum of ``weights`` (k,) times ``rows`` (k, ...) over k."""
-    result = 0.0
+def average(weights: FloatArray, rows: Any, start: Any = 0.0) -> Any:
+    """Return ``start`` plus the sum of ``weights`` (k,) times ``rows`` (k, ...) over k."""
+    result = start
+    # One row after another instead of a matrix product, so that the sum is the same on every machine.
     for weight, row in zip(weights.tolist(), rows, strict=True):
         result = result + weight * row
     return result
