@@ -66,7 +66,7 @@ class _Book:
             if entry["epsilon"] is None:
                 self.releases.append(Release(entry["kind"], variance=1 / float(entry["rho"]), parts=2))
             else:
-                self.releases.append(Release.pure(entry["kind"], float(entry["epsilon"])))
+                self.releases.append(Release(entry["kind"], float(entry["epsilon"])))
         else:
             answer = entry.pop("answer", None)
             release = Release(**entry)
@@ -96,10 +96,10 @@ class Ledger:
     Examples
     --------
     >>> ledger = Ledger(epsilon=1.0, delta=0.0)
-    >>> ledger.charge(Release.pure("loss", 0.4)); ledger.charge(Release.pure("loss", 0.4))
+    >>> ledger.charge(Release("loss", 0.4)); ledger.charge(Release("loss", 0.4))
     >>> ledger.spent
     0.8
-    >>> ledger.charge(Release.pure("loss", 0.4))
+    >>> ledger.charge(Release("loss", 0.4))
     Traceback (most recent call last):
         ...
     fedcohort.core.errors.BudgetError: The privacy budget does not cover another release of 'loss': 2 releases have
