@@ -76,9 +76,9 @@ def reduced_basis(gram: fmpz_mat) -> tuple[fmpz_mat, fmpz_mat]:
 def _relations_and_basis(rows: fmpz_mat) -> tuple[fmpz_mat, fmpz_mat]:
     """Return a basis of the integer combinations of ``rows`` that vanish, and combinations that generate the rest."""
     reduced, turns = rows.lll(True)
-    relations, basis = [], []
-    for row, coefficients in zip(reduced.tolist(), turns.tolist(), strict=True):
-        (basis if any(row) else relations).append(coefficients)
+    pairs = list(zip(reduced.tolist(), turns.tolist(), strict=True))
+    relations = [coefficients for row, coefficients in pairs if not any(row)]
+    basis = [coefficients for row, coefficients in pairs if any(row)]
     return _matrix(relations, rows.nrows()), _matrix(basis, rows.nrows())
 
 

@@ -131,9 +131,7 @@ def audit(
     exposures += [attacker.noisy(epsilon) for epsilon in budgets]
     if updates is not None:
         exposures.append(attacker.updates(numbers(updates, "'updates'"), step))
-    return Audit(
-        tuple(names) if names is not None else tuple(map(str, range(n))), attacker.ignorance, tuple(exposures)
-    )
+    return Audit(tuple(names) if names is not None else tuple(map(str, range(n))), attacker.ignorance, tuple(exposures))
 
 
 class _Attacker:

@@ -313,12 +313,13 @@ def fit_counts(noisy: ArrayLike, size: float) -> FloatArray:
     array([7.5, 0. , 2.5])
     """
     values = np.asarray(noisy, np.float64)
-    if size <= 0:
+    if not size > 0:
         return np.zeros(len(values))
     # Projection onto a simplex: what exceeds a common threshold.
     ordered = np.sort(values)[::-1]
     excess = (np.cumsum(ordered) - size) / np.arange(1, len(values) + 1)
-    return np.maximum(values - excess[np.flatnonzero(ordered > excess)[-1]], 0.0)
+    threshold = float(excess[np.flatnonzero(ordered > excess)[-1]])
+    return np.maximum(values - threshold, 0.0)
 
 
 def fit_rows(noisy: AnyArray, sizes: AnyArray) -> FloatArray:
@@ -361,7 +362,7 @@ class LossNoise(Parameterized):
             raise InputError(f"Noise is added to the losses of one client's samples. Got a {type(losses).__name__}.")
         if not len(array):
             return float("nan")
-        # NaN counts as the largest loss: without these samples, one sample would change the mean by more.
+        # NaN counts as the largest loss. If such samples were left out, one sample could also change their number.
         values = np.nan_to_num(array.astype(np.float64), nan=self.bound, posinf=self.bound)
         steps = np.rint(np.clip(values, 0.0, self.bound) * (self._GRID / self.bound)).astype(np.int64)
         return float(self.measurement(int(steps.sum())) / self._GRID * self.bound / len(values))
