@@ -338,8 +338,9 @@ def _check_counts(counts: ArrayLike, public: PublicKey) -> list[int]:
     """Return label counts as whole numbers that can be sealed; InputError for anything else."""
     try:
         values = np.asarray(counts, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"Label counts must be numbers. Got {error}.") from None
+    except (TypeError, ValueError, OverflowError):
+        # No message below contains a count: a client's errors are sent to the server.
+        raise InputError(f"Label counts must be numbers. Got a {type(counts).__name__} of something else.") from None
     if values.shape != (public.classes,):
         raise InputError(
             f"The key is for {public.classes} classes, so there must be {public.classes} counts. Got {values.shape}."
@@ -347,7 +348,7 @@ def _check_counts(counts: ArrayLike, public: PublicKey) -> list[int]:
     bad = ~np.isfinite(values) | (values < 0) | (values != np.floor(values))
     if bad.any():
         where = int(np.flatnonzero(bad)[0])
-        raise InputError(f"Label counts must be whole numbers from 0. Got {values[where]:g} for class {where}.")
+        raise InputError(f"Label counts must be whole numbers from 0. Got something else for class {where}.")
     # The larger the counts of a lying client, the more its products reveal about the others.
     if values.sum() > public.most_samples:
         raise InputError(
