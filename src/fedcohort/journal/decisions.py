@@ -39,14 +39,19 @@ class Decisions:
 
     def __init__(self, journal: Path, folder: Path) -> None:
         self._journal, self._folder = journal, folder
+        self._clear()
+        self.refresh()
+
+    def _clear(self) -> None:
+        # By round.
         self._cohorts: dict[int, IntArray] = {}
         self._replies: dict[int, ReplyBlock] = {}
-        self._round_of: dict[int, int] = {}  # by ticket
-        self._clients: dict[int, IntArray] = {}  # by ticket
-        self._blocks: dict[int, ReplyBlock] = {}  # by ticket
-        self._tickets: dict[int, list[int]] = {}  # by round
+        self._tickets: dict[int, list[int]] = {}
+        # By ticket.
+        self._round_of: dict[int, int] = {}
+        self._clients: dict[int, IntArray] = {}
+        self._blocks: dict[int, ReplyBlock] = {}
         self._last_ticket = self._last_reply = -1
-        self._unread = {"cohorts", "replies"}
 
     def refresh(self) -> None:
         """Read what is new at the next access."""
@@ -88,9 +93,7 @@ class Decisions:
         ((newest,),) = database.fetch("SELECT COALESCE(MAX(ticket), -1) FROM cohorts")
         # Tickets only grow, unless the run returned to a checkpoint or started over. Then anything may have changed.
         if newest < self._last_ticket:
-            self._cohorts, self._replies, self._round_of = {}, {}, {}
-            self._clients, self._blocks, self._tickets = {}, {}, {}
-            self._last_ticket = self._last_reply = -1
+            self._clear()
         columns = TABLES["cohorts"].columns
         round_, clients = columns.index("round"), columns.index("clients")
         rows = self._rows(database, version, "cohorts", "ticket", self._last_ticket)

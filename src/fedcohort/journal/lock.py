@@ -64,13 +64,7 @@ def remove(path: str | Path) -> None:
 
 @dataclass(frozen=True)
 class Mark:
-    """How many commits a journal has at least.
-
-    Parameters
-    ----------
-    id : str
-        The journal's identity.
-    """
+    """The identity of a journal, and how many commits it has at least."""
 
     id: str
     commits: int
@@ -162,12 +156,7 @@ def try_lock(file: int) -> bool:
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether a living process is writing a journal; None if the system cannot tell.
-
-    Parameters
-    ----------
-    path : the journal, as returned by :func:`target`
-    """
+    """Whether a living process is writing the journal at :func:`target`; None if the system cannot tell."""
     return is_locked(_lock_file(path))
 
 

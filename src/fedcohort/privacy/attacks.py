@@ -361,15 +361,6 @@ def _shares(counts: FloatArray) -> FloatArray:
     return np.asarray(np.where(total > 0, positive / np.maximum(total, 1e-12), 1.0 / counts.shape[1]))
 
 
-def sybil_counts(classes: int, size: int) -> list[list[int]]:
-    """Return linearly independent counts for B clients that pretend to have ``size`` samples each.
-
-    >>> sybil_counts(3, 12)
-    [[12, 0, 0], [0, 12, 0], [0, 0, 12]]
-    """
-    return [[size if b == i else 0 for b in range(classes)] for i in range(classes)]
-
-
 def guess_bound(epsilon: float) -> float:
     """Return how often an observer can at most guess which of two neighbours a client's data are, under epsilon-DP.
 

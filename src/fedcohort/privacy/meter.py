@@ -20,7 +20,6 @@ from fedcohort.privacy.attacks import (
     guess_bound,
     name_classes,
     share_error,
-    sybil_counts,
 )
 from fedcohort.privacy.noise import GeometricNoise, fit_rows
 from fedcohort.selectors.numerics.label_shares import by_moments, by_relative_softmax
@@ -166,7 +165,7 @@ class _Attacker:
         if found is None:
             attack = "factor of S, not negative, known sums"
             found = from_factor(gram, self.sizes, self.classes, self.rng)
-        sybils = np.array(sybil_counts(self.classes, max(1, int(np.median(self.sizes)))))
+        sybils = max(1, int(np.median(self.sizes))) * np.eye(self.classes, dtype=np.int64)
         return (
             self.finding("server", attack, found),
             self.finding(
@@ -206,7 +205,7 @@ class _Attacker:
         likely = Recovered(fit_rows(noisy, self.sizes), named=True)
         server = self.finding("server", "nearest possible counts", likely)
         # Sybils see products with noisy counts, so the solution contains the noise.
-        sybils = np.array(sybil_counts(self.classes, 1))
+        sybils = np.eye(self.classes, dtype=np.int64)
         solved = from_sybils(sybils @ noisy.T, sybils).counts
         return Exposure(
             f"noisy counts, epsilon {epsilon:g}",

@@ -148,7 +148,6 @@ class CountNoise(Parameterized, ABC):
     """Integer noise on each label count: :class:`GeometricNoise` or :class:`GaussianNoise`."""
 
     epsilon: float = param(1.0, Interval(float, 0, None, "neither"), "of one release (epsilon)")
-    kind: ClassVar[str] = "labels"
 
     @property
     @abstractmethod
@@ -229,7 +228,7 @@ class GeometricNoise(CountNoise):
     @property
     def release(self) -> Release:
         """The cost of one release."""
-        return Release(self.kind, 1 / self._scale, parts=_CHANGED)
+        return Release("labels", 1 / self._scale, parts=_CHANGED)
 
     @property
     def measurement(self) -> Any:
@@ -270,7 +269,7 @@ class GaussianNoise(CountNoise):
     @property
     def release(self) -> Release:
         """The cost of one release."""
-        return Release(self.kind, variance=self.deviation**2, parts=_CHANGED)
+        return Release("labels", variance=self.deviation**2, parts=_CHANGED)
 
     @property
     def measurement(self) -> Any:
@@ -337,7 +336,6 @@ class LossNoise(Parameterized):
 
     epsilon: float = param(0.1, Interval(float, 0, None, "neither"), "of one answer (epsilon)")
     bound: float = param(5.0, Interval(float, 0, None, "neither"), "largest loss of a sample that counts")
-    kind: ClassVar[str] = "loss"
     _GRID: ClassVar[int] = 1 << 20
 
     @property
@@ -347,7 +345,7 @@ class LossNoise(Parameterized):
     @property
     def release(self) -> Release:
         """The cost of one answer."""
-        return Release(self.kind, self._GRID / self._scale)
+        return Release("loss", self._GRID / self._scale)
 
     @property
     def measurement(self) -> Any:
