@@ -123,8 +123,8 @@ def test_an_event_that_fails_leaves_no_difference_to_what_is_gone(tmp_path):
         (b"\0" + bytes(8), b"\0" + bytes(8), "not on record"),
         (b"\0" + bytes(9), "whole", "cut off"),
         (b"\0\0", "whole", "cut off"),
-        (b"\0" + bytes(8) + b"\xff\xff\xff\xff", "whole", "there is not"),
-        (b"\0" + bytes(8) + b"\xff\xff\xff\x7f", "whole", "there is not"),
+        (b"\0" + bytes(8) + b"\xff\xff\xff\xff", "whole", "does not exist"),
+        (b"\0" + bytes(8) + b"\xff\xff\xff\x7f", "whole", "does not exist"),
     ],
 )
 def test_a_forged_difference_is_refused(data, base, words):

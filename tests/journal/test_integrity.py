@@ -238,7 +238,7 @@ def test_verify_names_the_row_that_was_changed(tmp_path):
     code, said = verified(path)
     assert code == 1
     assert "the row of cohorts with ticket 2 is not as it was written" in said
-    assert "the table replies has other rows than were written: 5, and 6 were" in said
+    assert "the table replies has other rows than were written: now 5, then 6" in said
     with pytest.raises(JournalError, match="row of cohorts with ticket 2"):
         Session.open(path)
 

@@ -1,5 +1,6 @@
 """The journal: durable, checked, lockable, small."""
 
+import contextlib
 import dataclasses
 import sqlite3
 from functools import partial
@@ -182,6 +183,26 @@ def test_states_are_saved_by_rows(tmp_path):
     with Session.open(path) as session:
         assert np.array_equal(session.state.valuation, valuation, equal_nan=True)
         host.play(session, 5, size=10)
+
+
+def test_changed_rows_of_an_event_that_failed_leave_no_trace(tmp_path):
+    """The failed event wrote the whole array; the rows that it deleted are back and must be deleted again."""
+    path = tmp_path / "j.sqlite"
+    first = np.zeros(50_000)
+    second = np.where(np.arange(50_000) == 7, 1.0, first)
+    with ScriptedHost(n=4).session(create("uniform"), journal=path) as session:
+        journal = session.journal
+        for values in (first, second):
+            with journal.event():
+                journal.save_fields("shadow", [("values", values)])
+        assert journal.database.fetch("SELECT COUNT(*) FROM deltas") == [(1,)]
+        with pytest.raises(TypeError), journal.event():
+            journal.save_fields("shadow", [("values", second + 1), ("bad", object())])
+        with journal.event():
+            journal.save_fields("shadow", [("values", second + 2)])
+        assert journal.database.fetch("SELECT COUNT(*) FROM deltas") == [(0,)]
+    with contextlib.closing(read_journal(path)) as record:
+        assert np.array_equal(record.state("shadow")["values"], second + 2)
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])

@@ -59,6 +59,14 @@ def test_counts_that_cannot_be_sealed(federation: Any, bad: Any) -> None:
         federation([[1, 1, 1], [2, 2, 2]]).statement("client-0", bad)
 
 
+@pytest.mark.parametrize("bad", [[37.25, 1, 1], [-37, 1, 1], ["37 or so", 1, 1]])
+def test_errors_do_not_show_counts(federation: Any, bad: Any) -> None:
+    """A client's errors are sent to the server."""
+    with pytest.raises(InputError) as error:
+        federation([[1, 1, 1], [2, 2, 2]]).statement("client-0", bad)
+    assert "37" not in str(error.value)
+
+
 def numbers(*values: int) -> bytes:
     return bytes(32) + np.array([value % 2**64 for value in values], "<u8").tobytes()
 

@@ -206,7 +206,7 @@ def test_different_releases_add_up_exactly() -> None:
 
 
 def test_huge_budgets_take_no_huge_tables() -> None:
-    assert total_epsilon([Release.pure("loss", 1e4)] * 3, 1e-6) == pytest.approx(3e4, rel=1e-3)
+    assert total_epsilon([Release("loss", 1e4)] * 3, 1e-6) == pytest.approx(3e4, rel=1e-3)
 
 
 @settings(max_examples=50, deadline=None)
@@ -273,10 +273,10 @@ def test_two_objects_share_one_budget(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "ledger")
     three = Ledger(epsilon=1.0, path=link)
-    one.charge(Release.pure("loss", 0.6))
+    one.charge(Release("loss", 0.6))
     for other in (two, three):
         with pytest.raises(BudgetError):
-            other.charge(Release.pure("loss", 0.6))
+            other.charge(Release("loss", 0.6))
         assert other.spent == pytest.approx(0.6)
     said = two.counts([3, 4], GeometricNoise(epsilon=0.4))
     assert np.array_equal(one.counts([3, 4], GeometricNoise(epsilon=0.4)), said)
@@ -291,7 +291,7 @@ ledger = Ledger(epsilon=1.0, path=sys.argv[1])
 input()
 for _ in range(20):
     try:
-        ledger.charge(Release.pure("loss", 0.1))
+        ledger.charge(Release("loss", 0.1))
         print("released")
     except BudgetError:
         pass
@@ -325,7 +325,7 @@ def test_threads_share_one_budget(tmp_path: Path) -> None:
         def spend(ledger: Ledger = ledger, released: list[int] = released) -> None:
             for _ in range(10):
                 with contextlib.suppress(BudgetError):
-                    ledger.charge(Release.pure("loss", 0.1))
+                    ledger.charge(Release("loss", 0.1))
                     released.append(1)
 
         threads = [threading.Thread(target=spend) for _ in range(4)]
@@ -434,7 +434,7 @@ def test_no_release_gives_budget_back() -> None:
     ledger = Ledger(epsilon=1.0)
     for epsilon in (-1.0, 0.0, math.nan, math.inf):
         with pytest.raises(InputError, match=f"above 0. Got {epsilon}"):
-            ledger.charge(Release.pure("loss", epsilon))
+            ledger.charge(Release("loss", epsilon))
     with pytest.raises(InputError, match="parts=0"):
         Release("labels", 1.0, parts=0)
     assert ledger.spent == 0

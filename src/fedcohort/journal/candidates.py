@@ -1,9 +1,9 @@
-"""Who could be picked for a cohort, as bytes: one bit for each client, or where that differs from an earlier cohort.
+"""The candidates for a cohort as bytes: one bit for each client, or the difference from an earlier cohort.
 
-Where clients are asked one by one, the candidates of two cohorts differ by the few that came, went or began to work in
-between, and packing all bits would take longer than everything else. A difference always refers to a cohort whose bits
-are stored whole, so that two rows are enough to read it. A chained journal has no differences: there, what one link is
-over must not depend on a row that may be pruned.
+If clients are asked one by one, the candidates of two cohorts differ only by the few clients that came, went or started
+to train in between. Packing all bits would then take longer than everything else. A difference always refers to a
+cohort whose bits are stored whole, so reading it takes two rows. A chained journal stores no differences, because a
+link must not depend on a row that may be pruned.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fedcohort.core.errors import JournalError
 from fedcohort.journal.codec import compress, decompress
 
 _HEAD = struct.Struct("<cq")  # the mark, and the ticket of the cohort that is stored whole
-_MARK = b"\0"  # nothing that is compressed begins with it
-_SHARE = 64  # a difference of more than this part of all clients takes more than half of the bytes
+_MARK = b"\0"  # zlib's output never begins with it
+_SHARE = 64  # store a difference only if at most one client in 64 changed; then it takes at most half of the bytes
 
 
 class CandidateEncoder:
-    """Writes the candidates of one cohort after the other.
+    """Encodes the candidates of one cohort after another.
 
     >>> encoder = CandidateEncoder()
     >>> whole = encoder.encode(0, np.arange(0, 512, 2), 512)
@@ -34,11 +34,11 @@ class CandidateEncoder:
         self.restart()
 
     def restart(self) -> None:
-        """Store the next candidates whole; for when the rows before may no longer be there."""
+        """Encode the next candidates whole, because earlier rows may be gone."""
         self._ticket, self._bits = -1, np.zeros(0, np.bool_)
 
     def encode(self, ticket: int, candidates: IntArray, n: int) -> bytes:
-        """Return the candidates of a cohort, of ``n`` clients, as they are stored."""
+        """Return the candidates of a cohort, out of ``n`` clients, as bytes."""
         bits = np.zeros(n, np.bool_)
         bits[candidates] = True
         if len(self._bits) == n:
@@ -55,23 +55,23 @@ def whole(bits: BoolArray) -> bytes:
 
 
 def base_of(data: bytes) -> int | None:
-    """Return the ticket that a difference refers to; None for candidates that are stored whole."""
+    """Return the ticket that a difference refers to, or None for candidates that are stored whole."""
     return _HEAD.unpack_from(data)[1] if data.startswith(_MARK) and len(data) >= _HEAD.size else None
 
 
 def decode(data: bytes, base: bytes | None, clients: int, what: str) -> BoolArray:
-    """Return the bits of at least ``clients`` clients.
+    """Return one bit for each client; there may be a few more, to fill the last byte.
 
     Parameters
     ----------
     data : bytes
-        Of :meth:`CandidateEncoder.encode`.
+        What :meth:`CandidateEncoder.encode` returned.
     base : bytes or None
-        What is stored for the ticket :func:`base_of`; None where nothing is.
+        What is stored for the ticket :func:`base_of`, if anything.
     clients : int
-        How many there are now; there were never more.
+        The number of clients now, which was never higher.
     what : str
-        For errors.
+        The name of the data in errors.
     """
     if not data.startswith(_MARK):
         packed = decompress(data, (clients + 7) // 8, what)
@@ -83,6 +83,6 @@ def decode(data: bytes, base: bytes | None, clients: int, what: str) -> BoolArra
         raise JournalError(f"{what} cannot be unpacked: it is cut off.")
     flipped = np.frombuffer(data, "<i4", offset=_HEAD.size)
     if len(flipped) and not 0 <= flipped.min() <= flipped.max() < len(bits):
-        raise JournalError(f"{what} names a client that there is not.")
-    bits[flipped] ^= True  # who came or went since the base
+        raise JournalError(f"{what} names a client that does not exist.")
+    bits[flipped] ^= True
     return bits

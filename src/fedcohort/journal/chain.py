@@ -1,12 +1,12 @@
-"""A chain of digests over a journal: with any one of them you can later check that nothing before it was changed.
+"""A chain of digests over a journal. If you keep any link, you can check later that nothing before it was changed.
 
-Everything that an audit goes by or a reader is shown has its link: rounds, candidates, answers, reports, scores, notes,
-numbers, events, all with their times. The first link commits to the seed (behind a random nonce), the selector and who
-signs; what a round was chosen from comes before the round.
+Everything that an audit uses or a reader sees has a link: rounds, candidates, answers, reports, scores, notes, numbers
+and events, all with their times. The first link commits to the seed (with a random nonce), the selector and the signing
+key. What a cohort was chosen from is linked before the cohort.
 
-A link is SHA-256 of the link before, the kind of what was recorded, and a salted digest of it. The salts lie in the
-journal, beside the digests. What is pruned or forgotten loses its salt, and with that its digest says nothing about it
-any more; but the digest stays, and so does every later link, and what others have kept of the chain still fits.
+A link is the SHA-256 of the previous link, the kind of record, and a salted digest of the record. The journal stores
+the salts next to the digests. When something is pruned or forgotten, its salt is deleted, so that the digest reveals
+nothing about it. The digest itself stays, so all later links, and every copy of a link, remain valid.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from fedcohort.journal.codec import pack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.schema import TABLES
 
-VERSION = 2  # 1 left out scores, notes, numbers and times
-START = b"fedcohort chain 2"  # what the first link follows: a chain of another version never fits
-# Keys of meta: the first two are in the first link, behind a nonce, and the third is over the newest link.
+VERSION = 2  # version 1 left out scores, notes, numbers and times
+START = b"fedcohort chain 2"  # takes the place of a link before the first; it differs for each version
+# Keys of meta without a link: the first link covers seed and nonce ("audit"), and the signature signs the newest link.
 UNCHAINED = frozenset({"seed", "audit", "signature"})
 _CLOSED = "close"
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a kind of link is over: some columns of a table's row.
+    """What a kind of link covers: some columns of a table's row.
 
     Attributes
     ----------
     again : bool
-        Whether it may be recorded again; then the newest link counts.
+        Whether it may be recorded more than once; then the newest link counts.
     """
 
     table: str
@@ -45,8 +45,8 @@ class Part:
     again: bool = False
 
 
-def _all_but(table: str, *less: str) -> tuple[str, ...]:
-    return tuple(column for column in TABLES[table].columns if column not in less)
+def _all_but(table: str, *excluded: str) -> tuple[str, ...]:
+    return tuple(column for column in TABLES[table].columns if column not in excluded)
 
 
 PARTS = {
@@ -60,7 +60,7 @@ PARTS = {
     "meta": Part("meta", _all_but("meta"), again=True),
     "attributes": Part("facts", _all_but("facts"), again=True),
 }
-# The other kinds, "start", "table" and "answer", are over bytes that the chain itself keeps.
+# The other kinds, "start", "table" and "answer", cover bytes that are stored in the chain itself.
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,17 @@ class Link:
     kind : str
         One of :data:`PARTS`, or "start", "table" or "answer".
     key : tuple
-        Of the row it is over; of an answer the ticket.
+        The key of the row it covers; for an answer, the ticket.
     digest : bytes
-        Of what was recorded, behind the salt.
+        The digest of the salt and the record.
     salt : bytes or None
-        None for what was pruned or forgotten.
+        None if the record was pruned or forgotten.
     kept : bytes
-        What no other table keeps.
+        The record itself, if no other table stores it.
     link : bytes
         The digest of this link and all before it.
     number : int
-        Its place in the table.
+        Its id in the table.
     """
 
     kind: str
@@ -95,11 +95,11 @@ class Link:
 
     @property
     def removed(self) -> bool:
-        """Whether what it is over was pruned or forgotten."""
+        """Whether its record was pruned or forgotten."""
         return self.salt is None
 
     def fits(self, payload: bytes | None) -> bool:
-        """Whether this is what was recorded."""
+        """Whether the link covers this record."""
         return self.salt is not None and payload is not None and _digest(self.salt, self.key, payload) == self.digest
 
 
@@ -108,18 +108,18 @@ def _digest(salt: bytes, key: Iterable[Any], payload: bytes) -> bytes:
 
 
 def next_link(before: bytes, kind: str, digest: bytes) -> bytes:
-    """Return the next link."""
+    """Return the link that follows ``before``."""
     return hashlib.sha256(before + kind.encode() + b"\0" + digest).digest()
 
 
 def start_payload(meta: Mapping[str, Any]) -> bytes:
-    """Return what the first link is over: the hidden seed, the selector, the signals, who signs."""
-    known = {key: meta.get(key) for key in ("selector", "signals", "signer")}
-    return json.dumps([seed_commitment(meta["audit"], int(meta["seed"])), known], sort_keys=True).encode()
+    """Return what the first link covers: the hidden seed, the selector, the signals, the signing key."""
+    public = {key: meta.get(key) for key in ("selector", "signals", "signer")}
+    return json.dumps([seed_commitment(meta["audit"], int(meta["seed"])), public], sort_keys=True).encode()
 
 
 def seed_commitment(nonce: str, seed: int) -> str:
-    """Return what a seed is committed to by; without the nonce it tells nothing about the seed."""
+    """Return a digest that commits to a seed, and reveals nothing about it without the nonce."""
     return hashlib.sha256(f"{nonce}:{seed}".encode()).hexdigest()
 
 
@@ -129,7 +129,7 @@ def new_nonce() -> str:
 
 
 def payload_of(database: Database, link: Link) -> bytes | None:
-    """Return the bytes on record that a link should be over; None where there are none."""
+    """Return the record that a link should cover; None if it does not exist."""
     if link.kind not in PARTS:
         return link.kept
     return _row(database, link.kind, link.key)
@@ -139,16 +139,16 @@ def _row(database: Database, kind: str, key: Iterable[Any]) -> bytes | None:
     part = PARTS[kind]
     where = TABLES[part.table].where_key
     rows = database.fetch(f"SELECT {', '.join(part.columns)} FROM {part.table} WHERE {where}", tuple(key))
-    return repr(rows[0]).encode() if rows else None  # types and every bit of a float are part of it
+    return repr(rows[0]).encode() if rows else None  # repr keeps types and every bit of a float
 
 
 class Chain:
-    """Adds links to a journal's database, in the transaction of what they are about."""
+    """Adds links to a journal's database, in the same transaction as the records they cover."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tip: bytes | None = None
-        self._facts: dict[str, bytes] = {}  # digests of the table's facts as last chained
+        self._facts: dict[str, bytes] = {}  # digests of the client table's facts in the newest link
 
     @classmethod
     def start(cls, database: Database, meta: Mapping[str, Any]) -> Chain:
@@ -169,18 +169,18 @@ class Chain:
         return self._tip
 
     def forget(self) -> None:
-        """Read the newest link again: the transaction was rolled back."""
+        """Forget the newest link, because its transaction was rolled back."""
         self._tip = None
         self._facts = {}
 
     def add(self, kind: str, *key: Any) -> None:
-        """Add a link over a part of a row that has just been written."""
+        """Add a link for a row that has just been written."""
         payload = _row(self._database, kind, key)
         assert payload is not None, "a row is chained after it was written"
         self._add(kind, key, payload)
 
     def _add(self, kind: str, key: tuple[Any, ...], payload: bytes, *, keep: bool = False) -> None:
-        # Without a salt, a digest of few possible values (who was picked) could be found by trying all of them.
+        # Without a salt, a record with few possible values could be found from its digest by trying all of them.
         salt = secrets.token_bytes(16)
         digest = _digest(salt, key, payload)
         self._tip = next_link(self.tip, kind, digest)
@@ -190,30 +190,31 @@ class Chain:
         self._database.append("chain", kind, number, data, self._tip)
 
     def add_answer(self, ticket: int, values: Mapping[str, AnyArray]) -> None:
-        """Add what a selector saw before it chose; the chain itself keeps it."""
+        """Add what a selector was told before it chose; the chain itself stores it."""
         self._add("answer", (ticket,), pack_many(values), keep=True)
 
     def add_table(self, facts: Mapping[str, bytes]) -> None:
-        """Add the client table; the chain keeps what is new in it, because the journal only keeps the last one."""
+        """Add the client table. The chain stores what is new in it, because the journal has only the latest table."""
         digests = {name: hashlib.sha256(data).digest() for name, data in facts.items()}
         news = {name: data for name, data in facts.items() if self._facts.get(name) != digests[name]}
-        self._add("table", (), _packed_facts(list(facts), news), keep=True)
+        header = json.dumps([list(facts), [[name, len(data)] for name, data in news.items()]]).encode()
+        self._add("table", (), header + b"\n" + b"".join(news.values()), keep=True)
         self._facts = digests
 
     def rebase(self, facts: Mapping[str, bytes] | None = None) -> None:
-        """Let go of what is no longer on record as it was, and add links over what took its place.
+        """Delete the salts of records that were removed or changed, and add links for what replaced them.
 
         Parameters
         ----------
         facts : mapping, optional
-            The client table, where what the chain itself keeps of clients is to go as well.
+            The client table, if everything that the chain itself stores about clients must go too.
         """
-        held = [link for link in links(self._database) if not link.removed and link.kind != "start"]
+        salted = [link for link in links(self._database) if not link.removed and link.kind != "start"]
         if facts is not None:
-            for link in held:
+            for link in salted:
                 if link.kind not in PARTS:
                     self._strip(link)
-        for link in self._without_repeated([link for link in held if link.kind in PARTS]):
+        for link in self._strip_repeated([link for link in salted if link.kind in PARTS]):
             payload = _row(self._database, link.kind, link.key)
             if not link.fits(payload):
                 self._strip(link)
@@ -225,45 +226,39 @@ class Chain:
             self._facts = {}
             self.add_table(facts)
 
-    def _without_repeated(self, held: Iterable[Link]) -> list[Link]:
-        """Return the newest link over each part of a row; those over what was recorded again later are stripped."""
+    def _strip_repeated(self, salted: Iterable[Link]) -> list[Link]:
+        """Return the newest link for each part of a row, and strip the older ones."""
         newest: dict[tuple[str, tuple[Any, ...]], Link] = {}
-        for link in held:
-            place = (link.kind, link.key)
-            if place in newest:
-                self._strip(newest[place])
-            newest[place] = link
+        for link in salted:
+            part = (link.kind, link.key)
+            if part in newest:
+                self._strip(newest[part])
+            newest[part] = link
         return list(newest.values())
 
     def _strip(self, link: Link) -> None:
-        """Let what a link is over be forgotten: without its salt the digest says nothing about it."""
+        """Delete a link's salt and record; without the salt, the digest reveals nothing about the record."""
         data = json.dumps({"digest": link.digest.hex()}).encode() + b"\n"
         self._database.change("chain", (link.number,), data=data)
 
 
-def _packed_facts(names: list[str], news: Mapping[str, bytes]) -> bytes:
-    """Return which facts there are, and those that are new, as one block of bytes."""
-    header = json.dumps([names, [[name, len(data)] for name, data in news.items()]]).encode()
-    return header + b"\n" + b"".join(news.values())
-
-
 def with_news(facts: Mapping[str, bytes], data: bytes) -> dict[str, bytes]:
-    """Return the facts of a client table after a link of the kind "table"."""
+    """Return the facts of a client table after what :meth:`Chain.add_table` stored."""
     header, _, rest = data.partition(b"\n")
     names, lengths = json.loads(header)
-    found, at = dict(facts), 0
+    updated, start = dict(facts), 0
     for name, length in lengths:
-        found[name] = rest[at : at + length]
-        at += length
-    return {name: found[name] for name in names}
+        updated[name] = rest[start : start + length]
+        start += length
+    return {name: updated[name] for name in names}
 
 
 def links(database: Database) -> Iterator[Link]:
-    """Yield the links of a journal in order; none when it has no chain.
+    """Yield the links of a journal in order; none if it has no chain.
 
-    ValueError, KeyError or TypeError for one that is not what :class:`Chain` writes.
+    A link that :class:`Chain` cannot have written raises ValueError, KeyError or TypeError.
     """
-    # A journal of version 2 may have no such table.
+    # A journal of version 2 may lack the table.
     if not database.fetch("SELECT 1 FROM sqlite_master WHERE name = 'chain'"):
         return
     for number, kind, data, link in database.fetch("SELECT id, kind, data, link FROM chain ORDER BY id"):
@@ -274,7 +269,7 @@ def links(database: Database) -> Iterator[Link]:
 
 
 def strays(database: Database, chained: Iterable[Link]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the kind and key of what is on record and has no link."""
+    """Yield the kind and key of each record without a link."""
     known = {(link.kind, link.key) for link in chained if not link.removed}
     for kind, part in PARTS.items():
         table = TABLES[part.table]

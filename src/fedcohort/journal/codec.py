@@ -1,7 +1,7 @@
 """Arrays and selector states as bytes and JSON, without pickle.
 
-A state is a frozen dataclass of arrays and scalars. Between two events usually only the rows of one cohort change,
-so states are stored as a base plus the rows that changed.
+A state is a frozen dataclass of arrays and scalars. Between two events, usually only the rows of one cohort change. So
+a journal stores each state once as a whole, and after that the rows that change.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from fedcohort.core.errors import InputError, JournalError, SelectorError
 from fedcohort.core.protocol import is_per_client
 
 Scalar = int | float | bool | str | None
-_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}  # compared as bits, NaN equals NaN, and 0 is not -0
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}  # as bits, NaN equals NaN, and 0.0 is not -0.0
+_INDEX_TYPES = (("<u1", 0xFF), ("<u2", 0xFFFF), ("<u4", 0xFFFF_FFFF))  # with the largest index they hold
 
 
 def pack(array: AnyArray) -> bytes:
-    """Return an array as a JSON header line and its raw bytes."""
+    """Return an array as bytes: a line of JSON with its type and shape, then its contents."""
     contiguous = np.ascontiguousarray(array)
     header = f'["{contiguous.dtype.str}", {list(array.shape)}]'.encode()
     return header + b"\n" + contiguous.tobytes()
 
 
 def pack_indices(array: IntArray) -> bytes:
-    """Return indices of clients as :func:`pack` does, in as few bytes as the largest of them needs.
+    """Return indices of clients as :func:`pack` does, in the smallest type that holds the largest of them.
 
     >>> len(pack_indices(np.arange(10))), unpack(pack_indices(np.arange(3)))
     (31, array([0, 1, 2]))
@@ -42,13 +43,16 @@ def pack_indices(array: IntArray) -> bytes:
 
 
 def narrowest(indices: IntArray) -> str:
-    """Return the smallest type that holds indices, which are not negative."""
+    """Return the smallest type that holds all indices; none is negative."""
     largest = int(indices.max(initial=0))
-    return next(kind for kind in ("<u1", "<u2", "<u4", "<i8") if largest <= np.iinfo(kind).max)
+    for kind, limit in _INDEX_TYPES:
+        if largest <= limit:
+            return kind
+    return "<i8"
 
 
 def unpack(data: bytes) -> AnyArray:
-    """Return the read-only array that :func:`pack` or :func:`pack_indices` wrote.
+    """Return the array that :func:`pack` or :func:`pack_indices` wrote, read-only.
 
     >>> unpack(pack(np.array([[1.5, 2.5]])))
     array([[1.5, 2.5]])
@@ -58,7 +62,7 @@ def unpack(data: bytes) -> AnyArray:
     return freeze(np.frombuffer(raw, dtype=stored).reshape(shape).astype(dtype))
 
 
-@lru_cache(maxsize=256)  # a journal has very many cohorts, and few sizes of them
+@lru_cache(maxsize=256)  # a journal has many cohorts, but few sizes of cohorts
 def _layout(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], np.dtype[Any]]:
     dtype, shape, *stored = json.loads(header)
     return np.dtype(dtype), tuple(shape), np.dtype(stored[0] if stored else dtype)
@@ -72,72 +76,74 @@ def pack_many(arrays: Mapping[str, AnyArray]) -> bytes:
 
 
 def unpack_many(data: bytes) -> dict[str, AnyArray]:
-    """Return the named arrays :func:`pack_many` wrote."""
+    """Return the named arrays that :func:`pack_many` wrote."""
     header, _, rest = data.partition(b"\n")
-    found, at = {}, 0
+    arrays, start = {}, 0
     for name, length in json.loads(header):
-        found[name] = unpack(rest[at : at + length])
-        at += length
-    return found
+        arrays[name] = unpack(rest[start : start + length])
+        start += length
+    return arrays
 
 
-MOST_TEXT = 256 << 20
-"""Bytes that names or attributes may have unpacked: 256 for each of a million clients."""
-_SMALL = 1 << 20  # bytes that anything may unpack to
-_RATIO = 100  # names and attributes of a real federation take at most a tenth of this
+_MOST_TEXT = 256 << 20  # bytes of unpacked names or attributes: 256 for each of a million clients
+_SMALL = 1 << 20  # bytes to which any text may unpack
+_RATIO = 100  # how many times larger text may become; names and attributes of real federations need a tenth of it
 
 
 def compress(data: bytes) -> bytes:
-    """Return bytes compressed, in little time."""
+    """Return compressed bytes, quickly rather than as few as possible."""
     return zlib.compress(data, 1)
 
 
 def decompress(data: bytes, most: int, what: str, common: bytes = b"") -> bytes:
-    """Return what :func:`compress` packed; :class:`JournalError` as soon as it turns out to be more than ``most``.
+    """Return what :func:`compress` packed; :class:`JournalError` if that is more than ``most`` bytes.
 
-    ``common`` is the dictionary it was compressed with, if any.
+    ``common`` is zlib's dictionary for these bytes, if any.
 
     >>> decompress(compress(b"abc" * 1000), 10, "A name")
     Traceback (most recent call last):
         ...
     fedcohort.core.errors.JournalError: A name takes more than the 10 bytes that it may have unpacked.
     """
-    # Never more than one byte beyond the limit is unpacked, however much the bytes claim to hold.
+    # Unpack at most one byte beyond the limit, however much the data hold.
     unpacker = zlib.decompressobj(zdict=common)
     try:
-        found = unpacker.decompress(data, max(most, 1))
-        if len(found) > most or (not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1)):
+        unpacked = unpacker.decompress(data, max(most, 1))
+        if len(unpacked) > most or (not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1)):
             raise JournalError(f"{what} takes more than the {most:,} bytes that it may have unpacked.")
     except zlib.error as error:
         raise JournalError(f"{what} cannot be unpacked: {error}.") from error
     if not unpacker.eof:
         raise JournalError(f"{what} cannot be unpacked: it is cut off.")
-    return found
+    return unpacked
 
 
 def decompress_json(data: bytes, what: str) -> Any:
-    """Return JSON that was compressed; text that shrank a hundredfold is not that of a journal, but made to burst."""
-    text = decompress(data, min(MOST_TEXT, max(_SMALL, _RATIO * len(data))), what)
+    """Return compressed JSON. Text that grows a hundredfold is refused: it was made to exhaust the memory."""
+    text = decompress(data, min(_MOST_TEXT, max(_SMALL, _RATIO * len(data))), what)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise JournalError(f"{what} cannot be read: {error}.") from error
 
 
+def _plain_number(item: Any) -> Any:
+    if isinstance(item, np.generic) and not isinstance(item, np.void | np.datetime64 | np.timedelta64):
+        return item.item()
+    raise TypeError(f"a {type(item).__name__} is not JSON: {item!r:.80}")
+
+
+_encode_json = json.JSONEncoder(default=_plain_number).encode
+
+
 def as_json(value: Any, what: str) -> str:
-    """Return JSON-like data as text; numpy's numbers are numbers.
+    """Return data as JSON; NumPy's numbers become plain numbers.
 
     >>> as_json({"loss": np.float32(0.5), "count": np.int64(3)}, "The event 'mine'")
     '{"loss": 0.5, "count": 3}'
     """
-
-    def number(item: Any) -> Any:
-        if isinstance(item, np.generic) and not isinstance(item, np.void | np.datetime64 | np.timedelta64):
-            return item.item()
-        raise TypeError(f"a {type(item).__name__} is not JSON: {item!r:.80}")
-
     try:
-        return json.dumps(value, default=number)
+        return _encode_json(value)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"{what} must consist of strings, numbers, lists and mappings with string keys; {error}.",
@@ -146,7 +152,7 @@ def as_json(value: Any, what: str) -> str:
 
 
 def state_fields(state: object) -> Iterator[tuple[str, AnyArray | Scalar]]:
-    """Yield the fields of a state; anything but arrays and scalars is a selector's mistake."""
+    """Yield the name and value of each field of a state; :class:`SelectorError` unless it is an array or a scalar."""
     if not dataclasses.is_dataclass(state) or isinstance(state, type):
         raise SelectorError(f"A selector's state must be a dataclass. Got {type(state).__name__}.")
     for f in dataclasses.fields(state):
@@ -164,9 +170,9 @@ def state_fields(state: object) -> Iterator[tuple[str, AnyArray | Scalar]]:
 
 
 def freeze_state(state: Any, n: int) -> Any:
-    """Make the arrays of a state read-only, so that a selector that changes one in place is caught.
+    """Make the arrays of a state read-only and return the state. A selector that changes one in place then fails.
 
-    Refuses fields per client that do not have a row for each of the ``n`` clients.
+    A field per client that does not have a row for each of the ``n`` clients is an error.
     """
     for _, value in state_fields(state):
         if isinstance(value, np.ndarray):
@@ -183,13 +189,13 @@ def freeze_state(state: Any, n: int) -> Any:
 
 
 def encode_scalar(value: Scalar) -> str:
-    """Return a scalar as JSON that keeps every bit of a float and tells int from float."""
-    # JSON would write infinity and NaN as words that other readers refuse, and 1.0 could come back as 1.
+    """Return a scalar as JSON that keeps every bit of a float."""
+    # Plain JSON has no infinity and no NaN, and some readers turn 1.0 into 1.
     return json.dumps({"float": value.hex()} if isinstance(value, float) else value)
 
 
 def decode_scalar(text: str) -> Scalar:
-    """Return the scalar :func:`encode_scalar` wrote.
+    """Return the scalar that :func:`encode_scalar` wrote.
 
     >>> decode_scalar(encode_scalar(0.1)), decode_scalar(encode_scalar(float("inf")))
     (0.1, inf)
@@ -199,7 +205,7 @@ def decode_scalar(text: str) -> Scalar:
 
 
 def changed_rows(old: AnyArray, new: AnyArray) -> IntArray | None:
-    """Return the rows in which two arrays differ bit by bit, or None when they cannot be compared by rows."""
+    """Return the rows in which any bit differs, or None if the arrays cannot be compared row by row."""
     if old.shape != new.shape or old.dtype != new.dtype or old.ndim == 0 or old.dtype.itemsize not in _BITS:
         return None
     bits = _BITS[old.dtype.itemsize]

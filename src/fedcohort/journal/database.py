@@ -1,7 +1,8 @@
-"""The database a journal is written to: rows with checksums, and a seal over all of them in every commit.
+"""The database that holds a journal: rows with checksums, and a seal over all of them in every commit.
 
-The seal holds, for each table, the number of rows and the sum of their checksums, so that a row that vanished or came
-back from the past is noticed too; and how often the journal was opened and committed, and whether it is in use.
+For each table, the seal holds the number of rows and the sum of their checksums. So it also reveals rows that vanished
+or came back from an earlier state. It counts how often the journal was opened and committed, and says whether it is
+in use.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from fedcohort.journal.lock import COMPANIONS, Lock, Mark
 from fedcohort.journal.schema import ERRORS, SEAL, TABLES
 
 Commit = Literal["always", "manual"]
-CHECKPOINT_SECONDS = 30.0  # so far the file itself may lag behind its companion
-_WRAP = 1 << 64  # sums of checksums wrap around, so that they stay numbers of fixed size
-_REWRITTEN = ("states", "meta")  # tables whose rows are replaced in every round; there are few of them
-_encoded = json.JSONEncoder(separators=(",", ":")).encode
-_AGAIN = "close the session and continue it with Session.open(path), once the cause is fixed"
+CHECKPOINT_SECONDS = 30.0  # the main file may lag this far behind its companion
+_WRAP = 1 << 64  # sums of checksums wrap around here, so their size stays fixed
+_REWRITTEN = ("states", "meta")  # small tables whose rows are replaced in every round
+_compact_json = json.JSONEncoder(separators=(",", ":")).encode
+_REOPEN = "close the session and continue it with Session.open(path), once the cause is fixed"
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class Seal:
     Parameters
     ----------
     id : str
-        Drawn when the journal was created.
+        A random number drawn when the journal was created.
     generation : int
-        How often it was opened for writing.
+        How often the journal was opened for writing.
     in_use : bool
         Whether a session had it open.
-    tables : dict of str to (rows, sum of their checksums)
+    tables : dict of str to (number of rows, sum of their checksums)
     """
 
     id: str
@@ -57,12 +58,12 @@ class Seal:
 
     @classmethod
     def fresh(cls) -> Seal:
-        """Return the seal of a journal that is being created."""
+        """Return the seal of a new journal."""
         return cls(secrets.token_hex(16), 1, 0, True, dict.fromkeys(TABLES, (0, 0)))
 
     @classmethod
     def read(cls, connection: sqlite3.Connection) -> Seal:
-        """Return the seal in a database; :class:`JournalError` when there is no sound one."""
+        """Return the seal in a database; raise :class:`JournalError` if it is missing or damaged."""
         rows = connection.execute(f"SELECT {SEAL.names}, sum FROM seal").fetchall()
         if len(rows) != 1 or SEAL.sum(rows[0][:-1]) != rows[0][-1]:
             raise JournalError("The seal over all rows is not as it was written.")
@@ -71,31 +72,31 @@ class Seal:
         return cls(**body)
 
     def write(self, connection: sqlite3.Connection) -> None:
-        """Put the seal into a database, in the transaction that is going on."""
-        row = (0, _encoded(vars(self)))
+        """Write the seal within the current transaction."""
+        row = (0, _compact_json(vars(self)))
         connection.execute(SEAL.replace, (*row, SEAL.sum(row)))
 
     @property
     def mark(self) -> Mark:
-        """What is noted beside the journal."""
+        """What the lock file says about this commit."""
         return Mark(self.id, self.commits)
 
 
 class Database:
-    """A connection, with everything that must happen when rows are written.
+    """A connection that keeps checksums and the seal up to date as rows are written.
 
     Parameters
     ----------
     connection : sqlite3.Connection
     name : str
-        How messages call the journal.
+        The journal's name in messages.
     seal : Seal, optional
-        Without one (in memory, or for reading) rows get no checksums.
+        Without a seal (in memory, or for reading), rows get no checksums.
     commit : "always" or "manual"
     being_created : Path, optional
-        Where the rows lie until :meth:`establish`.
+        The file that holds the rows until :meth:`establish`.
     folder : Path, optional
-        Of a copy that goes when the connection does.
+        The folder of a temporary copy, removed when the database is closed.
     """
 
     def __init__(
@@ -117,8 +118,8 @@ class Database:
         self._lock = lock
         self._seal = seal
         self._tables = {} if seal is None else dict(seal.tables)
-        self._last: dict[str, int] = {}  # by table the highest number given out
-        self._sums: dict[tuple[str, tuple[Any, ...]], int] = {}  # checksums of rows that are often written anew
+        self._last: dict[str, int] = {}  # the highest id in each table
+        self._sums: dict[tuple[str, tuple[Any, ...]], int] = {}  # checksums of rows that are often replaced
         self._dirty = False
         self._unusable: tuple[str, str] | None = None
         self._checkpointed = time.monotonic()
@@ -127,7 +128,7 @@ class Database:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection, for the process that opened it."""
+        """The open connection; JournalError if it is closed or must not be used any more."""
         if self._unusable is not None:
             problem, hint = self._unusable
             raise JournalError(f"The journal {self.name} {problem}.", hint=hint)
@@ -144,23 +145,26 @@ class Database:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn SQLite's errors into our own."""
+        """Raise SQLite's errors as JournalError."""
         try:
             yield
         except (*ERRORS, OverflowError) as error:
             raise self._error(error) from error
 
     def _error(self, error: sqlite3.Error | UnicodeDecodeError | OverflowError) -> JournalError:
-        usual: tuple[str, str | None] = f"could not be used: {error}", None
-        if isinstance(error, (sqlite3.DataError, OverflowError)):  # larger than SQLite's limit, or than a C integer
-            usual = "cannot hold so large a row: SQLite's are below 2 GB", "let fewer clients report at once"
-        problem, hint = self._unusable or usual
+        hint: str | None = None
+        if self._unusable is not None:
+            problem, hint = self._unusable
+        elif isinstance(error, (sqlite3.DataError, OverflowError)):  # beyond SQLite's limit, or beyond a C integer
+            problem, hint = "cannot hold so large a row: SQLite's are below 2 GB", "let fewer clients report at once"
+        else:
+            problem = f"could not be used: {error}"
         return JournalError(f"The journal {self.name} {problem}.", hint=hint)
 
     @property
     def seal(self) -> Seal:
         """The seal of the newest commit."""
-        assert self._seal is not None, "only a journal that is written has one"
+        assert self._seal is not None, "only a journal that is being written has a seal"
         return self._seal
 
     # -- rows -----------------------------------------------------------------------------------------------------
@@ -169,11 +173,11 @@ class Database:
         """Add a row."""
         table = TABLES[name]
         row = table.to_stored_types(values)
-        # The checksum is of the row as SQLite will give it back, not as it was handed over: 1 may come back as 1.0.
+        # SQLite may return other types than it was given, such as 1.0 for 1. The checksum is of what it returns.
         self.connection.execute(table.insert, (*row, self._add_to_seal(name, row)))
 
     def append(self, name: str, *values: Any) -> int:
-        """Add a row under the next number and return that."""
+        """Add a row under the next id and return the id."""
         if name not in self._last:
             ((self._last[name],),) = self.fetch(f"SELECT COALESCE(MAX(id), 0) FROM {name}")
         self._last[name] += 1
@@ -181,15 +185,14 @@ class Database:
         return self._last[name]
 
     def put(self, name: str, *values: Any) -> None:
-        """Add a row, in the place of the one that has its key, if there is one."""
+        """Add a row, replacing any row with the same key."""
         table = TABLES[name]
         row = table.to_stored_types(values)
-        key = tuple(value for column, value in zip(table.columns, row, strict=True) if column in table.key)
+        key = row[: len(table.key)]
         if self._seal is not None:
-            # A few rows are rewritten in every round. Remembering their checksums saves a query each time.
+            # A few rows are replaced in every round. Remembering their checksums saves a query each time.
             known = self._sums.get((name, key))
-            gone = self.fetch(f"SELECT sum FROM {name} WHERE {table.where_key}", key) if known is None else [(known,)]
-            self._discount(name, gone)
+            self._remove_from_seal(name, self.fetch(table.select_sum, key) if known is None else [(known,)])
         check = self._add_to_seal(name, row)
         self.connection.execute(table.replace, (*row, check))
         if name in _REWRITTEN:
@@ -198,29 +201,28 @@ class Database:
     def change(self, name: str, key: Sequence[Any], **values: Any) -> None:
         """Change columns of the row with this key."""
         table = TABLES[name]
-        found = self.fetch(f"SELECT {table.names}, sum FROM {name} WHERE {table.where_key}", key)
-        if not found:
+        rows = self.fetch(f"SELECT {table.names}, sum FROM {name} WHERE {table.where_key}", key)
+        if not rows:
             raise JournalError(f"The journal {self.name} has no row {tuple(key)} of {name}.")
-        *before, check = found[0]
-        row = table.to_stored_types(
-            [values.get(column, old) for column, old in zip(table.columns, before, strict=True)]
-        )
-        self._discount(name, [(check,)])
+        *before, check = rows[0]
+        after = dict(zip(table.columns, before, strict=True)) | values
+        row = table.to_stored_types(tuple(after.values()))
+        self._remove_from_seal(name, [(check,)])
         changes = ", ".join(f"{column} = ?" for column in values)
-        new = [value for column, value in zip(table.columns, row, strict=True) if column in values]
+        new = [row[table.columns.index(column)] for column in values]
         statement = f"UPDATE {name} SET {changes}, sum = ? WHERE {table.where_key}"
         self.connection.execute(statement, (*new, self._add_to_seal(name, row), *key))
 
     def delete(self, name: str, where: str, arguments: Sequence[Any]) -> None:
-        """Delete rows."""
-        self._discount(name, self.fetch(f"SELECT sum FROM {name} WHERE {where}", arguments))
-        # Both remember rows that may be among those deleted.
+        """Delete the rows that satisfy a condition."""
+        self._remove_from_seal(name, self.fetch(f"SELECT sum FROM {name} WHERE {where}", arguments))
+        # Both may hold something about the deleted rows.
         self._last.pop(name, None)
         self._sums.clear()
         self.connection.execute(f"DELETE FROM {name} WHERE {where}", arguments)
 
     def _add_to_seal(self, name: str, row: Sequence[Any]) -> int:
-        """Return the checksum of a row that is about to be written, once it is part of the seal."""
+        """Add a new row to the seal and return its checksum."""
         if self._seal is None:
             return 0
         check = TABLES[name].sum(row)
@@ -229,8 +231,8 @@ class Database:
         self._dirty = True
         return check
 
-    def _discount(self, name: str, checks: Sequence[tuple[int]]) -> None:
-        """Take rows that are about to go, by their checksums, out of the seal."""
+    def _remove_from_seal(self, name: str, checks: Sequence[tuple[int]]) -> None:
+        """Remove rows from the seal, given their checksums."""
         if self._seal is not None and checks:
             count, total = self._tables[name]
             self._tables[name] = (count - len(checks), (total - sum(check for (check,) in checks)) % _WRAP)
@@ -239,18 +241,17 @@ class Database:
     # -- creation -------------------------------------------------------------------------------------------------
 
     def establish(self, file: Path | None) -> None:
-        """End the first transaction; the file gets its name when everything in it is durable."""
+        """End the first transaction and give the file its name, once everything in it is durable."""
         with self.errors():
             self._seal_and_commit()
             if file is not None and self._being_created is not None and self._lock is not None:
-                # A kill at any line below leaves no journal or a whole one: the content is durable before the file
-                # has its name, and the lock file knows of the commit before there is a file that could lack it.
+                # A kill at any line below leaves either no journal or a complete one. The content is durable before
+                # the file gets its name, and the lock file counts the commit before a file without it could appear.
                 new, connection = self._being_created, self.connection
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.close()
-                with open(new, "rb+") as written:
-                    os.fsync(written.fileno())
-                self._count_commit()
+                with open(new, "rb+") as stream:
+                    os.fsync(stream.fileno())
                 self._lock.mark(self.seal.mark, sync=True)
                 # SQLite would replay the -wal of an earlier journal of this name into the new one.
                 for end in COMPANIONS:
@@ -264,13 +265,13 @@ class Database:
     # -- transactions ---------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """In manual mode, start the transaction that the next :meth:`commit` ends."""
+        """In manual mode, begin the transaction that the next :meth:`commit` ends."""
         if self.manual:
             self.connection.execute("BEGIN IMMEDIATE")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All writes inside become durable together (in manual mode with the next commit), or none does."""
+        """Make all writes inside durable together (in manual mode, with the next commit), or none of them."""
         with self.errors():
             connection, tables = self.connection, dict(self._tables)
             commits = 0 if self._seal is None else self._seal.commits
@@ -282,13 +283,13 @@ class Database:
                 else:
                     self._seal_and_commit()
                     self._after_commit()
-            except BaseException as error:  # also of Ctrl-C: half an event must not be committed by the next one
+            except BaseException as error:  # Ctrl-C too: the next event must not commit half of this one
                 self._tables, self._last, self._sums = tables, {}, {}
                 self._undo(error, commits)
                 raise
 
     def _undo(self, error: BaseException, commits: int) -> None:
-        """Take back an event; where that is not possible any more, nothing may follow it."""
+        """Roll an event back; if that is no longer possible, make the journal unusable."""
         connection = self._connection
         assert connection is not None
         try:
@@ -298,13 +299,13 @@ class Database:
                 return
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            # An interrupt may come after SQLite's COMMIT and before we know of it. The seal in the file says which.
+            # An interrupt may come after SQLite's COMMIT but before we know about it. The seal in the file tells.
             if self._seal is None or Seal.read(connection).commits == commits:
                 return
             problem = "was interrupted during a commit, so the session does not know what is on record"
-        except (sqlite3.Error, JournalError):  # SQLite has rolled back everything by itself
+        except (sqlite3.Error, JournalError):  # SQLite has already rolled everything back
             problem = f"has lost what was not committed: {error}"
-        self._unusable = (problem, _AGAIN)
+        self._unusable = (problem, _REOPEN)
 
     def commit(self) -> None:
         """In manual mode, make everything so far durable."""
@@ -318,41 +319,42 @@ class Database:
                 self.begin()
             except BaseException as error:
                 if not connection.in_transaction:
-                    self._unusable = (f"has lost what was not committed: {error}", _AGAIN)
+                    self._unusable = (f"has lost what was not committed: {error}", _REOPEN)
                 raise
 
     def _seal_and_commit(self) -> None:
-        if self._seal is not None and self._dirty:
-            self._next_seal().write(self.connection)
-        self.connection.execute("COMMIT")
-
-    def _after_commit(self) -> None:
-        """Note what is durable now, and bring the file itself up to date every now and then."""
         if self._seal is None or not self._dirty:
+            self.connection.execute("COMMIT")
             return
-        # After the commit and never before: a mark ahead of the file would read as a loss.
-        self._count_commit()
-        if self._lock is not None:
-            self._lock.mark(self._seal.mark)
-        if time.monotonic() - self._checkpointed > CHECKPOINT_SECONDS:
-            self.checkpoint()
+        self._commit_seal(self._next_seal())
 
-    def _count_commit(self) -> None:
-        self._seal = self._next_seal()
-        self._dirty = False
+    def _commit_seal(self, seal: Seal) -> None:
+        seal.write(self.connection)
+        self.connection.execute("COMMIT")
+        self._seal, self._dirty = seal, False
 
     def _next_seal(self) -> Seal:
         seal = self.seal
         return Seal(seal.id, seal.generation, seal.commits + 1, seal.in_use, dict(self._tables))
 
+    def _after_commit(self) -> None:
+        """Note in the lock file what is durable, and update the main file from time to time."""
+        if self._seal is None:
+            return
+        # Never before the commit: a mark that is ahead of the file looks like a loss.
+        if self._lock is not None:
+            self._lock.mark(self._seal.mark)
+        if time.monotonic() - self._checkpointed > CHECKPOINT_SECONDS:
+            self.checkpoint()
+
     def checkpoint(self) -> None:
-        """Bring the file itself up to date, as far as readers let it; its companion keeps everything until then."""
+        """Copy the companion's commits to the main file, as far as readers allow; it keeps them until then."""
         with contextlib.suppress(sqlite3.Error):
             self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self._checkpointed = time.monotonic()
 
     def rewrite(self) -> None:
-        """Rewrite the file without what was deleted, so that it can no longer be found there."""
+        """Rewrite the file, so that no trace of deleted rows is left in it."""
         self.commit()
         with self.errors():
             connection = self.connection
@@ -360,7 +362,7 @@ class Database:
                 connection.execute("COMMIT")
             try:
                 if self._lock is not None:
-                    self._lock.mark(self.seal.mark, sync=True)  # vouches for the file while its companion is empty
+                    self._lock.mark(self.seal.mark, sync=True)  # the only proof while the companion is empty
                 connection.execute("VACUUM")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 if self._lock is not None:
@@ -369,38 +371,29 @@ class Database:
                 self.begin()
 
     def reseal(self, *, in_use: bool, generation: int | None = None) -> None:
-        """Commit nothing but a seal that says whether the journal is in use; outside of a transaction."""
-        seal = self.seal
-        new = dataclasses.replace(
-            seal,
-            in_use=in_use,
-            generation=seal.generation if generation is None else generation,
-            commits=seal.commits + 1,
-            tables=dict(self._tables),
-        )
+        """Commit only a seal that says whether the journal is in use; not within a transaction."""
+        generation = self.seal.generation if generation is None else generation
         with self.errors():
             self.connection.execute("BEGIN IMMEDIATE")
-            new.write(self.connection)
-            self.connection.execute("COMMIT")
-        self._seal, self._dirty = new, False
+            self._commit_seal(dataclasses.replace(self._next_seal(), in_use=in_use, generation=generation))
         if self._lock is not None:
-            self._lock.mark(new.mark)
+            self._lock.mark(self.seal.mark)
         self.checkpoint()
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the file; in manual mode what was not committed is dropped."""
+        """Close the file; in manual mode, uncommitted events are lost."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
         try:
             if self._seal is not None and self._lock is not None and self._being_created is None:
-                with contextlib.suppress(sqlite3.Error, JournalError):  # then it stays marked as in use
+                with contextlib.suppress(sqlite3.Error, JournalError):  # the seal then still says "in use"
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
                     self._connection, self._unusable, self._tables = connection, None, dict(self._seal.tables)
-                    # Only where the file is as we left it: whoever opens it next must see that something is wrong.
+                    # Only if the file is as we left it. Otherwise the next opening must see that something is wrong.
                     if Seal.read(connection) == self._seal:
                         self.reseal(in_use=False)
             connection.close()
@@ -415,13 +408,13 @@ class Database:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def orphan(self) -> None:
-        """In a child made by fork: touch nothing of the parent's any more, not even to close it."""
+        """Let go of the parent's connection in a forked child, without closing it."""
         if self._connection is None:
             return
         if self._lock is not None:
             self._lock.drop()
             self._lock = None
-        # Closing would let SQLite tidy up files that the parent is using, so it must outlive the interpreter.
+        # Closing it would make SQLite tidy up files that the parent still uses. So keep it until the process ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
         self._connection = None
         self._unusable = (
@@ -434,7 +427,7 @@ _OPEN: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 def orphan_after_fork(database: Database) -> Database:
-    """Remember a database with a file, so that a child made by fork keeps its hands off it."""
+    """Register a database that has a file, so that forked children leave it to the parent; return it."""
     _OPEN.add(database)
     return database
 
@@ -449,7 +442,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Return a connection for writing, whose commits are durable when they return."""
+    """Return a connection for writing. Its commits are durable when they return."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA synchronous = FULL")

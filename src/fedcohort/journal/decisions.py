@@ -1,7 +1,7 @@
-"""What was decided in each round: the cohorts and replies of a journal, for readers of many journals at once.
+"""The cohorts and replies of each round, for programs that read many journals at once.
 
-:func:`~fedcohort.journal.read_journal` goes through every row of a file before it shows one. Here each row is compared
-with its checksum as it is read, and only rows that are new since the last time are read at all.
+:func:`~fedcohort.journal.read_journal` checks every row of a file before it returns one. This module checks each row as
+it reads it, and reads only rows that are new since the last time.
 """
 
 from __future__ import annotations
@@ -26,35 +26,40 @@ from fedcohort.journal.schema import ERRORS, SCHEMA_VERSION, TABLES
 
 
 class Decisions:
-    """The cohort of each round of one simulated run, and what became of its clients.
+    """The cohort and the replies of each round of one simulated run.
 
-    A simulated round has one cohort, and one report about all of it. In an asynchronous run it has many, of one client
-    each: those that began with the same model, one after the other. Who is still at work is missing.
+    A simulated round has one cohort and one report. In an asynchronous run, a round has many cohorts of one client
+    each: the clients that started from the same model. A client that is still training has the status "missing".
 
     Parameters
     ----------
     journal : the run's journal
-    folder : where the files of rounds are that the journal does not have yet, see :mod:`fedcohort.journal.live`
+    folder : the folder with rounds that the journal does not have yet; see :mod:`fedcohort.journal.live`
     """
 
     def __init__(self, journal: Path, folder: Path) -> None:
         self._journal, self._folder = journal, folder
+        self._clear()
+        self.refresh()
+
+    def _clear(self) -> None:
+        # By round.
         self._cohorts: dict[int, IntArray] = {}
         self._replies: dict[int, ReplyBlock] = {}
-        self._round_of: dict[int, int] = {}  # by ticket
-        self._clients: dict[int, IntArray] = {}  # by ticket
-        self._blocks: dict[int, ReplyBlock] = {}  # by ticket
-        self._tickets: dict[int, list[int]] = {}  # by round
+        self._tickets: dict[int, list[int]] = {}
+        # By ticket.
+        self._round_of: dict[int, int] = {}
+        self._clients: dict[int, IntArray] = {}
+        self._blocks: dict[int, ReplyBlock] = {}
         self._last_ticket = self._last_reply = -1
-        self._unread = {"cohorts", "replies"}
 
     def refresh(self) -> None:
-        """Let the next look find what is new."""
+        """Read what is new at the next access."""
         self._unread = {"cohorts", "replies"}
 
     @property
     def cohorts(self) -> dict[int, IntArray]:
-        """By round, the clients in the order they were chosen in."""
+        """By round, the clients in the order in which they were chosen."""
         if "cohorts" in self._unread:
             with self._open() as (database, version):
                 self._read_cohorts(database, version)
@@ -68,7 +73,7 @@ class Decisions:
 
     @property
     def replies(self) -> dict[int, ReplyBlock]:
-        """By round, what became of the clients."""
+        """By round, the replies of its clients."""
         if "replies" in self._unread:
             changed: set[int] = set()
             with self._open() as (database, version):
@@ -85,12 +90,10 @@ class Decisions:
         return self._replies
 
     def _read_cohorts(self, database: Database, version: int) -> None:
-        # Tickets only grow, except where a run returned to a savepoint: then all that was read may be wrong.
         ((newest,),) = database.fetch("SELECT COALESCE(MAX(ticket), -1) FROM cohorts")
-        if newest < self._last_ticket:  # the run went back to a checkpoint, or started over
-            self._cohorts, self._replies, self._round_of = {}, {}, {}
-            self._clients, self._blocks, self._tickets = {}, {}, {}
-            self._last_ticket = self._last_reply = -1
+        # Tickets only grow, unless the run returned to a checkpoint or started over. Then anything may have changed.
+        if newest < self._last_ticket:
+            self._clear()
         columns = TABLES["cohorts"].columns
         round_, clients = columns.index("round"), columns.index("clients")
         rows = self._rows(database, version, "cohorts", "ticket", self._last_ticket)
@@ -99,13 +102,13 @@ class Decisions:
             self._clients[row[0]] = unpack(row[clients])
             self._tickets.setdefault(row[round_], []).append(row[0])
         for number in {row[round_] for row in rows}:
-            mine = [self._clients[ticket] for ticket in self._tickets[number]]
-            self._cohorts[number] = mine[0] if len(mine) == 1 else np.concatenate(mine)
+            parts = [self._clients[ticket] for ticket in self._tickets[number]]
+            self._cohorts[number] = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self._last_ticket = rows[-1][0] if rows else self._last_ticket
         self._unread.discard("cohorts")
 
     def _join_round(self, round_: int) -> ReplyBlock:
-        """Return what became of all clients of a round, in the order in which they were chosen."""
+        """Return the replies of all clients of a round, in the order in which the clients were chosen."""
         tickets = self._tickets[round_]
         if len(tickets) == 1:
             return self._blocks[tickets[0]]
@@ -116,7 +119,7 @@ class Decisions:
         return ReplyBlock.join(tickets[-1], blocks)
 
     def _rows(self, database: Database, version: int, name: str, key: str, after: int) -> list[tuple[Any, ...]]:
-        """Return the rows whose key is above ``after``, each as it was written."""
+        """Return the rows whose key is above ``after``, after comparing each with its checksum."""
         table = TABLES[name]
         check = "sum" if version == SCHEMA_VERSION else "NULL"  # version 2 has no checksums
         query = f"SELECT {table.names}, {check} FROM {name} WHERE {key} > ? ORDER BY {key}"
@@ -136,7 +139,7 @@ class Decisions:
         try:
             live = live_of(self._folder, self._journal.stem) if version == SCHEMA_VERSION else None
             if live is not None:
-                with contextlib.suppress(*ERRORS):  # removed meanwhile: then the journal has everything
+                with contextlib.suppress(*ERRORS):  # removed in the meantime, so the journal has everything
                     attach_live(database, live, self._journal.stem)
             yield database, version
         except (ValueError, LookupError, TypeError) as error:

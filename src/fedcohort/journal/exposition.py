@@ -1,4 +1,4 @@
-"""A journal as numbers for Prometheus: what a scrape of ``/metrics`` on the dashboard returns."""
+"""Journals as numbers for Prometheus, which the dashboard returns at ``/metrics``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedcohort.journal.store import Journal, read_journal
 
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_MOST_CLIENTS = 100  # with a series of their own: Prometheus keeps every series that ever was
+_MOST_CLIENTS = 100  # that get their own series; Prometheus keeps every series that it has seen
 _Sample = tuple[dict[str, str], str]
 _Number = tuple[str, dict[str, str], float]  # metric, labels, value
 METRICS: Mapping[str, tuple[str, str]] = {
@@ -58,61 +58,61 @@ METRICS: Mapping[str, tuple[str, str]] = {
 
 
 def exposition(journals: Mapping[str, Path]) -> str:
-    """Return the numbers of several journals, each under its name, in Prometheus's text format.
+    """Return the numbers of several journals, each with its name as a label, in Prometheus's text format.
 
-    Of a journal that cannot be read now, because it is being created or damaged, that is all there is to say.
+    A journal that cannot be read now, because it is being created or is damaged, has no other numbers.
     """
-    found: dict[str, list[_Sample]] = {name: [] for name in METRICS}
+    samples: dict[str, list[_Sample]] = {name: [] for name in METRICS}
     for name, path in journals.items():
         try:
-            samples = [(metric, labels, _number(value)) for metric, labels, value in _of(path)]
-        except Exception as error:  # damage may show anywhere, and must not take the other journals along
+            numbers = [(metric, labels, _format(value)) for metric, labels, value in _numbers(path)]
+        except Exception as error:  # damage may raise anything, and must not hide the other journals
             log.debug("the journal %s cannot be read: %s", name, error)
-            samples = []
-        if path.exists() or not samples:  # a run that waits for its first clients has no journal to be read
-            samples.append(("fedcohort_journal_readable", {}, str(int(bool(samples)))))
-        for metric, labels, number in samples:
-            found[metric].append(({"journal": name, **labels}, number))
+            numbers = []
+        if path.exists() or not numbers:  # a run that waits for its first clients has no journal yet
+            numbers.append(("fedcohort_journal_readable", {}, str(int(bool(numbers)))))
+        for metric, labels, number in numbers:
+            samples[metric].append(({"journal": name, **labels}, number))
     lines = []
     for metric, (kind, meaning) in METRICS.items():
         lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} {kind}"]
-        lines += [f"{metric}{{{_labels(labels)}}} {number}" for labels, number in found[metric]]
+        lines += [f"{metric}{{{_labels(labels)}}} {number}" for labels, number in samples[metric]]
     return "\n".join(lines) + "\n"
 
 
-def _of(path: Path) -> Iterator[_Number]:
+def _numbers(path: Path) -> Iterator[_Number]:
     if not path.exists():
-        how = run_state_before(path)
-        yield from () if how is None else _standing(how)
+        state = run_state_before(path)
+        if state is not None:
+            yield from _run_numbers(state)
         return
     with closing(read_journal(path)) as journal:
-        yield from _standing(run_state(journal))
-        yield from _samples(journal)
+        yield from _run_numbers(run_state(journal))
+        yield from _journal_numbers(journal)
 
 
-def _standing(how: RunState) -> Iterator[_Number]:
+def _run_numbers(run: RunState) -> Iterator[_Number]:
     """Yield whether a run is alive, and the last heartbeat of its server."""
     for state in STATES:
-        yield "fedcohort_run_state", {"state": state}, float(state == how.state)
-    if how.state == "waiting" and how.since is not None:
-        yield "fedcohort_waiting_since_timestamp_seconds", {}, how.since
-    heartbeat = how.presence
+        yield "fedcohort_run_state", {"state": state}, float(state == run.state)
+    if run.state == "waiting" and run.since is not None:
+        yield "fedcohort_waiting_since_timestamp_seconds", {}, run.since
+    heartbeat = run.presence
     if heartbeat is None:
         return
     yield "fedcohort_heartbeat_timestamp_seconds", {}, heartbeat.at
-    if how.state in ("running", "waiting") and heartbeat.online is not None:
+    if run.state in ("running", "waiting") and heartbeat.online is not None:
         yield "fedcohort_clients_online", {}, heartbeat.online
         yield "fedcohort_clients_offline", {}, heartbeat.offline_count
         for name, since in list(heartbeat.offline.items())[:_MOST_CLIENTS]:
             yield "fedcohort_client_offline_since_timestamp_seconds", {"client": name}, since
 
 
-def _samples(journal: Journal) -> Iterator[_Number]:
+def _journal_numbers(journal: Journal) -> Iterator[_Number]:
     table, active = journal.table()
-    given_up = {body["ticket"] for body in journal.events(ABANDONED)}
+    abandoned = {body["ticket"] for body in journal.events(ABANDONED)}
     cohorts = [row for row in journal.cohorts() if len(row.clients)]
-    counted = [row for row in cohorts if row.ticket not in given_up]
-    closed = [row for row in counted if row.told_at is not None]
+    closed = [row for row in cohorts if row.ticket not in abandoned and row.told_at is not None]
     picked = np.zeros(table.n, np.bool_)
     for row in cohorts:
         picked[row.clients] = True
@@ -120,7 +120,7 @@ def _samples(journal: Journal) -> Iterator[_Number]:
     rounds = planned_rounds(journal)
     if rounds is not None:
         yield "fedcohort_rounds_planned", {}, rounds
-    yield "fedcohort_rounds_abandoned_total", {}, len(given_up)
+    yield "fedcohort_rounds_abandoned_total", {}, len(abandoned)
     yield "fedcohort_cohorts_pending", {}, sum(row.told_at is None for row in cohorts)
     yield "fedcohort_clients", {}, int(active.sum())
     yield "fedcohort_clients_never_picked", {}, int((active & ~picked).sum())
@@ -133,7 +133,7 @@ def _samples(journal: Journal) -> Iterator[_Number]:
 
 def _model(journal: Journal) -> Iterator[_Number]:
     newest: dict[str, float] = {}
-    for numbers in journal.metrics().values():  # rounds ascending: a later number takes the place of an earlier one
+    for numbers in journal.metrics().values():  # rounds ascend, so later numbers replace earlier ones
         newest.update({key: value for key, value in numbers.items() if value is not None})
     for key, value in newest.items():
         yield "fedcohort_model", {"metric": key}, value
@@ -154,7 +154,7 @@ def _newest_rounds(journal: Journal, cohorts: Sequence[CohortRow], closed: Seque
 
 
 def _replies(journal: Journal) -> Iterator[_Number]:
-    # Every report as it came: a late client counted as missing before, and a counter must not fall.
+    # All reports, although a late client was counted as missing before: a counter must not decrease.
     statuses: Counter[int] = Counter()
     for block in journal.reply_blocks():
         statuses.update(block.status.tolist())
@@ -166,7 +166,7 @@ def _labels(labels: Mapping[str, str]) -> str:
     return ",".join(f'{key}="{escape_label(value)}"' for key, value in labels.items())
 
 
-def _number(value: float) -> str:
+def _format(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return str(int(value)) if float(value).is_integer() else repr(float(value))

@@ -1,7 +1,7 @@
-"""What the texts of a journal hold, and where clients are named in them. Forgetting a client goes by this.
+"""What each text of a journal holds, and where it may name a client. Forgetting a client depends on this.
 
-A client chooses its name, and may choose a word that the journal itself uses: "ticket", "loss", the name of a selector.
-Because each field says what it holds, such a word stays where the journal uses it and goes where it names the client.
+A client chooses its own name, which may be a word that the journal uses: "ticket", "loss", the name of a selector.
+Since each field declares what it holds, such a word is removed only where it names the client.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fedcohort.journal import events
 
 
 class TextKind(Enum):
-    """What a text holds, or a list of them."""
+    """What a text, or each text of a list, holds."""
 
-    OWN = auto()  # a word or number of the journal's own; it names no client
+    OWN = auto()  # a word or number of the journal, which never names a client
     NAME = auto()  # the name of a client
-    SENTENCE = auto()  # anything, in which a client may be named
-    CONDITION = auto()  # an expression of rules, in which a text in quotation marks may name a client
-    METRIC = auto()  # what a number about the model is called, perhaps with a client's name behind a slash
+    SENTENCE = auto()  # any text, which may name a client
+    CONDITION = auto()  # an expression of rules; a text in quotation marks may name a client
+    METRIC = auto()  # the name of a metric, perhaps with a client's name after a slash
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ByClient:
 
 @dataclass(frozen=True)
 class ByLabel:
-    """A mapping whose keys are an operator's own labels, in which a client may be named."""
+    """A mapping whose keys are an operator's labels, which may name a client."""
 
     values: Field
 
@@ -46,17 +46,17 @@ class ByWord:
 
 @dataclass(frozen=True)
 class Notes:
-    """Nested values of a program: the keys are its words, any text in them may name a client."""
+    """Nested values of a program: keys are words of the program, and any text may name a client."""
 
 
 @dataclass(frozen=True)
 class Free:
-    """Nested values of other programs: any key and any text in them may name a client."""
+    """Nested values of other programs: any key and any text may name a client."""
 
 
 FREE = Free()
 Field = TextKind | ByClient | ByLabel | ByWord | Notes | Free | Mapping[str, "Field"]
-"""A mapping says what its values hold by key; keys that it does not list are free."""
+"""A mapping says what its values hold, by key. A key that it does not list is free."""
 
 _OWN = TextKind.OWN
 
@@ -78,7 +78,7 @@ _RULES: dict[str, Field] = {
 }
 
 ATTRIBUTES: Field = ByClient(Notes())
-"""What clients say about themselves."""
+"""What clients report about themselves."""
 
 META: dict[str, Field] = {
     **_own("seed", "selector", "signals", "audit", "chain", "signer", "signature", "fedcohort", "created"),
@@ -89,7 +89,7 @@ META: dict[str, Field] = {
     "blind": ByLabel(TextKind.SENTENCE),
     "host": _own("checkpoint", "buffer", "since"),
 }
-"""By key of ``meta``."""
+"""By the key in ``meta``."""
 
 EVENTS: dict[str, Field] = {
     events.ABANDONED: {**_own("ticket", "round", "asked", "next"), "reason": TextKind.SENTENCE},
@@ -122,7 +122,7 @@ EVENTS: dict[str, Field] = {
     events.TRIED: _OWN,
     events.NEW_MODEL: _OWN,
 }
-"""By kind of event; those of hosts outside the package are free."""
+"""By kind of event. Events of hosts outside this package are free."""
 
 COLUMNS: dict[tuple[str, str], Field] = {
     ("cohorts", "notes"): Notes(),
@@ -137,4 +137,4 @@ COLUMNS: dict[tuple[str, str], Field] = {
     ("metrics", "key"): TextKind.METRIC,
     ("meta", "key"): _OWN,
 }
-"""By table and column, for texts that are not described by key or kind."""
+"""By table and column, for all other texts."""

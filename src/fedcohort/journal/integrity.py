@@ -1,4 +1,4 @@
-"""Is a journal what was written? Everything that is checked whenever one is opened."""
+"""Checks that a journal is what was written, whenever it is opened."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedcohort.journal.database import Seal
 from fedcohort.journal.lock import Mark
 from fedcohort.journal.schema import APPLICATION_ID, ERRORS, READABLE, SCHEMA, SCHEMA_VERSION, TABLES
 
-_COMPUTED = re.compile(r"\bAS\b", re.IGNORECASE)  # of a view, a trigger or a computed column: code in a data file
-COPY = "restore it from a copy; `fedcohort journal copy` makes one that is whole, also of a journal in use"
+_COMPUTED = re.compile(r"\bAS\b", re.IGNORECASE)  # in views and computed columns: code in a data file
+COPY = "restore it from a copy; `fedcohort journal copy` makes a complete one, even of a journal in use"
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
-    """Return a journal's version; :class:`JournalError` for what is none, or one that cannot be read."""
+    """Return a journal's version; :class:`JournalError` if it is not a journal, or of a version we cannot read."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
@@ -37,7 +37,7 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def file_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
-    """Yield what SQLite finds wrong with the file, and what is declared otherwise than it should be."""
+    """Yield what SQLite finds wrong with the file, and what is wrong with its declarations."""
     try:
         yield from (line for (line,) in connection.execute("PRAGMA integrity_check(10)") if line != "ok")
         yield from schema_problems(connection, version)
@@ -46,7 +46,7 @@ def file_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]
 
 
 def row_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
-    """Yield what is not as it was written, in words; nothing for version 2, which cannot say."""
+    """Yield which rows are not as they were written; none for version 2, which has no checksums."""
     if version < SCHEMA_VERSION:
         return
     try:
@@ -56,23 +56,23 @@ def row_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
 
 
 def schema_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
-    """Yield what is declared otherwise than a journal declares it."""
+    """Yield the declarations that differ from those of a journal."""
     declared = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
-    for kind, name, sql in declared:  # what would run, or grow, when it is read
+    for kind, name, sql in declared:  # code that would run when the file is read
         if kind not in ("table", "index") or _COMPUTED.search(str(sql)):
-            yield f"it has a {kind} {name!r}, with something to compute, and no journal has"
-    found = {name: sql for _, name, sql in declared}
+            yield f"it has a {kind} {name!r} with something to compute, which no journal has"
+    statements = {name: sql for _, name, sql in declared}
     if version < SCHEMA_VERSION:
-        if "seal" in found:
+        if "seal" in statements:
             yield f"its header says version {version}, its tables are of version {SCHEMA_VERSION}"
         return
     for name, sql in SCHEMA.items():
-        if found.get(name) != sql:
+        if statements.get(name) != sql:
             yield f"the table or index {name!r} is not declared as version {SCHEMA_VERSION} declares it"
 
 
 def _row_problems(connection: sqlite3.Connection) -> Iterator[str]:
-    # A checksum per row finds a changed row; the sum of them finds one that was removed, added or put back.
+    # A row's checksum reveals a change of the row; their sum reveals rows that were removed, added or put back.
     sealed = Seal.read(connection).tables
     for name, table in TABLES.items():
         count = total = 0
@@ -83,22 +83,22 @@ def _row_problems(connection: sqlite3.Connection) -> Iterator[str]:
                 yield f"the row of {name} with {where} is not as it was written"
             count, total = count + 1, total + check
         if (count, total % (1 << 64)) != sealed[name]:
-            yield f"the table {name} has other rows than were written: {count}, and {sealed[name][0]} were"
+            yield f"the table {name} has other rows than were written: now {count}, then {sealed[name][0]}"
 
 
 def missing(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> str | None:
-    """Return in words why a journal's newest commits seem to be gone, or None.
+    """Return why a journal's newest commits seem to be missing, or None.
 
     Parameters
     ----------
     seal : Seal
-        That of the newest commit found.
+        The seal of the newest commit in the file.
     mark : Mark, optional
-        What is noted beside the journal.
+        The mark in the lock file.
     companion : bool
-        Whether SQLite's companion file was there before the journal was opened.
+        Whether SQLite's companion file existed before the journal was opened.
     """
-    # The mark of another journal, left beside this one by a copy, says nothing about it.
+    # The lock file may belong to another journal, if this one was copied here. Then its mark means nothing.
     known = mark if mark is not None and mark.id == seal.id else None
     if known is not None and known.commits > seal.commits:
         lost = known.commits - seal.commits
@@ -114,15 +114,15 @@ def missing(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> str |
 
 
 LOST_HINT = (
-    "put the -wal file (and the .lock) from where it was back beside it, or take a copy made with `fedcohort journal "
-    "copy`; if they are lost, `fedcohort journal recover` continues from what is there"
+    "put the original -wal file (and the .lock) next to it, or use a copy made with `fedcohort journal copy`; if they "
+    "are lost, `fedcohort journal recover` continues from what is there"
 )
 
 
 def check(
     connection: sqlite3.Connection, path: Path, mark: Mark | None, companion: bool, *, accept_loss: bool = False
 ) -> tuple[int, Seal | None]:
-    """Check a whole journal and return its version and seal; :class:`JournalError` says what is wrong with it."""
+    """Check a whole journal and return its version and seal; :class:`JournalError` says what is wrong."""
     version = version_of(connection, path)
     for problem in chain(file_problems(connection, version), row_problems(connection, version)):
         raise JournalError(f"The journal {path} is damaged: {problem}.", hint=COPY)

@@ -1,8 +1,8 @@
 """Rounds that are not durable yet, for readers in other processes.
 
-A simulation commits its journals together with its checkpoints, so that both always agree; until then no other process
-sees them. :class:`LiveRounds` copies what is newer into one small file without waiting for the disk, and
-:func:`read_with_live` shows a journal with those rounds at its end. The copies go once the journals have the rounds.
+A simulation commits its journals together with its checkpoints, so that they always agree. Until then, no other
+process sees the new rounds. :class:`LiveRounds` copies them to one small file, without waiting for the disk, and
+:func:`read_with_live` opens a journal with these rounds at its end. Once a journal has a round, its copy is deleted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _COLUMNS = {name: f"{TABLES[name].names}, sum" for name in ("cohorts", "scores",
 
 
 class LiveRounds:
-    """Copies of the rounds that journals hold but have not made durable, and a text about each of them.
+    """Copies of the rounds that journals have not yet made durable, each with a text about it.
 
     Parameters
     ----------
-    path : the file; what an earlier process left there is removed
-    journals : by name of the run
+    path : the file to write; an earlier one is removed
+    journals : the journals, by the name of the run
     """
 
     def __init__(self, path: Path, journals: Mapping[str, Journal]) -> None:
@@ -33,39 +33,43 @@ class LiveRounds:
         remove_live(path)
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = OFF")  # a copy: nothing is lost with it
+        self._db.execute("PRAGMA synchronous = OFF")  # it is only a copy
         for table, columns in _COLUMNS.items():
             self._db.execute(f"CREATE TABLE {table} (run TEXT NOT NULL, {columns})")
             self._db.execute(f"CREATE INDEX {table}_place ON {table} (run, ticket)")
         self._db.execute("CREATE TABLE rounds (row TEXT NOT NULL)")
-        self._copied: dict[str, tuple[int, int]] = {}  # by run: highest ticket and reply copied
+        self._copied: dict[str, tuple[int, int]] = {}  # by run, the highest ticket and id of replies
 
-    def publish(self, rows: Iterable[str]) -> None:
+    def publish(self, texts: Iterable[str]) -> None:
         """Copy what is new in each run's journal, and add the texts about these rounds."""
         self._db.execute("BEGIN")
         for run, journal in self._journals.items():
             ticket, reply = self._copied.get(run, journal.durable)
-            found = journal.newer(ticket, reply, _COLUMNS)
-            for table, copied in found.items():
-                if copied:
-                    marks = ", ".join("?" * (len(copied[0]) + 1))
-                    self._db.executemany(f"INSERT INTO {table} VALUES ({marks})", [(run, *row) for row in copied])
+            self._copy(run, journal, "scores", "ticket", ticket)
             self._copied[run] = (
-                max((row[0] for row in found["cohorts"]), default=ticket),
-                max((row[0] for row in found["replies"]), default=reply),
+                self._copy(run, journal, "cohorts", "ticket", ticket),
+                self._copy(run, journal, "replies", "id", reply),
             )
-        self._db.executemany("INSERT INTO rounds VALUES (?)", [(row,) for row in rows])
+        self._db.executemany("INSERT INTO rounds VALUES (?)", [(text,) for text in texts])
         self._db.execute("COMMIT")
 
+    def _copy(self, run: str, journal: Journal, table: str, key: str, after: int) -> int:
+        """Copy the rows whose key is above ``after`` and return the highest key."""
+        rows = journal.database.fetch(f"SELECT {_COLUMNS[table]} FROM {table} WHERE {key} > ?", (after,))
+        if rows:
+            places = ", ".join("?" * (len(rows[0]) + 1))
+            self._db.executemany(f"INSERT INTO {table} VALUES ({places})", [(run, *row) for row in rows])
+        return max((row[0] for row in rows), default=after)
+
     def mark(self) -> dict[str, int]:
-        """Return what there is now, for :meth:`forget`."""
+        """Return how far each table has come, for :meth:`forget`."""
         return {
             table: int(self._db.execute(f"SELECT COALESCE(MAX(rowid), 0) FROM {table}").fetchone()[0])
             for table in (*_COLUMNS, "rounds")
         }
 
     def forget(self, upto: Mapping[str, int]) -> None:
-        """Drop what there was at a :meth:`mark`: it is durable where it belongs."""
+        """Delete the rows up to a :meth:`mark`, which the journals have made durable."""
         self._db.execute("BEGIN")
         for table, last in upto.items():
             self._db.execute(f"DELETE FROM {table} WHERE rowid <= ?", (last,))
@@ -78,12 +82,12 @@ class LiveRounds:
 
 
 def live_files(folder: Path) -> list[Path]:
-    """Return the files of live rounds in an experiment's directory: one for each process that runs rounds."""
+    """Return the files of live rounds in an experiment's folder, one for each process that runs rounds."""
     return sorted(folder.glob("live*.sqlite"))
 
 
 def live_of(folder: Path, run: str) -> Path | None:
-    """Return the file that has live rounds of a run; None where the journal has all of them."""
+    """Return the file that has live rounds of a run, or None if the journal has all rounds."""
     for path in live_files(folder):
         with contextlib.suppress(*ERRORS), contextlib.closing(sqlite3.connect(_address(path), uri=True)) as connection:
             if connection.execute("SELECT 1 FROM cohorts WHERE run = ? LIMIT 1", (run,)).fetchone():
@@ -92,37 +96,37 @@ def live_of(folder: Path, run: str) -> Path | None:
 
 
 def remove_live(path: Path) -> None:
-    """Delete the file of :class:`LiveRounds` with its companions, if it is there."""
+    """Delete a file of :class:`LiveRounds` and its companions, if it exists."""
     for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
         path.with_name(name).unlink(missing_ok=True)
 
 
 def read_live(path: Path) -> list[str]:
-    """Return the texts about the rounds that are not durable yet; none where there is no such file."""
+    """Return the texts about the rounds that are not durable yet; none if there is no such file."""
     if not path.is_file():
         return []
     try:
         with contextlib.closing(sqlite3.connect(_address(path), uri=True)) as connection:
             return [str(row) for (row,) in connection.execute("SELECT row FROM rounds ORDER BY rowid")]
-    except ERRORS:  # removed meanwhile, or spoilt: a copy that is of no use
+    except ERRORS:  # removed in the meantime, or damaged; it is only a copy
         return []
 
 
 def read_with_live(path: str | Path, live: Path, run: str) -> Journal:
-    """Open a journal for reading, with the rounds that are only in the live copies at its end.
+    """Open a journal for reading, followed by the rounds that are only in the live copies.
 
     Parameters
     ----------
     path : the run's journal
-    live : the file of :class:`LiveRounds`; without it the journal alone is read
-    run : name of the run in that file
+    live : the file of :class:`LiveRounds`; it need not exist
+    run : the name of the run in that file
     """
     journal = read_journal(path)
     if not live.is_file():
         return journal
     try:
         attach_live(journal.database, live, run)
-    except ERRORS:  # it was removed meanwhile: then the journal has everything
+    except ERRORS:  # it was removed in the meantime, so the journal has everything
         with contextlib.suppress(Exception):
             journal.close()
         return read_journal(path)
@@ -130,12 +134,12 @@ def read_with_live(path: str | Path, live: Path, run: str) -> Journal:
 
 
 def attach_live(database: Database, live: Path, run: str) -> None:
-    """Show the live rounds of ``run`` behind a journal's own; for one that is open for reading."""
+    """Append the live rounds of ``run`` to what a journal, open for reading, returns."""
     connection = database.connection
     connection.execute("ATTACH DATABASE ? AS live", (_address(live),))
     for table in _COLUMNS:
-        connection.execute(f"SELECT 1 FROM live.{table} LIMIT 1")  # raises where the copy is spoilt
-    quoted = run.replace("'", "''")  # SQLite takes no parameters in the definition of a view
+        connection.execute(f"SELECT 1 FROM live.{table} LIMIT 1")  # raises if the copy is damaged
+    quoted = run.replace("'", "''")  # SQLite allows no parameters in the definition of a view
     for table, columns in _COLUMNS.items():
         connection.execute(
             f"CREATE TEMP VIEW {table} AS SELECT {columns} FROM main.{table} UNION ALL SELECT {columns} "

@@ -1,8 +1,8 @@
-"""What lies beside a journal: SQLite's companion, and a lock that also says how far the journal had come.
+"""The files next to a journal: SQLite's companion, and a lock file that also counts commits.
 
-A session holds the lock for as long as it lives, and after each commit notes the journal's identity and number of
-commits in it. Whoever opens the journal later can so tell that its newest commits are missing: because SQLite's
-companion file was not copied along, was lost, or is damaged, which SQLite takes for the end of the file.
+A session holds the lock as long as it lives. After each commit, it writes the journal's identity and number of commits
+to the lock file. So whoever opens the journal later can tell whether its newest commits are missing: SQLite's companion
+file may have been lost, left behind by a copy, or damaged, and SQLite treats damage as the end of the file.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ COMPANIONS = ("-wal", "-shm", "-journal")  # SQLite's own names
 NEW = ".new"  # a journal that is being created
 LOCK = ".lock"
 _LONGEST_MARK = 256  # bytes
-LIVE = ".live"  # what the process says that is at work on the journal; see fedcohort.journal.presence
-ORDERS = ".orders"  # a folder of what an operator wants changed; see fedcohort.hosts.orders
-_PROBED = 0.2  # seconds in which a lock that somebody only looked at is free again
+LIVE = ".live"  # heartbeats of the process that writes the journal; see fedcohort.journal.presence
+ORDERS = ".orders"  # a folder of an operator's orders; see fedcohort.hosts.orders
+_PATIENCE = 0.2  # seconds; long enough for is_locked() in another process to let go of the lock
 
 
 def target(path: str | Path) -> Path:
-    """Return the file a path leads to, through symbolic links, so that all names of a journal share one lock."""
+    """Return the file that a path leads to, with links resolved, so that all paths of a journal share one lock."""
     try:
         return Path(path).resolve()
     except (OSError, RuntimeError) as error:
@@ -41,12 +41,12 @@ def target(path: str | Path) -> Path:
 
 
 def companion(path: Path) -> Path:
-    """Return where SQLite keeps the newest commits of a journal that is in use."""
+    """Return the file in which SQLite keeps the newest commits of a journal in use."""
     return path.with_name(path.name + "-wal")
 
 
 def has_companion(path: Path) -> bool:
-    """Whether that file is there and holds anything; an empty one is what a reader may leave behind."""
+    """Whether the companion exists and is not empty; a reader may leave an empty one behind."""
     try:
         return companion(path).stat().st_size > 0
     except OSError:
@@ -54,34 +54,29 @@ def has_companion(path: Path) -> bool:
 
 
 def remove(path: str | Path) -> None:
-    """Delete a journal with all that lies beside it; the companion goes first, because alone it would be in the way."""
+    """Delete a journal and the files next to it."""
     file = target(path)
+    # The companion first: without a journal, it would keep a new one from being created.
     for end in (*COMPANIONS, "", *(f"{NEW}{end}" for end in ("", *COMPANIONS)), LIVE, LOCK):
         file.with_name(file.name + end).unlink(missing_ok=True)
-    shutil.rmtree(file.with_name(file.name + ORDERS), ignore_errors=True)  # which follows no link
+    shutil.rmtree(file.with_name(file.name + ORDERS), ignore_errors=True)  # it follows no links
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a journal has come at least.
-
-    Parameters
-    ----------
-    id : str
-        Which journal.
-    """
+    """The identity of a journal, and how many commits it has at least."""
 
     id: str
     commits: int
 
     def encode(self) -> bytes:
-        """Return the line that stands in the lock file, always of the same length."""
+        """Return the line for the lock file; its length is always the same."""
         text = f"{self.id} {self.commits:020d}"
         return f"{text} {zlib.crc32(text.encode()):08x}\n".encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Mark | None:
-        """Return what :meth:`encode` wrote; None for anything else, as a lock file of an older version."""
+        """Return what :meth:`encode` wrote; None for anything else, such as the lock file of an older version."""
         text, _, check = data.decode("ascii", "replace").removesuffix("\n").rpartition(" ")
         id_, _, commits = text.partition(" ")
         if not commits.isdecimal() or f"{zlib.crc32(text.encode()):08x}" != check:
@@ -90,7 +85,7 @@ class Mark:
 
     @classmethod
     def of(cls, path: Path) -> Mark | None:
-        """Return the mark beside a journal, if there is one."""
+        """Return the mark in a journal's lock file, if there is one."""
         try:
             with open_file(_lock_file(path)) as file:
                 return cls.decode(file.read(_LONGEST_MARK))
@@ -99,11 +94,11 @@ class Mark:
 
 
 class Lock:
-    """The lock of a journal that is being written; it dies with its process.
+    """The lock of a journal that is being written; the system releases it when the process dies.
 
     Parameters
     ----------
-    path : the journal, as :func:`target` returns it
+    path : the journal, as returned by :func:`target`
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,8 +118,8 @@ class Lock:
         self._held = True
 
     def mark(self, mark: Mark, *, sync: bool = False) -> None:
-        """Note how far the journal has come."""
-        with contextlib.suppress(OSError):  # a mark that lags behind says less, but nothing wrong
+        """Write a mark to the lock file."""
+        with contextlib.suppress(OSError):  # an outdated mark is still true: it says "at least"
             if hasattr(os, "pwrite"):
                 os.pwrite(self._file, mark.encode(), 0)
             else:  # Windows
@@ -134,22 +129,22 @@ class Lock:
                 os.fsync(self._file)
 
     def release(self) -> None:
-        """Let go, also of what children made by fork have of it."""
+        """Release the lock, also for forked children."""
         if self._held:
             if fcntl is not None:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             self.drop()
 
     def drop(self) -> None:
-        """In a child made by fork: leave the lock to the parent alone."""
+        """Close the lock file in a forked child; the parent keeps the lock."""
         if self._held:
             self._held = False
             os.close(self._file)
 
 
 def try_lock(file: int) -> bool:
-    """Lock an open file for this process alone; False when another has it for longer than :func:`is_locked` would."""
-    end = time.monotonic() + _PROBED
+    """Lock an open file exclusively; False if another process holds it for longer than :func:`is_locked` does."""
+    end = time.monotonic() + _PATIENCE
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,19 +156,14 @@ def try_lock(file: int) -> bool:
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether a living process is at work on a journal; None where the system cannot tell.
-
-    Parameters
-    ----------
-    path : the journal, as :func:`target` returns it
-    """
+    """Whether a living process is writing the journal at :func:`target`; None if the system cannot tell."""
     return is_locked(_lock_file(path))
 
 
 def is_locked(file: Path) -> bool | None:
-    """Whether a living process holds the lock of a file; False without one, None where the system cannot tell.
+    """Whether a living process holds a lock file; False if there is none, None if the system cannot tell.
 
-    To find out, the lock is shared for a moment; a writer that wants it alone tries for longer than that.
+    The test takes a shared lock for a moment. A writer that needs the lock keeps trying for longer than that.
     """
     if fcntl is None:
         return None

@@ -1,4 +1,4 @@
-"""What an operator does to a journal as a whole: export it, prune old details, forget a client."""
+"""What an operator can do with a whole journal: export it, prune old details, forget a client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -42,33 +42,32 @@ from fedcohort.journal.schema import ERRORS, TABLES
 from fedcohort.journal.scores import pack_scores, unpack_scores
 from fedcohort.journal.store import Journal, read_journal
 
-BLOCKED = "blocked"  # under which the journal knows forgotten clients that must not return, by keyed digests
-_MOST_FILES = 10_000  # that are searched for copies of a name
-_METRICS = frozenset((*SIGNALS, "accuracy"))  # parts of a metric's name that are no client's
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # in a condition only constants may name a client, not attributes
-_OVERLAP = 4096  # bytes of one block that are searched again with the next; a name is shorter
-_FACTS = ("sizes", "label_counts", "label_factor", "label_gram")  # with a row for each client
+BLOCKED = "blocked"  # the key in meta for keyed digests of forgotten clients that must not return
+_MOST_FILES = 10_000  # to search for copies of a name
+_METRICS = frozenset((*SIGNALS, "accuracy"))  # parts of a metric's name that never name a client
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # in a condition, only quoted constants can name a client
+_OVERLAP = 4096  # bytes of a block that are searched again with the next block; names are shorter
+_FACTS = ("sizes", "label_counts", "label_factor", "label_gram")  # facts with a row for each client
 
 
 def tables(journal: Journal) -> dict[str, dict[str, list[Any]]]:
     """Return a journal as tables of columns: picks, replies, metrics and events."""
-    numbers = [(round_, key, value) for round_, row in journal.metrics().items() for key, value in row.items()]
+    metrics = [(round_, key, value) for round_, row in journal.metrics().items() for key, value in row.items()]
     events = journal.database.fetch("SELECT at, kind, body FROM events ORDER BY id")
     return {
-        "picks": _columns(("round", "ticket", "place", "client", "weight", "work"), _picks(journal)),
+        "picks": _columns(("round", "ticket", "place", "client", "weight", "work"), list(_picks(journal))),
         "replies": _replies(journal),
-        "metrics": _columns(("round", "metric", "value"), numbers),
+        "metrics": _columns(("round", "metric", "value"), metrics),
         "events": _columns(("at", "kind", "body"), events),
     }
 
 
-def _columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, list[Any]]:
-    lines = list(rows)
-    return {name: [line[i] for line in lines] for i, name in enumerate(names)}
+def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
 def _picks(journal: Journal) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each place of each cohort."""
+    """Yield a row for each client of each cohort."""
     table, _ = journal.table()
     for row in journal.cohorts():
         weights, work = (np.ones(len(row.clients)) if x is None else x for x in (row.weights, row.work))
@@ -80,13 +79,13 @@ def _replies(journal: Journal) -> dict[str, list[Any]]:
     """Return a row for each reply, with a column for each metric that is one number."""
     table, _ = journal.table()
     rounds = {row.ticket: row.round for row in journal.cohorts()}
-    found = journal.replies()
-    names = sorted({name for reply in found for name in reply.metrics if np.ndim(reply.metrics[name]) == 0})
-    rows = (
+    replies = journal.replies()
+    names = sorted({name for reply in replies for name in reply.metrics if np.ndim(reply.metrics[name]) == 0})
+    rows = [
         (rounds[r.ticket], r.ticket, table.name(r.client), Status(r.status).name, r.kept, r.late, r.at,
          *map(r.metrics.get, names))
-        for r in found
-    )  # fmt: skip
+        for r in replies
+    ]  # fmt: skip
     return _columns(("round", "ticket", "client", "status", "kept", "late", "at", *names), rows)
 
 
@@ -108,10 +107,10 @@ def export(journal: Journal, folder: str | Path) -> list[Path]:
 
 
 def prune(journal: Journal, keep: int) -> int:
-    """Let scores, exclusions and candidates of all but the newest ``keep`` rounds go; return of how many cohorts.
+    """Delete scores, exclusions and candidates of all but the newest ``keep`` rounds; return the number of cohorts.
 
-    Who was picked and what came of it stays, so resuming and the proof of participation rules do not change. Rounds
-    whose candidates are not known cannot be played again to verify them; of a chained journal the chain still holds.
+    Cohorts and replies stay, so resuming and proofs of participation rules still work. Without candidates, an audit
+    cannot replay a round; the chain, if there is one, stays valid.
     """
     last, _ = journal.last()
     old = [row.ticket for row in journal.cohorts() if row.round <= last - keep]
@@ -121,19 +120,18 @@ def prune(journal: Journal, keep: int) -> int:
             journal.database.delete("events", "kind = ? AND json_extract(body, '$.ticket') = ?", (EXCLUDED, ticket))
         if old:
             journal.drop_candidates(old)
-            journal.rebase(clients=False)  # after everything is gone, so that the chain is over what is left
+            journal.rebase(clients=False)  # after the last deletion, so that the chain covers what is left
             journal.add_event(PRUNED, {"upto": last - keep})
     journal.compact()
     return len(old)
 
 
 def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
-    """Remove what is known about a client; within an event.
+    """Remove what is known about a client, within an event.
 
-    Its name goes from every text, and its facts, attributes, reported numbers, scores and reasons of failure go. That
-    some client took part in these rounds stays, under another name, so that participation rules can still be proved.
-    The selector's state is not touched here, nor is the file written anew: see
-    :meth:`fedcohort.session.Session.forget`.
+    This removes its name from every text, and its facts, attributes, reported numbers, scores and reasons of failure.
+    The rounds it took part in stay, under another name, so that participation rules can still be proved. The caller
+    changes the selector's state and rewrites the file; see :meth:`fedcohort.session.Session.forget`.
     """
     client, index, database = eraser.client, eraser.index, journal.database
     for name, data in _blank_facts(journal, eraser).items():
@@ -142,7 +140,7 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
     _blank_scores(database, index, journal.client_count())
     for name in eraser.tables:
         eraser.table(database, name)
-    journal.set_meta("clients", None)  # digests of facts as they were, from which a name could be guessed
+    journal.set_meta("clients", None)  # digests of the original facts, from which a name could be guessed
     if block:
         known = journal.meta().get(BLOCKED) or {"key": secrets.token_hex(32), "digests": {}}
         digests = {**known["digests"], name_digest(client, known["key"]): eraser.stand_in}
@@ -152,7 +150,7 @@ def erase(journal: Journal, eraser: Eraser, *, block: bool = False) -> None:
 
 
 def _blank_facts(journal: Journal, eraser: Eraser) -> dict[str, bytes]:
-    """Return the facts that name or describe a client, without it; its row stays, with another name and zeros."""
+    """Return the facts about clients, with another name and zeros in this client's row."""
     table, active = journal.table()
     facts = journal.facts()
     names = [eraser.stand_in if name == eraser.client else name for name in table.names]
@@ -173,23 +171,23 @@ def _blank_facts(journal: Journal, eraser: Eraser) -> dict[str, bytes]:
 
 
 def name_digest(name: str, key: str) -> str:
-    """Return by what a forgotten name is recognised; without the journal's key it says nothing about the name."""
+    """Return a digest that recognises a forgotten name; without the journal's key it reveals nothing."""
     return hmac.new(bytes.fromhex(key), name.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
 
 
 class Eraser:
-    """Puts another name in the place of a client's in every text of a journal, by what each field holds.
+    """Replaces a client's name in every text of a journal, depending on what each field holds.
 
     Parameters
     ----------
     table : ClientTable
-        Everybody; a name that contains the client's stays what it is.
+        All clients; a longer name that contains the client's name is not changed.
 
     Attributes
     ----------
     index : int
     stand_in : str
-        The name that stands for the client from now on.
+        The name that replaces the client's.
     """
 
     tables = ("meta", "cohorts", "scores", "states", "deltas", "metrics", "events")
@@ -201,16 +199,16 @@ class Eraser:
         self.stand_in = f"{FORGOTTEN}-{self.index}"
         longer = sorted((n for n in table.names if client.lower() in n.lower() and n != client), key=len, reverse=True)
         self._others = set(longer)
-        # A longer word that happens to contain the name stays whole.
-        found = "|".join(map(re.escape, [*longer, client]))
-        self._pattern = re.compile(rf"(?<!\w)(?:{found})(?!\w)", re.IGNORECASE)
+        # Whole words only: a longer word that happens to contain the name stays.
+        names = "|".join(map(re.escape, [*longer, client]))
+        self._pattern = re.compile(rf"(?<!\w)(?:{names})(?!\w)", re.IGNORECASE)
 
     def text(self, text: str) -> str:
-        """Return a sentence without the name, however it is written there."""
+        """Return a text without the name, in capitals or not."""
         return self._pattern.sub(lambda m: m[0] if m[0] in self._others else self.stand_in, text)
 
     def value(self, value: Any, holds: Field) -> Any:
-        """Return JSON-like data without the name; what was kept under it as a key is gone."""
+        """Return JSON-like data without the name; entries whose key is the name are removed."""
         match value:
             case str():
                 return self._string(value, holds)
@@ -254,11 +252,11 @@ class Eraser:
     def _metric(self, text: str) -> str:
         parts = text.split("/")
         if len(parts) == 1 and text == self.client:
-            return text  # the host's own metric: those of a client have its name before or after a slash
+            return text  # a metric of the host: a client's name comes before or after a slash
         return "/".join(part if part in _METRICS else self.text(part) for part in parts)
 
     def table(self, database: Database, name: str) -> None:
-        """Go through all texts of a table; numbers that are kept under the client's name go."""
+        """Replace the name in all texts of a table; metrics under the client's name are deleted."""
         table = TABLES[name]
         for row in database.fetch(f"SELECT {table.names} FROM {name}"):
             before = dict(zip(table.columns, row, strict=True))
@@ -272,7 +270,7 @@ class Eraser:
                 database.change(name, key, **changes)
 
     def _changes(self, table: str, row: Mapping[str, Any]) -> dict[str, str]:
-        """Return the texts of a row that must be replaced, by column."""
+        """Return the new texts of a row, by column."""
         changes = {}
         for column, old in row.items():
             if not isinstance(old, str):
@@ -297,35 +295,35 @@ def _holds(table: str, column: str, row: Mapping[str, Any]) -> tuple[Field, bool
 
 
 def copies(path: Path, client: str) -> list[Path]:
-    """Return files around a journal that still hold a client's name, as far as it stands in them uncompressed.
+    """Return files near a journal that still contain a client's name, unless it is compressed there.
 
-    Looked at is the journal's folder, and all of an experiment's where the journal belongs to one: other journals,
+    This searches the journal's folder, or the whole folder of the experiment it belongs to: other journals,
     checkpoints, logs, reports, exports.
     """
     journal = path.resolve()
     folder = journal.parent.parent if journal.parent.name == "journal" else journal.parent
     with closing(read_journal(journal)) as record:
         names = record.table()[0].names
-    others = [name for name in names if client.lower() in name.lower() and name != client]
-    pattern = _names_pattern([*sorted(others, key=len, reverse=True), client])
-    kept = {form for name in others for form in _spellings(name)}
+    longer = [name for name in names if client.lower() in name.lower() and name != client]
+    pattern = _names_pattern([*sorted(longer, key=len, reverse=True), client])
+    others = {form for name in longer for form in _spellings(name)}
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.is_symlink())
     own = {journal, *(journal.with_name(journal.name + end) for end in COMPANIONS)}
     found = []
     for file in islice(files, _MOST_FILES):
-        with contextlib.suppress(OSError):  # one that may not be read is not ours
-            if file not in own and (_names_it(file, client) or _mentions(file, pattern, kept)):
+        with contextlib.suppress(OSError):  # a file that we may not read is not ours
+            if file not in own and (_is_journal_with(file, client) or _mentions(file, pattern, others)):
                 found.append(file)
     return found
 
 
 def _spellings(name: str) -> list[bytes]:
-    """Return how a name may stand in a file: as text, and as JSON writes it."""
+    """Return how a file may spell a name: as plain text, and as in JSON."""
     return [name.encode("utf-8", "surrogatepass"), json.dumps(name)[1:-1].encode()]
 
 
-def _names_it(file: Path, client: str) -> bool:
-    """Whether a file is a journal that knows the client; there names are compressed."""
+def _is_journal_with(file: Path, client: str) -> bool:
+    """Whether a file is a journal with this client; journals store names compressed."""
     with open_file(file) as stream:
         if stream.read(16) != b"SQLite format 3\0":
             return False
@@ -338,18 +336,18 @@ def _names_it(file: Path, client: str) -> bool:
 
 
 def _names_pattern(names: Sequence[str]) -> re.Pattern[bytes]:
-    """Return what finds names in a file, in capitals or not."""
+    """Return a pattern that finds names in a file, in capitals or not."""
     forms = [form for name in names for written in (name, name.lower(), name.upper()) for form in _spellings(written)]
     return re.compile(rb"(?<!\w)(?:" + b"|".join(map(re.escape, dict.fromkeys(forms))) + rb")(?!\w)", re.IGNORECASE)
 
 
 def _mentions(file: Path, pattern: re.Pattern[bytes], others: set[bytes]) -> bool:
-    """Whether a file holds what the pattern finds, and not only where it is one of the others."""
-    rest = b""
+    """Whether the pattern finds anything in a file, apart from the other names."""
+    window = b""
     with open_file(file) as stream:
         while block := stream.read(1 << 20):
-            rest = rest[-_OVERLAP:] + block
-            if any(match[0] not in others for match in pattern.finditer(rest)):
+            window = window[-_OVERLAP:] + block
+            if any(match[0] not in others for match in pattern.finditer(window)):
                 return True
     return False
 
@@ -372,5 +370,5 @@ def _blank_scores(database: Database, index: int, clients: int) -> None:
         arrays = unpack_scores(data, clients)
         keep = arrays["client"] != index
         if not keep.all():
-            less = pack_scores({name: values[keep] for name, values in arrays.items()})
-            database.change("scores", (ticket, selector), arrays=less)
+            others = pack_scores({name: values[keep] for name, values in arrays.items()})
+            database.change("scores", (ticket, selector), arrays=others)

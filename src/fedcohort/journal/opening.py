@@ -1,4 +1,4 @@
-"""How a journal comes to be, and how an existing one is opened: for writing, or for reading wherever it lies."""
+"""Creates, opens, converts and copies the file of a journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def is_blank(path: str | Path) -> bool:
-    """Whether a path holds no journal yet: no file, or one that nothing was written to."""
+    """Whether a new journal can be created at a path: there is no file, or an empty one."""
     path = target(path)
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return True
@@ -31,7 +31,7 @@ def is_blank(path: str | Path) -> bool:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
     except ERRORS:
-        return False  # not a database: certainly not ours to overwrite
+        return False  # not a database, so not ours to overwrite
     return bool(tables == 0)
 
 
@@ -39,7 +39,7 @@ def is_blank(path: str | Path) -> bool:
 
 
 def in_memory(commit: Commit) -> Database:
-    """Return an empty journal that no file keeps, in its first transaction."""
+    """Return an empty journal without a file, in its first transaction."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     _declare(connection)
     return Database(connection, "in memory", commit=commit)
@@ -48,7 +48,7 @@ def in_memory(commit: Commit) -> Database:
 def create(path: Path, commit: Commit) -> Database:
     """Return an empty journal in its first transaction, which :meth:`Database.establish` ends.
 
-    Until then it lies under another name, so that a kill leaves nothing that looks like a journal.
+    Until then, the file has another name. So a kill leaves either no journal or a complete one.
     """
     file = target(path)
     if not is_blank(file):
@@ -62,16 +62,14 @@ def create(path: Path, commit: Commit) -> Database:
     try:
         if not file.exists() and has_companion(file):
             raise JournalError(
-                f"There is no journal {path}, but its companion {companion(file).name}, which holds the newest commits "
-                "of one.",
-                hint="put the journal back beside it, or delete the companion if you know that it is not needed",
+                f"There is no journal {path}, but its companion {companion(file).name} exists. It holds the newest "
+                "commits of a journal.",
+                hint="put the journal back next to it, or delete the companion if you know that it is not needed",
             )
-        # Under a name of its own until its first transaction is durable: a kill leaves no journal or a whole one.
         new = file.with_name(file.name + NEW)
-        for end in ("", *COMPANIONS):  # what a creation left that was killed
-            new.with_name(new.name + end).unlink(missing_ok=True)
+        _remove_with_companions(new)  # left by a process that was killed
         connection = sqlite3.connect(new, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode = OFF")  # nothing to go back to, and synced as a whole
+        connection.execute("PRAGMA journal_mode = OFF")  # nothing to roll back to, and synced as a whole
         connection.execute("PRAGMA synchronous = OFF")
         _declare(connection)
     except BaseException as error:
@@ -82,6 +80,11 @@ def create(path: Path, commit: Commit) -> Database:
     return orphan_after_fork(
         Database(connection, str(path), seal=Seal.fresh(), lock=lock, commit=commit, being_created=new)
     )
+
+
+def _remove_with_companions(file: Path) -> None:
+    for end in ("", *COMPANIONS):
+        file.with_name(file.name + end).unlink(missing_ok=True)
 
 
 def _declare(connection: sqlite3.Connection) -> None:
@@ -96,18 +99,18 @@ def _declare(connection: sqlite3.Connection) -> None:
 
 
 def open_for_writing(
-    path: Path, commit: Commit, decide: Callable[[Database, bool], None], *, accept_loss: bool = False
+    path: Path, commit: Commit, may_continue: Callable[[Database, bool], None], *, accept_loss: bool = False
 ) -> Database:
-    """Return an existing journal, checked and marked as in use; one of version 2 is converted to this version.
+    """Return an existing journal, checked and marked as in use; one of version 2 is converted first.
 
     Parameters
     ----------
     commit : "always" or "manual"
-    decide : callable
-        Raises where this journal is not to be continued, before anything is changed. It is given the journal for
-        reading, or a copy of one of version 2 that was brought to this version, and whether that is so.
+    may_continue : callable
+        Called before anything is changed; raises if this journal must not be continued. Its arguments are the journal,
+        open for reading, and whether it is the converted copy of a journal of version 2.
     accept_loss : bool
-        Whether to go on although the newest commits are missing.
+        Continue although the newest commits are missing.
     """
     file = _existing(path)
     if not os.access(file, os.W_OK):
@@ -118,16 +121,16 @@ def open_for_writing(
     lock = Lock(file)
     connection = None
     try:
-        # Both before SQLite opens the file, because opening it creates a companion or removes one.
-        mark, beside = Mark.of(file), has_companion(file)
+        # Before SQLite opens the file, because that may create or remove the companion.
+        mark, with_companion = Mark.of(file), has_companion(file)
         with _errors(path):
             connection = connect(file)
-            version, seal = check(connection, path, mark, beside, accept_loss=accept_loss)
+            version, seal = check(connection, path, mark, with_companion, accept_loss=accept_loss)
             if seal is None:
-                seal, connection = _upgrade(connection, file, path, decide)
+                seal, connection = _upgrade(connection, file, path, may_continue)
                 log.info("the journal %s was converted from version %d to %d", path, version, SCHEMA_VERSION)
             else:
-                _ask_caller(file, path, decide, older=False)
+                _ask_caller(file, path, may_continue, older=False)
                 connection.execute("PRAGMA journal_mode = WAL")
     except BaseException:
         if connection is not None:
@@ -136,7 +139,7 @@ def open_for_writing(
         raise
     database = orphan_after_fork(Database(connection, str(path), seal=seal, lock=lock, commit=commit))
     try:
-        # A crash from here on is seen by the next opening: the seal says "in use", and nobody holds the lock.
+        # From here on, the next opening can detect a crash: the seal says "in use", and nobody holds the lock.
         database.reseal(in_use=True, generation=seal.generation + 1)
     except BaseException:
         database.close()
@@ -144,21 +147,21 @@ def open_for_writing(
     return database
 
 
-def _ask_caller(file: Path, path: Path, decide: Callable[[Database, bool], None], *, older: bool) -> None:
+def _ask_caller(file: Path, path: Path, may_continue: Callable[[Database, bool], None], *, older: bool) -> None:
     database = Database(_connect(file, "mode=ro"), str(path))
     try:
-        decide(database, older)
+        may_continue(database, older)
     finally:
         database.close()
 
 
 def open_for_reading(path: Path) -> Database:
-    """Return an existing journal, checked, while a session may be writing it, or where nothing can be written."""
-    database, mark, beside = open_unchecked(path)
+    """Return an existing journal, checked. A session may be writing it, and its folder may be read-only."""
+    database, mark, with_companion = open_unchecked(path)
     try:
         with _errors(path):
-            database.connection.execute("BEGIN")  # all of the check sees one moment
-            check(database.connection, path, mark, beside)
+            database.connection.execute("BEGIN")  # so that the whole check sees the same rows
+            check(database.connection, path, mark, with_companion)
             database.connection.execute("COMMIT")
     except BaseException:
         database.close()
@@ -167,9 +170,9 @@ def open_for_reading(path: Path) -> Database:
 
 
 def open_declared(path: Path) -> tuple[Database, int]:
-    """Return an existing journal for reading at once, with its version; only what it declares is checked, not its rows.
+    """Return an existing journal for reading, and its version, after checking its declarations but not its rows.
 
-    A journal that no session is writing is opened as a file that does not change; then SQLite leaves nothing beside it.
+    A journal that is not in use is opened as a file that never changes, so that SQLite creates no companion.
     """
     database = _at_rest(path) or open_unchecked(path)[0]
     try:
@@ -184,7 +187,7 @@ def open_declared(path: Path) -> tuple[Database, int]:
 
 
 def _at_rest(path: Path) -> Database | None:
-    """Return a journal that is not in use, or None."""
+    """Return a journal if it is not in use, otherwise None."""
     file = _existing(path)
     if has_companion(file):
         return None
@@ -195,19 +198,19 @@ def _at_rest(path: Path) -> Database | None:
     try:
         if not Seal.read(connection).in_use:
             return orphan_after_fork(Database(connection, str(path)))
-    except (*ERRORS, JournalError, ValueError, TypeError, KeyError):  # the usual way of opening says what is wrong
+    except (*ERRORS, JournalError, ValueError, TypeError, KeyError):  # opening it the usual way reports the damage
         pass
     connection.close()
     return None
 
 
 def open_unchecked(path: Path) -> tuple[Database, Mark | None, bool]:
-    """Return an existing journal for reading as it is, the mark beside it, and whether it had a companion."""
+    """Return an existing journal for reading, the mark in its lock file, and whether it had a companion."""
     file = _existing(path)
-    mark, beside = Mark.of(file), has_companion(file)
+    mark, with_companion = Mark.of(file), has_companion(file)
     with _errors(path):
         connection, folder = _readable(file)
-    return orphan_after_fork(Database(connection, str(path), folder=folder)), mark, beside
+    return orphan_after_fork(Database(connection, str(path), folder=folder)), mark, with_companion
 
 
 def _existing(path: Path) -> Path:
@@ -220,15 +223,15 @@ def _existing(path: Path) -> Path:
 
 
 def _readable(file: Path) -> tuple[sqlite3.Connection, Path | None]:
-    """Return a connection for reading, and the folder of a copy if it took one.
+    """Return a connection for reading, and the folder of the copy if a copy was needed.
 
-    SQLite reads a journal together with its companion only where it can create files. Elsewhere a journal without a
-    companion is opened as one that does not change, and one with a companion is read from a copy of both.
+    SQLite reads a journal together with its companion only in a folder where it can create files. In other folders, a
+    journal without a companion is opened as a file that never changes, and one with a companion is copied with it.
     """
     try:
         return _connect(file, "mode=ro"), None
     except sqlite3.OperationalError as error:
-        with open(file, "rb"):  # what the system says to a file it does not let us read is clearer
+        with open(file, "rb"):  # if we may not read it, the system's error is clearer than SQLite's
             pass
         if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
             raise
@@ -244,10 +247,10 @@ def _readable(file: Path) -> tuple[sqlite3.Connection, Path | None]:
         raise
 
 
-def _connect(file: Path, how: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"{file.as_uri()}?{how}", uri=True, isolation_level=None, check_same_thread=False)
+def _connect(file: Path, mode: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{file.as_uri()}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
     try:
-        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()  # SQLite opens a file when it is first read
+        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()  # SQLite opens a file at the first read
     except BaseException:
         connection.close()
         raise
@@ -272,16 +275,15 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 def _upgrade(
-    connection: sqlite3.Connection, file: Path, path: Path, decide: Callable[[Database, bool], None]
+    connection: sqlite3.Connection, file: Path, path: Path, may_continue: Callable[[Database, bool], None]
 ) -> tuple[Seal, sqlite3.Connection]:
-    """Put a copy of a journal of version 2, converted to this version, in its place, once all else is settled.
+    """Replace a journal of version 2 by a converted copy.
 
-    The copy is written and checked beside the journal. If that fails, the journal stays as it was, to the byte.
+    The copy is written and checked in a separate file. If that fails, not a byte of the journal changes.
     """
     new = file.with_name(file.name + NEW)
     try:
-        for end in ("", *COMPANIONS):  # what an upgrade left that was killed
-            new.with_name(new.name + end).unlink(missing_ok=True)
+        _remove_with_companions(new)  # left by a process that was killed
         try:
             with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as copied:
                 connection.backup(copied)
@@ -289,35 +291,34 @@ def _upgrade(
                 seal = _with_checksums(Database(copied, str(path), seal=Seal.fresh()))
         except (JournalError, *ERRORS, OSError) as error:
             raise JournalError(
-                f"The journal {path} could not be converted from version 2 to {SCHEMA_VERSION}, and is as it was: "
+                f"The journal {path} could not be converted from version 2 to {SCHEMA_VERSION}, and is unchanged: "
                 f"{error.__cause__ or (error.message if isinstance(error, JournalError) else error)}.",
                 hint="it can be read with read_journal(path)",
             ) from error
-        _ask_caller(new, path, decide, older=True)
+        _ask_caller(new, path, may_continue, older=True)
         with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as copied:
             copied.execute("PRAGMA journal_mode = WAL")
-        with open(new, "rb+") as written:
-            os.fsync(written.fileno())
-        # What is still in the companion would be lost with it, when the copy takes the journal's name.
+        with open(new, "rb+") as stream:
+            os.fsync(stream.fileno())
+        # Commits that are only in the companion would be lost when the copy replaces the journal.
         (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise JournalError(
-                f"The journal {path} is being read, and cannot be converted to version {SCHEMA_VERSION} meanwhile.",
+                f"The journal {path} cannot be converted to version {SCHEMA_VERSION} while it is being read.",
                 hint="close the dashboard or whatever else is reading it, and try again",
             )
         connection.close()
         os.replace(new, file)
-        for end in COMPANIONS:  # empty by now; a reader that still has them keeps them
+        for end in COMPANIONS:  # empty by now; a reader that has opened them keeps them
             file.with_name(file.name + end).unlink(missing_ok=True)
         sync_folder(file.parent)
         return seal, connect(file)
     finally:
-        for end in ("", *COMPANIONS):
-            new.with_name(new.name + end).unlink(missing_ok=True)
+        _remove_with_companions(new)
 
 
 def _with_checksums(database: Database) -> Seal:
-    """Give every row of a journal of version 2 its checksum, in one transaction, and return the seal over them."""
+    """Add a checksum to every row of a journal of version 2, in one transaction, and return the seal over all rows."""
     connection = database.connection
     with database.transaction():
         for name in INDEXES:
@@ -339,7 +340,7 @@ def _with_checksums(database: Database) -> Seal:
 
 
 def copy(path: Path, to: Path) -> None:
-    """Write a journal as one file that is whole by itself, while a session may be writing the original."""
+    """Copy a journal to one complete file. A session may be writing the original."""
     if to.exists():
         raise JournalError(f"The file {to} already exists; a copy would overwrite it.", hint="choose another file")
     new = to.with_name(to.name + NEW)
@@ -347,8 +348,8 @@ def copy(path: Path, to: Path) -> None:
         new.unlink(missing_ok=True)
         with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
             _copy(path, connection)
-        with open(new, "rb+") as written:
-            os.fsync(written.fileno())
+        with open(new, "rb+") as stream:
+            os.fsync(stream.fileno())
         os.replace(new, to)
         sync_folder(to.parent)
     except (OSError, *ERRORS) as error:
@@ -359,7 +360,7 @@ def copy(path: Path, to: Path) -> None:
 
 
 def snapshot(path: Path) -> bytes:
-    """Return a journal as the bytes of a file that is whole by itself, while a session may be writing it."""
+    """Return the bytes of a complete copy of a journal. A session may be writing the original."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
         _copy(path, memory)
         return memory.serialize()
@@ -368,7 +369,7 @@ def snapshot(path: Path) -> bytes:
 def _copy(path: Path, to: sqlite3.Connection) -> None:
     source = open_for_reading(path)
     try:
-        source.connection.backup(to)  # with what lies in the companion, which a copied file would lack
+        source.connection.backup(to)  # includes the companion's commits, which a copy of the file would lack
     finally:
         source.close()
     if version_of(to, path) == SCHEMA_VERSION:

@@ -1,4 +1,4 @@
-"""Where a journal is: a path that can name a file."""
+"""Checks the path of a journal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedcohort.core.text import short_repr
 
 
 def place(journal: str | Path) -> Path:
-    """Return where a journal is, refusing what cannot name a file.
+    """Return the path of a journal; :class:`JournalError` if it cannot be the path of a file.
 
     >>> place("")
     Traceback (most recent call last):

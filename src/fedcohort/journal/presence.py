@@ -1,8 +1,8 @@
-"""How a run stands: whether anybody is at work on its journal, what is waited for, how it ended.
+"""The state of a run: whether a process is working on it, what it is waiting for, how it ended.
 
-The lock tells who lives: the system takes it from a process that dies, however it dies. What only the process itself
-can know, it says in a small file beside the journal, written anew every few seconds (:class:`Presence`): that it is
-alive although a round lasts for hours, whom it waits for, who is online.
+The lock shows whether the process is alive, because the system releases it when the process dies. What only the process
+itself knows, it writes to a small file next to the journal every few seconds (:class:`Presence`): that it is alive
+during a round that takes hours, what it is waiting for, which clients are online.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from fedcohort.journal.lock import LIVE, is_held, target
 from fedcohort.journal.schema import ERRORS
 from fedcohort.journal.store import Journal
 
-BEAT_SECONDS = 5.0  # between two writings of the file
-MOST_OFFLINE = 1_000  # clients named in the file; beyond, those are that went last
-_DEAD_AFTER = 4 * BEAT_SECONDS  # where there is no lock to ask
-_MOST_BYTES = 1 << 22  # read of the file: anybody who can write to the folder could put a larger one there
+BEAT_SECONDS = 5.0  # between two heartbeats
+MOST_OFFLINE = 1_000  # clients named in the file: those that went offline last
+_DEAD_AFTER = 4 * BEAT_SECONDS  # on systems without locks
+_MOST_BYTES = 1 << 22  # to read of the file, because anyone who can write to the folder could replace it by a huge one
 
 State = Literal["running", "waiting", "finished", "failed", "stopped", "killed"]
 STATES: tuple[State, ...] = ("running", "waiting", "finished", "failed", "stopped", "killed")
@@ -37,28 +37,28 @@ STATES: tuple[State, ...] = ("running", "waiting", "finished", "failed", "stoppe
 
 @dataclass(frozen=True)
 class Presence:
-    """What a process says about the run it is at work on.
+    """A heartbeat: what a process says about the run it is working on.
 
     Attributes
     ----------
     state : "running", "waiting" or "failed"
-        The last of a run that ended before it had a journal.
+        "failed" for a run that failed before it had a journal.
     since : float
-        Since when, in seconds since 1970.
+        When this state began, in seconds since 1970.
     why : str
-        What is waited for, or why it failed.
+        What the run is waiting for, or why it failed.
     at : float
         When this was written.
     generation : int
-        Which opening of the journal it is about; 0 before there is one.
+        The number of the journal's opening; 0 before there is a journal.
     planned : int or None
-        How many rounds the run is to have.
+        The number of rounds that the run will have.
     online : int or None
-        How many clients can take part; None before anybody looked.
+        How many clients can take part; None if not known yet.
     offline : mapping of str to float
-        By name, since when members are not online; those that went last first, at most :data:`MOST_OFFLINE`.
+        By name, when members went offline; the latest first, at most :data:`MOST_OFFLINE`.
     offline_count : int
-        How many there are in all.
+        The number of all members that are offline.
     """
 
     state: str
@@ -74,11 +74,10 @@ class Presence:
 
     @classmethod
     def of(cls, journal: str | Path) -> Presence | None:
-        """Return the last heartbeat beside a journal; None if there is none, or none that can be read."""
+        """Return the last heartbeat of a journal; None if there is none, or it cannot be read."""
         try:
             with open_file(_file(journal)) as file:
-                body = json.loads(file.read(_MOST_BYTES))
-            return cls._from_json(body)
+                return cls._from_json(json.loads(file.read(_MOST_BYTES)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
 
@@ -102,14 +101,14 @@ class Presence:
         )
 
     def write(self, journal: Path) -> None:
-        """Write it beside the journal, in place of the one before; a link that lies there is not followed."""
+        """Write it next to the journal, replacing the last one; a link in its place is not followed."""
         file = _file(journal)
-        # A random name: a link that somebody planted under a known one would be written through.
+        # A random name, because a link planted under a known name would be written through.
         new = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as written:
-                json.dump(asdict(self), written)
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                json.dump(asdict(self), stream)
             os.replace(new, file)
         except BaseException:
             new.unlink(missing_ok=True)
@@ -117,14 +116,14 @@ class Presence:
 
     @staticmethod
     def remove(journal: Path) -> None:
-        """Remove the file beside the journal."""
+        """Delete the heartbeat of a journal."""
         with contextlib.suppress(OSError):
             _file(journal).unlink(missing_ok=True)
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it was written a moment ago."""
-        return abs(time.time() - self.at) < _DEAD_AFTER  # of either sign: clocks of machines differ
+        """Whether it was written a few seconds ago."""
+        return abs(time.time() - self.at) < _DEAD_AFTER  # the other machine's clock may be ahead
 
 
 def _file(journal: str | Path) -> Path:
@@ -134,18 +133,18 @@ def _file(journal: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class RunState:
-    """How a run stands.
+    """The state of a run.
 
     Attributes
     ----------
     state : one of :data:`STATES`
-        ``stopped``: nobody is at work on it, and its journal was closed; ``killed``: it was not.
+        No process works on a run that is "stopped" or "killed"; if it is "killed", its journal was not closed.
     why : str
-        What is waited for, or how it ended.
+        What the run is waiting for, or how it ended.
     since : float or None
-        Since when it waits.
+        When it began to wait.
     presence : Presence or None
-        The last heartbeat of the process that works on it, or did until it was killed.
+        The last heartbeat of the process that works on it, or of the one that was killed.
     """
 
     state: State
@@ -155,76 +154,78 @@ class RunState:
 
 
 def planned_rounds(journal: Journal) -> int | None:
-    """Return how many rounds the host has planned, if it recorded that."""
+    """Return the planned number of rounds, if the host recorded it."""
     plans = journal.events(PLANNED)
     return int(plans[-1]["rounds"]) if plans else None
 
 
-def _ending(journal: Journal) -> tuple[State, str] | None:
-    """Return how a run ended and why, or None if no end is on record."""
-    ends = journal.events(ENDED)[-1:]
-    if ends and ends[0]["ticket"] == journal.last()[1]:
-        return ("failed" if ends[0]["state"] == "failed" else "finished"), str(ends[0]["reason"])
-    last = journal.cohorts(after=journal.last()[1] - 1)[-1:]
-    return ("finished", str(last[0].stop)) if last and last[0].stop is not None else None
+def _ending(journal: Journal) -> RunState | None:
+    """Return how a run ended, or None if the journal records no end."""
+    last_ticket = journal.last()[1]
+    ends = journal.events(ENDED)
+    if ends and ends[-1]["ticket"] == last_ticket:
+        return RunState("failed" if ends[-1]["state"] == "failed" else "finished", str(ends[-1]["reason"]))
+    cohorts = journal.cohorts(after=last_ticket - 1)
+    return RunState("finished", str(cohorts[-1].stop)) if cohorts and cohorts[-1].stop is not None else None
 
 
 def run_state(journal: Journal) -> RunState:
-    """Return how the run of a journal stands now."""
+    """Return the current state of a journal's run."""
     if journal.path is None:
-        return RunState(*(_ending(journal) or ("running", "")))
-    last = _heartbeat(journal, journal.path)
-    alive = _is_alive(journal.path, last)
-    if alive and last is not None:
-        return RunState("waiting" if last.state == "waiting" else "running", last.why, last.since, last)
+        return _ending(journal) or RunState("running")
+    heartbeat = _heartbeat(journal, journal.path)
+    alive = _is_alive(journal.path, heartbeat)
+    if alive and heartbeat is not None:
+        state: State = "waiting" if heartbeat.state == "waiting" else "running"
+        return RunState(state, heartbeat.why, heartbeat.since, heartbeat)
     end = _ending(journal)
     if end is not None:
-        return RunState(*end)
+        return end
     if alive:
         return RunState("running")
-    # The journal is closed before its lock is let go; so this, read after the lock was free, is how it was left.
+    # A process closes the journal before it releases the lock. The lock was free, so this is the final seal.
     seal = _seal(journal)
     if seal is None or not seal.in_use:
         return RunState("stopped")
-    if _is_alive(journal.path, last):  # another process has begun to work on it meanwhile
+    if _is_alive(journal.path, heartbeat):  # another process has opened it in the meantime
         return RunState("running")
     return RunState(
         "killed",
         "the process that wrote the journal ended without closing it; start the run again and it continues",
         None,
-        last,
+        heartbeat,
     )
 
 
 def _heartbeat(journal: Journal, path: Path) -> Presence | None:
-    """Return the last heartbeat about this opening of the journal, if there is one."""
-    seal, last = _seal(journal), Presence.of(path)
-    # Another generation is of an earlier process, or of one that has not opened the journal yet.
-    return last if last is not None and seal is not None and last.generation == seal.generation else None
+    """Return the last heartbeat of the process that last opened the journal, if there is one."""
+    seal, heartbeat = _seal(journal), Presence.of(path)
+    # Another generation belongs to an earlier process, or to one that has not opened the journal yet.
+    return heartbeat if heartbeat and seal and heartbeat.generation == seal.generation else None
 
 
 def run_state_before(path: Path) -> RunState | None:
-    """Return how a run stands that has no journal yet, because it waits for its first clients; None without one."""
-    last = Presence.of(path)
-    if last is None:
+    """Return the state of a run without a journal, which waits for its first clients; None if there is no run."""
+    heartbeat = Presence.of(path)
+    if heartbeat is None:
         return None
-    if last.state == "failed":
-        return RunState("failed", last.why, last.since, last)
-    if last.is_fresh:
-        return RunState("waiting", last.why, last.since, last)
-    return RunState("killed", "the process that waited for clients is gone", None, last)
+    if heartbeat.state == "failed":
+        return RunState("failed", heartbeat.why, heartbeat.since, heartbeat)
+    if heartbeat.is_fresh:
+        return RunState("waiting", heartbeat.why, heartbeat.since, heartbeat)
+    return RunState("killed", "the process that waited for clients is gone", None, heartbeat)
 
 
-def _is_alive(path: Path, last: Presence | None) -> bool:
+def _is_alive(path: Path, heartbeat: Presence | None) -> bool:
     held = is_held(target(path))
-    if held is None or (not held and last is not None and last.host != platform.node()):
-        # No locks here, or perhaps none that other machines see.
-        return last is not None and last.is_fresh
+    if held is None or (not held and heartbeat is not None and heartbeat.host != platform.node()):
+        # This system has no locks, or the process runs on another machine whose lock we may not see.
+        return heartbeat is not None and heartbeat.is_fresh
     return held
 
 
 def _seal(journal: Journal) -> Seal | None:
     try:
         return Seal.read(journal.database.connection)
-    except ERRORS:  # one of an earlier version has none
+    except ERRORS:  # journals of earlier versions have none
         return None

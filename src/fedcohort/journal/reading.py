@@ -1,4 +1,4 @@
-"""Everything that can be read from a journal, while it is being written or afterwards."""
+"""Reads everything in a journal, while it is being written or afterwards."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class JournalReader:
         self.path = path
 
     def close(self) -> None:
-        """Close the file; in manual mode what was not committed is dropped."""
+        """Close the file; in manual mode, uncommitted events are lost."""
         self.database.close()
 
     def meta(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class JournalReader:
         return table_of(self.facts())
 
     def client_count(self) -> int:
-        """Return how many clients there are, whether or not they are members."""
+        """Return the number of clients, members or not."""
         return client_count(dict(self.database.fetch("SELECT name, data FROM facts WHERE name IN ('n', 'active')")))
 
     def attributes(self) -> dict[str, dict[str, Any]]:
@@ -73,7 +73,7 @@ class JournalReader:
         return dict(decompress_json(rows[0][0], "What clients say about themselves")) if rows else {}
 
     def exclusions(self, ticket: int) -> dict[int, str]:
-        """Return the clients that rules excluded from a cohort, each with the reason."""
+        """Return the clients that the rules excluded from a cohort, each with the reason."""
         query = "SELECT body FROM events WHERE kind = ? AND json_extract(body, '$.ticket') = ?"
         rows = self.database.fetch(query, (EXCLUDED, ticket))
         if not rows:
@@ -85,42 +85,42 @@ class JournalReader:
 
     def state(self, selector: str) -> dict[str, Any]:
         """Return the fields of a selector's state as last saved."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name, scalar, data in self.database.fetch(
             "SELECT field, scalar, data FROM states WHERE selector = ?", (selector,)
         ):
-            found[name] = decode_scalar(scalar) if data is None else unpack(data)
+            fields[name] = decode_scalar(scalar) if data is None else unpack(data)
         for name, data in self.database.fetch(
             "SELECT field, data FROM deltas WHERE selector = ? ORDER BY id", (selector,)
         ):
             block = unpack_many(data)
-            # Copied once, for the first delta; unpacked arrays are read-only.
-            if not found[name].flags.writeable:
-                found[name] = found[name].copy()
-            found[name][block["rows"]] = block["values"]
-        for value in found.values():
+            # Unpacked arrays are read-only; copy them before the first change.
+            if not fields[name].flags.writeable:
+                fields[name] = fields[name].copy()
+            fields[name][block["rows"]] = block["values"]
+        for value in fields.values():
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
-        return found
+        return fields
 
     def links(self) -> list[Link]:
         """Return the links of the chain, oldest first."""
         return list(links(self.database))
 
     def fits(self, link: Link) -> bool:
-        """Whether what a link is over is on record as it was."""
+        """Whether the record that a link covers is unchanged."""
         return link.fits(payload_of(self.database, link))
 
     def strays(self, chained: list[Link]) -> list[tuple[str, tuple[Any, ...]]]:
-        """Return the kind and key of what is on record outside the chain."""
+        """Return the kind and key of each record without a link."""
         return list(strays(self.database, chained))
 
     def facts(self) -> dict[str, bytes]:
-        """Return what is known about the clients, as it is stored."""
+        """Return the facts about clients, by name, as they are stored."""
         return dict(self.database.fetch("SELECT name, data FROM facts"))
 
     def cohorts(self, *, round_: int | None = None, pending: bool = False, after: int = -1) -> list[CohortRow]:
-        """Return cohorts in order: all, of one round, those still open, or those with a ticket above ``after``."""
+        """Return cohorts in order: all, or only those of one round, still open, or with a ticket above ``after``."""
         where = "WHERE ticket > ?" + (" AND round = ?" if round_ is not None else "")
         where += " AND told_at IS NULL" if pending else ""
         arguments = (after,) if round_ is None else (after, round_)
@@ -135,7 +135,7 @@ class JournalReader:
         ]
 
     def picks(self, upto: int | None = None) -> Iterator[tuple[int, IntArray, int]]:
-        """Yield round, clients and number of candidates of every cohort in order, up to a round."""
+        """Yield the round, clients and number of candidates of every cohort in order, up to a round."""
         last = self.last()[0] if upto is None else upto
         rows = self.database.fetch(
             "SELECT round, clients, n_candidates FROM cohorts WHERE round <= ? ORDER BY ticket", (last,)
@@ -144,15 +144,14 @@ class JournalReader:
             yield round_, unpack(clients), candidates
 
     def candidates(self, ticket: int, n: int) -> IntArray | None:
-        """Return the candidates for a cohort; None where they were pruned."""
-        data = self._stored_candidates(ticket)
-        if data is None:
+        """Return the candidates for a cohort; None if they were pruned."""
+        if self._stored_candidates(ticket) is None:
             return np.arange(n)
-        bits = self.candidate_bits(ticket) if data else None
+        bits = self.candidate_bits(ticket)
         return None if bits is None else np.flatnonzero(bits[:n])
 
     def candidate_bits(self, ticket: int) -> BoolArray | None:
-        """Return which clients were candidates for a cohort; None where all were, or where they were pruned."""
+        """Return the mask of candidates for a cohort; None if all clients were candidates, or they were pruned."""
         data = self._stored_candidates(ticket)
         if not data:
             return None
@@ -165,25 +164,25 @@ class JournalReader:
         return rows[0][0] if rows else b""
 
     def reply_blocks(self, ticket: int | None = None) -> list[ReplyBlock]:
-        """Return the replies as they were reported, of one cohort or all, oldest first."""
+        """Return the reports on one cohort or all, oldest first."""
         where, arguments = ("", ()) if ticket is None else ("WHERE ticket = ?", (ticket,))
         rows = self.database.fetch(f"SELECT ticket, at, late, data FROM replies {where} ORDER BY id", arguments)
         return [ReplyBlock.decode(t, at, bool(late), data) for t, at, late, data in rows]
 
     def reply_block(self, number: int) -> ReplyBlock:
-        """Return one report's replies by their number in the chain."""
+        """Return one report by its id, which is its key in the chain."""
         ((t, at, late, data),) = self.database.fetch(
             "SELECT ticket, at, late, data FROM replies WHERE id = ?", (number,)
         )
         return ReplyBlock.decode(t, at, bool(late), data)
 
     def numbered_event(self, number: int) -> tuple[float, str, dict[str, Any]]:
-        """Return one event by its number in the chain: when, its kind, its body."""
+        """Return the time, kind and body of one event by its id, which is its key in the chain."""
         ((at, kind, body),) = self.database.fetch("SELECT at, kind, body FROM events WHERE id = ?", (number,))
         return at, kind, json.loads(body)
 
     def replies(self, ticket: int | None = None) -> list[ReplyRow]:
-        """Return the outcome of each client, of one cohort or all, ordered by ticket and client."""
+        """Return the last reply of each client to one cohort or all, ordered by ticket and client."""
         return newest(self.reply_blocks(ticket))
 
     def scores(self, ticket: int) -> dict[str, tuple[IntArray, dict[str, AnyArray], str | None]]:
@@ -191,37 +190,38 @@ class JournalReader:
         rows = self.database.fetch("SELECT selector, picked, arrays, note FROM scores WHERE ticket = ?", (ticket,))
         cohort = self.database.fetch("SELECT clients FROM cohorts WHERE ticket = ?", (ticket,))
         n = self.client_count()
-        found = {}
+        scores = {}
+        # The session's own selector has no row if it gave no scores.
         for selector, picked, arrays, note in [*rows, *(("", b"", None, None) for _ in cohort)]:
-            if selector not in found:  # a selector that gave no scores has no row
-                who = picked or cohort[0][0]  # whom the session's own picked is in the cohort's row
-                found[selector] = (unpack(who), {} if arrays is None else unpack_scores(arrays, n), note)
-        return found
+            if selector not in scores:
+                clients = unpack(picked or cohort[0][0])  # the session's own picks are in the cohort's row
+                scores[selector] = (clients, {} if arrays is None else unpack_scores(arrays, n), note)
+        return scores
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Return the bodies of all events of a kind, oldest first."""
         return [body for _, body in self.timed_events(kind)]
 
     def timed_events(self, kind: str) -> list[tuple[float, dict[str, Any]]]:
-        """Return when events of a kind happened, in seconds since 1970, and their bodies, oldest first."""
+        """Return the times, in seconds since 1970, and bodies of all events of a kind, oldest first."""
         rows = self.database.fetch("SELECT at, body FROM events WHERE kind = ? ORDER BY id", (kind,))
         return [(at, json.loads(body)) for at, body in rows]
 
     def metrics(self) -> dict[int, dict[str, float]]:
-        """Return the recorded numbers about the global model by round."""
-        found: dict[int, dict[str, float]] = {}
+        """Return the recorded numbers about the global model, by round."""
+        numbers: dict[int, dict[str, float]] = {}
         for round_, key, value in self.database.fetch("SELECT round, key, value FROM metrics ORDER BY round"):
-            found.setdefault(round_, {})[key] = value
-        return found
+            numbers.setdefault(round_, {})[key] = value
+        return numbers
 
     def newest(self) -> tuple[int, int, int]:
-        """Return the highest numbers of a ticket, a block of replies and an event, -1 when there is none."""
+        """Return the highest ticket, id of a report and id of an event, each -1 if there is none."""
         ((reply,),) = self.database.fetch("SELECT COALESCE(MAX(id), -1) FROM replies")
         ((event,),) = self.database.fetch("SELECT COALESCE(MAX(id), -1) FROM events")
         return self.last()[1], int(reply), int(event)
 
     def last(self) -> tuple[int, int]:
-        """Return the highest round and ticket recorded, -1 when there is none."""
+        """Return the highest round and ticket recorded, each -1 if there is none."""
         ((round_, ticket),) = self.database.fetch(
             "SELECT COALESCE(MAX(round), -1), COALESCE(MAX(ticket), -1) FROM cohorts"
         )

@@ -1,8 +1,8 @@
-"""The state of a session between two events, and how a journal that went on returns to it.
+"""The state of a session between two events, and how a journal returns to it.
 
-A host that keeps files of its own (models, say) cannot have them in the journal's transaction. It commits the journal
-first and then writes its files together with the session's :class:`Savepoint`, in one atomic step. Should it die in
-between, the journal is ahead, and ``Session.open(path, at=savepoint)`` takes it back to what the files belong to.
+A host's own files, such as models, cannot be part of the journal's transaction. The host commits the journal first, and
+then writes its files together with the session's :class:`Savepoint` in one atomic step. If it dies in between, the
+journal is ahead of the files, and ``Session.open(path, at=savepoint)`` rewinds it to where they agree.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from fedcohort.journal.codec import Scalar, decode_scalar, encode_scalar, pack_m
 from fedcohort.journal.events import CHANGED, FACTS, FORGOTTEN, JOINED, LEFT, REJOINED, SELECTOR
 from fedcohort.journal.store import Journal
 
-_LASTING = (JOINED, LEFT, REJOINED, FACTS, CHANGED, SELECTOR, FORGOTTEN)  # events that cannot be taken back
+_LASTING = (JOINED, LEFT, REJOINED, FACTS, CHANGED, SELECTOR, FORGOTTEN)  # events that cannot be undone
 
 
 @dataclass(frozen=True, eq=False)
 class Savepoint:
-    """What a journal holds at a moment, as far as later rows do not tell.
+    """A position in a journal, and what later rows overwrite.
 
     Attributes
     ----------
     ticket, reply, event : int
-        The highest numbers given out, -1 for none.
+        The highest ticket, id of a report and id of an event, each -1 if there is none.
     pending : tuple of int
         Tickets of open cohorts.
     host : JSON-like
@@ -40,9 +40,9 @@ class Savepoint:
     shadows : dict
         Specifications of the shadow selectors.
     blind : dict
-        What shadows could not learn from the last round, in words.
+        By shadow, a sentence on what it could not learn from the last round.
     states : dict of selector to dict of field to array or scalar
-        '' is the session's own.
+        The session's own selector is called ''.
     """
 
     ticket: int
@@ -56,7 +56,7 @@ class Savepoint:
     states: Mapping[str, Mapping[str, AnyArray | Scalar]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """Pack everything, without pickle."""
+        """Return everything as bytes, without pickle."""
         arrays: dict[str, AnyArray] = {}
         fields = []
         for selector, state in self.states.items():
@@ -75,12 +75,12 @@ class Savepoint:
             "blind": dict(self.blind),
             "fields": fields,
         }
-        # The head as an array among the others: one format for all of it.
+        # The head is packed as an array, so that everything has one format.
         return pack_many({"head": np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Savepoint:
-        """Unpack :meth:`to_bytes`.
+        """Return the savepoint that :meth:`to_bytes` packed.
 
         >>> Savepoint.from_bytes(Savepoint(3, 4, -1, states={"": {"pulls": np.arange(2), "t": 0.5}}).to_bytes()).states
         {'': {'pulls': array([0, 1]), 't': 0.5}}
@@ -90,29 +90,25 @@ class Savepoint:
         states: dict[str, dict[str, AnyArray | Scalar]] = {}
         for place, (selector, name, scalar) in enumerate(head["fields"]):
             states.setdefault(selector, {})[name] = arrays[str(place)] if scalar is None else decode_scalar(scalar)
-        ticket, reply, event = head["rows"]
         rest = {key: head[key] for key in ("host", "attributes", "shadows", "blind")}
+        ticket, reply, event = head["rows"]
         return cls(ticket, reply, event, tuple(head["pending"]), states=states, **rest)
-
-    @property
-    def _rows(self) -> tuple[int, int, int]:
-        return self.ticket, self.reply, self.event
 
 
 def rewind(journal: Journal, savepoint: Savepoint) -> None:
-    """Take a journal that is open for writing back to a savepoint it has passed; nothing changes if it stands there."""
-    stands = journal.newest()
-    if stands == savepoint._rows:
+    """Return a journal, open for writing, to an earlier savepoint; do nothing if it is already there."""
+    here, there = journal.newest(), (savepoint.ticket, savepoint.reply, savepoint.event)
+    if here == there:
         return
-    if any(here < there for here, there in zip(stands, savepoint._rows, strict=True)):
+    if any(ours < theirs for ours, theirs in zip(here, there, strict=True)):
         raise JournalError(
-            f"The journal {journal.path} ends with ticket {stands[0]}, before ticket {savepoint.ticket} where the "
+            f"The journal {journal.path} ends with ticket {here[0]}, before ticket {savepoint.ticket} where the "
             "session should continue: it is an older copy, or belongs to another run.",
             hint="restore the journal that was written last",
         )
     meta, database = journal.meta(), journal.database
-    # Some events change clients, rules or the selector in place, and deleting rows does not bring those back. A chain
-    # is there to show deletions.
+    # Some events change clients, rules or the selector in place; deleting rows would not undo them. And the purpose of
+    # a chain is to reveal deletions.
     lasting = database.fetch(
         f"SELECT kind FROM events WHERE id > ? AND kind IN ({', '.join('?' * len(_LASTING))})",
         (savepoint.event, *_LASTING),
@@ -131,7 +127,7 @@ def rewind(journal: Journal, savepoint: Savepoint) -> None:
         database.delete("scores", "ticket > ?", ticket)
         database.delete("replies", "id > ?", (savepoint.reply,))
         database.delete("events", "id > ?", (savepoint.event,))
-        for pending in savepoint.pending:  # they may have been closed since
+        for pending in savepoint.pending:  # they may have been closed since then
             database.change("cohorts", (pending,), told_at=None)
         for selector in ("", *meta["shadows"]):
             journal.drop_state(selector)

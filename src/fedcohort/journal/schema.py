@@ -1,8 +1,8 @@
-"""The tables of a journal, and the checksum every row carries.
+"""The tables of a journal, and the checksum in every row.
 
-The checksum is a CRC-32 over all other columns of the row, their types and the table's name, so that a row that comes
-back otherwise than it was written is noticed. It guards against disks, not against people; those are what the chain of
-digests is for (:mod:`fedcohort.journal.chain`).
+The checksum is a CRC-32 over the row's other columns, their types and the table's name. It reveals a row that is read
+back differently from how it was written. It guards against faulty disks, not against people; the chain of digests is
+for those (:mod:`fedcohort.journal.chain`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 from zlib import crc32
 
-SCHEMA_VERSION = 3  # raised whenever a released fedcohort could misread what this one writes
-READABLE = (2, 3)  # 1 kept a row for each client's reply, 2 had no checksums
+SCHEMA_VERSION = 3  # raise it whenever a released fedcohort could misread what this one writes
+READABLE = (2, 3)  # version 1 had a row for each client's reply, version 2 had no checksums
 APPLICATION_ID = 0x46434A31  # "FCJ1"
-# What SQLite raises, and what Python raises instead where SQLite's message quotes bytes of a damaged file.
 ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What reading can raise. Python fails to decode a message in which SQLite quotes bytes of a damaged file."""
 _TYPES: dict[str, type] = {"INTEGER": int, "REAL": float, "TEXT": str, "BLOB": bytes}
 
 
@@ -28,11 +27,22 @@ class SqlTable:
     Parameters
     ----------
     columns : str
-        As SQL declares them, without the checksum.
+        SQL declarations, without the checksum. The columns of the key come first.
     key : str
-        The columns of a primary key of several.
+        The columns of the primary key, if there are several.
     compact : bool
-        Whether rows lie in the key's own tree, without a row number.
+        Store rows in the key's own tree, without a row number.
+
+    Attributes
+    ----------
+    names : str
+        The columns without the checksum, for a statement.
+    insert, replace : str
+        Statements that add a row; ``replace`` removes an earlier row with the same key.
+    where_key : str
+        The condition that selects one row.
+    select_sum : str
+        The statement that reads one row's checksum.
     """
 
     def __init__(self, name: str, columns: str, *, key: str = "", compact: bool = False) -> None:
@@ -42,32 +52,18 @@ class SqlTable:
         self.types = tuple(_TYPES[words[1]] for words in declared)
         self.key = tuple(key.split(", ")) if key else (self.columns[0],)
         end = f", PRIMARY KEY ({key}))" if key else ")"
-        # The checksum stands first, because what stands behind a large value is found by reading all of that.
+        # The checksum comes first: SQLite reaches a column behind a large value only by reading all of that value.
         self.create = f"CREATE TABLE {name} (sum INTEGER NOT NULL, {columns}{end}" + " WITHOUT ROWID" * compact
+        self.names = ", ".join(self.columns)
+        places = ", ".join("?" * (len(self.columns) + 1))
+        self.insert = f"INSERT INTO {name} ({self.names}, sum) VALUES ({places})"
+        self.replace = self.insert.replace("INSERT", "INSERT OR REPLACE", 1)
+        self.where_key = " AND ".join(f"{column} = ?" for column in self.key)
+        self.select_sum = f"SELECT sum FROM {name} WHERE {self.where_key}"
         self._seed = crc32(name.encode())
 
-    @cached_property
-    def names(self) -> str:
-        """The columns without the checksum, for a statement."""
-        return ", ".join(self.columns)
-
-    @cached_property
-    def insert(self) -> str:
-        """The statement that adds a row."""
-        return f"INSERT INTO {self.name} ({self.names}, sum) VALUES ({', '.join('?' * (len(self.columns) + 1))})"
-
-    @cached_property
-    def replace(self) -> str:
-        """The statement that adds a row in the place of the one with its key."""
-        return self.insert.replace("INSERT", "INSERT OR REPLACE", 1)
-
-    @cached_property
-    def where_key(self) -> str:
-        """The condition for one row."""
-        return " AND ".join(f"{column} = ?" for column in self.key)
-
     def to_stored_types(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return a row in the types it will be read back in, so that its checksum is that of what comes back."""
+        """Return a row in the types that SQLite will return, so that its checksum still matches when it is read."""
         return tuple(
             [
                 value if value is None or (type(value) is kind and kind is not float) else _plain(value, kind)
@@ -76,7 +72,7 @@ class SqlTable:
         )
 
     def sum(self, row: Sequence[Any]) -> int:
-        """Return the checksum of a row as :meth:`typed` returns it, or as it was read."""
+        """Return the checksum of a row that :meth:`to_stored_types` returned or SQLite read."""
         crc = self._seed
         shape: list[Any] = []
         for value in row:
@@ -96,8 +92,8 @@ class SqlTable:
 def _plain(value: Any, kind: type) -> Any:
     if kind is not float:
         return kind(value)
-    number = float(value) + 0.0  # SQLite keeps no minus zero
-    return None if math.isnan(number) else number  # nor NaN
+    number = float(value) + 0.0  # SQLite stores -0.0 as 0.0
+    return None if math.isnan(number) else number  # and NaN as NULL
 
 
 TABLES = {

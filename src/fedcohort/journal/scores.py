@@ -1,10 +1,9 @@
-"""Scores of a choice as bytes: most of a journal, so they are kept small.
+"""Scores as compact bytes, because they are the largest part of a journal.
 
-A choice among 100 clients has a hundred scores, each with several parts, in every round. A score is kept with five
-digits, or with seven where five would make different scores equal; its parts with four digits, which is what
-explanations print. A part that is the rest of the score, what the other parts leave of it, is not kept. Bytes of like
-significance stand together, because they compress well. Where all candidates are on record, their order follows from
-the scores.
+A choice among 100 clients has a hundred scores in every round, each with several parts. A score keeps five digits, or
+seven if five would make different scores equal. Its parts keep four digits, which is what explanations print. One part
+is not stored if it is the score minus the other parts. Bytes of equal significance are stored together, because that
+compresses well. If all candidates are recorded, their order follows from the scores.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ from fedcohort.core.errors import JournalError
 from fedcohort.journal.codec import decompress, unpack_many
 
 _MARK = b"s2\n"
-_BEFORE = b"s1\n"  # of an earlier version; one before that begins with the bracket of a JSON list
-_PART, _SCORE = 10, 7  # bits of a mantissa that are dropped: 13 or 16 of 23 stay
-_COMMON = b', "wide": false, "rest": null, "names": ["score", "part:{"n": 100, "whole": true'  # of most headers
-_NEAR = 2.0**-13  # the error that a part may have
+_OLD_MARK = b"s1\n"  # of an earlier version; the one before that wrote a JSON list first
+_PART, _SCORE = 10, 7  # low bits of the mantissa that are dropped; 13 or 16 of 23 remain
+_COMMON = b', "wide": false, "rest": null, "names": ["score", "part:{"n": 100, "whole": true'  # zlib's dictionary
+_NEAR = 2.0**-13  # the relative error that a part may have
 _INTEGER = np.dtype("<i8")
-_MOST_PARTS = 256  # of a score, and so many bytes of a header: what a file may make us allocate
-_HEADER = 65_536
+_MOST_PARTS, _MOST_HEADER = 256, 65_536  # of a score and of a header: they limit what a file makes us allocate
 
 
 def pack_scores(arrays: Mapping[str, AnyArray]) -> bytes:
-    """Return the arrays of :func:`fedcohort.session.explain.recorded_scores` as bytes."""
+    """Return the arrays of :func:`fedcohort.session.explain.recorded_scores`, best first, as bytes."""
     client, rank = np.asarray(arrays["client"], np.int64), np.asarray(arrays["rank"], np.int64)
     names = tuple(name for name in arrays if name not in ("client", "rank"))
     values = np.empty((len(names), len(client)))
@@ -64,16 +62,16 @@ def _header(n: int, whole: bool, wide: bool, rest: str | None, names: tuple[str,
 
 
 def unpack_scores(data: bytes, clients: int) -> dict[str, AnyArray]:
-    """Return the arrays :func:`pack_scores` wrote, best first, or those of an earlier version.
+    """Return the arrays that :func:`pack_scores`, of this version or an earlier one, packed; best first.
 
     Parameters
     ----------
     clients : int
-        How many the federation has, which limits what the bytes may unpack to.
+        The number of clients in the federation, which limits the unpacked size.
     """
-    if not data.startswith((_MARK, _BEFORE)):
+    if not data.startswith((_MARK, _OLD_MARK)):
         return unpack_many(data)
-    most = _HEADER + 8 * (_MOST_PARTS + 3) * max(clients, 1)
+    most = _MOST_HEADER + 8 * (_MOST_PARTS + 3) * max(clients, 1)
     common = _COMMON if data.startswith(_MARK) else b""
     body = decompress(data[len(_MARK) :], most, "The scores of a cohort", common)
     try:
@@ -83,18 +81,18 @@ def unpack_scores(data: bytes, clients: int) -> dict[str, AnyArray]:
 
 
 def _read_scores(body: bytes) -> dict[str, AnyArray]:
-    """Return the arrays that unpacked bytes hold; the first line says which."""
-    head, _, planes = body.partition(b"\n")
-    known = json.loads(head)
-    n, whole, names = int(known["n"]), bool(known["whole"]), [str(name) for name in known["names"]]
-    rest = known.get("rest")
+    """Return the arrays in unpacked bytes, which the first line describes."""
+    line, _, planes = body.partition(b"\n")
+    head = json.loads(line)
+    n, whole, names = int(head["n"]), bool(head["whole"]), [str(name) for name in head["names"]]
+    rest = head.get("rest")
     stored = [name for name in names if name != rest]
     integers = 1 if whole else 2  # clients, and their ranks unless these follow from the scores
-    dtypes = [_INTEGER] * integers + [np.dtype("<f8" if known["wide"] else "<f4")] * len(stored)
+    dtypes = [_INTEGER] * integers + [np.dtype("<f8" if head["wide"] else "<f4")] * len(stored)
     columns = _read_planes(planes, n, dtypes)
     numbers = {name: column.astype(np.float64) for name, column in zip(stored, columns[integers:], strict=True)}
     if rest is not None:
-        numbers[rest] = _left_by(numbers)
+        numbers[rest] = _remainder(numbers)
     arrays: dict[str, AnyArray] = {"client": np.cumsum(columns[0])}
     arrays["rank"] = np.arange(1, n + 1) if whole else columns[1]
     arrays |= {name: numbers[name] for name in names}
@@ -105,14 +103,14 @@ def _read_scores(body: bytes) -> dict[str, AnyArray]:
 
 
 def _read_planes(data: bytes, n: int, dtypes: Sequence[np.dtype[Any]]) -> list[AnyArray]:
-    """Return the columns of ``n`` numbers that :func:`_planes` wrote one after the other."""
-    found, at = [], 0
+    """Return the columns of ``n`` numbers that :func:`_planes` wrote one after another."""
+    columns, start = [], 0
     for dtype in dtypes:
         size = n * dtype.itemsize
-        planes = np.frombuffer(data, np.uint8, size, at).reshape(dtype.itemsize, n)
-        found.append(np.ascontiguousarray(planes.T).view(dtype).reshape(n))
-        at += size
-    return found
+        planes = np.frombuffer(data, np.uint8, size, start).reshape(dtype.itemsize, n)
+        columns.append(np.ascontiguousarray(planes.T).view(dtype).reshape(n))
+        start += size
+    return columns
 
 
 def _fits(values: FloatArray) -> bool:
@@ -142,30 +140,30 @@ def _rounding(names: tuple[str, ...]) -> tuple[AnyArray, AnyArray]:
 
 
 def _rest(exact: FloatArray, short: FloatArray, names: Sequence[str]) -> int | None:
-    """Return the row of a part that is what the others leave of the score, to the digits that a part is kept with."""
+    """Return the row of a part that equals the score minus the other parts, to the precision of parts."""
     if "score" not in names:
         return None
     for row, name in enumerate(names):
         if name == "score":
             continue
-        left = _left_by({other: short[i] for i, other in enumerate(names) if i != row})
+        rest = _remainder({other: short[i] for i, other in enumerate(names) if i != row})
         with np.errstate(invalid="ignore"):
-            near = np.abs(left - exact[row]) <= _NEAR * np.abs(exact[row])
-        if near.all() or (near | (left == exact[row]) | (np.isnan(left) & np.isnan(exact[row]))).all():
+            near = np.abs(rest - exact[row]) <= _NEAR * np.abs(exact[row])
+        if near.all() or (near | (rest == exact[row]) | (np.isnan(rest) & np.isnan(exact[row]))).all():
             return row
     return None
 
 
-def _left_by(numbers: Mapping[str, FloatArray]) -> FloatArray:
-    """Return what the parts leave of the score."""
-    left = numbers["score"].copy()
+def _remainder(numbers: Mapping[str, FloatArray]) -> FloatArray:
+    """Return the score minus its parts."""
+    rest = numbers["score"].copy()
     with np.errstate(invalid="ignore"):
         for name, values in numbers.items():
             if name != "score":
-                left -= values
-    return left
+                rest -= values
+    return rest
 
 
 def _planes(column: AnyArray) -> bytes:
-    """Return the first bytes of all numbers, then their second ones, and so on."""
+    """Return the first bytes of all numbers, then their second bytes, and so on."""
     return np.ascontiguousarray(column).view(np.uint8).reshape(len(column), column.dtype.itemsize).T.tobytes()

@@ -1,7 +1,7 @@
-"""Signatures of an operator under the newest link of a chained journal (Ed25519).
+"""An operator's signature of the newest link of a chained journal (Ed25519).
 
-The chain says that nothing was changed since somebody kept a link of it; a signature says whose link it was. The
-private key stays in a file of its own, which only its owner can read; ``fedcohort journal keygen`` makes both.
+The chain shows that nothing was changed since somebody kept a link. A signature shows whose link it was. The private
+key is in a separate file that only its owner can read; ``fedcohort journal keygen`` writes both keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from fedcohort.core.errors import InputError, needs_extra
 from fedcohort.core.files import read_file, refuse_links
 
-_PURPOSE = b"fedcohort journal head\0"  # signed with it: a signature for another purpose is none under a journal
+_PURPOSE = b"fedcohort journal head\0"  # a part of what is signed, so that signatures for other purposes are not valid
 _MAKE_ONE = "`fedcohort journal keygen FILE` makes one"
 
 
@@ -31,7 +31,7 @@ class Signer:
     Parameters
     ----------
     path : path
-        As :func:`generate` wrote it.
+        A file that :func:`generate` wrote.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -46,7 +46,7 @@ class Signer:
         return str(self._key.public_key().public_bytes_raw().hex())
 
     def sign(self, head: str) -> str:
-        """Return the signature under a link, both in hexadecimal."""
+        """Return the signature of a link, both in hexadecimal."""
         return str(self._key.sign(_PURPOSE + bytes.fromhex(head)).hex())
 
 
@@ -73,11 +73,11 @@ def is_signed(head: str, signature: str, public: str) -> bool:
 
 
 def generate(path: str | Path) -> Path:
-    """Write a new private key, for its owner's eyes only, and return the file beside it with the public one."""
+    """Write a new private key, which only its owner can read, and the public key; return the public key's file."""
     serialization, ed25519 = _library()
     path = Path(path)
     if not path.name:
-        raise InputError(f"A key needs a file of its own. Got {str(path)!r}, a folder.")
+        raise InputError(f"A key must be a file. Got {str(path)!r}, a folder.")
     public = path.with_name(path.name + ".pub")
     pem = serialization.Encoding.PEM
     key = ed25519.Ed25519PrivateKey.generate()

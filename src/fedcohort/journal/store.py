@@ -1,7 +1,7 @@
 """The SQLite file behind a session.
 
-One transaction per event (or per :meth:`Journal.commit` in manual mode), WAL so that readers never block the writer,
-a schema version and checksums inside, and a lock so that two sessions never write the same file.
+Each event is one transaction (in manual mode, each :meth:`Journal.commit`). WAL mode keeps readers from blocking the
+writer. The file has a schema version and checksums, and a lock keeps two sessions from writing it at once.
 """
 
 from __future__ import annotations
@@ -44,24 +44,30 @@ from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.signing import Signer
 from fedcohort.journal.tables import LABELS, table_facts
 
-_SMALL_FIELD = 1 << 16  # bytes below which a changed array is simply written whole
+_SMALL_FIELD = 1 << 16  # bytes; smaller arrays are always written whole
 
 
 class Journal(JournalReader):
-    """A session's journal file, or an in-memory one when ``path`` is None.
+    """A session's journal file, or a journal in memory if ``path`` is None.
 
     Use :meth:`create`, :meth:`open` or :func:`read_journal`.
+
+    Attributes
+    ----------
+    durable : (int, int)
+        In manual mode, the highest ticket and the highest id of a block of replies that other processes can read.
     """
 
     def __init__(self, database: Database, path: Path | None) -> None:
         super().__init__(database, path)
+        self.durable = (-1, -1)
+        # By selector and field: bytes of changed rows since the array was last written whole.
         self._delta_bytes: dict[tuple[str, str], int] = {}
         self._saved: dict[str, dict[str, AnyArray | Any]] = {}
-        self._durable = (-1, -1)
         self._candidates = CandidateEncoder()
         self._chain: Chain | None = None
         self._signer: Signer | None = None
-        weakref.finalize(self, database.close)  # also when the program ends without closing it
+        weakref.finalize(self, database.close)  # even if the program ends without closing it
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -74,25 +80,26 @@ class Journal(JournalReader):
         *,
         sign: Signer | None = None,
     ) -> Journal:
-        """Start a journal in a new file; an existing file is never overwritten. :meth:`finish_creation` ends it."""
+        """Start a journal in a new file, and never overwrite one. Call :meth:`finish_creation` when it is filled."""
         path = None if path is None else Path(path)
         journal = cls(opening.in_memory(commit) if path is None else opening.create(path, commit), path)
         try:
             with journal.database.errors():
-                everything = {**meta, "fedcohort": __version__, "created": time.time()}
-                if meta.get("audit") is not None:
-                    everything |= {"chain": VERSION, "signer": None if sign is None else sign.public}
-                for key, value in everything.items():
+                audited = meta.get("audit") is not None
+                all_meta = {**meta, "fedcohort": __version__, "created": time.time()}
+                if audited:
+                    all_meta |= {"chain": VERSION, "signer": None if sign is None else sign.public}
+                for key, value in all_meta.items():
                     journal.set_meta(key, value)
-                if meta.get("audit") is not None:
-                    journal._chain, journal._signer = Chain.start(journal.database, everything), sign
+                if audited:
+                    journal._chain, journal._signer = Chain.start(journal.database, all_meta), sign
         except BaseException:
             journal.close()
             raise
         return journal
 
     def finish_creation(self) -> None:
-        """End the first transaction, once the session has written its tables into it; now the file is there."""
+        """End the first transaction, after the session has written its tables; the file appears."""
         try:
             self._sign()
             self.database.establish(None if self.path is None else target(self.path))
@@ -112,26 +119,26 @@ class Journal(JournalReader):
         sign: Signer | None = None,
         fits: Callable[[Journal], object] | None = None,
     ) -> Journal:
-        """Continue an existing journal; it must be whole, ours and of a schema that can be read.
+        """Open an existing journal to continue it, after checking all of it.
 
         Parameters
         ----------
         commit : "always" or "manual"
         accept_loss : bool
-            Whether to go on although its newest commits are missing; then that is put on record.
+            Continue although the newest commits are missing.
         sign : Signer, optional
-            The key to sign with; the same as from the start.
+            The key to sign with: the one the journal was created with.
         fits : callable, optional
-            Raises where a journal of an older version, as it would be in this one, cannot be continued.
+            Called with a converted journal of an older version; raises if the session cannot continue it.
         """
         path = Path(path)
 
-        def decide(database: Database, older: bool) -> None:
+        def check(database: Database, older: bool) -> None:
             _check_signer(JournalReader(database, path).meta(), sign, path)
             if fits is not None and older:
                 fits(cls(database, path))
 
-        journal = cls(opening.open_for_writing(path, commit, decide, accept_loss=accept_loss), path)
+        journal = cls(opening.open_for_writing(path, commit, check, accept_loss=accept_loss), path)
         try:
             if journal.meta().get("audit") is not None:
                 journal._chain, journal._signer = Chain(journal.database), sign
@@ -146,20 +153,21 @@ class Journal(JournalReader):
 
     @contextlib.contextmanager
     def event(self) -> Iterator[None]:
-        """All writes inside become durable together, or none does."""
+        """Make all writes inside durable together, or none of them."""
         try:
             with self.database.transaction():
                 yield
                 self._sign()
         except BaseException:
             self._saved.clear()
+            self._delta_bytes.clear()
             self._candidates.restart()
             if self._chain is not None:
                 self._chain.forget()
             raise
 
     def _sign(self) -> None:
-        """Put the signature under the newest link in the place of the one before."""
+        """Sign the newest link; this replaces the previous signature."""
         if self._chain is not None and self._signer is not None:
             head = self._chain.tip.hex()
             self.database.put("meta", "signature", json.dumps([head, self._signer.sign(head)]))
@@ -170,26 +178,11 @@ class Journal(JournalReader):
             self.database.commit()
             self._mark_durable()
 
-    # -- for readers of what is not durable yet; see fedcohort.journal.live ---------------------------------------
-
-    @property
-    def durable(self) -> tuple[int, int]:
-        """The highest ticket, and the highest number of a block of replies, that other processes can read."""
-        return self._durable
-
     def _mark_durable(self) -> None:
-        self._durable = self.newest()[:2]
-
-    def newer(self, ticket: int, reply: int, columns: Mapping[str, str]) -> dict[str, list[tuple[Any, ...]]]:
-        """Return the rows of cohorts and scores above ``ticket`` and of replies above ``reply``, as they are stored."""
-        above = {"cohorts": ("ticket", ticket), "scores": ("ticket", ticket), "replies": ("id", reply)}
-        return {
-            table: self.database.fetch(f"SELECT {columns[table]} FROM {table} WHERE {key} > ?", (value,))
-            for table, (key, value) in above.items()
-        }
+        self.durable = self.newest()[:2]
 
     def compact(self) -> None:
-        """Rewrite the file without what was deleted, so that it can no longer be found there."""
+        """Rewrite the file, so that no trace of deleted rows is left in it."""
         self.database.rewrite()
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -205,14 +198,14 @@ class Journal(JournalReader):
             self._chain.add(kind, *key)
 
     def add_event(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Append something that happened."""
+        """Record an event."""
         number = self.database.append("events", time.time(), kind, as_json(body, f"The event {kind!r}"))
         self._link("event", number)
 
     def set_table(self, table: ClientTable, active: AnyArray) -> None:
         """Store the client table and which clients are members."""
         facts = table_facts(table, active)
-        for name in LABELS.difference(facts):  # which may have become known in another form
+        for name in LABELS.difference(facts):  # labels may be known in another form than before
             self.database.delete("facts", "name = ?", [name])
         for name, data in facts.items():
             self.database.put("facts", name, data)
@@ -220,57 +213,70 @@ class Journal(JournalReader):
             self._chain.add_table(facts)
 
     def rebase(self, *, clients: bool) -> None:
-        """Let the chain, if there is one, go by what was removed or replaced; ``clients``: also facts about clients."""
+        """After rows were removed or replaced, adapt the chain, if any; with ``clients``, also the client table."""
         if self._chain is not None:
             self._chain.rebase(table_facts(*self.table()) if clients else None)
 
     def add_answer(self, ticket: int, answer: Mapping[Any, AnyArray]) -> None:
-        """Record what a selector saw before it chose; only a chained journal keeps it."""
+        """Record what a selector was told before it chose; only a chained journal stores it."""
         if self._chain is not None:
             self._chain.add_answer(ticket, {str(signal): values for signal, values in answer.items()})
 
     def add_cohort(self, row: CohortRow, candidates: IntArray | None, n: int) -> None:
-        """Record a cohort; ``candidates`` is None when everybody in the federation was one."""
+        """Record a cohort; ``candidates`` is None if all ``n`` clients were candidates."""
         mask = None
         if candidates is not None:
             if self._chain is not None:
                 self._candidates.restart()
             mask = self._candidates.encode(row.ticket, candidates, n)
-        weights, work = (None if x is None else pack(x) for x in (row.weights, row.work))
-        chosen = (row.wanted, row.n_candidates, mask, pack_indices(row.clients), weights, work)
-        notes = as_json(dict(row.notes), "What a selector noted about its cohort")
-        self.database.add("cohorts", row.ticket, row.round, row.asked_at, row.told_at, *chosen, notes, row.stop)
-        for kind in ("candidates", "cohort", *(("close",) if row.told_at is not None else ())):
-            self._link(kind, row.ticket)
+        self.database.add(
+            "cohorts",
+            row.ticket,
+            row.round,
+            row.asked_at,
+            row.told_at,
+            row.wanted,
+            row.n_candidates,
+            mask,
+            pack_indices(row.clients),
+            None if row.weights is None else pack(row.weights),
+            None if row.work is None else pack(row.work),
+            as_json(dict(row.notes), "What a selector noted about its cohort"),
+            row.stop,
+        )
+        self._link("candidates", row.ticket)
+        self._link("cohort", row.ticket)
+        if row.told_at is not None:
+            self._link("close", row.ticket)
 
     def drop_candidates(self, tickets: Iterable[int]) -> None:
-        """Let the candidates of some cohorts go; those of others that refer to them are stored whole first."""
+        """Delete the candidates of some cohorts, after storing whole those of others that refer to them."""
         gone = set(tickets)
         for ticket, data in self.database.fetch("SELECT ticket, candidates FROM cohorts WHERE length(candidates) > 0"):
             if ticket not in gone and base_of(data) in gone:
-                found = self.candidate_bits(ticket)
-                assert found is not None
-                self.database.change("cohorts", (ticket,), candidates=whole(found))
+                bits = self.candidate_bits(ticket)
+                assert bits is not None
+                self.database.change("cohorts", (ticket,), candidates=whole(bits))
         for ticket in gone:
             if self.database.fetch("SELECT 1 FROM cohorts WHERE ticket = ? AND length(candidates) > 0", (ticket,)):
                 self.database.change("cohorts", (ticket,), candidates=b"")
         self._candidates.restart()
 
     def add_scores(self, ticket: int, selector: str, picked: IntArray, scores: bytes | None, note: str | None) -> None:
-        """Record what a selector ('' is the session's own) picked and the scores it picked by, as packed arrays.
+        """Record the clients that a selector picked, and its scores as :func:`~.scores.pack_scores` packs them.
 
-        Whom the session's own picked is in the cohort's row already.
+        The session's own selector is called ''. The clients it picked are already in the cohort's row.
         """
         self.database.add("scores", ticket, selector, pack_indices(picked) if selector else b"", scores, note)
         self._link("scores", ticket, selector)
 
     def add_replies(self, block: ReplyBlock) -> None:
-        """Record the replies of one report; they take the place of what was recorded for the same clients before."""
+        """Record the replies of one report; they replace earlier replies of the same clients."""
         number = self.database.append("replies", block.ticket, block.at, block.late, block.encode())
         self._link("replies", number)
 
     def close_cohort(self, ticket: int) -> None:
-        """Mark a cohort as reported."""
+        """Mark a cohort as closed now."""
         self.database.change("cohorts", (ticket,), told_at=time.time())
         self._link("close", ticket)
 
@@ -281,17 +287,16 @@ class Journal(JournalReader):
             self._link("metrics", round_, key)
 
     def save_state(self, selector: str, state: object) -> None:
-        """Record a selector's state, writing only what changed since it was last saved. Not for in-memory journals."""
-        if self.path is None:
-            return
-        self.save_fields(selector, state_fields(state))
+        """Record a selector's state, writing only what changed since it was last saved; in memory, do nothing."""
+        if self.path is not None:
+            self.save_fields(selector, state_fields(state))
 
     def save_fields(self, selector: str, fields: Iterable[tuple[str, AnyArray | Any]]) -> None:
         """Record the fields of a selector's state, writing only what changed since they were last saved."""
         before = self._saved.get(selector, {})
         after = dict(fields)
         for name, value in after.items():
-            if name in before and before[name] is value:  # selectors pass on what they did not change
+            if name in before and before[name] is value:  # selectors pass unchanged fields on
                 continue
             if isinstance(value, np.ndarray):
                 self._save_array((selector, name), before.get(name), value)
@@ -300,39 +305,42 @@ class Journal(JournalReader):
         self._saved[selector] = after
 
     def _save_array(self, key: tuple[str, str], before: object, value: AnyArray) -> None:
-        """Record an array of a state: the rows that changed, or all of it where that takes no more bytes."""
+        """Record an array of a state: the rows that changed, or all of it if that takes no more bytes."""
         rows = changed_rows(before, value) if isinstance(before, np.ndarray) else None
         if rows is not None and len(rows) == 0:
             return
         if rows is not None and value.nbytes > _SMALL_FIELD and len(rows) * 4 < len(value):
             block = pack_many({"rows": rows, "values": value[rows]})
-            # Once the rows written since the whole array add up to it, reading would take longer than writing saves.
-            spent = self._delta_bytes.get(key, 0) + len(block)
-            if spent < value.nbytes:
+            # Once the changed rows take as many bytes as the whole array, reading them costs more than they save.
+            total = self._delta_bytes.get(key, 0) + len(block)
+            if total < value.nbytes:
                 self.database.append("deltas", *key, block)
-                self._delta_bytes[key] = spent
+                self._delta_bytes[key] = total
                 return
-        self.database.delete("deltas", "selector = ? AND field = ?", key)
+        if self._delta_bytes.get(key) != 0:  # there are changed rows, or we do not know
+            self.database.delete("deltas", "selector = ? AND field = ?", key)
         self.database.put("states", *key, None, pack(value))
         self._delta_bytes[key] = 0
 
     def add_exclusions(self, ticket: int, codes: AnyArray, reasons: Sequence[str]) -> None:
-        """Record whom rules excluded from a cohort, by code: 0, or one more than the place of the reason."""
+        """Record which clients the rules excluded from a cohort.
+
+        A client's code is 0 if it was not excluded; code i stands for the i-th reason, counted from 1.
+        """
         data = base64.b64encode(compress(np.ascontiguousarray(codes, "<i2").tobytes())).decode()
         self.add_event(EXCLUDED, {"ticket": ticket, "reasons": list(reasons), "codes": data})
 
     def set_attributes(
         self, attributes: Mapping[str, Mapping[str, Any]], news: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        """Store clients' attributes by name; an audited journal also keeps when each was stated."""
+        """Store clients' attributes by name; an audited journal also records each change (``news``)."""
         if self._chain is not None:
             self.add_event(ATTRIBUTES, {"clients": {name: dict(values) for name, values in news.items()}})
-        data = compress(json.dumps(attributes).encode())
-        self.database.put("facts", "attributes", data)
+        self.database.put("facts", "attributes", compress(json.dumps(attributes).encode()))
         self._link("attributes", "attributes")
 
     def drop_state(self, selector: str) -> None:
-        """Forget a selector's state."""
+        """Delete a selector's state."""
         self.database.delete("states", "selector = ?", (selector,))
         self.database.delete("deltas", "selector = ?", (selector,))
         self._saved.pop(selector, None)
@@ -341,18 +349,18 @@ class Journal(JournalReader):
 
     @property
     def commitment(self) -> str | None:
-        """The newest link of the chain over everything recorded, in hexadecimal; None without a chain."""
+        """The newest link of the chain, in hexadecimal; None without a chain."""
         return None if self._chain is None else self._chain.tip.hex()
 
     @property
     def signature(self) -> str | None:
-        """The signature under :attr:`commitment`, in hexadecimal; None where nobody signs."""
+        """The signature of :attr:`commitment`, in hexadecimal; None without a key."""
         if self._chain is None or self._signer is None:
             return None
         return self._signer.sign(self._chain.tip.hex())
 
     def resume_state(self, selector: str, cls: type) -> Any:
-        """Return a state object of ``cls`` as last saved, and continue saving from it."""
+        """Return the state that was last saved, as an object of ``cls``; later saves write what changed since."""
         fields = self.state(selector)
         expected = {f.name for f in dataclasses.fields(cls)}
         if set(fields) != expected:
@@ -370,7 +378,7 @@ class Journal(JournalReader):
 
 
 def _check_signer(meta: Mapping[str, Any], sign: Signer | None, path: Path) -> None:
-    """Refuse to continue a journal whose chain could not be continued."""
+    """Raise unless the journal's chain, if any, can be continued with this key."""
     if meta.get("audit") is not None and meta.get("chain") != VERSION:
         raise JournalError(
             f"The journal {path} was chained by an earlier fedcohort ({meta.get('fedcohort')}), whose chain leaves out "
@@ -379,15 +387,15 @@ def _check_signer(meta: Mapping[str, Any], sign: Signer | None, path: Path) -> N
         )
     signer = meta.get("signer")
     if signer != (None if sign is None else sign.public):
-        found = "is not signed" if signer is None else f"is signed with the key whose public part is {signer}"
+        expected = "is not signed" if signer is None else f"is signed with the key whose public part is {signer}"
         given = "no key was given" if sign is None else f"{sign.public} was given"
         raise JournalError(
-            f"The journal {path} {found}, but {given}.",
+            f"The journal {path} {expected}, but {given}.",
             hint="give the key it was started with: sign= in Python, --sign on the command line",
         )
 
 
 def read_journal(path: str | Path) -> Journal:
-    """Open a journal for reading only, while a session may be writing it, or where nothing can be written."""
-    where = place(path)
-    return Journal(opening.open_for_reading(where), where)
+    """Open a journal for reading. A session may be writing it, and the folder may be read-only."""
+    path = place(path)
+    return Journal(opening.open_for_reading(path), path)

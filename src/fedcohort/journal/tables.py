@@ -1,4 +1,4 @@
-"""Client tables as a journal stores them: each fact under its name, as bytes."""
+"""Client tables as a journal stores them: the bytes of each fact, by name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor, LabelG
 from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.journal.codec import compress, decompress_json, pack, unpack
 
-LABELS = {"label_counts", "label_factor", "label_gram"}  # a table has one of these facts at most
+LABELS = {"label_counts", "label_factor", "label_gram"}  # a table has at most one of these facts
 
 
 def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
-    """Return a client table and its members as they are stored."""
+    """Return a client table and the mask of members as facts."""
     facts: dict[str, bytes] = {"active": pack(np.packbits(active)), "n": json.dumps(table.n).encode()}
     if table.has_names:
         facts["names"] = compress(json.dumps(table.names).encode())
-    # Sizes that follow from label counts are stored as well: a reader need not know which of the two was given.
+    # Also if they follow from label counts, so that readers need not know which of the two the host supplied.
     if "sizes" in table.signals:
         facts["sizes"] = pack(table.sizes)
     if "label-products" in table.signals:
@@ -37,7 +37,7 @@ def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
 
 
 def table_of(facts: Mapping[str, bytes]) -> tuple[ClientTable, BoolArray]:
-    """Return the client table and the (N,) mask of members that :func:`table_facts` stored."""
+    """Return the client table and the (N,) mask of members, given what :func:`table_facts` returned."""
     try:
         return _table_of(facts)
     except (ValueError, TypeError, LookupError) as error:
@@ -62,9 +62,9 @@ def _table_of(facts: Mapping[str, bytes]) -> tuple[ClientTable, BoolArray]:
 
 
 def client_count(facts: Mapping[str, bytes]) -> int:
-    """Return how many clients there are; never more than the mask of members has bits for.
+    """Return the number of clients, after comparing it with the size of the mask of members.
 
-    A number costs nothing to write down, and everything else is allocated by it.
+    Otherwise a small file could claim a huge number and make us allocate arrays of that size.
     """
     n, room = int(json.loads(facts["n"])), 8 * len(facts["active"])
     if not 0 <= n <= room:

@@ -1,8 +1,8 @@
-"""Class balance while labels stay with the clients: encryption, rotation, noise, estimates, attacks.
+"""Class balance without collecting labels: encryption, rotation, noise, and attacks that measure what they reveal.
 
-What clients need (:class:`LabelSeal`, :class:`SecretRotation`, :class:`Ledger` and the noise), what a server needs
-(:class:`EncryptedLabels`, :class:`RotatedLabels`, :class:`NoisyLabels`, :class:`RemoteKeyHolder`), what a key holder is
-(:class:`KeyHolder`), and what each of them reveals: :func:`audit`.
+Clients use :class:`LabelSeal`, :class:`SecretRotation`, or :class:`Ledger` and noise. The server uses
+:class:`EncryptedLabels`, :class:`RotatedLabels` or :class:`NoisyLabels`, and :class:`RemoteKeyHolder` to reach a
+:class:`KeyHolder`. :func:`audit` measures what each option reveals.
 """
 
 import importlib
@@ -45,7 +45,7 @@ __all__ = [
     "audit",
     "make_keys",
 ]
-# A client needs none of the server's modules, and a simulation none of either.
+# Imported on demand: a client does not need the server's modules, and a simulation needs neither's.
 _HOMES = {
     "keyholder": ("KeyHolder",),
     "ledger": ("Ledger",),

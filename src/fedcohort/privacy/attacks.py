@@ -1,11 +1,11 @@
 r"""Attacks on label counts by an observer who sees S, noisy counts, or plain updates.
 
-Fed-CBS's Theorem 3.2 says that counts cannot be derived from S, because a rotation changes counts and not S. Counts are
-whole numbers, and that is why they can. The integer combinations of the clients' counts form a lattice, S tells all its
-lengths and angles, and with as few dimensions as there are classes it is quickly reduced. Each class is a whole number
-of every vector with sum 0, and few whole numbers are possible (:func:`from_products`): the counts of all clients follow
-exactly, up to the names of the classes. Sizes that share a factor, or are all equal, do not help.
-If the counts of one client are known, the names follow as well; with B known clients, one linear system suffices
+Fed-CBS's Theorem 3.2 says that counts cannot be derived from S, because a rotation changes the counts but not S. But
+counts are whole numbers, so they can (:func:`from_products`). The integer combinations of the clients' counts form a
+lattice. S gives all its lengths and angles, and its dimension is only the number of classes, so it is quickly reduced.
+Every vector of the lattice has a whole number for each class, and few whole numbers are possible. The counts of all
+clients follow exactly, up to the names of the classes, even if all sizes share a factor or are equal.
+If the counts of one client are known, the names follow too. With B known clients, one linear system is enough
 (:func:`from_sybils`).
 """
 
@@ -25,8 +25,8 @@ from fedcohort.core.errors import InputError, needs_extra
 with needs_extra("The attacks need python-flint, which is not installed.", "attacks"):
     from flint import fmpz, fmpz_mat
 
-_STEPS = 200_000  # after which a search gives up
-_FACTORS = 10_000  # the largest common factor of all counts that is tried
+_STEPS = 200_000  # a search gives up after this many
+_FACTORS = 10_000  # the largest common factor of all counts to try
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Recovered:
     Parameters
     ----------
     counts : (N, B) array
-        The attacker's belief about everybody's label counts.
+        The attacker's estimate of all clients' label counts.
     named : bool
-        Whether the attacker knows which column is which class; otherwise the columns are in some order.
+        Whether the attacker knows which column is which class; if not, the order of the columns means nothing.
     """
 
     counts: FloatArray
@@ -54,17 +54,17 @@ def reduced_basis(gram: fmpz_mat) -> tuple[fmpz_mat, fmpz_mat]:
     Parameters
     ----------
     gram : (m, m) integer matrix
-        Inner products of the generating vectors, which may depend on each other.
+        Inner products of the generating vectors, which may be linearly dependent.
 
     Returns
     -------
     coefficients : (r, m) integer matrix
-        The basis vectors as combinations of the given ones.
+        The basis vectors as combinations of the generating vectors.
     gram : (r, r) integer matrix
-        Their inner products.
+        The inner products of the basis vectors.
     """
-    # A combination of the vectors is zero exactly where the same combination of their inner products is. Once these
-    # relations are out, the inner products of the rest are nonsingular, as FLINT's LLL on them demands.
+    # A combination of vectors is zero if and only if the same combination of their inner products is zero. Without
+    # these relations, the inner products are nonsingular, as FLINT's LLL requires.
     basis = _relations_and_basis(gram)[1]
     inner = basis * gram * basis.transpose()
     if not basis.nrows():
@@ -76,12 +76,10 @@ def reduced_basis(gram: fmpz_mat) -> tuple[fmpz_mat, fmpz_mat]:
 def _relations_and_basis(rows: fmpz_mat) -> tuple[fmpz_mat, fmpz_mat]:
     """Return a basis of the integer combinations of ``rows`` that vanish, and combinations that generate the rest."""
     reduced, turns = rows.lll(True)
-    zero = [not any(row) for row in reduced.tolist()]
-    coefficients = turns.tolist()
-    m = rows.nrows()
-    relations = [row for row, vanishes in zip(coefficients, zero, strict=True) if vanishes]
-    basis = [row for row, vanishes in zip(coefficients, zero, strict=True) if not vanishes]
-    return _matrix(relations, m), _matrix(basis, m)
+    pairs = list(zip(reduced.tolist(), turns.tolist(), strict=True))
+    relations = [coefficients for row, coefficients in pairs if not any(row)]
+    basis = [coefficients for row, coefficients in pairs if any(row)]
+    return _matrix(relations, rows.nrows()), _matrix(basis, rows.nrows())
 
 
 def _matrix(rows: Sequence[Sequence[int | fmpz]], columns: int) -> fmpz_mat:
@@ -93,7 +91,7 @@ def _floats(matrix: fmpz_mat) -> FloatArray:
 
 
 def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int) -> Recovered | None:
-    """Return the counts of all clients from S alone, up to the order of the classes; None if the lattice is not enough.
+    """Return the counts of all clients from S, up to the order of the classes; None if the lattice is not enough.
 
     Parameters
     ----------
@@ -117,25 +115,25 @@ def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int) -> Recovered 
         raise InputError(f"The attack takes S (N, N) and N sizes. Got {s.shape} and {total.shape}.")
     whole = np.rint(s)
     if not np.isfinite(s).all() or (np.abs(s - whole) > 1e-3).any():
-        return None  # not products of whole numbers: noise, or an estimate
-    known = _Products([list(map(int, row)) for row in whole], total.tolist())
-    # Small clients give short generators, clients without samples none.
+        return None  # these are not products of whole numbers, but noisy or estimated
+    products = _Products([list(map(int, row)) for row in whole], total.tolist())
+    # Small clients make short generators; clients without samples make none.
     order = [i for i in np.argsort(np.diag(whole)).tolist() if whole[i, i] > 0]
-    # A few more clients than classes usually span the lattice; where they do not, twice as many are tried.
-    wanted = min(len(order), 2 * classes + 6)
-    while wanted:
-        found = known.solve(order[:wanted])
-        if found is not None and found.shape[1] <= classes:
-            return Recovered(_pad_classes(found, classes), named=False)
-        if wanted == len(order):
+    # A few more clients than classes usually span the lattice. If not, try twice as many.
+    chosen = min(len(order), 2 * classes + 6)
+    while chosen:
+        counts = products.solve(order[:chosen])
+        if counts is not None and counts.shape[1] <= classes:
+            return Recovered(_pad_classes(counts, classes), named=False)
+        if chosen == len(order):
             break
-        wanted = min(len(order), 2 * wanted)
+        chosen = min(len(order), 2 * chosen)
     return None
 
 
 @dataclass(frozen=True)
 class _Products:
-    """S and the sizes; the lattice of some clients gives the counts of all."""
+    """S and the sizes. The lattice of some clients gives the counts of all."""
 
     gram: list[list[int]]
     sizes: list[int]
@@ -146,7 +144,7 @@ class _Products:
         basis, inner = reduced_basis(between)
         sums = basis * _matrix([[self.sizes[i]] for i in chosen], 1)
         rank = basis.nrows()
-        # The squared length of (1, ..., 1) as far as the clients span it: r, if there are as many classes.
+        # The squared length of the part of (1, ..., 1) that the clients span: r, if there are r classes.
         ones = _floats(sums)[:, 0]
         if abs(float(ones @ np.linalg.solve(_floats(inner), ones)) - rank) > 1e-6:
             return None
@@ -155,9 +153,9 @@ class _Products:
         level = turns * level
         along = _floats(level * fmpz_mat([self.gram[i] for i in chosen]))
         quadratic: FloatArray = np.linalg.inv(_floats(inner)).astype(np.float64)
-        # A class takes a whole number n of each vector of sum 0. Its axis, less what it shares with the ones, has the
-        # squared length 1 - 1/r, which is n' inner^-1 n: few n have that. Where all counts share a factor, only its
-        # multiples are tried, or they would be many.
+        # Each vector with sum 0 has a whole number for a class; together they are n. The axis of the class, without its
+        # part along the ones, has the squared length 1 - 1/r = n' inner^-1 n, and few n satisfy that. If all counts
+        # share a factor, only its multiples are tried, because there would be too many others.
         for factor in _square_factors(inner):
             entries = _of_length(factor * factor * quadratic, 1 - 1 / rank)
             if entries is None:
@@ -168,7 +166,7 @@ class _Products:
         return None
 
     def _classes(self, entries: FloatArray, quadratic: FloatArray, along: FloatArray) -> FloatArray | None:
-        """Return (N, r) counts, if some of the candidates for a class make up all of S and the sizes."""
+        """Return (N, r) counts, if r of the candidates for a class reproduce S and the sizes."""
         rank = len(quadratic) + 1
         sizes = np.array(self.sizes, np.float64)
         counts = entries @ quadratic @ along + sizes / rank
@@ -179,21 +177,21 @@ class _Products:
         if frame is None:
             return None
         columns = counts[frame].T
-        # Whole numbers below 2^53: the comparison is exact.
+        # These are whole numbers below 2^53, so the comparison is exact.
         same = np.array_equal(columns @ columns.T, np.array(self.gram, np.float64))
         return columns if same and np.array_equal(columns.sum(axis=1), sizes) else None
 
 
 def _square_factors(gram: fmpz_mat) -> list[int]:
-    """Return the whole numbers whose square divides all products, largest first: the lattice may be so much larger."""
+    """Return the whole numbers whose square divides all products, largest first; all counts may share one of them."""
     content = math.gcd(*map(int, gram.entries()))
     return [m for m in range(min(math.isqrt(content), _FACTORS), 0, -1) if content % (m * m) == 0] or [1]
 
 
 def _of_length(quadratic: FloatArray, length: float) -> FloatArray | None:
-    """Return all whole x with x' quadratic x = length (Fincke and Pohst 1985), or None when they are too many."""
+    """Return all whole x with x' quadratic x = length (Fincke and Pohst 1985), or None if the search is too long."""
     n = len(quadratic)
-    # With quadratic = U'U the length is a sum of squares, entry by entry from the last one on.
+    # With quadratic = U'U, the length is a sum of squares, one for each entry, starting with the last.
     upper = np.linalg.cholesky(quadratic).T
     squares, mixed = np.diag(upper) ** 2, upper / np.diag(upper)[:, None]
     found: list[list[float]] = []
@@ -222,34 +220,33 @@ def _of_length(quadratic: FloatArray, length: float) -> FloatArray | None:
 def _level(
     k: int, left: float, squares: FloatArray, mixed: FloatArray, x: FloatArray
 ) -> tuple[int, float, float, Iterator[int]]:
-    """Return what the k-th entry may be when those after it are chosen."""
+    """Return the possible values of the k-th entry, given the entries after it."""
     centre = -float(mixed[k, k + 1 :] @ x[k + 1 :])
     radius = math.sqrt(max(left, 0.0) / squares[k])
     return k, left, centre, iter(range(math.ceil(centre - radius), math.floor(centre + radius) + 1))
 
 
 def _clique(related: BoolArray, size: int) -> list[int] | None:
-    """Return ``size`` candidates all of which are related, or None when there are none or it takes too long."""
+    """Return ``size`` candidates that are all related, or None if there are none or the search is too long."""
     steps = 0
 
-    def grown(chosen: list[int], rest: IntArray) -> list[int] | None:
+    def grow(chosen: list[int], rest: IntArray) -> list[int] | None:
         nonlocal steps
         steps += 1
         if len(chosen) == size:
             return chosen
-        # Cut off where too few candidates are left to make up the frame.
         while len(chosen) + len(rest) >= size and steps < _STEPS:
-            found = grown([*chosen, int(rest[0])], rest[related[rest[0], rest]])
-            if found is not None:
-                return found
+            clique = grow([*chosen, int(rest[0])], rest[related[rest[0], rest]])
+            if clique is not None:
+                return clique
             rest = rest[1:]
         return None
 
-    return grown([], np.arange(len(related)))
+    return grow([], np.arange(len(related)))
 
 
 def _pad_classes(counts: FloatArray, classes: int) -> FloatArray:
-    return np.pad(counts, ((0, 0), (0, classes - counts.shape[1]))) if counts.shape[1] < classes else counts
+    return np.pad(counts, ((0, 0), (0, classes - counts.shape[1])))
 
 
 # -- factors ------------------------------------------------------------------------------------------------------
@@ -258,12 +255,12 @@ def _pad_classes(counts: FloatArray, classes: int) -> FloatArray:
 def from_factor(
     gram: ArrayLike, sizes: ArrayLike, classes: int, rng: np.random.Generator, *, tries: int = 10, steps: int = 300
 ) -> Recovered:
-    """Return nonnegative counts with the stated sums and products near S, for an S with noise.
+    """Return nonnegative counts with the given sums whose products are near S, for an S with noise.
 
-    Alternates between the rotation that brings a factor of S nearest to counts (Procrustes) and the counts nearest to
-    the rotated factor (projection onto those of the stated size); the best of several random starts.
+    Alternates between the rotation that brings a factor of S nearest to the counts (Procrustes) and the counts of the
+    given size that are nearest to the rotated factor (projection); returns the best of several random starts.
     """
-    from fedcohort.privacy.noise import fit_counts
+    from fedcohort.privacy.noise import fit_rows
 
     s = np.asarray(gram, np.float64)
     total = np.asarray(sizes, np.float64)
@@ -276,7 +273,7 @@ def from_factor(
         counts = factor
         for _ in range(steps):
             rotated = factor @ rotation
-            counts = np.array([fit_counts(row, q) for row, q in zip(rotated, total, strict=True)])
+            counts = fit_rows(rotated, total)
             left, _, right = np.linalg.svd(factor.T @ counts)
             rotation = left @ right
         miss = float(((factor @ rotation - counts) ** 2).sum())
@@ -290,15 +287,15 @@ def from_factor(
 
 
 def from_sybils(products: ArrayLike, known: ArrayLike) -> Recovered:
-    """Return the counts of all clients from the rows of S of k clients whose counts are known: the exact break.
+    """Return the counts of all clients from the rows of S that belong to k clients with known counts.
 
     Parameters
     ----------
     products : (k, N) array
         The known clients' rows of S.
     known : (k, B) array
-        Their counts. If k = B and they are linearly independent, such as ten clients with one class each, one linear
-        system gives the counts of all clients. With fewer, it gives what they span.
+        Their counts. If k = B and they are linearly independent, such as ten clients with one class each, the counts of
+        all clients are exact. With fewer clients, only the part that they span is.
 
     Examples
     --------
@@ -312,7 +309,7 @@ def from_sybils(products: ArrayLike, known: ArrayLike) -> Recovered:
 
 
 def name_classes(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
-    """Return what was found with its columns in the order of the classes, as far as the known counts determine it.
+    """Return the result with its columns in the order of the classes, as far as the known counts determine it.
 
     Parameters
     ----------
@@ -326,7 +323,7 @@ def name_classes(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
     ours = found.counts[clients]
     cost = np.abs(truth[:, :, None] - ours[:, None, :]).sum(axis=0)  # class x column
     columns = linear_sum_assignment(cost)[1]
-    # Classes that look alike in the coalition's counts keep an unknown order.
+    # The order of classes with equal counts in the whole coalition remains unknown.
     distinct = len({tuple(column) for column in np.round(truth, 6).T.tolist()}) == truth.shape[1]
     return Recovered(found.counts[:, columns], named=distinct)
 
@@ -337,24 +334,25 @@ def name_classes(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
 def share_error(found: Recovered, truth: ArrayLike) -> FloatArray:
     """Return (N,) total variation distances between found and true label shares, 0 to 1.
 
-    Columns without names are first put into the order that fits the truth best over all clients: this
-    measures what the attacker knows up to the names of the classes.
+    Columns without names are first put into the order that fits the truth best. So the error is what the attacker does
+    not know, apart from the names of the classes.
     """
     true = np.asarray(truth, np.float64)
-    counts = found.counts if found.named else found.counts[:, _best_order(found.counts, true)]
-    return np.asarray(0.5 * np.abs(_shares(counts) - _shares(true)).sum(axis=1))
+    return np.asarray(0.5 * np.abs(_shares(_best_order(found, true)) - _shares(true)).sum(axis=1))
 
 
 def exact(found: Recovered, truth: ArrayLike) -> BoolArray:
-    """Return (N,) whether each client's counts were found exactly, up to unknown names of the classes."""
+    """Return (N,) whether each client's counts were found exactly, apart from the names of the classes."""
     true = np.asarray(truth, np.float64)
-    counts = found.counts if found.named else found.counts[:, _best_order(found.counts, true)]
-    return np.asarray((np.abs(counts - true) < 0.5).all(axis=1))
+    return np.asarray((np.abs(_best_order(found, true) - true) < 0.5).all(axis=1))
 
 
-def _best_order(counts: FloatArray, truth: FloatArray) -> list[int]:
-    cost = np.abs(_shares(truth)[:, :, None] - _shares(counts)[:, None, :]).sum(axis=0)
-    return [int(c) for c in linear_sum_assignment(cost)[1]]
+def _best_order(found: Recovered, truth: FloatArray) -> FloatArray:
+    """Return the counts with their columns in the order of the classes, or the best guess at it."""
+    if found.named:
+        return found.counts
+    cost = np.abs(_shares(truth)[:, :, None] - _shares(found.counts)[:, None, :]).sum(axis=0)
+    return found.counts[:, linear_sum_assignment(cost)[1]]
 
 
 def _shares(counts: FloatArray) -> FloatArray:
@@ -363,17 +361,8 @@ def _shares(counts: FloatArray) -> FloatArray:
     return np.asarray(np.where(total > 0, positive / np.maximum(total, 1e-12), 1.0 / counts.shape[1]))
 
 
-def sybil_counts(classes: int, size: int) -> list[list[int]]:
-    """Return the linearly independent counts of B clients that pretend to hold ``size`` samples each.
-
-    >>> sybil_counts(3, 12)
-    [[12, 0, 0], [0, 12, 0], [0, 0, 12]]
-    """
-    return [[size if b == i else 0 for b in range(classes)] for i in range(classes)]
-
-
 def guess_bound(epsilon: float) -> float:
-    """Return how often, at most, an observer can guess which of two neighbours a client's data are, under epsilon-DP.
+    """Return how often an observer can at most guess which of two neighbours a client's data are, under epsilon-DP.
 
     >>> round(guess_bound(1.0), 3)
     0.731

@@ -1,4 +1,4 @@
-"""The host's side of private labels: turns what clients send into what a selector can use."""
+"""The host's side of private labels: turns what clients send into labels that a selector can use."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fedcohort.privacy.scheme import PublicKey, check_statement, unwrap_row, wra
 
 log = logging.getLogger("flwr.fedcohort")
 _NOISY = "noisy labels"
-_PAUSE = 300.0  # seconds before a key holder that did not answer is asked again
-_MOST_SAMPLES = 1 << 53  # of one client: up to here whole numbers are exact
+_PAUSE = 300.0  # seconds to wait before asking again, after a key holder did not answer
+_MOST_SAMPLES = 1 << 53  # of one client; larger whole numbers are not exact
 
 
 class ClientRefusedError(CiphertextError):
@@ -29,21 +29,21 @@ class ClientRefusedError(CiphertextError):
     Parameters
     ----------
     refused : mapping of str to str
-        The clients to leave out, with the reason.
+        The clients to leave out, each with the reason.
     """
 
     def __init__(self, refused: Mapping[str, str]) -> None:
         first, why = next(iter(refused.items()))
         others = f" So were {len(refused) - 1} others." if len(refused) > 1 else ""
-        super().__init__(f"Client {first!r} is refused: {why}{others}", hint="leave them out; the others can go on")
+        super().__init__(f"Client {first!r} is refused: {why}{others}", hint="leave them out; the others can continue")
         self.refused = dict(refused)
 
 
 class LabelDecoder(Protocol):
-    """Turns what clients send about their labels into something a selector can use."""
+    """Turns what clients send about their labels into labels that a selector can use."""
 
     def check(self, client: str, sealed: bytes) -> None:
-        """Raise :class:`~fedcohort.core.errors.CiphertextError` when what a client sent cannot be used."""
+        """Raise :class:`~fedcohort.core.errors.CiphertextError` if what a client sent cannot be used."""
 
     def open(
         self, sealed: Mapping[str, bytes], sizes: Mapping[str, int], before: Sequence[str]
@@ -55,39 +55,39 @@ class LabelDecoder(Protocol):
         sealed : mapping of name to bytes
             What the new clients sent.
         sizes : mapping of name to int
-            Samples that clients, old and new, state to have.
+            The numbers of samples that clients, old and new, state.
         before : sequence of str
             The clients of the federation so far, in their order.
 
         Raises
         ------
         ClientRefusedError
-            Names the clients to leave out. Asking again without them is safe.
+            Names the clients to leave out. It is safe to call this again without them.
         """
 
     def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
-        """Return what clients can check the use of their labels with, for some clients or none."""
+        """Return confirmations with which clients can check how their labels are used, for some of them or none."""
 
 
 class KeyHolderLike(Protocol):
-    """The key holder as the server sees it: in the same process, or behind a wire."""
+    """The key holder as the server sees it, in the same process or over the network."""
 
     @property
     def public(self) -> PublicKey:
         """The public key."""
 
     def admit(self, statements: Mapping[str, bytes]) -> Mapping[str, str]:
-        """Accept statements; return the clients that were refused, with the reason."""
+        """Accept statements; return the clients that were refused, each with the reason."""
 
     def products(self, rows: Sequence[str], columns: Sequence[str]) -> IntArray:
         """Return inner products of the counts that clients have stated."""
 
     def confirm(self, clients: Sequence[str]) -> Mapping[str, bytes]:
-        """Return what was taken from each client, signed."""
+        """Return a signed confirmation for each client."""
 
 
 class EncryptedLabels:
-    """Class balance from sealed label counts: the server passes them on, the key holder returns S.
+    """Class balance from sealed label counts. The server passes them on, and the key holder returns S.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class EncryptedLabels:
         self._public = PublicKey.read(public)
         self._holder = holder
         self._confirmed: dict[str, bytes] = {}
-        self._ask_again = 0.0  # when to ask a key holder again that did not answer
+        self._ask_again = 0.0  # when to ask for confirmations again, after the key holder did not answer
 
     @property
     def classes(self) -> int:
@@ -108,7 +108,7 @@ class EncryptedLabels:
         return self._public.classes
 
     def check(self, client: str, sealed: bytes) -> None:
-        """Raise CiphertextError when a statement cannot be used, for every reason that needs no secret key."""
+        """Raise CiphertextError if a statement cannot be used, after all checks that need no secret key."""
         check_statement(self._public, client, sealed)
 
     def open(
@@ -125,34 +125,34 @@ class EncryptedLabels:
                 continue
             if sizes.get(name, size) != size:
                 refused[name] = f"It states {sizes[name]} samples to the server and {size} to the key holder."
-        # The others first: a client that is refused must not keep them from being admitted.
+        # A refused client must not keep the others from being admitted.
         refused.update(self._holder.admit({name: data for name, data in sealed.items() if name not in refused}))
         if refused:
             raise ClientRefusedError(refused)
         try:
             values = self._holder.products(list(sealed), [*before, *sealed]).astype(np.float64)
-        except UnknownNameError as error:  # of a client of before: the new ones were just admitted
+        except UnknownNameError as error:  # an earlier client, because the new ones were just admitted
             raise KeyHolderError(
                 f"The key holder does not know all clients of this federation. {error.message}",
                 hint="keep the key holder's folder as long as the journal; new keys need a new journal",
             ) from error
-        self._confirmed, self._ask_again = {}, 0.0  # the set is another one now
+        self._confirmed, self._ask_again = {}, 0.0  # the set of clients has changed
         return LabelGramRows(values, self.classes) if before else LabelGram(values, self.classes)
 
     def confirmations(self, clients: Sequence[str]) -> Mapping[str, bytes]:
-        """Return the key holder's signed word to each client; of none while the key holder cannot be asked."""
+        """Return the key holder's confirmations; none if it does not answer."""
         unknown = [name for name in clients if name not in self._confirmed]
         if unknown and time.monotonic() >= self._ask_again:
             try:
                 self._confirmed.update(self._holder.confirm(unknown))
             except FedcohortError as error:
-                # Training needs no key holder: one that is gone must not keep every round waiting.
+                # Training does not need the key holder. If it is gone, rounds must not wait for it.
                 self._ask_again = time.monotonic() + _PAUSE
                 log.warning("clients get no confirmation from the key holder: %s", error.message)
         return {name: self._confirmed[name] for name in clients if name in self._confirmed}
 
     def _compare_keys(self) -> None:
-        """Refuse a key holder with another key at once, instead of refusing one client after the other."""
+        """Raise at once if the key holder has another key, instead of refusing one client after another."""
         theirs = self._holder.public.name
         if theirs != self._public.name:
             raise KeyHolderError(
@@ -162,7 +162,7 @@ class EncryptedLabels:
 
 
 class _VisibleRows:
-    """Rows that the server reads one by one, without a key holder."""
+    """Rows that the server reads itself, without a key holder."""
 
     def __init__(self, classes: int) -> None:
         self.classes = whole_number(classes, "The number of classes", least=1)
@@ -171,7 +171,7 @@ class _VisibleRows:
         raise NotImplementedError(type(self).__name__)
 
     def check(self, client: str, sealed: bytes) -> None:
-        """Raise CiphertextError when a row cannot be used."""
+        """Raise CiphertextError if a row cannot be used."""
         self._unpack(client, sealed, None)
 
     def _rows(self, sealed: Mapping[str, bytes], sizes: Mapping[str, int]) -> list[FloatArray]:
@@ -202,7 +202,7 @@ class RotatedLabels(_VisibleRows):
 
 
 class NoisyLabels(_VisibleRows):
-    """Class balance from counts with noise, which clients released under differential privacy."""
+    """Class balance from noisy counts, which clients released under differential privacy."""
 
     def _unpack(self, client: str, data: bytes, size: int | None) -> FloatArray:
         return unpack_noisy_counts(client, data, self.classes, size)
@@ -213,12 +213,12 @@ class NoisyLabels(_VisibleRows):
 
 
 def pack_noisy_counts(client: str, counts: Iterable[float]) -> bytes:
-    """Return counts that may be seen, because noise is on them, as they travel."""
+    """Return noisy counts as bytes for the server, which may see them."""
     return wrap_row(_NOISY, client, list(counts))
 
 
 def unpack_noisy_counts(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
-    """Return the (B,) counts :func:`pack_noisy_counts` packed; what cannot be counts of its size is refused."""
+    """Return the (B,) counts that :func:`pack_noisy_counts` packed; CiphertextError if they do not fit the size."""
     what = f"The noisy label counts of client {client!r}"
     row = unwrap_row(_NOISY, client, data, classes, what)
     if not np.isfinite(row).all() or (row < 0).any():
@@ -226,6 +226,6 @@ def unpack_noisy_counts(client: str, data: bytes, classes: int, size: int | None
     most = _MOST_SAMPLES if size is None else size
     with np.errstate(over="ignore"):
         total = float(row.sum())
-    if total > most * (1 + 1e-9) + 1e-6:  # what noise adds is taken back by whoever fits the counts to their size
+    if total > most * (1 + 1e-9) + 1e-6:  # clients fit noisy counts to their size, so noise adds nothing to the sum
         raise CiphertextError(f"{what} sum to {total:g} samples; it may have at most {most:g}.")
     return row

@@ -1,4 +1,4 @@
-"""A client's own record of what it has released about its data, with a budget that ends."""
+"""A client's own record of what it has released about its data, with a fixed budget."""
 
 from __future__ import annotations
 
@@ -28,78 +28,77 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _Question = tuple[float, str, float, int]
-"""The noise's epsilon, mechanism and delta, and the number of classes: what label counts were asked for."""
+"""A request for label counts: the noise's epsilon, mechanism and delta, and the number of classes."""
 
 
 @dataclass
 class _Book:
-    """What a ledger's file holds."""
+    """The contents of a ledger's file."""
 
     lines: list[str] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
     answers: dict[_Question, list[float]] = field(default_factory=dict)  # noisy counts, as they were drawn
-    old_answers: dict[int, list[float]] = field(default_factory=dict)  # by number of classes, of version 0.2
-    secrets: bool = False  # whether the file has digests of true counts in it, as those of version 0.2 have
+    old_answers: dict[int, list[float]] = field(default_factory=dict)  # of version 0.2, by number of classes
+    has_digests: bool = False  # whether the file holds digests of the true counts, as version 0.2 wrote them
 
     @classmethod
     def of(cls, lines: list[str], path: Path) -> _Book:
         book = cls()
-        for number, line in enumerate(lines):
+        for number, line in enumerate(lines, 1):
             try:
-                book._take(line)
+                book._read_line(line)
             except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
                 raise JournalError(
-                    f"Line {number + 1} of the privacy ledger {path} cannot be read: {error}.",
-                    hint="a ledger that is damaged must be treated as spent; releasing more would break its promise",
+                    f"Line {number} of the privacy ledger {path} cannot be read: {error}.",
+                    hint="a damaged ledger must be treated as spent, because more releases could exceed its budget",
                 ) from error
         return book
 
-    def _take(self, line: str) -> None:
+    def _read_line(self, line: str) -> None:
         entry = json.loads(line)
-        if "said" in entry:
+        if "said" in entry:  # version 0.2, an answer
             said = [float(value) for value in entry["said"]]
             self.old_answers[len(said)] = said
-            self.secrets |= "of" in entry
+            self.has_digests |= "of" in entry
             entry.pop("of", None)
             line = json.dumps(entry)
-        elif "rho" in entry:  # of version 0.2, with Gaussian noise on two counts: rho = 1 / variance
+        elif "rho" in entry:  # version 0.2, a release; Gaussian noise was on two counts, with rho = 1 / variance
             if entry["epsilon"] is None:
                 self.releases.append(Release(entry["kind"], variance=1 / float(entry["rho"]), parts=2))
             else:
-                self.releases.append(Release.pure(entry["kind"], float(entry["epsilon"])))
+                self.releases.append(Release(entry["kind"], float(entry["epsilon"])))
         else:
             answer = entry.pop("answer", None)
-            release = Release(**entry)
-            self.releases.append(release)
+            self.releases.append(Release(**entry))
             if answer is not None:
                 epsilon, mechanism, delta = answer["noise"]
-                delta = 0.0 if mechanism == "geometric" else delta  # early ledgers have a delta here that means nothing
+                delta = 0.0 if mechanism == "geometric" else delta  # early ledgers have a meaningless delta here
                 noisy = [float(value) for value in answer["noisy"]]
                 self.answers[epsilon, mechanism, delta, len(noisy)] = noisy
         self.lines.append(line)
 
 
 class Ledger:
-    """Every release of one client, kept by the client.
+    """All releases of one client, recorded by the client.
 
-    A release is written to disk before it leaves, so a crash can lose budget but never hide a release. Several
+    A release is written to disk before it is sent, so a crash can lose budget but never hide a release. Several
     processes and objects may share one file: each locks and reads it before every release. Only its user can read the
-    file (mode 0600), and it holds nothing about the data but what was released.
+    file (mode 0600), and it holds only what was released.
 
     Parameters
     ----------
     epsilon, delta : float
-        The budget of everything ever released. A delta above 0 needs the extra ``dp``.
+        The budget of all releases together. A delta above 0 needs the extra ``dp``.
     path : path, optional
-        The file to keep it in, one line per release; beside it lies a lock, ``<path>.lock``. Default: in memory.
+        The file, with one line per release; its lock is ``<path>.lock``. Default: in memory.
 
     Examples
     --------
     >>> ledger = Ledger(epsilon=1.0, delta=0.0)
-    >>> ledger.charge(Release.pure("loss", 0.4)); ledger.charge(Release.pure("loss", 0.4))
+    >>> ledger.charge(Release("loss", 0.4)); ledger.charge(Release("loss", 0.4))
     >>> ledger.spent
     0.8
-    >>> ledger.charge(Release.pure("loss", 0.4))
+    >>> ledger.charge(Release("loss", 0.4))
     Traceback (most recent call last):
         ...
     fedcohort.core.errors.BudgetError: The privacy budget does not cover another release of 'loss': 2 releases have
@@ -112,36 +111,37 @@ class Ledger:
             raise InputError(
                 f"A budget must have epsilon > 0 and 0 <= delta < 1. Got epsilon={epsilon!r}, delta={delta!r}."
             )
-        # Resolved, so that there is one lock by whatever link the file is reached.
+        # Resolved, so that all links to the file share one lock.
         self._path = None if path is None else check_path(path, "'path'").resolve()
         if self._path is not None and self._path.is_dir():
             raise InputError(f"A ledger must be a file; {self._path} is a directory.")
         self._memory: list[str] = []
         self._alone = threading.Lock()
         with self._hold() as book:
-            if self._path is not None and self._path.exists() and (book.secrets or self._path.stat().st_mode & 0o077):
+            path = self._path
+            if path is not None and path.exists() and (book.has_digests or path.stat().st_mode & 0o077):
                 self._write(book.lines)
 
     # -- the file -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _hold(self) -> Iterator[_Book]:
-        """Hold the ledger against all others, and read what it holds now."""
-        with self._alone, contextlib.ExitStack() as held:
+        """Lock the ledger and return its current contents."""
+        with self._alone, contextlib.ExitStack() as stack:
             if self._path is None:
                 yield _Book.of(self._memory, Path("in memory"))
                 return
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-            # Not the ledger itself, which is replaced by every release.
-            lock = held.enter_context(os.fdopen(os.open(f"{self._path}.lock", flags, 0o600), "w"))
+            # The lock is a separate file, because every release replaces the ledger itself.
+            lock = stack.enter_context(os.fdopen(os.open(f"{self._path}.lock", flags, 0o600), "w"))
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            # Bytes that are not text are not JSON either, and are reported with their line.
+            # Bytes that are not text are not JSON either, so the error names their line.
             lines = read_file(self._path).decode(errors="replace").splitlines() if self._path.exists() else []
             yield _Book.of(lines, self._path)
 
     def _write(self, lines: list[str]) -> None:
-        """Replace the file as a whole, durably; a crash leaves the old one or the new one."""
+        """Replace the whole file, durably; a crash leaves either the old file or the new one."""
         if self._path is None:
             self._memory = lines
             return
@@ -149,25 +149,25 @@ class Ledger:
 
     @property
     def releases(self) -> tuple[Release, ...]:
-        """Everything released so far, oldest first."""
+        """All releases so far, oldest first."""
         with self._hold() as book:
             return tuple(book.releases)
 
     @property
     def spent(self) -> float:
-        """The epsilon of everything released so far, at the ledger's delta."""
+        """The total epsilon of all releases so far, at the ledger's delta."""
         return total_epsilon(self.releases, self.delta)
 
     def charge(self, release: Release) -> None:
-        """Book a release that is about to be made; BudgetError, and nothing booked, when it is not covered."""
+        """Record a release that is about to be made; BudgetError, and nothing is recorded, if it is not covered."""
         instance(release, Release, "'release'")
         with self._hold() as book:
-            self._cover(book, release)
+            self._check_budget(book, release)
             self._write([*book.lines, _entry(release)])
 
-    def _cover(self, book: _Book, release: Release) -> None:
+    def _check_budget(self, book: _Book, release: Release) -> None:
         after = total_epsilon([*book.releases, release], self.delta)
-        # Ten releases of 0.1 must fit a budget of 1, although their floating-point sum may not.
+        # Ten releases of 0.1 must fit into a budget of 1, even if their floating-point sum does not.
         if after > self.epsilon * (1 + 1e-9):
             before = total_epsilon(book.releases, self.delta)
             raise BudgetError(
@@ -179,15 +179,15 @@ class Ledger:
     # -- releases -----------------------------------------------------------------------------------------------
 
     def counts(self, counts: ArrayLike, noise: CountNoise, *, refresh: bool = False) -> FloatArray:
-        """Return a client's label counts with noise, fitted to their size, and book it.
+        """Return a client's label counts with noise, fitted to their size, and record the release.
 
         Parameters
         ----------
         counts : (B,) whole numbers
         refresh : bool
-            Whether to draw again, which is another release and is charged. Otherwise the first answer with this noise
-            is repeated for ever, whatever the data are now: a changed answer would reveal that the data changed. The
-            size is public, and the answer is fitted to the current size.
+            Draw new noise, which is charged as another release. Otherwise the first answer with this noise is repeated
+            for ever, even if the data change, because a new answer would reveal that. The size is public, so the answer
+            is fitted to the current size.
         """
         values = np.asarray(counts)
         noise.check(values)
@@ -196,16 +196,16 @@ class Ledger:
             noisy = None if refresh else book.answers.get(question, book.old_answers.get(len(values)))
             if noisy is None:
                 release = noise.release
-                self._cover(book, release)
-                # Booked before it is returned: an answer that was given and not booked could be asked for again.
+                self._check_budget(book, release)
+                # Recorded before it is returned: otherwise the same counts could be asked for again.
                 noisy = noise.noisy(values).tolist()
                 answer = {"noise": question[:3], "noisy": noisy}
                 self._write([*book.lines, _entry(release, answer=answer)])
         return fit_counts(noisy, float(values.sum()))
 
     def loss(self, losses: ArrayLike, noise: LossNoise) -> float:
-        """Return the mean of a client's losses with noise, and book it; every answer is a release."""
-        noise.measurement  # noqa: B018 - where OpenDP is missing, this fails before anything is booked
+        """Return the mean of a client's losses with noise, and record it; every answer is a release."""
+        noise.measurement  # noqa: B018 - if OpenDP is missing, this fails before anything is charged
         self.charge(noise.release)
         return noise.noisy_mean(losses)
 

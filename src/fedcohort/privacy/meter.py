@@ -1,9 +1,9 @@
-"""The leakage meter: runs the attacks on a federation and says who learns what under each way to share labels."""
+"""The leakage meter: runs the attacks on a federation and reports who learns what, for each way to share labels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,9 +20,8 @@ from fedcohort.privacy.attacks import (
     guess_bound,
     name_classes,
     share_error,
-    sybil_counts,
 )
-from fedcohort.privacy.noise import GeometricNoise, fit_counts
+from fedcohort.privacy.noise import GeometricNoise, fit_rows
 from fedcohort.selectors.numerics.label_shares import by_moments, by_relative_softmax
 
 _CLOSE = 0.1  # total variation below which shares count as known
@@ -65,7 +64,7 @@ class AttackFinding:
 
 @dataclass(frozen=True, eq=False)
 class Exposure:
-    """One way to share labels: what each observer learns, and a verdict in a sentence."""
+    """One way to share labels: what each observer learns, and a verdict in words."""
 
     option: str
     findings: tuple[AttackFinding, ...]
@@ -81,7 +80,7 @@ class Audit:
     names : tuple of str
         The clients.
     ignorance : (N,) array
-        Error of an observer who knows only the label shares of all clients together.
+        The error of an observer who knows only the label shares of the whole federation.
     """
 
     names: tuple[str, ...]
@@ -106,105 +105,94 @@ def audit(
     counts : (N, B) whole numbers
         The true label counts of the clients.
     epsilons : sequence of float
-        Budgets of the noisy option to try.
+        The budgets to try for noisy counts.
     coalition : int
-        How many clients collude with the server; the sybil attack adds B clients of its own.
+        How many clients collude with the server; the sybil attack adds B more.
     updates : (N, B) array, optional
         Each client's update of the output layer's bias in one local training, if updates are sent in the clear.
     step : float
         Learning rate times local steps of that training.
     """
-    found = numbers(counts, "'counts'")
+    values = numbers(counts, "'counts'")
     budgets = [number(epsilon, "'epsilons'") for epsilon in listing(epsilons, "'epsilons'", "numbers")]
     if names is not None:
         names = texts(names, "'names'")
     whole_number(coalition, "'coalition'")
     number(step, "'step'")
     instance(rng, np.random.Generator, "'rng'")
-    if found.ndim != 2 or (found != np.rint(found)).any() or (found < 0).any():
-        raise InputError(f"The audit takes whole label counts, (N, B). Got an array of shape {found.shape}.")
-    truth = found.astype(np.int64)
-    n = len(truth)
+    if values.ndim != 2 or (values != np.rint(values)).any() or (values < 0).any():
+        raise InputError(f"The audit takes whole label counts, (N, B). Got an array of shape {values.shape}.")
+    n = len(values)
     if not 1 <= coalition <= n:
         raise InputError(f"A coalition has 1 to {n} clients. Got {coalition}.")
-    traitors = rng.choice(n, coalition, replace=False)
-    shared = truth.sum(axis=0) / max(int(truth.sum()), 1)
-    nothing = Recovered(np.outer(truth.sum(axis=1), shared), named=True)
-    look = _Attacker(truth, traitors, nothing, rng)
-    exposures = [look.counts(), look.encrypted(), look.rotated()]
-    exposures += [look.noisy(epsilon) for epsilon in budgets]
+    attacker = _Attacker(values.astype(np.int64), rng.choice(n, coalition, replace=False), rng)
+    exposures = [attacker.counts(), attacker.encrypted(), attacker.rotated()]
+    exposures += [attacker.noisy(epsilon) for epsilon in budgets]
     if updates is not None:
-        exposures.append(look.updates(numbers(updates, "'updates'"), step))
-    return Audit(
-        tuple(names) if names is not None else tuple(map(str, range(n))),
-        share_error(nothing, truth),
-        tuple(exposures),
-    )
+        exposures.append(attacker.updates(numbers(updates, "'updates'"), step))
+    return Audit(tuple(names) if names is not None else tuple(map(str, range(n))), attacker.ignorance, tuple(exposures))
 
 
 class _Attacker:
     """Runs the attacks on one federation, as each observer could."""
 
-    def __init__(self, truth: IntArray, traitors: IntArray, nothing: Recovered, rng: np.random.Generator) -> None:
-        self.truth, self.traitors, self.nothing, self.rng = truth, traitors, nothing, rng
+    def __init__(self, truth: IntArray, traitors: IntArray, rng: np.random.Generator) -> None:
+        self.truth, self.rng = truth, rng
         self.sizes = truth.sum(axis=1)
         self.classes = truth.shape[1]
-        self.some = f"{len(traitors)} client{'s' * (len(traitors) != 1)}"
-        self.friends = f"server and {self.some}"
+        self.coalition = f"{len(traitors)} client{'s' * (len(traitors) != 1)}"
         self.known = {int(c): truth[c] for c in traitors}
+        self.everything = Recovered(truth.astype(np.float64), named=True)
+        shares = truth.sum(axis=0) / max(int(truth.sum()), 1)
+        self.nothing = Recovered(np.outer(self.sizes, shares), named=True)
+        self.ignorance = share_error(self.nothing, truth)
 
-    def finding(self, observer: str, attack: str, found: Recovered | None) -> AttackFinding:
-        result = self.nothing if found is None else found
-        attack = f"{attack}: fails" if found is None else attack
+    def finding(self, observer: str, attack: str, result: Recovered) -> AttackFinding:
         return AttackFinding(observer, attack, share_error(result, self.truth), exact(result, self.truth), result.named)
 
-    def blind(self, observer: str, why: str) -> AttackFinding:
-        return AttackFinding(
-            observer, why, share_error(self.nothing, self.truth), exact(self.nothing, self.truth), True
-        )
-
     def counts(self) -> Exposure:
-        everything = Recovered(self.truth.astype(np.float64), named=True)
         findings = (
-            self.finding("server", "reads the counts", everything),
-            self.blind(f"{self.some} without the server", "sees nothing of the others"),
+            self.finding("server", "reads the counts", self.everything),
+            self.finding(f"{self.coalition} without the server", "sees nothing of the others", self.nothing),
         )
         return Exposure("counts in the clear", findings, "Open: the server sees the label counts of all clients.")
 
     def _products(self) -> tuple[AttackFinding, AttackFinding, AttackFinding]:
+        """Return what the server, the server and the coalition, and the server and sybils learn from S."""
         gram = self.truth @ self.truth.T
+        attack = "lattice of whole counts from S"
         found = from_products(gram, self.sizes, self.classes)
-        how = "lattice of whole counts from S"
         if found is None:
+            attack = "factor of S, not negative, known sums"
             found = from_factor(gram, self.sizes, self.classes, self.rng)
-            how = "factor of S, not negative, known sums"
-        # Ten sybils for ten classes: their rows of S are all that is needed.
-        sybils = np.array(sybil_counts(self.classes, max(1, int(np.median(self.sizes)))))
-        solved = from_sybils(sybils @ self.truth.T, sybils)
+        sybils = max(1, int(np.median(self.sizes))) * np.eye(self.classes, dtype=np.int64)
         return (
-            self.finding("server", how, found),
-            self.finding(self.friends, f"{how}, named by the coalition's own counts", name_classes(found, self.known)),
-            self.finding(f"server and {self.classes} sybils", "one linear system", solved),
+            self.finding("server", attack, found),
+            self.finding(
+                f"server and {self.coalition}",
+                f"{attack}, named by the coalition's own counts",
+                name_classes(found, self.known),
+            ),
+            self._sybils(from_sybils(sybils @ self.truth.T, sybils)),
         )
 
+    def _sybils(self, result: Recovered) -> AttackFinding:
+        return self.finding(f"server and {self.classes} sybils", "one linear system", result)
+
     def encrypted(self) -> Exposure:
-        server, friends, sybils = self._products()
-        holder = AttackFinding("key holder", server.attack, server.error, server.exact, server.named)
-        both = self.finding(
-            "server and key holder", "decrypt everything", Recovered(self.truth.astype(np.float64), named=True)
-        )
-        clients = self.blind(f"{self.some} without the server", "sees nobody else's ciphertext")
+        server, coalition, sybils = self._products()
+        holder = replace(server, observer="key holder")
+        both = self.finding("server and key holder", "decrypt everything", self.everything)
+        clients = self.finding(f"{self.coalition} without the server", "sees nobody else's ciphertext", self.nothing)
         return Exposure(
             "encrypted, S at the server",
-            (server, holder, friends, sybils, both, clients),
+            (server, holder, coalition, sybils, both, clients),
             f"{_products_verdict(server, sybils)} Encryption protects against everybody who does not see S.",
         )
 
     def rotated(self) -> Exposure:
         server, _, sybils = self._products()
-        one = self.finding(
-            "server and 1 client", "the client knows the rotation", Recovered(self.truth.astype(np.float64), named=True)
-        )
+        one = self.finding("server and 1 client", "the client knows the rotation", self.everything)
         return Exposure(
             "secret rotation",
             (server, one, sybils),
@@ -213,20 +201,15 @@ class _Attacker:
 
     def noisy(self, epsilon: float) -> Exposure:
         noise = GeometricNoise(epsilon=epsilon)
-        seen = np.array([noise.simulate(row, self.rng) for row in self.truth])
-        likely = np.array([fit_counts(row, q) for row, q in zip(seen, self.sizes, strict=True)])
-        sybils = np.array(sybil_counts(self.classes, 1))
-        # Sybils see products with noisy counts: the noise is in what they solve for.
-        solved = from_sybils(sybils @ seen.T, sybils).counts
-        solved = np.array([fit_counts(row, q) for row, q in zip(solved, self.sizes, strict=True)])
-        server = self.finding("server", "nearest possible counts", Recovered(likely, named=True))
-        findings = (
-            server,
-            self.finding(f"server and {self.classes} sybils", "one linear system", Recovered(solved, True)),
-        )
+        noisy = np.array([noise.simulate(row, self.rng) for row in self.truth])
+        likely = Recovered(fit_rows(noisy, self.sizes), named=True)
+        server = self.finding("server", "nearest possible counts", likely)
+        # Sybils see products with noisy counts, so the solution contains the noise.
+        sybils = np.eye(self.classes, dtype=np.int64)
+        solved = from_sybils(sybils @ noisy.T, sybils).counts
         return Exposure(
             f"noisy counts, epsilon {epsilon:g}",
-            findings,
+            (server, self._sybils(Recovered(fit_rows(solved, self.sizes), named=True))),
             f"Bounded: any observer guesses a single sample's label right at most {guess_bound(epsilon):.0%} of the "
             f"time when two are in question; shares are still known to {server.mean_error:.2f} on average.",
         )
@@ -237,22 +220,22 @@ class _Attacker:
             "update of the output bias, softmax (HiCS-FL)": by_relative_softmax(updates, 0.5),
         }
         findings = tuple(
-            self.finding("server", how, Recovered(shares * self.sizes[:, None], named=True))
-            for how, shares in estimates.items()
+            self.finding("server", attack, Recovered(shares * self.sizes[:, None], named=True))
+            for attack, shares in estimates.items()
         )
-        # An attacker finds out which is better by trying both on its own data.
-        finding = min(findings, key=lambda f: f.mean_error)
-        close = float((finding.error < _CLOSE).mean())
-        better = finding.mean_error < 0.5 * float(share_error(self.nothing, self.truth).mean())
+        # An attacker can find out which is better by trying both on its own data.
+        best = min(findings, key=lambda finding: finding.mean_error)
+        close = float((best.error < _CLOSE).mean())
+        ignorance = float(self.ignorance.mean())
         sentence = (
             f"shares of {close:.0%} of clients are known to {_CLOSE:g} from a single update (on average to "
-            f"{finding.mean_error:.2f}; knowing nothing gives {share_error(self.nothing, self.truth).mean():.2f})."
+            f"{best.mean_error:.2f}; knowing nothing gives {ignorance:.2f})."
         )
         return Exposure(
             "updates in the clear, labels never asked for",
             findings,
             f"Moot: {sentence} Whatever is done to counts, aggregate updates securely as well."
-            if better
+            if best.mean_error < 0.5 * ignorance
             else f"Little: {sentence}",
         )
 

@@ -1,10 +1,10 @@
-r"""Differential privacy of label counts and losses: exact discrete noise and what releases of it cost together.
+r"""Differential privacy of label counts and losses: exact discrete noise, and the total cost of several releases.
 
-OpenDP draws the noise, from the system's secure randomness and without a floating-point number in the way, and
-dp-accounting adds up what it costs.
+OpenDP draws the noise from the system's secure randomness, without floating-point numbers. dp-accounting computes the
+total cost.
 
-Two data sets of a client are neighbours when one sample changes its label (the size is public: Fed-CBS needs it, and
-every strategy weights by it). One count is then higher by 1 and another lower by 1.
+Two data sets of a client are neighbours if they differ in the label of one sample. One count is then higher by 1 and
+another lower by 1. The size is public, because Fed-CBS needs it and every strategy weights by it.
 
 .. [Canonne2020] C. Canonne, G. Kamath, T. Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020.
 .. [Ghosh2009] A. Ghosh, T. Roughgarden, M. Sundararajan, "Universally utility-maximizing privacy mechanisms",
@@ -28,8 +28,8 @@ from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError, needs_extra
 from fedcohort.core.params import Interval, Parameterized, param
 
-_CHANGED = 2  # counts that change by 1 each when one sample changes its label
-_FINEST, _LONGEST = 10, 18  # binary logarithms: steps in the smallest release, and in all together
+_CHANGED = 2  # counts that change by 1 each if one sample changes its label
+_FINEST, _LONGEST = 10, 18  # binary logarithms of the most steps in the smallest release, and in all together
 
 
 # -- accounting ---------------------------------------------------------------------------------------------------
@@ -37,16 +37,17 @@ _FINEST, _LONGEST = 10, 18  # binary logarithms: steps in the smallest release, 
 
 @dataclass(frozen=True)
 class Release:
-    """One release of something about a client's data, and what it costs.
+    """One release of something about a client's data, and its cost.
 
-    A release consists of equal, independent parts: one sample that changes its label changes two label counts by 1.
+    A release consists of equal, independent parts. Label counts have two parts, because one sample that changes its
+    label changes two counts by 1.
 
     Parameters
     ----------
     kind : str
         What was released: "labels" or "loss".
     epsilon : float, optional
-        Each part is epsilon-DP.
+        Each part is epsilon-DP, by any mechanism.
     variance : float, optional
         Each part is a whole number that may differ by 1, with discrete Gaussian noise of this variance.
     """
@@ -59,27 +60,23 @@ class Release:
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.variance is None):
             raise InputError("A release must have either an epsilon or a variance.")
-        loud = self.variance if self.epsilon is None else self.epsilon
+        size = self.variance if self.epsilon is None else self.epsilon
         # Zero or less would give budget back, and NaN would make every comparison pass.
-        if not isinstance(loud, (int, float)) or isinstance(loud, bool) or not 0 < loud < math.inf:
-            raise InputError(f"The epsilon or variance of a release must be a finite number above 0. Got {loud!r}.")
+        if not isinstance(size, (int, float)) or isinstance(size, bool) or not 0 < size < math.inf:
+            raise InputError(f"The epsilon or variance of a release must be a finite number above 0. Got {size!r}.")
         if not isinstance(self.parts, int) or isinstance(self.parts, bool) or self.parts < 1:
             raise InputError(f"A release must have at least one part. Got parts={self.parts!r}.")
 
-    @classmethod
-    def pure(cls, kind: str, epsilon: float) -> Release:
-        """A release that is epsilon-DP, by whatever mechanism."""
-        return cls(kind, epsilon)
-
 
 def _losses(releases: Iterable[Release]) -> Any:
-    """Return the distribution of the privacy loss of all releases together, as dp-accounting's PLD."""
-    pld = _accounting()
+    """Return the distribution of the total privacy loss of all releases, as dp-accounting's PLD."""
+    with needs_extra("Adding up differential privacy with a delta needs dp-accounting.", "dp"):
+        from dp_accounting.pld import privacy_loss_distribution as pld
     parts: Counter[tuple[float | None, float | None]] = Counter()
     for release in releases:
         parts[release.epsilon, release.variance] += release.parts
-    # Losses are rounded up to multiples of a step: a part of the smallest release, as fine as the sum of all allows.
-    # The part is a power of two, so that each epsilon is a multiple of the step and not rounded at all.
+    # Losses are rounded up to multiples of a step: the smallest release divided by a power of two. The power is as
+    # large as the sum of all releases allows. An epsilon that is a multiple of the step is not rounded at all.
     sizes = {part: part[0] or 1 / math.sqrt(part[1] or 1.0) for part in parts}
     together = math.fsum(count * sizes[part] for part, count in parts.items())
     least = min(sizes.values())
@@ -87,7 +84,7 @@ def _losses(releases: Iterable[Release]) -> Any:
     composed = None
     for (epsilon, variance), count in parts.items():
         one = (
-            # Discrete Laplace noise on a number that differs by 1: no epsilon-DP mechanism composes worse.
+            # As discrete Laplace noise on a number that differs by 1: no epsilon-DP mechanism composes worse.
             pld.from_discrete_laplace_mechanism(epsilon, value_discretization_interval=step)
             if epsilon is not None
             else pld.from_discrete_gaussian_mechanism(math.sqrt(variance or 0.0), value_discretization_interval=step)
@@ -97,17 +94,11 @@ def _losses(releases: Iterable[Release]) -> Any:
     return composed
 
 
-def _accounting() -> Any:
-    with needs_extra("Adding up differential privacy with a delta needs dp-accounting.", "dp"):
-        from dp_accounting.pld import privacy_loss_distribution
-    return privacy_loss_distribution
-
-
 def total_epsilon(releases: Sequence[Release], delta: float) -> float:
     """Return the least epsilon for which all releases together are (epsilon, delta)-DP.
 
-    With ``delta`` 0 epsilons add up. Otherwise the distributions of the releases' privacy losses are convolved, which
-    is exact up to a grid that never understates (extra ``dp``).
+    With ``delta`` 0, epsilons add up. Otherwise the distributions of the privacy losses are convolved on a grid, which
+    is nearly exact and never too low (extra ``dp``).
 
     Examples
     --------
@@ -117,7 +108,7 @@ def total_epsilon(releases: Sequence[Release], delta: float) -> float:
     2.08
     """
     epsilons = [None if release.epsilon is None else release.parts * release.epsilon for release in releases]
-    # Adding up is best for a few releases of pure DP, the convolution for many.
+    # The sum is lower for a few epsilon-DP releases, the convolution for many.
     added = math.inf if None in epsilons else math.fsum(e for e in epsilons if e is not None)
     if delta == 0 or not releases:
         return added
@@ -126,12 +117,12 @@ def total_epsilon(releases: Sequence[Release], delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _least_deviation(epsilon: float, delta: float) -> float:
-    """Return the least deviation, a multiple of 1/1024, that makes noisy counts (epsilon, delta)-DP."""
+    """Return the smallest deviation, a multiple of 1/1024, that makes noisy counts (epsilon, delta)-DP."""
 
     def enough(n: int) -> bool:
         return total_epsilon([Release("labels", variance=(n / 1024) ** 2, parts=_CHANGED)], delta) <= epsilon
 
-    # Doubled until it is enough, then halved: the accountant gives no formula to invert.
+    # Double it until it is enough, then bisect: the accountant has no formula to invert.
     high = 1024
     while not enough(high):
         high *= 2
@@ -157,12 +148,11 @@ class CountNoise(Parameterized, ABC):
     """Integer noise on each label count: :class:`GeometricNoise` or :class:`GaussianNoise`."""
 
     epsilon: float = param(1.0, Interval(float, 0, None, "neither"), "of one release (epsilon)")
-    kind: ClassVar[str] = "labels"
 
     @property
     @abstractmethod
     def question(self) -> tuple[float, str, float]:
-        """Epsilon, mechanism and delta: a ledger gives the same answer to the same question."""
+        """Epsilon, mechanism and delta. A ledger gives the same answer to the same question."""
 
     @property
     @abstractmethod
@@ -172,12 +162,12 @@ class CountNoise(Parameterized, ABC):
     @property
     @abstractmethod
     def release(self) -> Release:
-        """What one release costs."""
+        """The cost of one release."""
 
     @property
     @abstractmethod
     def measurement(self) -> Any:
-        """The mechanism as OpenDP's measurement: from counts, a list of integers, to noisy ones (extra ``dp``)."""
+        """The mechanism as OpenDP's measurement, from a list of counts to a list of noisy counts (extra ``dp``)."""
 
     @abstractmethod
     def _draw_repeatable(self, size: int, rng: np.random.Generator) -> IntArray:
@@ -185,7 +175,7 @@ class CountNoise(Parameterized, ABC):
 
     @staticmethod
     def check(counts: ArrayLike) -> None:
-        """Refuse anything but whole counts of one client."""
+        """Raise InputError unless these are whole counts of one client."""
         values = private_numbers(counts)
         if (
             values is None
@@ -194,10 +184,10 @@ class CountNoise(Parameterized, ABC):
             or (values != np.floor(values)).any()
             or (values < 0).any()
         ):
-            # Without the counts themselves: a client's errors are sent to the server.
-            found = type(counts).__name__ if values is None else f"shape {values.shape} and type {values.dtype}"
+            # The message must not contain the counts: a client's errors are sent to the server.
+            kind = type(counts).__name__ if values is None else f"shape {values.shape} and type {values.dtype}"
             raise InputError(
-                f"Noise is added to whole, nonnegative counts of one client. Got something else, of {found}."
+                f"Noise is added to whole, nonnegative counts of one client. Got something else, of {kind}."
             )
 
     def noisy(self, counts: ArrayLike) -> IntArray:
@@ -206,9 +196,9 @@ class CountNoise(Parameterized, ABC):
         return np.array(self.measurement(np.asarray(counts).astype(np.int64).tolist()), np.int64)
 
     def simulate(self, counts: ArrayLike, rng: np.random.Generator) -> IntArray:
-        """Return counts with noise of the same distribution, for a simulation that can be repeated.
+        """Return counts with noise of the same distribution, for repeatable simulations.
 
-        This protects nobody's labels: the random numbers are predictable and of limited precision.
+        This protects no labels, because the random numbers are predictable and of limited precision.
         """
         self.check(counts)
         values = np.asarray(counts).astype(np.int64)
@@ -221,12 +211,12 @@ class GeometricNoise(CountNoise):
 
     @property
     def _scale(self) -> float:
-        # Rounded up to a multiple of 1/4096, so that the noise is never less than epsilon demands.
+        # Rounded up to a multiple of 1/4096, so that there is never less noise than epsilon requires.
         return math.ceil(4096 * _CHANGED / self.epsilon) / 4096
 
     @property
     def question(self) -> tuple[float, str, float]:
-        """Epsilon, mechanism and delta, which is 0."""
+        """Epsilon, mechanism and delta (0)."""
         return self.epsilon, "geometric", 0.0
 
     @property
@@ -237,8 +227,8 @@ class GeometricNoise(CountNoise):
 
     @property
     def release(self) -> Release:
-        """What one release costs."""
-        return Release(self.kind, 1 / self._scale, parts=_CHANGED)
+        """The cost of one release."""
+        return Release("labels", 1 / self._scale, parts=_CHANGED)
 
     @property
     def measurement(self) -> Any:
@@ -253,7 +243,7 @@ class GeometricNoise(CountNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianNoise(CountNoise):
-    """Discrete Gaussian noise on each label count, of the least variance that is (epsilon, delta)-DP.
+    """Discrete Gaussian noise on each label count, with the smallest variance that is (epsilon, delta)-DP.
 
     Examples
     --------
@@ -278,8 +268,8 @@ class GaussianNoise(CountNoise):
 
     @property
     def release(self) -> Release:
-        """What one release costs."""
-        return Release(self.kind, variance=self.deviation**2, parts=_CHANGED)
+        """The cost of one release."""
+        return Release("labels", variance=self.deviation**2, parts=_CHANGED)
 
     @property
     def measurement(self) -> Any:
@@ -305,41 +295,47 @@ def _simulated_laplace(scale: float, size: int, rng: np.random.Generator) -> Int
 
 
 def private_numbers(values: ArrayLike) -> AnyArray | None:
-    """Return an array of numbers, or None; no error shows the values, because it would be sent to the server."""
+    """Return an array, or None if these are not numbers. No error shows them: it would be sent to the server."""
     try:
-        found = np.asarray(values)
-    except Exception:  # whatever an object raises that is asked to be an array
+        array = np.asarray(values)
+    except Exception:  # NumPy runs the object's own code, which may raise anything
         return None
-    return found if found.dtype.kind in "biuf" else None
+    return array if array.dtype.kind in "biuf" else None
 
 
 def fit_counts(noisy: ArrayLike, size: float) -> FloatArray:
-    """Return the nonnegative counts with sum ``size`` that are nearest to noisy ones.
+    """Return the nonnegative counts with sum ``size`` that are nearest to the noisy counts.
 
-    This costs no privacy: it uses nothing but the noisy counts and the size, which is public.
+    This costs no privacy, because it uses only the noisy counts and the size, which is public.
 
     >>> fit_counts([9, -2, 4], 10)
     array([7.5, 0. , 2.5])
     """
     values = np.asarray(noisy, np.float64)
+    if not size > 0:
+        return np.zeros(len(values))
     # Projection onto a simplex: what exceeds a common threshold.
     ordered = np.sort(values)[::-1]
     excess = (np.cumsum(ordered) - size) / np.arange(1, len(values) + 1)
-    last = int(np.flatnonzero(ordered > excess)[-1]) if size > 0 else 0
-    return np.maximum(values - excess[last], 0.0) if size > 0 else np.zeros(len(values))
+    threshold = float(excess[np.flatnonzero(ordered > excess)[-1]])
+    return np.maximum(values - threshold, 0.0)
+
+
+def fit_rows(noisy: AnyArray, sizes: AnyArray) -> FloatArray:
+    """Return :func:`fit_counts` of each client's row of an (N, B) array."""
+    return np.array([fit_counts(row, size) for row, size in zip(noisy, sizes, strict=True)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossNoise(Parameterized):
     """Noise on the mean of samples' losses, each clipped to [0, ``bound``].
 
-    The sum of clipped losses is rounded to a grid of bound / 2^20 and gets discrete Laplace noise, so that no bit of a
+    The sum of clipped losses is rounded to a grid of bound / 2^20 and gets discrete Laplace noise. So no bit of a
     floating-point number reveals more than the mechanism promises (Mironov 2012).
     """
 
     epsilon: float = param(0.1, Interval(float, 0, None, "neither"), "of one answer (epsilon)")
     bound: float = param(5.0, Interval(float, 0, None, "neither"), "largest loss of a sample that counts")
-    kind: ClassVar[str] = "loss"
     _GRID: ClassVar[int] = 1 << 20
 
     @property
@@ -348,23 +344,23 @@ class LossNoise(Parameterized):
 
     @property
     def release(self) -> Release:
-        """What one answer costs."""
-        return Release.pure(self.kind, self._GRID / self._scale)
+        """The cost of one answer."""
+        return Release("loss", self._GRID / self._scale)
 
     @property
     def measurement(self) -> Any:
-        """The mechanism as OpenDP's measurement: from a sum of losses on the grid to a noisy one (extra ``dp``)."""
+        """The mechanism as OpenDP's measurement, from a sum of losses on the grid to a noisy sum (extra ``dp``)."""
         dp = _opendp()
         return dp.m.make_laplace(dp.atom_domain(T="i64"), dp.absolute_distance(T="i64"), scale=self._scale)
 
     def noisy_mean(self, losses: ArrayLike) -> float:
-        """Return the mean of a client's (n,) losses with noise; NaN when it has none."""
-        found = private_numbers(losses)
-        if found is None or found.ndim != 1:
+        """Return the noisy mean of a client's (n,) losses; NaN if there are none."""
+        array = private_numbers(losses)
+        if array is None or array.ndim != 1:
             raise InputError(f"Noise is added to the losses of one client's samples. Got a {type(losses).__name__}.")
-        # NaN counts as the largest loss: leaving samples out would change what one sample can change.
-        values = np.nan_to_num(found.astype(np.float64), nan=self.bound, posinf=self.bound)
-        if not len(values):
+        if not len(array):
             return float("nan")
+        # NaN counts as the largest loss. If such samples were left out, one sample could also change their number.
+        values = np.nan_to_num(array.astype(np.float64), nan=self.bound, posinf=self.bound)
         steps = np.rint(np.clip(values, 0.0, self.bound) * (self._GRID / self.bound)).astype(np.int64)
         return float(self.measurement(int(steps.sum())) / self._GRID * self.bound / len(values))

@@ -1,7 +1,7 @@
-"""The cryptography that is used, all of it from the package of that name: boxes by HPKE, signatures by Ed25519.
+"""All cryptography, from the package of that name: sealed boxes with HPKE, signatures with Ed25519.
 
-Secrets and public keys are plain bytes outside of this module. A key holder's secret is the seed of ML-KEM-768, the
-private key of X25519 and that of Ed25519, one after the other; its public key are their public halves.
+Outside this module, keys are plain bytes. A key holder's secret consists of the seed of ML-KEM-768, the private key of
+X25519 and the private key of Ed25519, in this order. Its public key consists of the three public keys.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey, Suite
 
-# Both a lattice and a curve, so that a box stays shut unless both are broken: ML-KEM is young, and X25519 falls to
-# quantum computers.
+# A lattice and a curve, so that an attacker must break both: ML-KEM is young, and quantum computers could break X25519.
 _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
-_SEED, _CURVE = 64, 32  # bytes of ML-KEM's seed, and of every key on a curve
+_SEED, _CURVE = 64, 32  # bytes of ML-KEM's seed, and of any key on a curve
 _MLKEM_PUBLIC = 1184  # bytes (FIPS 203)
 
 
 def fresh_secret() -> bytes:
-    """Return a key holder's new secret."""
+    """Return a new secret for a key holder."""
     parts = (MLKEM768PrivateKey.generate(), X25519PrivateKey.generate(), Ed25519PrivateKey.generate())
     return b"".join(part.private_bytes_raw() for part in parts)
 
@@ -39,14 +38,14 @@ def public_of(secret: bytes) -> bytes:
 
 
 def seal(public: bytes, about: bytes, plain: bytes) -> bytes:
-    """Return a box for a key holder; it opens only together with ``about``."""
+    """Return ``plain`` in a box that only the key holder can open, and only together with ``about``."""
     lattice = MLKEM768PublicKey.from_public_bytes(public[:_MLKEM_PUBLIC])
     curve = X25519PublicKey.from_public_bytes(public[_MLKEM_PUBLIC : _MLKEM_PUBLIC + _CURVE])
     return _SUITE.encrypt(plain, MLKEM768X25519PublicKey(lattice, curve), info=about)
 
 
 def unseal(secret: bytes, about: bytes, box: bytes) -> bytes | None:
-    """Return what is in a box; None when it is not as it was sealed, or not for this key and ``about``."""
+    """Return the contents of a box; None if it was changed, or sealed for another key or ``about``."""
     lattice, curve, _ = _parts(secret)
     try:
         return _SUITE.decrypt(box, MLKEM768X25519PrivateKey(lattice, curve), info=about)
@@ -55,17 +54,17 @@ def unseal(secret: bytes, about: bytes, box: bytes) -> bytes | None:
 
 
 def fresh_signer() -> bytes:
-    """Return a new secret for signatures."""
+    """Return a new private key for signatures."""
     return Ed25519PrivateKey.generate().private_bytes_raw()
 
 
 def verifier_of(signer: bytes) -> bytes:
-    """Return what signatures of ``signer`` are checked with."""
+    """Return the public key of a private key for signatures."""
     return Ed25519PrivateKey.from_private_bytes(signer).public_key().public_bytes_raw()
 
 
 def verifier_in(public: bytes) -> bytes:
-    """Return what signatures of a key holder are checked with."""
+    """Return the part of a key holder's public key that verifies its signatures."""
     return public[_MLKEM_PUBLIC + _CURVE :]
 
 
@@ -79,10 +78,10 @@ def sign_as_holder(secret: bytes, data: bytes) -> bytes:
     return _parts(secret)[2].sign(data)
 
 
-def is_signed(verifier: bytes, data: bytes, given: bytes) -> bool:
-    """Whether a signature is right."""
+def is_signed(verifier: bytes, data: bytes, signature: bytes) -> bool:
+    """Whether a signature is valid."""
     try:
-        Ed25519PublicKey.from_public_bytes(verifier).verify(given, data)
+        Ed25519PublicKey.from_public_bytes(verifier).verify(signature, data)
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -1,7 +1,7 @@
-"""Secret rotation: clients share an orthogonal matrix and send rotated counts, a factor of S, for large federations.
+"""Secret rotation, for large federations: clients share an orthogonal matrix and send rotated counts.
 
-Inner products survive a rotation, so the rows are a factor of S (N x B) and no N x N matrix is ever made. The
-server learns exactly S, as with encryption. It must never learn the seed, which every client knows.
+A rotation does not change inner products. So the rotated rows are a factor of S (N x B), and nobody needs an N x N
+matrix. The server learns exactly S, as with encryption. It must never learn the seed, which every client knows.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LEAST_SEED = 16  # bytes: 128 bits cannot be guessed
 
 @dataclass(frozen=True)
 class SecretRotation:
-    """A rotation all clients derive from the same secret seed.
+    """A rotation that all clients derive from the same secret seed.
 
     Parameters
     ----------
     seed : bytes
-        At least 16 random bytes, known to the clients and nobody else.
+        At least 16 random bytes that only the clients know.
 
     Examples
     --------
@@ -45,9 +45,9 @@ class SecretRotation:
     classes: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, bytes) or len(self.seed) < _LEAST_SEED:  # secret, so it is not shown
-            found = f"{len(self.seed)} bytes" if isinstance(self.seed, bytes) else f"a {type(self.seed).__name__}"
-            raise InputError(f"The secret seed must be at least {_LEAST_SEED} bytes. Got {found}.")
+        if not isinstance(self.seed, bytes) or len(self.seed) < _LEAST_SEED:  # a message must not show the secret
+            got = f"{len(self.seed)} bytes" if isinstance(self.seed, bytes) else f"a {type(self.seed).__name__}"
+            raise InputError(f"The secret seed must be at least {_LEAST_SEED} bytes. Got {got}.")
         whole_number(self.classes, "The number of classes of a rotation", least=2)
 
     def __repr__(self) -> str:
@@ -60,12 +60,12 @@ class SecretRotation:
 
     @functools.cached_property
     def matrix(self) -> FloatArray:
-        """(B, B) orthogonal, uniform over all rotations and reflections; every bit follows from the seed."""
+        """The (B, B) orthogonal matrix, uniform over rotations and reflections; the seed determines every bit."""
         b = self.classes
         stream = hashlib.shake_256(b"fedcohort rotation %d:" % b + self.seed).digest(16 * b * b)
-        # Never 0, whose logarithm is infinite.
+        # Plus 0.5, because the logarithm of 0 is infinite.
         uniform = (np.frombuffer(stream, ">u8").astype(np.float64) + 0.5) / 2.0**64
-        # Box-Muller: NumPy's generators may change between versions, and every client must find the same matrix.
+        # Box-Muller, because NumPy's generators may change between versions and all clients need the same matrix.
         normal = np.sqrt(-2 * np.log(uniform[: b * b])) * np.cos(2 * np.pi * uniform[b * b :])
         q, r = np.linalg.qr(normal.reshape(b, b))
         return freeze(q * np.sign(np.diag(r)))  # the signs make it uniform (Mezzadri 2007)
@@ -74,20 +74,20 @@ class SecretRotation:
         """Return (B,) counts rotated."""
         values = private_numbers(counts)
         if values is None or values.shape != (self.classes,) or not np.isfinite(values).all() or (values < 0).any():
-            # Not the counts themselves: what a client raises is sent to the server.
+            # The message must not contain the counts: a client's errors are sent to the server.
             raise InputError(f"A rotation takes {self.classes} counts, not negative. Got something else.")
         return values.astype(np.float64) @ self.matrix
 
     def seal(self, client: str, counts: ArrayLike) -> bytes:
-        """Return a client's rotated counts as they travel."""
+        """Return a client's rotated counts as bytes for the server."""
         return wrap_row(_KIND, text(client, "'client'"), self.rotate(counts))
 
 
 def unpack_rotated_counts(client: str, data: bytes, classes: int, size: int | None) -> FloatArray:
-    """Return the (B,) row a client sent; what cannot be counts of its size is refused."""
+    """Return the (B,) row that a client sent; CiphertextError if it does not fit the client's size."""
     what = f"The rotated label counts of client {client!r}"
     row = unwrap_row(_KIND, client, data, classes, what)
-    # n samples in B classes: n^2 / B when they are spread evenly, n^2 when they are all of one class.
+    # The squared norm of n samples is between n^2 / B (evenly spread) and n^2 (all in one class).
     norm = float(row @ row)
     slack = 1.0 + 1e-9
     if not np.isfinite(row).all() or (

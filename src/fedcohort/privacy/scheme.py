@@ -1,13 +1,13 @@
-"""Label counts in a sealed, signed statement: keys, how a client makes one, how the key holder opens it.
+"""Sealed, signed statements of label counts: the keys, how a client makes one, how the key holder opens it.
 
-A statement says in the clear who states it, how many samples there are and for which key; the counts are in a box that
-only the key holder opens (HPKE, RFC 9180, with X25519 and ML-KEM-768 together). What is said in the clear is bound to
-the box, and the client signs both (Ed25519). So a messenger can withhold a statement, but neither change it,
-nor make one, nor put somebody else's box into it; a box that was tampered with opens to nothing at all.
+A statement's header names the client, its number of samples and the key. The counts are in a box that only the key
+holder can open (HPKE, RFC 9180, with both X25519 and ML-KEM-768). The box is bound to the header, and the client signs
+both (Ed25519). So a messenger can withhold a statement, but cannot change it, forge one, or put another client's box
+into it. A box that was tampered with does not open.
 
-The box also holds a random-looking salt, derived from the client's own key. Salt and counts have a digest, the
-client's commitment: the same for the same counts, and telling nobody else anything. The key holder confirms it with a
-signature of its own, so that a client sees what was opened in its name and with how many others.
+The box also holds a salt derived from the client's own key, which looks random. The digest of salt and counts is the
+client's commitment. It is the same for the same counts, and reveals nothing to others. The key holder confirms it with
+its own signature, so that a client can see what was opened in its name, and together with how many other clients.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from fedcohort.core.errors import CiphertextError, InputError, needs_extra
 from fedcohort.core.validate import instance, text, texts, whole_number
 from fedcohort.core.validate import path as check_path
 
-MOST_CLASSES = 1024  # so many counts still fit a statement
+MOST_CLASSES = 1024  # this many counts still fit into a statement
 LARGEST_SIZE = 1 << 26
-"""Up to here every inner product is an exact float64."""
+"""The most samples of a client for which every inner product is an exact float64."""
 STATEMENT_LIMIT = 1 << 14
-"""Bytes of the largest statement anybody has a reason to send."""
-_HEADER_LIMIT = 4096  # bytes in which the line that says what follows must end
+"""The most bytes of a statement; an honest client never needs more."""
+_HEADER_LIMIT = 4096  # bytes
 _VERSION = 1
-_SALT = 32  # bytes; without them a digest of a few small numbers could be found by trying all of them
+_SALT = 32  # bytes; without a salt, the counts could be found from their digest by trying all possible counts
 _STATEMENT, _CONFIRMATION = "label statement", "label confirmation"
 
 
 @functools.cache
 def _crypto() -> Any:
-    """Return what is used of the cryptography package, which clients without encryption do not need."""
+    """Return our module of cryptography, which clients without encryption do not need."""
     with needs_extra("Sealed label counts need the package cryptography, from version 47 on.", "keyholder"):
         from fedcohort.privacy import primitives
     return primitives
@@ -54,16 +54,16 @@ def _crypto() -> Any:
 
 
 def wrap(kind: str, fields: Mapping[str, Any], body: bytes) -> bytes:
-    """Return ``body`` behind one line that says what it is."""
+    """Return one line of JSON that describes ``body``, followed by it."""
     header = {"fedcohort": kind, "version": _VERSION, **fields, "bytes": len(body)}
     return json.dumps({**header, "sha256": hashlib.sha256(body).hexdigest()}).encode() + b"\n" + body
 
 
 def unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
-    """Return the header and body :func:`wrap` joined; anything else is refused."""
+    """Return the header and body that :func:`wrap` joined; CiphertextError for anything else."""
     if not isinstance(data, bytes):
         raise CiphertextError(f"{what} is not a {kind}: it must be bytes. Got a {type(data).__name__}.")
-    # Only the first bytes are searched for the end of the line: a client may send anything.
+    # Search only the first bytes for the end of the line, because a client may send anything.
     line, newline, body = data[: _HEADER_LIMIT + 1].partition(b"\n")
     try:
         header = json.loads(line) if newline else None
@@ -80,13 +80,13 @@ def unwrap(kind: str, data: bytes, what: str) -> tuple[dict[str, Any], bytes]:
 
 
 def wrap_row(kind: str, client: str, values: ArrayLike) -> bytes:
-    """Return (B,) numbers of a client as they travel without a key holder."""
+    """Return a client's (B,) numbers as bytes for the server, without a key holder."""
     row = np.ascontiguousarray(values, "<f8")
     return wrap(kind, {"classes": len(row), "client": client}, row.tobytes())
 
 
 def unwrap_row(kind: str, client: str, data: bytes, classes: int, what: str) -> FloatArray:
-    """Return the (B,) numbers :func:`wrap_row` wrapped for this client; anything else is refused."""
+    """Return the (B,) numbers that :func:`wrap_row` wrapped for this client; CiphertextError for anything else."""
     header, body = unwrap(kind, data, what)
     if header.get("classes") != classes or len(body) != 8 * classes:
         raise CiphertextError(f"{what} have {header.get('classes')} classes; the federation has {classes}.")
@@ -96,7 +96,7 @@ def unwrap_row(kind: str, client: str, data: bytes, classes: int, what: str) -> 
 
 
 def _encode(kind: str, *fields: Any) -> bytes:
-    """Return what is signed: always the same bytes for the same fields, and never those of another kind."""
+    """Return the bytes to sign: the same for the same fields, and different for each kind."""
     return json.dumps([f"fedcohort {kind}", _VERSION, *fields]).encode()
 
 
@@ -105,16 +105,16 @@ def _encode(kind: str, *fields: Any) -> bytes:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """The key holder's public key: what a client needs to seal its counts, and a server to recognise them.
+    """The key holder's public key, with which a client seals its counts and a server checks statements.
 
     Parameters
     ----------
     classes : int
         B.
     most_samples : int
-        How many samples a client may state.
+        The most samples that a client may state.
     body : bytes
-        The keys for boxes and for the key holder's signatures.
+        The public keys for boxes and for the key holder's signatures.
     """
 
     classes: int
@@ -128,7 +128,7 @@ class PublicKey:
 
     @functools.cached_property
     def name(self) -> str:
-        """The fingerprint; every statement carries it."""
+        """The fingerprint, which every statement contains."""
         return hashlib.sha256(_encode("label key", self.classes, self.most_samples) + self.body).hexdigest()[:32]
 
     def to_bytes(self) -> bytes:
@@ -137,7 +137,7 @@ class PublicKey:
 
     @classmethod
     def read(cls, key: PublicKey | str | Path) -> PublicKey:
-        """Return a key, given itself or the path of its file."""
+        """Return ``key`` itself, or the key in the file at this path."""
         return key if isinstance(key, PublicKey) else cls.from_bytes(check_path(key, "'public'").read_bytes())
 
     @classmethod
@@ -149,7 +149,7 @@ class PublicKey:
 
 @dataclass(frozen=True)
 class SecretKey:
-    """What opens boxes and signs confirmations. It stays with the key holder."""
+    """The key that opens boxes and signs confirmations. It never leaves the key holder."""
 
     public: PublicKey
     body: bytes
@@ -171,13 +171,13 @@ class SecretKey:
 
 
 def make_keys(classes: int, most_samples: int = 100_000) -> SecretKey:
-    """Return a key holder's fresh keys for a federation; ``.public`` is for clients and server.
+    """Return new keys for the key holder of a federation; ``.public`` is for clients and server.
 
     Parameters
     ----------
     most_samples : int
-        How many samples a client may state: as few as honest clients have. A client that lies sees the more of the
-        others' counts in its products the larger its own may be.
+        The most samples that a client may state: no more than honest clients have. The larger the counts that a lying
+        client can state, the more its products reveal about the counts of the others.
     """
     body = _crypto().fresh_secret()
     return SecretKey(PublicKey(classes, most_samples, _crypto().public_of(body)), body)
@@ -185,7 +185,7 @@ def make_keys(classes: int, most_samples: int = 100_000) -> SecretKey:
 
 @dataclass(frozen=True)
 class ClientKey:
-    """A client's own key, with which it signs what it states.
+    """A client's own key, with which it signs its statements.
 
     Parameters
     ----------
@@ -196,9 +196,9 @@ class ClientKey:
     body: bytes
 
     def __post_init__(self) -> None:
-        if not isinstance(self.body, bytes) or len(self.body) != 32:  # secret, so it is not shown
-            found = f"{len(self.body)}" if isinstance(self.body, bytes) else f"a {type(self.body).__name__}"
-            raise InputError(f"A client's key has 32 bytes. Got {found}.")
+        if not isinstance(self.body, bytes) or len(self.body) != 32:  # a message must not show the secret
+            got = f"{len(self.body)}" if isinstance(self.body, bytes) else f"a {type(self.body).__name__}"
+            raise InputError(f"A client's key has 32 bytes. Got {got}.")
 
     def __repr__(self) -> str:
         return f"ClientKey({self.public})"
@@ -210,7 +210,7 @@ class ClientKey:
 
     @functools.cached_property
     def public(self) -> str:
-        """The public half, as it stands behind the client's name in ``clients.txt``."""
+        """The public key, as it follows the client's name in ``clients.txt``."""
         return base64.b64encode(_crypto().verifier_of(self.body)).decode()
 
     def to_bytes(self) -> bytes:
@@ -224,8 +224,8 @@ class ClientKey:
 
 
 def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
-    """Return the clients of ``clients.txt``: a name and the public half of the client's key on each line."""
-    found: dict[str, bytes] = {}
+    """Return the public keys of clients by name, from the lines of ``clients.txt``: a name and a key on each."""
+    clients: dict[str, bytes] = {}
     keys: set[bytes] = set()
     for line in texts(lines if isinstance(lines, (list, tuple)) else list(lines), "The clients' file", "lines"):
         if not line.strip():
@@ -242,11 +242,11 @@ def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
                 hint="each client makes its own: fedcohort privacy keyholder client-key client.key --name NAME",
             )
         # One key under two names would let a client state its counts twice.
-        if name in found or key in keys:
+        if name in clients or key in keys:
             raise InputError(f"The clients' file lists client {name!r}, or its key, twice.")
-        found[name] = key
+        clients[name] = key
         keys.add(key)
-    return found
+    return clients
 
 
 # -- statements ---------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def parse_clients(lines: Iterable[str]) -> dict[str, bytes]:
 
 @dataclass(frozen=True, eq=False)
 class Statement:
-    """What a client stated, opened.
+    """A client's statement, opened.
 
     Parameters
     ----------
@@ -268,14 +268,14 @@ class Statement:
 
 
 class LabelSeal:
-    """How a client tells the key holder its label counts, and checks what the key holder makes of them.
+    """Seals a client's label counts for the key holder, and checks the key holder's confirmations.
 
     Parameters
     ----------
     public : PublicKey or path
-        The key holder's ``public.key``, from a channel that the server does not control.
+        The key holder's ``public.key``, received over a channel that the server does not control.
     key : ClientKey or path
-        The client's own key; its public half is in the key holder's ``clients.txt``.
+        The client's own key; its public key is in the key holder's ``clients.txt``.
     """
 
     def __init__(self, public: PublicKey | str | Path, key: ClientKey | str | Path) -> None:
@@ -283,7 +283,7 @@ class LabelSeal:
         self._key = key if isinstance(key, ClientKey) else ClientKey.from_bytes(check_path(key, "'key'").read_bytes())
 
     def seal(self, client: str, counts: ArrayLike) -> bytes:
-        """Return a client's label counts sealed and signed, as they travel.
+        """Return a client's label counts, sealed and signed.
 
         Parameters
         ----------
@@ -291,9 +291,9 @@ class LabelSeal:
             Its name in the federation and in ``clients.txt``.
         counts : (B,) array of whole numbers
         """
-        values, client = self._check_counts(counts), _normalise(text(client, "'client'"))
-        about = _encode(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
-        # Bound to what is said in the clear: under another name or size the box does not open.
+        values, client = _check_counts(counts, self.public), _normalise(text(client, "'client'"))
+        about = _about(self.public, client, sum(values))
+        # The box is bound to the header: with another name or size it does not open.
         box = _crypto().seal(self.public.body, about, self._salt() + _pack(values))
         fields = {
             "key": self.public.name,
@@ -305,14 +305,14 @@ class LabelSeal:
         return wrap(_STATEMENT, fields, box)
 
     def confirm(self, client: str, counts: ArrayLike, confirmation: bytes) -> str:
-        """Return the digest of the set of clients whose products the key holder opens; see :meth:`KeyHolder.confirm`.
+        """Check a confirmation of :meth:`KeyHolder.confirm`; return the digest of the set of clients that it names.
 
         Raises
         ------
         CiphertextError
-            When the confirmation is not the key holder's, or says something else than this client would state.
+            If the confirmation is not from the key holder, or differs from what this client would state.
         """
-        values, client = self._check_counts(counts), _normalise(text(client, "'client'"))
+        values, client = _check_counts(counts, self.public), _normalise(text(client, "'client'"))
         fields, signature = unwrap(_CONFIRMATION, confirmation, "The key holder's confirmation")
         stated = [fields.get(name) for name in ("key", "client", "size", "commitment", "clients", "set")]
         if stated[0] != self.public.name:
@@ -321,7 +321,7 @@ class LabelSeal:
             )
         if not _crypto().is_signed(_crypto().verifier_in(self.public.body), _encode(_CONFIRMATION, *stated), signature):
             raise CiphertextError("The confirmation is not signed by the key holder whose public key this client has.")
-        about = _encode(_STATEMENT, self.public.name, self.public.classes, client, sum(values))
+        about = _about(self.public, client, sum(values))
         if stated[1:4] != [client, sum(values), _commitment(about, self._salt(), _pack(values))]:
             raise CiphertextError(
                 f"The key holder opens products of other counts than client {client!r} has: of {stated[2]} samples of "
@@ -330,41 +330,42 @@ class LabelSeal:
             )
         return str(stated[5])
 
-    def _check_counts(self, counts: ArrayLike) -> list[int]:
-        return check_counts(counts, self.public.classes, self.public.most_samples)
-
     def _salt(self) -> bytes:
         return hmac.digest(self._key.body, _encode("salt", self.public.name), "sha256")
 
 
-def check_counts(counts: ArrayLike, classes: int, most_samples: int) -> list[int]:
-    """Return label counts as whole numbers that can be sealed; anything else is refused."""
+def _check_counts(counts: ArrayLike, public: PublicKey) -> list[int]:
+    """Return label counts as whole numbers that can be sealed; InputError for anything else."""
     try:
         values = np.asarray(counts, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"Label counts must be numbers. Got {error}.") from None
-    if values.shape != (classes,):
-        raise InputError(f"The key is for {classes} classes, so there must be {classes} counts. Got {values.shape}.")
+    except (TypeError, ValueError, OverflowError):
+        # No message below contains a count: a client's errors are sent to the server.
+        raise InputError(f"Label counts must be numbers. Got a {type(counts).__name__} of something else.") from None
+    if values.shape != (public.classes,):
+        raise InputError(
+            f"The key is for {public.classes} classes, so there must be {public.classes} counts. Got {values.shape}."
+        )
     bad = ~np.isfinite(values) | (values < 0) | (values != np.floor(values))
     if bad.any():
         where = int(np.flatnonzero(bad)[0])
-        raise InputError(f"Label counts must be whole numbers from 0. Got {values[where]:g} for class {where}.")
-    # The larger a liar's counts, the more of the others' its products show.
-    if values.sum() > most_samples:
+        raise InputError(f"Label counts must be whole numbers from 0. Got something else for class {where}.")
+    # The larger the counts of a lying client, the more its products reveal about the others.
+    if values.sum() > public.most_samples:
         raise InputError(
-            f"The key holder allows a client at most {most_samples} samples. The counts sum to {values.sum():.0f}.",
+            f"The key holder allows a client at most {public.most_samples} samples. "
+            f"The counts sum to {values.sum():.0f}.",
             hint="new keys can allow more: fedcohort privacy keyholder new --most-samples",
         )
     return [int(value) for value in values]
 
 
 def check_statement(public: PublicKey, client: str, data: bytes) -> int:
-    """Return the size a client states, after every check that needs no other key.
+    """Return the size that a client states, after every check that needs no other key.
 
     Raises
     ------
     CiphertextError
-        When the statement is oversize, truncated, damaged, or of another key, client or number of classes.
+        If the statement is too large, truncated, damaged, or for another key, client or number of classes.
     """
     what = f"The statement of client {client!r}"
     if len(data) > STATEMENT_LIMIT:
@@ -372,7 +373,7 @@ def check_statement(public: PublicKey, client: str, data: bytes) -> int:
     header, _ = unwrap(_STATEMENT, data, what)
     if header.get("key") != public.name:
         theirs = str(header.get("key"))[:40]
-        raise CiphertextError(  # the same words for everybody, so that a host says it once where it is all of them
+        raise CiphertextError(  # without the client's name, so that a host can print it once for all clients
             f"The label counts were sealed for the key {theirs}; the federation's is {public.name}.",
             hint="give clients and server the same public.key of the key holder",
         )
@@ -387,21 +388,21 @@ def check_statement(public: PublicKey, client: str, data: bytes) -> int:
 
 
 def open_statement(secret: SecretKey, client: str, verifier: bytes | None, data: bytes) -> Statement:
-    """Return a statement of a client, opened.
+    """Open a client's statement.
 
     Parameters
     ----------
     verifier : bytes or None
-        The public half of the client's key; None for a statement whose signature was checked before.
+        The client's public key; None for a statement whose signature was already checked.
 
     Raises
     ------
     CiphertextError
-        When it is not the client's, or its counts are not what it states about them.
+        If the client did not sign it, or its counts do not have the stated size.
     """
     size = check_statement(secret.public, client, data)
     header, box = unwrap(_STATEMENT, data, client)
-    about = _encode(_STATEMENT, secret.public.name, secret.public.classes, client, size)
+    about = _about(secret.public, client, size)
     if verifier is not None:
         try:
             signature = bytes.fromhex(header.get("signature", ""))
@@ -410,7 +411,7 @@ def open_statement(secret: SecretKey, client: str, verifier: bytes | None, data:
         if not _crypto().is_signed(verifier, about + hashlib.sha256(box).digest(), signature):
             raise CiphertextError(
                 f"The statement of client {client!r} is not signed with the key it is enrolled with.",
-                hint="the line of clients.txt must be of the key the client uses; else somebody changed the statement",
+                hint="clients.txt must hold the key that the client uses; if it does, somebody changed the statement",
             )
     plain = _crypto().unseal(secret.body, about, box)
     what = f"The sealed label counts of client {client!r}"
@@ -419,14 +420,14 @@ def open_statement(secret: SecretKey, client: str, verifier: bytes | None, data:
     if len(plain) != _SALT + 8 * secret.public.classes:
         raise CiphertextError(f"{what} are not {secret.public.classes} numbers.")
     counts = [int(value) for value in np.frombuffer(plain[_SALT:], "<u8")]
-    # A client may lie about its size, but only to everybody at once.
+    # A client may lie about its size, but it must tell everybody the same size.
     if sum(counts) != size:
         raise CiphertextError(f"{what} do not sum to the {size} samples it states.")
     return Statement(client, size, np.array(counts, np.int64), _commitment(about, plain[:_SALT], plain[_SALT:]))
 
 
 def sign_confirmation(secret: SecretKey, statement: Statement, clients: int, digest: str) -> bytes:
-    """Return the key holder's word for what it opened: a client's size and commitment, and the set it is one of."""
+    """Return the key holder's confirmation of a statement: size, commitment, and the set of clients it belongs to."""
     stated = {
         "key": secret.public.name,
         "client": statement.client,
@@ -439,13 +440,18 @@ def sign_confirmation(secret: SecretKey, statement: Statement, clients: int, dig
 
 
 def set_digest(statements: Iterable[Statement]) -> str:
-    """Return the digest of a set of clients: of names, sizes and commitments, in the order of the names."""
+    """Return the digest of a set of clients: their names, sizes and commitments, in the order of the names."""
     members = sorted((s.client, s.size, s.commitment) for s in statements)
     return hashlib.sha256(_encode("set of clients", members)).hexdigest()
 
 
+def _about(public: PublicKey, client: str, size: int) -> bytes:
+    """Return what a statement says in the clear, to which its box is bound."""
+    return _encode(_STATEMENT, public.name, public.classes, client, size)
+
+
 def _normalise(name: str) -> str:
-    """Return a name as hosts compare it: what reads the same is the same."""
+    """Return a name as hosts compare it: names that look the same become equal."""
     return unicodedata.normalize("NFC", name)
 
 

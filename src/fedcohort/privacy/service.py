@@ -1,15 +1,15 @@
-"""The key holder as a separate process: HTTPS with a token, four requests, a limit on their size.
+"""The key holder as a separate process: HTTPS with a token, four kinds of requests, and a limit on their size.
 
 ======  ================  ===============================================================================
 method  path              meaning
 ======  ================  ===============================================================================
 GET     /v1/key           the public key
-POST    /v1/admit         accept statements of clients; return those that are refused
+POST    /v1/admit         accept clients' statements; return those that are refused
 POST    /v1/products      inner products of the counts that clients have stated
 POST    /v1/confirm       what each client stated, signed, for the client to check
 ======  ================  ===============================================================================
 
-Requests are not rate-limited: all answers together are S of the enrolled clients, and no more.
+Requests are not rate-limited, because all answers together reveal only S of the enrolled clients.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _ERRORS: dict[str, type[FedcohortError]] = {"InputError": InputError, "UnknownNa
 
 
 def make_folder(folder: Path, classes: int, clients: Sequence[str], most_samples: int) -> PublicKey:
-    """Write a new key holder's folder: keys, token, enrolled clients.
+    """Write the folder of a new key holder: keys, token, enrolled clients.
 
-    ``public.key`` is for clients and server, ``token`` for the server; ``secret.key`` never leaves.
+    ``public.key`` is for clients and server, ``token`` for the server. ``secret.key`` must never leave the folder.
     """
     names = parse_clients(clients)
     if len(names) < 2:
@@ -83,7 +83,7 @@ def client_lines(path: Path) -> list[str]:
 
 
 def make_client_key(path: Path, name: str) -> str:
-    """Write a new client's key; return the line that enrols the client with the key holder."""
+    """Write a new key for a client; return the line that enrols the client with the key holder."""
     line = f"{name} {(key := ClientKey.fresh()).public}"
     if list(parse_clients([line])) != [name]:
         raise InputError(f"A client's name must not begin or end with a space. Got {name!r}.")
@@ -94,14 +94,14 @@ def make_client_key(path: Path, name: str) -> str:
 
 
 def _private(path: Path, data: bytes) -> None:
-    # Private from the first byte on; chmod afterwards would leave a moment in which others can open it.
+    # Private from the start. With chmod afterwards, others could open it for a moment.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(data)
 
 
 def open_folder(folder: Path) -> tuple[KeyHolder, str]:
-    """Return the key holder of a folder and its token; lines that were added to ``clients.txt`` enrol clients."""
+    """Return the key holder of a folder, and its token. Lines added to ``clients.txt`` enrol more clients."""
     for name in ("secret.key", "token", "clients.txt"):
         if not (folder / name).exists():
             raise KeyHolderError(f"{folder} has no {name}.", hint="make a folder with: fedcohort privacy keyholder new")
@@ -127,7 +127,7 @@ class KeyHolderServer:
     token : str
         Every request must carry it.
     certificate, key : path, optional
-        For TLS; without them the address must be on this machine.
+        Files for TLS; without them, the address must be on this machine.
     """
 
     def __init__(
@@ -151,14 +151,15 @@ class KeyHolderServer:
                 hint="give --certificate and --key, or serve on 127.0.0.1",
             )
         with needs_extra("A key holder's service needs starlette and uvicorn.", "keyholder"):
-            import starlette  # noqa: F401  # used by the app, and missed here
             import uvicorn
+
+            app = _app(holder, token)
         config = uvicorn.Config(
-            _app(holder, token),
+            app,
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=2,  # seconds for requests that are being answered
+            timeout_graceful_shutdown=2,  # seconds to finish requests
             ssl_certfile=None if certificate is None else str(certificate),
             ssl_keyfile=None if key is None else str(key),
         )
@@ -186,7 +187,7 @@ def _app(holder: KeyHolder, token: str) -> Any:
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    # A statement of each enrolled client in base64, and as many names.
+    # Enough for a statement, in base64, and a name of each enrolled client.
     limit = 4096 + (2 * STATEMENT_LIMIT + 4096) * len(holder.enrolled)
 
     def refuse(code: int, error: str, message: str, hint: str | None = None) -> Response:
@@ -194,9 +195,9 @@ def _app(holder: KeyHolder, token: str) -> Any:
         return JSONResponse({"error": error, "message": message, "hint": hint}, code)
 
     async def answer(request: Request, question: Callable[[Any], Any]) -> Response:
-        given = request.headers.get("Authorization", "")
-        # In constant time: how long a comparison takes must not tell how much of the token is right.
-        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        sent = request.headers.get("Authorization", "")
+        # In constant time, so that the time does not reveal how much of the token is right.
+        if not hmac.compare_digest(sent.encode(), f"Bearer {token}".encode()):
             return refuse(401, "KeyHolderError", "The token is wrong or missing.")
         data = bytearray()
         async for part in request.stream():
@@ -219,7 +220,8 @@ def _app(holder: KeyHolder, token: str) -> Any:
         return {"products": holder.products(_names(body["rows"]), _names(body["columns"])).tolist()}
 
     def confirm(body: Any) -> Any:
-        return {"confirmed": {name: _text(word) for name, word in holder.confirm(_names(body["clients"])).items()}}
+        confirmed = holder.confirm(_names(body["clients"]))
+        return {"confirmed": {name: _text(data) for name, data in confirmed.items()}}
 
     questions: dict[tuple[str, str], Callable[[Any], Any]] = {
         ("GET", "/v1/key"): lambda _: {"public": _text(holder.public.to_bytes())},
@@ -260,18 +262,18 @@ def _is_local(host: str) -> bool:
 
 
 class RemoteKeyHolder:
-    """The key holder as the server sees it, behind a wire.
+    """The key holder as the server sees it, over the network.
 
     Parameters
     ----------
     url : str
         ``https://host:port``; ``http`` only on this machine.
     token : str or path
-        The token itself, or a file that holds it.
+        The token itself, or the path of a file that holds it.
     authority : path, optional
         Certificate authority to trust; default: the system's.
     patience : float
-        Longest time to wait for an answer, in seconds.
+        The longest time to wait for an answer, in seconds.
     """
 
     def __init__(
@@ -319,20 +321,20 @@ class RemoteKeyHolder:
 
     @property
     def public(self) -> PublicKey:
-        """The public key, as the key holder gives it now."""
+        """The key holder's current public key."""
         return PublicKey.from_bytes(base64.b64decode(self._ask("/v1/key")["public"]))
 
     def admit(self, statements: Mapping[str, bytes]) -> dict[str, str]:
-        """Hand over clients' statements; return whose were refused, and why."""
+        """Send clients' statements; return the clients that were refused, each with the reason."""
         sent = {name: _text(data) for name, data in statements.items()}
         return {str(n): str(why) for n, why in self._ask("/v1/admit", {"statements": sent})["refused"].items()}
 
     def products(self, rows: Sequence[str], columns: Sequence[str]) -> IntArray:
         """Return inner products of clients' counts, (rows, columns)."""
-        found = self._ask("/v1/products", {"rows": list(rows), "columns": list(columns)})["products"]
-        return np.array(found, np.int64).reshape(len(rows), len(columns))
+        products = self._ask("/v1/products", {"rows": list(rows), "columns": list(columns)})["products"]
+        return np.array(products, np.int64).reshape(len(rows), len(columns))
 
     def confirm(self, clients: Sequence[str]) -> dict[str, bytes]:
-        """Return what was taken from each client, signed by the key holder."""
-        found = self._ask("/v1/confirm", {"clients": list(clients)})["confirmed"]
-        return {name: base64.b64decode(data) for name, data in found.items()}
+        """Return the key holder's signed confirmation for each client."""
+        confirmed = self._ask("/v1/confirm", {"clients": list(clients)})["confirmed"]
+        return {name: base64.b64decode(data) for name, data in confirmed.items()}
