@@ -208,7 +208,7 @@ def test_a_table_runs_in_pieces_and_is_not_made_twice(tmp_path, capsys, monkeypa
     assert main(quick) == 0
     capsys.readouterr()
     assert main(quick) == 0
-    assert "is on record" in capsys.readouterr().err
+    assert "already in" in capsys.readouterr().err
     result = json.loads((tmp_path / "fedcor-figure-7-fmnist-quick.json").read_text())
     found = result["record"]["1spc"]
     assert found["made"]["trial"] is True
@@ -225,7 +225,7 @@ def test_a_table_runs_in_pieces_and_is_not_made_twice(tmp_path, capsys, monkeypa
     kept.write_text(json.dumps(older))
     capsys.readouterr()
     assert main(quick) == 0
-    assert "is on record" not in capsys.readouterr().err  # of a study that had fewer labels
+    assert "already in" not in capsys.readouterr().err  # of a study that had fewer labels
     assert json.loads(kept.read_text())["settings"]["1spc"]["labels"].keys() == {"chance", "fedcor"}
     page = (tmp_path / "fedcor-figure-7-fmnist-quick.html").read_text()
     assert "a trial on small data, not a result" in page
@@ -249,7 +249,7 @@ def test_methods_can_be_made_one_after_the_other(tmp_path, capsys):
     ]  # those asked for, and what they are compared with
     capsys.readouterr()
     assert main([*some, "--labels", "fedcbs-chance,active-fl"]) == 0
-    assert "is on record" in capsys.readouterr().err
+    assert "already in" in capsys.readouterr().err
     assert main(some) == 0
     assert "; uniform, power-of-choice, fedcor, balanced" in capsys.readouterr().err
     whole, pieces = (
@@ -286,7 +286,7 @@ def test_a_record_from_elsewhere_gets_the_methods_it_lacks(tmp_path, capsys):
     )
     capsys.readouterr()
     assert main(here) == 0
-    assert "is on record" in capsys.readouterr().err
+    assert "already in" in capsys.readouterr().err
 
 
 def test_methods_added_to_a_record_are_timed_to_its_target(tmp_path):
@@ -319,7 +319,9 @@ def test_methods_that_cannot_stand_beside_those_on_record_are_refused_before_any
     before = (tmp_path / "records" / "fedcor-fmnist-quick.json").read_bytes()
     capsys.readouterr()
     assert main([*words, "--rounds", "4", "--labels", "active-fl"]) == 1
-    assert "active-fl cannot stand beside fedcbs-chance in the record of fedcor-fmnist, all" in capsys.readouterr().err
+    assert (
+        "active-fl cannot be compared with fedcbs-chance in the record of fedcor-fmnist, all" in capsys.readouterr().err
+    )
     assert main([*words, "--labels", "fedcbs-chanec"]) == 1
     assert "no method 'fedcbs-chanec'" in capsys.readouterr().err
     assert (tmp_path / "records" / "fedcor-fmnist-quick.json").read_bytes() == before

@@ -1,4 +1,4 @@
-"""The picture of a diagnosis: histograms of the first components with a Gaussian (FedCor, Figs. 12, 13), and Fig. 9."""
+"""The picture of a diagnosis: components against a Gaussian (FedCor, Figs. 12, 13), and similarity (Fig. 9)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.text import escape_html
 from fedcohort.studies.diagnose import Diagnosis
 
-_COMPONENTS = 3  # of the last look, drawn
+_COMPONENTS = 3  # of the last look, to draw
 _WIDTH, _HEIGHT, _EDGE = 240.0, 170.0, 34.0
 _BAR, _LINE, _INK = "#8fb8de", "#b3261e", "#333333"
 
@@ -54,7 +54,7 @@ def _similarity(found: Diagnosis) -> str:
     rounds = found.rounds[1:]
     x = (rounds - rounds[0]) / max(1, int(rounds[-1] - rounds[0]))
     return _polyline(x, found.similarity) + _frame(
-        "similarity of a look's covariance to the last's, 0 to 1", f"round {rounds[0]}", f"round {rounds[-1]}"
+        "similarity of covariance to the previous look, 0 to 1", f"round {rounds[0]}", f"round {rounds[-1]}"
     )
 
 
