@@ -24,14 +24,14 @@ CLIENTS, ROUNDS, SIZE = 30, 40, 6
 
 
 def statuses(cohort: Any, seed: int) -> list[int]:
-    """Let about a third of the replies go wrong in some way."""
+    """Let about a third of the replies fail in some way."""
     draw = np.random.default_rng([seed, cohort.round])
     kinds = [int(kind) for kind in Status]
     return [kinds[draw.integers(len(kinds))] if draw.random() < 0.35 else int(Status.OK) for _ in range(cohort.size)]
 
 
 def trace(name: str, seed: int) -> list[list[int]]:
-    """Play rounds in which clients are away, fail, leave, return, and whole rounds are abandoned."""
+    """Play rounds in which clients are offline, fail, leave and return, and some rounds are abandoned."""
     host = ScriptedHost(n=CLIENTS, seed=seed)
     cohorts: list[list[int]] = []
     with Session(create(name), host.table, seed=seed, signals=host.signals) as session:

@@ -1,4 +1,4 @@
-"""How much balance and accuracy private labels leave: noise by epsilon, estimates, exact products.
+"""How much balance and accuracy private labels keep: noise by epsilon, estimates, exact products.
 
 Run: python bench/privacy_balance.py [--folder DATA] [--rounds 200] [--seeds 3]; writes docs/img/privacy-epsilon.png and
 bench/results/privacy_balance.md.
@@ -56,7 +56,7 @@ def experiment(setting: dict[str, Any], folder: str | None, rounds: int, seeds: 
 
 
 def measured(folder: str | None, rounds: int, seeds: int) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """For each setting and label: QCID and accuracy of every seed (last quarter of the rounds)."""
+    """Return QCID and accuracy of every seed in the last quarter of the rounds, by setting and label."""
     found: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for title, setting in SETTINGS.items():
         with tempfile.TemporaryDirectory() as place:
@@ -125,7 +125,7 @@ def page(found: dict[str, Any], rounds: int, seeds: int) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", help="where datasets are kept")
+    parser.add_argument("--folder", help="where the datasets are")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""How well a server estimates label shares from what it sees anyway, estimator by estimator, round by round.
+"""How well a server estimates label shares from what it sees anyway, by estimator and round.
 
 Run: python bench/privacy_estimates.py [--folder DATA]; writes bench/results/privacy_estimates.md.
 """
@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]]:
-    """Mean total variation distance of each estimator at some rounds of uniform selection."""
+    """Return the mean total variation distance of each estimator at some rounds of uniform selection."""
     data = {**setting["data"], **({"folder": folder} if folder and setting["data"]["name"] != "digits" else {})}
     table = {
         **setting,
@@ -102,7 +102,7 @@ def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", help="where datasets are kept")
+    parser.add_argument("--folder", help="where the datasets are")
     arguments = parser.parse_args()
     lines = [
         "# Label shares from updates in the clear",

@@ -3,16 +3,15 @@
     python bench/scale.py [--selectors "a;b"] [--sizes 100,...,1000000] [--largest 10000000] [--again]
     python bench/scale.py --table                                                # bench/results/scale.json as Markdown
 
-A round is query, ask and tell of a session with every signal reported, a cohort of 100 (half of the clients where these
-are fewer than 200), after a first round of everybody, or of a million where there are more (several rounds, where
-reports would take more than 400 MB): what a selector learns of clients that trained, it knows of these. Those that
+A round is query, ask and tell of a session with every signal reported and a cohort of 100 (half of the clients if there
+are fewer than 200). In the first round, everybody trains, or the first million clients, so that the selector knows what
+it can learn about them; if the reports would take more than 400 MB, there are several such rounds. Selectors that
 choose one client after the other by the labels of all (GREEDY) start without such a round, which would take N passes;
 what they remember does not change their work. Time is processor time, the best of the later half of the rounds. The
-exponent b of t ~ N^b is fitted by least squares to the sizes from 100,000 on; with fewer, what does not depend on them
-is seen.
-``--largest`` is tried for the selectors whose exponent stays below 1.2 and that would take less than five seconds
-there. Memory: the selector's state, and the most that a round allocates besides, in bytes per client at the largest
-size. Run it with one thread (``OMP_NUM_THREADS=1``).
+exponent b of t ~ N^b is fitted by least squares to sizes from 100,000; smaller ones show only the constant part.
+``--largest`` is tried for selectors whose exponent is below 1.2 and that would take less than five seconds there.
+Memory is the selector's state, and the most that a round allocates besides, in bytes per client at the largest size.
+Run it with one thread (``OMP_NUM_THREADS=1``).
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, SIGNALS, Signa
 from fedcohort.selectors.papers.fedcor.process import fit_embedding
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
-FIT = "fedcor, the fit"  # of the embedding to eleven samples, fifty steps of Adam
+FIT = "fedcor, the fit"  # fits the embedding to eleven samples with fifty steps of Adam
 PARAMS = {"fedcor": {"warmup": 2, "interval": None, "steps": 1}, "flash-advantage": {"first_round": "asked"}}
-VARIANTS = {"clustered, by similarity": ("clustered", {"by": "similarity"})}  # beside the defaults
+VARIANTS = {"clustered, by similarity": ("clustered", {"by": "similarity"})}  # besides the defaults
 TRAINED_AT_MOST = 1_000_000  # clients in the first rounds
 AT_ONCE = 50_000_000  # numbers in the report of one of the first rounds
 GREEDY = frozenset({"astraea", "balanced", "fedcbs", "fedcbs-chance", "fedcbs-blind"})
-PATIENCE = 20.0  # seconds of a round beyond which larger sizes are left out
-FITTED_FROM = 100_000  # clients; below, what does not depend on them is seen
-ONE_PASS = 1.2  # largest exponent of what is tried with the largest size
+PATIENCE = 20.0  # seconds of a round from which larger sizes are left out
+FITTED_FROM = 100_000  # clients; smaller sizes show only the constant part
+ONE_PASS = 1.2  # selectors below this exponent are tried with the largest size
 LABELS = frozenset(signal for signal in SIGNALS if signal.value.startswith("label"))
 
 
 def table(n: int, labels: bool) -> ClientTable:
-    """Make a federation; label counts only for who needs them: ten million clients' are 800 MB."""
+    """Make a federation; only some selectors need label counts, which take 800 MB for ten million clients."""
     rng = np.random.default_rng(0)
     if not labels:
         return ClientTable(sizes=rng.integers(1, 300, n).astype(float))
@@ -74,7 +73,7 @@ class Rounds:
                 self.one(at_once, reported)
 
     def one(self, size: int | None = None, reported: frozenset[Signal] = REPORT_SIGNALS) -> float:
-        """Make a round; return the seconds of the session's calls."""
+        """Play a round; return the seconds of the session's calls."""
         request = RoundRequest(size=size or self.size)
         start = time.process_time()
         query = self.session.query(request)
@@ -103,7 +102,7 @@ class Rounds:
 
 
 def measure(name: str, n: int) -> dict[str, float]:
-    """Return seconds of a round, bytes of state and of a round's peak per client."""
+    """Return the seconds of a round, and the bytes of state and of a round's peak per client."""
     if name == FIT:
         return _measure_fit(n)
     rounds = Rounds(name, n)
@@ -152,7 +151,7 @@ def exponent(by_size: dict[str, dict[str, float]]) -> float | None:
 
 
 def grow(name: str, sizes: list[int], largest: int | None, results: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Measure one selector at growing sizes; what is on record is not measured again."""
+    """Measure one selector at growing sizes, except those already stored."""
     found = results.setdefault(name, {})
     for n in sizes:
         if str(n) not in found:
@@ -174,7 +173,7 @@ def _measured(name: str, n: int, results: dict[str, dict[str, dict[str, float]]]
 
 
 def as_table(results: dict[str, dict[str, dict[str, float]]]) -> list[str]:
-    """Return Markdown."""
+    """Return the results as Markdown."""
     sizes = sorted({int(n) for found in results.values() for n in found})
     head = " | ".join(f"{n:,}" for n in sizes)
     lines = [f"| selector | {head} | exponent | state, bytes | peak, bytes |", "|---" * (len(sizes) + 4) + "|"]
@@ -198,7 +197,7 @@ def main() -> None:
     parser.add_argument("--selectors", default=None)
     parser.add_argument("--sizes", default="100,1000,10000,100000,1000000")
     parser.add_argument("--largest", type=int, default=None)
-    parser.add_argument("--again", action="store_true", help="measure anew what is on record")
+    parser.add_argument("--again", action="store_true", help="also measure what is already stored")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

@@ -1,4 +1,4 @@
-"""Sphinx configuration, and the pages that are written from code and stored results (``_site`` has the longer ones)."""
+"""Sphinx configuration, and pages that are generated from code and stored results (longer ones in ``_site``)."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ html_theme = "furo"
 html_title = "fedcohort"
 html_copy_source = False
 myst_heading_anchors = 3
-copybutton_exclude = ".linenos, .gp, .go"  # prompts and output are not copied: what is copied can be pasted
+copybutton_exclude = ".linenos, .gp, .go"  # without prompts and output, copied commands can be pasted
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 autodoc_member_order = "groupwise"  # classes and functions first, constants last
 autodoc_typehints = "signature"
 python_maximum_signature_line_length = 100
-# nvflare is in none of the extras that the documentation is built with.
+# The extras that the documentation is built with do not include nvflare.
 autodoc_mock_imports = [] if importlib.util.find_spec("nvflare") else ["nvflare"]
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 nitpicky = False
-suppress_warnings = ["ref.python"]  # a name that several modules have
+suppress_warnings = ["ref.python"]  # several modules have the same name
 
 GENERATED = HERE / "reference"
 RESULTS = HERE / "_results"
@@ -79,7 +79,7 @@ PAGES = {
     "testing": "Testing",
 }
 UNDOCUMENTED = {"cli"}
-# Of these packages the reference shows what they export, and not the modules inside.
+# For these packages, the reference shows what they export, not their modules.
 INTERNAL = (
     *("simulate.engine", "simulate.processes", "simulate.rounds", "simulate.leaderboard", "simulate.store"),
     *("journal", "studies.papers", "report.dashboard", "hosts.flower", "hosts.flare", "privacy"),
@@ -127,7 +127,7 @@ SURFACE = {
 
 
 def _public_modules(package: str) -> list[str]:
-    """Return the public modules of a package: itself, those that hold what users import, then the others by name."""
+    """Return the public modules of a package: the package, modules that users import from, then the others by name."""
     root = importlib.import_module(package)
     with mock(autodoc_mock_imports):
         found = [module.name for module in pkgutil.walk_packages(root.__path__, f"{package}.")]
@@ -167,7 +167,7 @@ def write_reference(app: Any) -> None:
 
 
 def _exports(package: str) -> str:
-    """Return directives for a package's text and what it exports."""
+    """Return directives for a package's docstring and exports."""
     with mock(autodoc_mock_imports):
         found = importlib.import_module(package)
         things = [getattr(found, name) for name in getattr(found, "__all__", ())]
@@ -219,7 +219,7 @@ def _first_line(thing: Any) -> str:
 
 
 def _parameters() -> str:
-    """Return every configurable thing with every parameter, its default, what is allowed and what it means."""
+    """Return everything configurable, with every parameter, its default, its allowed values and its meaning."""
     from fedcohort.core.protocol import SELECTORS
     from fedcohort.scenario.availability import AVAILABILITIES
     from fedcohort.scenario.latency import LATENCIES
@@ -264,7 +264,7 @@ def _cell(text: str) -> str:
 
 
 def plain_citations(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Turn citations into text: the same paper is cited in several files, which RST does not allow."""
+    """Turn citations into text, because RST does not allow several files to cite the same paper."""
     text = "\n".join(lines)
     text = re.sub(r"^\.\. \[(\w+)\] ", r"**[\1]** ", text, flags=re.M)
     text = re.sub(r"(\*\*\[\w+\]\*\* .*(?:\n   +\S.*)*)", lambda m: re.sub(r"\n +", " ", m.group(1)) + "\n", text)
@@ -273,6 +273,6 @@ def plain_citations(app: Any, what: str, name: str, obj: Any, options: Any, line
 
 
 def setup(app: Any) -> None:
-    """Connect the above."""
+    """Connect these functions to Sphinx."""
     app.connect("builder-inited", write_reference)
     app.connect("autodoc-process-docstring", plain_citations)

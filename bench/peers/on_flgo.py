@@ -1,4 +1,4 @@
-"""FLGo: its server and client for federated averaging, on a task made of our data."""
+"""FLGo: its server and client for federated averaging, on a task made from our data."""
 
 import os
 import sys

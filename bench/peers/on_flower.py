@@ -15,7 +15,7 @@ from job import processor_time, read
 from models_torch import arrays, build
 
 client_app = ClientApp()
-LOADED = {}  # what a worker process has read already
+LOADED = {}  # what a worker process has already read
 
 
 @client_app.train()
@@ -38,7 +38,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Given(FedAvg):
-    """Federated averaging over given cohorts; which node stands for which client does not matter."""
+    """Federated averaging over prescribed cohorts; it does not matter which node plays which client."""
 
     def configure_train(self, server_round, arrays, config, grid):
         self.times.append((time.perf_counter(), processor_time()))

@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw themselves: no script, no fonts, nothing from a network."""
+"""Formulas as MathML, which browsers draw without scripts, fonts or a network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from docutils import nodes
 from latex2mathml.converter import convert
 
-# Commands that the converter does not know, and what it knows instead.
+# Replacements for commands that the converter does not know.
 _SPELLED = {r"\arg\max": r"\text{arg max}", r"\arg\min": r"\text{arg min}", r"\Big\|": r"\|"}
 
 
@@ -31,7 +31,7 @@ def _inline(self: Any, node: nodes.math) -> None:
 
 
 def _block(self: Any, node: nodes.math_block) -> None:
-    # Wide formulas scroll in a box of their own, by keyboard too.
+    # Wide formulas scroll in their own box, also by keyboard.
     self.body.append('<div class="math" tabindex="0" role="group" aria-label="formula">')
     self.body.append(mathml(node.astext(), block=True) + "</div>\n")
     raise nodes.SkipNode

@@ -14,7 +14,7 @@ from fedcohort.studies.benchmark.run import read_scores
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "img" / "benchmark.svg"
 _LABEL, _PANEL, _ROW, _TOP = 190, 190, 20, 64
-_LEAST, _MOST = -6.0, 8.0  # points; what lies beyond is cut off, and its number says so
+_LEAST, _MOST = -6.0, 8.0  # points; bars beyond are cut off and marked with their number
 
 
 def stored_scores(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Results as pages: one HTML file for each stored file of scores and for each table of a paper, and a list of them."""
+"""Results as pages: an HTML file for each stored file of scores and each table of a paper, and a list of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECORDS = ROOT / "reproduce" / "results"
 
 
 def write_pages(folder: Path) -> None:
-    """Write every HTML page into a folder."""
+    """Write all HTML pages to a folder."""
     folder.mkdir(parents=True)
     for path in stored_scores(BENCHMARKS):
         html = page(read_scores(path), made=f"fedcohort {_stored(path, 'fedcohort')}")
@@ -34,7 +34,7 @@ def write_pages(folder: Path) -> None:
 
 
 def index() -> str:
-    """Return the page that leads to them."""
+    """Return the page that lists them."""
     lines = [
         "# All results",
         "",
@@ -65,7 +65,7 @@ def index() -> str:
 
 
 def _stored(path: Path, key: str) -> str:
-    """Return something that stored scores say of themselves."""
+    """Return a field of stored scores."""
     return str(json.loads(path.read_text(encoding="utf-8"))[key])
 
 
