@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fedcohort
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
 from fedcohort.simulate.config.experiment import Experiment, values_of
@@ -145,7 +146,8 @@ def _code(content: bytes) -> str:
     for node in ast.walk(ast.parse(content)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             text = node.body[0]
-            lines[text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)  # type: ignore[operator]
+            for row in range(text.lineno, (text.end_lineno or text.lineno) + 1):
+                lines[row - 1] = ""
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
@@ -166,10 +168,8 @@ def sources(cls: type) -> list[bytes]:
 
 def _is_shared(path: Path) -> bool:
     """Whether a file belongs to the standard library, or to fedcohort outside the selectors."""
-    root = Path(importlib.util.find_spec("fedcohort").origin or "").parent  # type: ignore[union-attr]
-    standard = Path(inspect.getfile(ast)).parent
-    ours = root / "selectors"
-    return (root in path.parents and ours not in path.parents) or (path.parent == standard)
+    root, standard = Path(fedcohort.__file__).parent, Path(ast.__file__).parent
+    return (root in path.parents and root / "selectors" not in path.parents) or path.parent == standard
 
 
 def _imports(content: bytes) -> list[Path]:

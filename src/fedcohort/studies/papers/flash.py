@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcohort.studies.papers.declare import Beats, Exhibit, Grid, Near, Published, Study, row
+from fedcohort.studies.papers.declare import Beats, Exhibit, Grid, Near, Published, Study
 
 PAPER = "FLASH, Chang et al. 2024"
 SELECTORS = {
@@ -246,14 +246,6 @@ TABLE_2_LOWER = {
     "feel": ((62.5, 1.4), (64.9, 1.7), (59.2, 1.5), (67.0, 1.6), (65.5, 2.1), (62.3, 2.3), (71.5, 1.5)),
 }
 """The row FLASH of both lower halves is missing in the text from which we typed these figures."""
-
-AVERAGES = {
-    "1 upper": row(tuple(SELECTORS), 48.7, 49.6, 50.3, 43.4, 52.3, 56.6, 51.1, 59.0),
-    "1 lower": row(tuple(SELECTORS)[:-1], 47.2, 46.4, 47.2, 40.3, 48.5, 53.7, 48.0),
-    "2 upper": row(tuple(SELECTORS), 64.8, 67.2, 68.4, 64.7, 69.6, 70.8, 67.4, 71.8),
-    "2 lower": row(tuple(SELECTORS)[:-1], 60.8, 66.3, 66.0, 61.1, 67.1, 67.9, 64.7),
-}
-"""The column "Average" of the tables, the mean of each row, to check the figures above."""
 
 
 def _with_all(selector: str) -> tuple[str, ...]:
