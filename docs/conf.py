@@ -93,7 +93,7 @@ SURFACE = {
         ["compare", "run", "extend", "load"],
     ),
     "Bring your own data": (
-        "`data=` reads names, files and arrays. These make a dataset of anything else.",
+        "`data=` reads names, files and arrays. These make a dataset from anything else.",
         ["from_arrays", "from_pandas"],
     ),
     "Choose clients in your own loop": (
@@ -134,8 +134,8 @@ def _public_modules(package: str) -> list[str]:
     found = [name for name in found if not any(part.startswith("_") for part in name.split("."))]
     inside = tuple(f"fedcohort.{name}." for name in INTERNAL)
     used = {getattr(getattr(fedcohort, name), "__module__", "") for name in fedcohort.__all__}
-    open_ = [name for name in found if name in used or not name.startswith(inside)]
-    return [package, *sorted(open_, key=lambda name: name not in used)]
+    shown = [name for name in found if name in used or not name.startswith(inside)]
+    return [package, *sorted(shown, key=lambda name: name not in used)]
 
 
 def write_reference(app: Any) -> None:

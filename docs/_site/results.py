@@ -38,7 +38,7 @@ def index() -> str:
     lines = [
         "# All results",
         "",
-        "Made from the files in `bench/results` and `reproduce/results` when this site was built.",
+        "Generated from the files in `bench/results` and `reproduce/results` when this site was built.",
         "",
         "## The benchmark",
         "",
@@ -56,7 +56,7 @@ def index() -> str:
     timed = read_time_scores(TIME)
     lines += [
         "",
-        f"By the clock, {timed.data}, {len(timed.labels)} selectors in rounds and asynchronously, seeds "
+        f"In simulated time, {timed.data}, {len(timed.labels)} selectors in rounds and asynchronously, seeds "
         f"{', '.join(map(str, timed.seeds))}: {_link('benchmark-time', 'simulated hours to the target')}.",
     ]
     table = re.sub(r"^\| `([\w-]+)` \|", lambda m: f"| {_link(m[1], m[1])} |", overview(RECORDS), flags=re.M)

@@ -1,4 +1,4 @@
-"""The papers' tables: figures typed are consistent, everything builds, one runs, verdicts follow from figures."""
+"""The papers' tables: typed figures are consistent, everything builds, some run, verdicts follow from figures."""
 
 import json
 import math
@@ -168,7 +168,7 @@ def test_unknown_names_are_named():
 
 
 class AtOnce(Deadline):
-    """A time that has come when the first round ends, however fast or slow the machine."""
+    """A deadline that passes when the first round ends, however fast the machine is."""
 
     def __init__(self, stop, until):
         super().__init__(stop, 0.0)
@@ -182,7 +182,7 @@ def test_a_table_that_stops_before_some_of_its_runs_begin(tmp_path, monkeypatch)
 
 
 class InTheLastGroup(Deadline):
-    """A time that comes when the last run is in its third round; runs of other groups are done."""
+    """A deadline that passes when the last run is in its third round; runs of other groups are done."""
 
     def on_round(self, run, row):
         if run.label == "fedprox-loss" and row["round"] >= 2:

@@ -85,18 +85,18 @@ class Frozen:
         return {"tag": self.tag, "suite": self.suite, "selectors": dict(self.selectors)}
 
 
-def check_same(known: Frozen, now: Frozen, where: Path) -> None:
+def check_same(before: Frozen, now: Frozen, where: Path) -> None:
     """Check that results may join those in ``where``: the same suite, and the same code of each selector."""
-    if known.suite != now.suite:
+    if before.suite != now.suite:
         raise InputError(
-            f"{where} is of version {known.suite} of the benchmark, not {now.suite}. Results of different versions "
+            f"{where} is of version {before.suite} of the benchmark, not {now.suite}. Results of different versions "
             "cannot be compared.",
             hint="run it again in another folder",
         )
-    changed = sorted(label for label, sum_ in now.selectors.items() if known.selectors.get(label, sum_) != sum_)
+    changed = sorted(label for label, sum_ in now.selectors.items() if before.selectors.get(label, sum_) != sum_)
     if changed:
         raise InputError(
-            f"{where} (tag {known.tag}) was run with different code or parameters of {', '.join(changed)} (tag now "
+            f"{where} (tag {before.tag}) was run with different code or parameters of {', '.join(changed)} (tag now "
             f"{now.tag}): a selector was changed after its report seeds were run.",
             hint="run everything again in a new folder; if the default selector was changed, raise the suite's version "
             "and use new seeds",

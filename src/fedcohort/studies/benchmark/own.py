@@ -38,17 +38,9 @@ def own_table(
     """Return a benchmark on the user's data as an experiment's configuration, and notes on what was decided.
 
     Data that name their clients get the settings of natural federations. All other data get the drawn settings.
-
-    Parameters
-    ----------
-    data : str or Dataset
-        A file, a folder, or anything else that ``fedcohort compare --data`` accepts.
-    selectors, seeds, settings, rounds
-        See :func:`~fedcohort.studies.benchmark.suite.table`.
-    columns : mapping, optional
-        The columns ``label`` and ``client`` of a table.
-    folder : str, optional
-        Where the data are.
+    ``data`` is anything that ``fedcohort compare --data`` accepts, ``columns`` names the columns ``label`` and
+    ``client`` of a table, and ``folder`` says where the data are. The rest is as in
+    :func:`~fedcohort.studies.benchmark.suite.table`.
     """
     section: Any = data
     if isinstance(data, str):
@@ -59,14 +51,14 @@ def own_table(
     dataset = load_data(plan)
     natural = dataset.writers is not None
     size = own_size(dataset)
-    kept, reasons = _possible(natural_settings() if natural else drawn_settings(size), dataset, size, seeds)
+    possible, reasons = _possible(natural_settings() if natural else drawn_settings(size), dataset, size, seeds)
     for name in settings:
         if name in reasons:
             raise InputError(f"The setting {name!r} does not suit these data: {reasons[name]}")
-    if not kept:
+    if not possible:
         first = next(iter(reasons))
         raise InputError(f"None of the benchmark's settings suits these data. {first}: {reasons[first]}")
-    config = experiment_table("bench-own", section, size, kept, selectors, seeds, settings=settings, rounds=rounds)
+    config = experiment_table("bench-own", section, size, possible, selectors, seeds, settings=settings, rounds=rounds)
     owners = "clients that the data name" if natural else "clients"
     notes = [
         *dataset.remarks,
@@ -82,14 +74,14 @@ def _possible(
     settings: Sequence[BenchmarkSetting], dataset: Dataset, size: Size, seeds: Sequence[int]
 ) -> tuple[list[BenchmarkSetting], dict[str, str]]:
     """Return the settings that the data allow, and the reason against each of the others, by name."""
-    kept, reasons = [], {}
+    possible, reasons = [], {}
     for setting in settings:
         try:
             _try(setting, dataset, size, seeds)
-            kept.append(setting)
+            possible.append(setting)
         except FedcohortError as error:
             reasons[setting.name] = getattr(error, "message", str(error))
-    return kept, reasons
+    return possible, reasons
 
 
 def own_size(dataset: Dataset) -> Size:

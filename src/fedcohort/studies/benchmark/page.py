@@ -78,18 +78,18 @@ def _has_times(scores: Scores) -> bool:
 
 def minorities(scores: Scores) -> Table:
     """Return what the worst group gains over uniform's worst group, in points, by selector and setting."""
-    known = [name for name in scores.settings if any(name in line.minority for line in scores.lines)]
+    measured = [name for name in scores.settings if any(name in line.minority for line in scores.lines)]
     rows = []
     for line in scores.lines:
         cells = [f"{line.mean_minority:+.1f}", f"{line.worst_minority[1]:+.1f}"] if line.minority else ["–", "–"]
-        cells += [f"{float(line.minority[name].mean()):+.1f}" if name in line.minority else "–" for name in known]
+        cells += [f"{float(line.minority[name].mean()):+.1f}" if name in line.minority else "–" for name in measured]
         rows.append((Cell(line.label), *map(Cell, cells)))
     note = (
         "A group is the clients with the same view, the clients with the same main class, or one owner. With more than "
         "50 owners, the worst tenth of clients takes the place of the worst group."
     )
     title = "Gain of the worst group over uniform's worst group, points of accuracy"
-    return Table("minorities", title, ("selector", "mean", "worst", *known), tuple(rows), note=note)
+    return Table("minorities", title, ("selector", "mean", "worst", *measured), tuple(rows), note=note)
 
 
 def claims(scores: Scores, label: str) -> Table:

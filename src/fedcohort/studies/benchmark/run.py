@@ -124,15 +124,7 @@ def begin(
     processes: int | None = None,
     command: str = "",
 ) -> Simulation:
-    """Prepare a benchmark in a new folder, and freeze what it is going to run.
-
-    Parameters
-    ----------
-    config : mapping
-        From :func:`plan`.
-    device, processes, command
-        See :class:`~fedcohort.simulate.rounds.runner.Simulation`.
-    """
+    """Prepare a planned benchmark in a new folder, and freeze what it is going to run."""
     simulation = Simulation(
         Experiment.from_dict(dict(config)), out, device=device, processes=processes, command=command
     )
@@ -152,7 +144,7 @@ def resume(out: Path, *, device: str | None = None, processes: int | None = None
 def begin_or_resume(
     config: Mapping[str, Any], out: Path, *, device: str | None = None, processes: int | None = None, command: str = ""
 ) -> Simulation:
-    """Continue the benchmark in a folder, or prepare it there; parameters are those of :func:`begin`."""
+    """Continue the benchmark in a folder, or begin it there."""
     if (out / "meta.json").is_file():
         return resume(out, device=device, processes=processes)
     return begin(config, out, device=device, processes=processes, command=command)

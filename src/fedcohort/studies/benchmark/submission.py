@@ -29,17 +29,7 @@ def check_submission(config: Path, scores: Path) -> dict[str, Any]:
 
     The configuration must be that of this version of the suite, with all settings, the suite's training and report
     seeds. The scores must belong to that configuration and follow from the gains they list. Whether the gains were
-    really measured is not checked; to verify them, run the configuration.
-
-    Parameters
-    ----------
-    config, scores : Path
-        ``config.toml`` and ``bench.json`` of a benchmark's folder.
-
-    Raises
-    ------
-    SubmissionError
-        If anything is wrong; the message lists every problem.
+    really measured is not checked; to verify them, run the configuration. The error lists every problem.
     """
     try:
         configuration, submitted = parse_toml(read_file(config).decode()), json.loads(read_file(scores))

@@ -53,7 +53,7 @@ class _Size:
     server: int  # samples of each class that the server keeps
 
     @property
-    def asked(self) -> int:
+    def at_work(self) -> int:
         """1.3 k."""
         return math.ceil(1.3 * self.cohort)
 
@@ -80,16 +80,8 @@ def tables(
 ) -> dict[str, dict[str, Any]]:
     """Return two configurations: ``rounds`` with all selectors, ``flow`` with those that choose one client at a time.
 
-    Parameters
-    ----------
-    data : str
-        digits or fashion-mnist.
-    selectors : mapping
-        The tables ``[selectors.LABEL]``; ``uniform`` is added.
-    regimes : sequence of str
-        Only these kinds of availability.
-    rounds : int
-        At most this many models per run, instead of a whole day; such a result is a trial.
+    ``regimes`` chooses kinds of availability. With ``rounds``, a run makes at most this many models instead of a whole
+    day, and the result is a trial. The rest is as in :func:`~fedcohort.studies.benchmark.suite.table`.
     """
     if data not in _SIZES:
         raise UnknownNameError(f"The suite 'time' is run on {' or '.join(_SIZES)}. Got {data!r}.")
@@ -143,8 +135,8 @@ def _run(size: _Size, way: str) -> dict[str, Any]:
         case "rounds":
             return {}
         case "over-committed":
-            return {"spares": size.asked - size.cohort, "eval_every": 3}
+            return {"spares": size.at_work - size.cohort, "eval_every": 3}
         case "semi-synchronous":
-            return {"mode": "async", "cohort": size.asked, "period": _TICK, "eval_every": 3}
+            return {"mode": "async", "cohort": size.at_work, "period": _TICK, "eval_every": 3}
         case _:
-            return {"mode": "async", "cohort": size.asked, "buffer": size.cohort // 2, "eval_every": 10}
+            return {"mode": "async", "cohort": size.at_work, "buffer": size.cohort // 2, "eval_every": 10}

@@ -126,14 +126,14 @@ _SKEWED = ("low", "high")
 
 
 def _exhibits() -> list[Exhibit]:
-    found = []
+    exhibits = []
     for data in ("cifar10", "fashion-mnist"):
         end = "" if data == "cifar10" else "-fmnist"
         tables, figure_4, figure_5 = _tables(data), _figure_4(data), _figure_5(data)
         notes = (_NETWORK,) if data == "cifar10" else ()
         worse = Beats("CMFL is worse than the baseline.", "terminal", "uniform", "cmfl", _SKEWED)
         slower = Beats("CMFL is slower than the baseline.", "rounds", "uniform", "cmfl", _SKEWED)
-        found += [
+        exhibits += [
             Exhibit(f"fedacs-table-1{end}", PAPER, "Table I", "terminal accuracy in two skewness environments", tables,
                     (Grid("terminal", TABLE_I, "fedacs"),), (worse,), notes),
             Exhibit(f"fedacs-table-2{end}", PAPER, "Table II", "rounds to target and speed-up", tables,
@@ -154,7 +154,7 @@ def _exhibits() -> list[Exhibit]:
                               "distance", "fedacs", "baseline", _SKEWED),),
             ),
         ]  # fmt: skip
-    return found
+    return exhibits
 
 
 EXHIBITS = tuple(_exhibits())

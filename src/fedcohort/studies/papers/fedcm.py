@@ -146,7 +146,7 @@ _BOTH = ("client", "class")
 
 
 def _exhibits() -> list[Exhibit]:
-    found = []
+    exhibits = []
     for data in ("cifar10", "fashion-mnist"):
         end = "" if data == "cifar10" else "-fmnist"
         ratios, methods = _ratios(data), _methods(data)
@@ -158,7 +158,7 @@ def _exhibits() -> list[Exhibit]:
         less = Beats(
             "FedCA (Dirac) improves FedPdp under class heterogeneity.", "best", "fedpdp-dirac", "fedpdp", ("class",)
         )
-        found += [
+        exhibits += [
             Exhibit(f"fedcm-table-2{end}", PAPER, "Table 2", "combinatorial averaging by sampling ratio", ratios,
                     (Grid("best", TABLE_2, "fedpdp-loss"),), notes=(_RATIOS,) if data == "cifar10" else notes),
             Exhibit(f"fedcm-table-3{end}", PAPER, "Table 3", "combinatorial averaging for FedProx and FedPdp", methods,
@@ -168,7 +168,7 @@ def _exhibits() -> list[Exhibit]:
             Exhibit(f"fedcm-table-5{end}", PAPER, "Table 5", "rounds to FedAvg's accuracy", methods,
                     (Grid("catch-up", TABLE_5, "ts-dirac"),), notes=notes),
         ]  # fmt: skip
-    return found
+    return exhibits
 
 
 EXHIBITS = tuple(_exhibits())

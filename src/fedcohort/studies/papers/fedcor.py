@@ -193,11 +193,11 @@ def _figure_7(data: str) -> Study:
 
 
 def _exhibits() -> list[Exhibit]:
-    found = []
+    exhibits = []
     for data, study in (("fashion-mnist", FMNIST), ("cifar10", CIFAR)):
         short = _SHORT[data]
         title = "rounds to a target accuracy under 2SPC, 1SPC and Dirichlet"
-        found.append(
+        exhibits.append(
             Exhibit(
                 f"fedcor-table-1-{short}",
                 PAPER,
@@ -210,7 +210,7 @@ def _exhibits() -> list[Exhibit]:
         )
         figure_5, figure_6, figure_7 = _figure_5(data), _figure_6(data), _figure_7(data)
         first, *_, never = [label for label in figure_5.parts["all"]["selectors"] if label != "uniform"]
-        found.append(
+        exhibits.append(
             Exhibit(
                 f"fedcor-figure-5-{short}",
                 PAPER,
@@ -240,7 +240,7 @@ def _exhibits() -> list[Exhibit]:
             )
         )
         low, *_, high = [label for label in figure_6.parts["all"]["selectors"] if label != "uniform"]
-        found.append(
+        exhibits.append(
             Exhibit(
                 f"fedcor-figure-6-{short}",
                 PAPER,
@@ -268,7 +268,7 @@ def _exhibits() -> list[Exhibit]:
                 notes=(_ANNEALED,) if data == "cifar10" else (),
             )
         )
-        found.append(
+        exhibits.append(
             Exhibit(
                 f"fedcor-figure-7-{short}",
                 PAPER,
@@ -286,7 +286,7 @@ def _exhibits() -> list[Exhibit]:
                 ),
             )
         )
-    return found
+    return exhibits
 
 
 EXHIBITS = tuple(_exhibits())

@@ -73,11 +73,11 @@ def _ours(mean: tuple[float | None, float, int] | None, measure: Measure) -> Cel
     return Cell(text if math.isnan(std) else f"{text} ± {number(measure.scale * std, measure)}")
 
 
-def ratio_table(exhibit: Exhibit, found: Sequence[MarginComparison]) -> Table:
+def ratio_table(exhibit: Exhibit, comparisons: Sequence[MarginComparison]) -> Table:
     """Return every comparison with the paper's margin and ours."""
     names = exhibit.study.names
     rows = []
-    for ratio in found:
+    for ratio in comparisons:
         measure = MEASURES[ratio.measure]
         rows.append(
             (
@@ -103,23 +103,25 @@ def _margin(value: float, measure: Measure) -> str:
     return f"{1 + value:.2f}×" if measure.ratio else f"{value:+.2f} points"
 
 
-def verdict_table(found: Sequence[ClaimVerdict]) -> Table:
+def verdict_table(verdicts: Sequence[ClaimVerdict]) -> Table:
     """Return the claims with their verdicts."""
-    rows = tuple((Cell(v.text), Cell(v.state), Cell(v.detail)) for v in found)
+    rows = tuple((Cell(v.text), Cell(v.state), Cell(v.detail)) for v in verdicts)
     return Table("claims", "What holds", ("claim", "verdict", "seen"), rows, wrap=frozenset({0, 2}))
 
 
-def summary(found: Sequence[ClaimVerdict]) -> str:
+def summary(verdicts: Sequence[ClaimVerdict]) -> str:
     """Summarise the verdicts in one sentence."""
     parts = [
-        f"{count} {_PLURAL[state] if count != 1 else state}" for state, count in count_verdicts(found).items() if count
+        f"{count} {_PLURAL[state] if count != 1 else state}"
+        for state, count in count_verdicts(verdicts).items()
+        if count
     ]
-    return f"{len(found)} claim{'s' * (len(found) != 1)}: {', '.join(parts)}." if parts else "No claims."
+    return f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)}: {', '.join(parts)}." if parts else "No claims."
 
 
-def _version(found: Mapping[str, Any], label: str) -> str:
+def _version(entry: Mapping[str, Any], label: str) -> str:
     """Return the version of fedcohort that ran a method, which may have been added later."""
-    made = next((later["made"] for later in found.get("later", ()) if label in later["labels"]), found["made"])
+    made = next((later["made"] for later in entry.get("later", ()) if label in later["labels"]), entry["made"])
     return str(made["fedcohort"])
 
 
@@ -129,14 +131,14 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     if not settings:
         return ["Not run yet."]
     groups: dict[str, list[str]] = {}
-    for name, found in settings.items():
-        groups.setdefault(_run_with(study, found), []).append(name)
+    for name, entry in settings.items():
+        groups.setdefault(_run_with(study, entry), []).append(name)
     sentences = [f"{', '.join(names)}: {text}." for text, names in groups.items()]
     sentences += _later(study, record)
     sentences += [
         f"The rows of {label} are from version {version}; its rule has changed since."
         for label, version in _OLDER.items()
-        if any(label in found["labels"] and _version(found, label) == version for found in settings.values())
+        if any(label in entry["labels"] and _version(entry, label) == version for entry in settings.values())
     ]
     sentences += _other_targets(exhibit, record)
     missing = [name for name in study.rounds if name not in settings]
@@ -151,25 +153,25 @@ def _other_targets(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     if "rounds" not in counted:
         return []
     sentences = []
-    for name, found in record.settings.items():
+    for name, entry in record.settings.items():
         theirs = exhibit.study.target(name)
-        if theirs is not None and found.get("target") not in (None, theirs) and not found["made"].get("trial"):
-            sentences.append(f"{name}: our rounds are to {100 * found['target']:g}%, the paper's to {100 * theirs:g}%.")
+        if theirs is not None and entry.get("target") not in (None, theirs) and not entry["made"].get("trial"):
+            sentences.append(f"{name}: our rounds are to {100 * entry['target']:g}%, the paper's to {100 * theirs:g}%.")
     return sentences
 
 
-def _run_with(study: Study, found: Mapping[str, Any]) -> str:
+def _run_with(study: Study, entry: Mapping[str, Any]) -> str:
     """Return how a setting was run, and whether with fewer seeds or rounds than the paper."""
-    made = found["made"]
+    made = entry["made"]
     fewer = ["a trial on small data, not a result"] if made.get("trial") else []
-    if len(found["seeds"]) < study.seeds:
-        fewer.append(f"fewer seeds: {len(found['seeds'])} of {study.seeds}")
-    if found["rounds"] < found["planned"]:
-        fewer.append(f"fewer rounds: {found['rounds']:,} of {found['planned']:,}")
-    if not found["finished"]:
+    if len(entry["seeds"]) < study.seeds:
+        fewer.append(f"fewer seeds: {len(entry['seeds'])} of {study.seeds}")
+    if entry["rounds"] < entry["planned"]:
+        fewer.append(f"fewer rounds: {entry['rounds']:,} of {entry['planned']:,}")
+    if not entry["finished"]:
         fewer.append("not finished")
     return (
-        f"{_seeds(found['seeds'])}, {found['rounds']:,} rounds{' (' + '; '.join(fewer) + ')' if fewer else ''}, on "
+        f"{_seeds(entry['seeds'])}, {entry['rounds']:,} rounds{' (' + '; '.join(fewer) + ')' if fewer else ''}, on "
         f"{made['device']}, {made['date']}, fedcohort {made['fedcohort']}, by `{made['command']}`"
     )
 
@@ -177,15 +179,15 @@ def _run_with(study: Study, found: Mapping[str, Any]) -> str:
 def _later(study: Study, record: StudyRecord) -> list[str]:
     """Say which methods were added later, and how much the methods that were run again differ from the record."""
     groups: dict[str, tuple[list[str], dict[str, list[float]]]] = {}
-    for setting, found in record.settings.items():
-        for piece in found.get("later", ()):
+    for setting, entry in record.settings.items():
+        for piece in entry.get("later", ()):
             methods = "; ".join(study.names.get(label, label) for label in piece["labels"])
             made = piece["made"]
             text = f"{methods}: added on {made['device']}, {made['date']}, by `{made['command']}`"
             settings, again = groups.setdefault(text, ([], {}))
             settings.append(setting)
             for label, best in piece["again"].items():
-                pairs = zip(best, found["labels"][label]["best"], strict=True)
+                pairs = zip(best, entry["labels"][label]["best"], strict=True)
                 moved = [100 * (now - then) for now, then in pairs if now is not None and then is not None]
                 again.setdefault(study.names.get(label, label), []).extend(moved)
     sentences = []
@@ -212,15 +214,15 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def tables_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
     """Return all tables of an exhibit: figures, ratios, verdicts."""
-    found = judge(exhibit, record)
+    verdicts = judge(exhibit, record)
     tables = [table_of(grid, exhibit, record) for grid in exhibit.grids]
     if not exhibit.grids:
         tables += _figures_of(exhibit, record)
     compared = ratios(exhibit, record)
     if compared:
         tables.append(ratio_table(exhibit, compared))
-    if found:
-        tables.append(verdict_table(found))
+    if verdicts:
+        tables.append(verdict_table(verdicts))
     return tables
 
 
@@ -265,7 +267,7 @@ def html_page(exhibit: Exhibit, record: StudyRecord) -> str:
         summary=summary(judge(exhibit, record)),
         items=items,
         tables=tables_of(exhibit, record),
-        curves={setting: _curves(exhibit, found["labels"]) for setting, found in record.settings.items()},
+        curves={setting: _curves(exhibit, entry["labels"]) for setting, entry in record.settings.items()},
     )
 
 
@@ -275,7 +277,7 @@ def _curves(
     """Return the first eight mean curves as the page draws them; None before the first evaluation."""
     from fedcohort.report import palette
 
-    shown = [(label, found["curve"]) for label, found in labels.items() if found["curve"]["round"]][:_MOST_CURVES]
+    shown = [(label, entry["curve"]) for label, entry in labels.items() if entry["curve"]["round"]][:_MOST_CURVES]
     if not shown:
         return None
     last = max(curve["round"][-1] for _, curve in shown)
@@ -325,7 +327,7 @@ def overview(folder: Path) -> str:
 def _has_results(exhibit: Exhibit, record: StudyRecord) -> bool:
     """Whether any method besides the baseline was run."""
     shown = [label for label in exhibit.study.names if label != exhibit.study.baseline]
-    return any(label in found["labels"] for found in record.settings.values() for label in shown)
+    return any(label in entry["labels"] for entry in record.settings.values() for label in shown)
 
 
 def _whole(exhibit: Exhibit, record: StudyRecord) -> bool:

@@ -51,17 +51,17 @@ class StudyRecord:
     def read(cls, path: Path, study: Study) -> StudyRecord:
         """Read a record; an empty one if there is no file."""
         try:
-            found = json.loads(read_file(path))
+            stored = json.loads(read_file(path))
         except FileNotFoundError:
             return cls(study.name)
         except (OSError, ValueError, RecursionError) as error:
             raise RecordError(f"{path} cannot be read: {error}.") from error
-        if not isinstance(found, dict) or found.get("study") != study.name or found.get("format") != FORMAT:
+        if not isinstance(stored, dict) or stored.get("study") != study.name or stored.get("format") != FORMAT:
             raise RecordError(
                 f"{path} is not a record of the study {study.name!r} in format {FORMAT}.",
                 hint="name another folder with --out",
             )
-        return cls(study.name, found["settings"])
+        return cls(study.name, stored["settings"])
 
     def write(self, path: Path) -> None:
         """Write the record atomically."""
@@ -96,10 +96,10 @@ class StudyRecord:
         values = self.values(setting, label, measure)
         if not values:
             return None
-        known = np.array([value for value in values if value is not None], np.float64)
-        if len(known) < len(values):
+        reached = np.array([value for value in values if value is not None], np.float64)
+        if len(reached) < len(values):
             return None, math.nan, len(values)
-        return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else math.nan, len(values)
+        return float(reached.mean()), float(reached.std(ddof=1)) if len(reached) > 1 else math.nan, len(values)
 
 
 def _merge_labels(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:

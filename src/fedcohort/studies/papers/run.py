@@ -31,21 +31,11 @@ Guard = Callable[[Simulation], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The state of a reproduction when :func:`reproduce` returns.
+    """The state of a reproduction when :func:`reproduce` returns."""
 
-    Attributes
-    ----------
-    finished : bool
-        Whether everything requested is done.
-    records : dict of str to StudyRecord
-        By study.
-    files : list of Path
-        The pages and comparisons written.
-    """
-
-    finished: bool
-    records: dict[str, StudyRecord]
-    files: list[Path]
+    finished: bool  # whether everything requested is done
+    records: dict[str, StudyRecord]  # by study
+    files: list[Path]  # pages and comparisons
 
 
 def reproduce(
@@ -84,8 +74,6 @@ def reproduce(
         and rounds.
     quick : bool
         Check that everything runs: one seed, few rounds, and digits instead of the data.
-    processes : int, optional
-        Number of processes that run in parallel.
     minutes : float, optional
         Stop cleanly after this many minutes.
     folder : str, optional
@@ -94,8 +82,6 @@ def reproduce(
         Returns a listener for the runs of one part; by default one that shows the progress, if rich is installed.
     guard : callable
         Returns a context for one simulation in which a signal may call its ``stop``.
-    say : callable
-        Receives messages.
     command : str
         The command to record.
     """
@@ -210,12 +196,12 @@ def _remaining_work(
     baselines = {study.baseline, study.parts[part]["run"].get("baseline")}
     recorded = {setting: record.settings.get(setting, _NOTHING) for setting in study.settings(part)}
     size = _common_size(recorded, study, seeds, rounds)
-    others = set().union(*(found["labels"] for found in recorded.values())) - {*missing, *baselines}
+    others = set().union(*(entry["labels"] for entry in recorded.values())) - {*missing, *baselines}
     targets = {}
     if size is not None:
         # If the study sets no target, a run's baseline sets one, which would differ from the record's.
-        targets = {setting: found["target"] for setting, found in recorded.items() if found["target"] is not None}
-        missing = [label for label in missing if any(label not in found["labels"] for found in recorded.values())]
+        targets = {setting: entry["target"] for setting, entry in recorded.items() if entry["target"] is not None}
+        missing = [label for label in missing if any(label not in entry["labels"] for entry in recorded.values())]
         seeds, rounds = size
     elif labels and others:
         raise InputError(
@@ -235,14 +221,14 @@ def _common_size(
     None if they differ, are fewer than requested, or were run with another target than the study's.
     """
     sizes = set()
-    for setting, found in recorded.items():
+    for setting, entry in recorded.items():
         planned = study.rounds[setting]
-        enough = len(found["seeds"]) >= (seeds or study.seeds) and found["rounds"] >= min(rounds or planned, planned)
+        enough = len(entry["seeds"]) >= (seeds or study.seeds) and entry["rounds"] >= min(rounds or planned, planned)
         # A trial has its own target.
-        same_target = enough and (found["made"]["trial"] or study.target(setting) in (None, found["target"]))
-        if not found["finished"] or not same_target:
+        same_target = enough and (entry["made"]["trial"] or study.target(setting) in (None, entry["target"]))
+        if not entry["finished"] or not same_target:
             return None
-        sizes.add((len(found["seeds"]), None if found["rounds"] == planned else found["rounds"]))
+        sizes.add((len(entry["seeds"]), None if entry["rounds"] == planned else entry["rounds"]))
     return sizes.pop() if len(sizes) == 1 else None
 
 
