@@ -156,13 +156,13 @@ def terminal(experiment: dict[str, Any], folder: Path) -> dict[tuple[str, str], 
     """Run an experiment; return the mean accuracy of the last tenth of its evaluations, by setting and selector."""
     Simulation(Experiment.from_dict(experiment), folder, processes=None).run()
     results = load(folder)
-    found: dict[tuple[str, str], list[float]] = {}
+    accuracies: dict[tuple[str, str], list[float]] = {}
     for run in results.runs:
         scores = np.asarray(results.score(run), float)
         scores = scores[np.isfinite(scores)]
         last = scores[-max(1, len(scores) // 10) :].mean() if len(scores) else 0.0
-        found.setdefault((run.setting.get("name", ""), run.label), []).append(float(last))
-    return found
+        accuracies.setdefault((run.setting.get("name", ""), run.label), []).append(float(last))
+    return accuracies
 
 
 def world(name: str, arrays: tuple[Any, ...], seed: int, out: Path) -> dict[str, Any]:
@@ -199,25 +199,25 @@ def main() -> None:
     options = parser.parse_args()
     seeds = [int(seed) for seed in options.seeds.split(",")]
     only = [name for name in options.only.split(",") if name]
-    found: dict[tuple[str, str], list[float]] = {}
+    accuracies: dict[tuple[str, str], list[float]] = {}
     if options.what == "worlds":
         for seed in seeds:
             for name, arrays in Worlds(options.data, seed).all():
                 if not only or name in only:
                     made = terminal(world(name, arrays, seed, options.out), options.out / f"{name}-{seed}")
                     for key, values in made.items():
-                        found.setdefault(key, []).extend(values)
+                        accuracies.setdefault(key, []).extend(values)
     else:
         experiment = table("fashion-mnist" if options.what == "suite" else "femnist", SELECTORS, seeds, settings=only)
         experiment["data"]["folder"] = str(options.data)
-        found = terminal(experiment, options.out / options.what)
-    labels = list(dict.fromkeys(label for _, label in found))
+        accuracies = terminal(experiment, options.out / options.what)
+    labels = list(dict.fromkeys(label for _, label in accuracies))
     print("setting".ljust(24), *(label.rjust(14) for label in labels))
-    for setting in dict.fromkeys(setting for setting, _ in found):
-        base = np.array(found[setting, "uniform"])
+    for setting in dict.fromkeys(setting for setting, _ in accuracies):
+        base = np.array(accuracies[setting, "uniform"])
         cells = [f"{100 * base.mean():.1f}"]
         for label in labels[1:]:
-            gain = 100 * (np.array(found[setting, label]) - base)
+            gain = 100 * (np.array(accuracies[setting, label]) - base)
             cells.append(f"{gain.mean():+.1f} ({gain.min():+.1f})")
         print(setting.ljust(24), *(cell.rjust(14) for cell in cells), flush=True)
 

@@ -60,13 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args(arguments)
     names = options.only.split(",") if options.only else list(SELECTORS)
-    found = {}
+    digests = {}
     for name in names:
-        found[name] = {}
+        digests[name] = {}
         for seed in range(options.seeds):
             text = json.dumps(trace(name, seed)).encode()
-            found[name][str(seed)] = hashlib.sha256(text).hexdigest()[:16]
-    print(json.dumps(found, indent=1))
+            digests[name][str(seed)] = hashlib.sha256(text).hexdigest()[:16]
+    print(json.dumps(digests, indent=1))
 
 
 if __name__ == "__main__":

@@ -305,7 +305,7 @@ def journal_content(path):
 
 def checkpoint_content(folder):
     """Return models, memories and session states of every group, but not how the journal numbers its blocks."""
-    found = {}
+    groups = {}
     for number, point in checkpoints.all_newest(folder).items():
         arrays = {name: value for name, value in point.arrays.items() if not name.startswith("session/")}
         sessions = {
@@ -313,8 +313,8 @@ def checkpoint_content(folder):
             for name, value in point.arrays.items()
             if name.startswith("session/")
         }
-        found[str(number)] = bits({"facts": point.facts, "arrays": arrays, "sessions": sessions})
-    return found
+        groups[str(number)] = bits({"facts": point.facts, "arrays": arrays, "sessions": sessions})
+    return groups
 
 
 def content(out):
@@ -366,8 +366,8 @@ class Trial:
         code = child(self.out, lambda: None, self.said)
         if code != FINISHED:
             return f"cannot be continued: {self.said.read_text() if self.said.exists() else code}"
-        found = differences(expected, content(self.out))
-        return f"differs in {', '.join(found)}" if found else "identical"
+        parts = differences(expected, content(self.out))
+        return f"differs in {', '.join(parts)}" if parts else "identical"
 
 
 def drawn(rng, visits, window):
@@ -453,12 +453,12 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     rng = random.Random(options.seed)
     began = time.monotonic()
-    told = [0.0]
+    printed_at = [0.0]
 
     def tell(text, verdicts):
         bad = sum(n for counts in verdicts.values() for what, n in counts.items() if what[0] not in "i(")
-        if time.monotonic() - told[0] > 10 or not verdicts:
-            told[0] = time.monotonic()
+        if time.monotonic() - printed_at[0] > 10 or not verdicts:
+            printed_at[0] = time.monotonic()
             print(f"{text}{f', {bad} not identical' if verdicts else ''}", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="fedcohort-crash-", dir=options.folder) as name:
@@ -475,16 +475,16 @@ def main(arguments=None):
         filled, ended = {}, Counter()
         if options.disks:
             filled, ended = disks(folder, options.disks, rng, visits, expected, tell)
-    found = {
+    summary = {
         "kills": {window: dict(counts) for window, counts in killed.items()},
         "full_disks": {window: dict(counts) for window, counts in filled.items()},
         "full_disks_ended_with": dict(ended),
         "seconds": round(time.monotonic() - began, 1),
         "python": platform.python_version(),
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(summary, indent=1))
     if options.write:
-        options.write.write_text(json.dumps(found, indent=1) + "\n")
+        options.write.write_text(json.dumps(summary, indent=1) + "\n")
     verdicts = [what for group in (killed, filled) for counts in group.values() for what in counts]
     sound = all(what == "identical" or what.startswith("(") for what in verdicts)
     return 0 if sound and set(ended) <= {"a sentence"} else 1

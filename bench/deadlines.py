@@ -131,7 +131,7 @@ def play_auto(world: World, spares: int, rounds: int, least: int | None = None) 
 
 def play_fixed(world: World, deadlines: np.ndarray, spares: int, rounds: int, least: int, limit: float) -> np.ndarray:
     """Return (m,) seconds until all models have arrived with each deadline; infinity if longer than ``limit``."""
-    found = np.full(len(deadlines), np.inf)
+    totals = np.full(len(deadlines), np.inf)
     clock, models, left = np.zeros(len(deadlines)), np.zeros(len(deadlines)), np.arange(len(deadlines))
     for number in itertools.count():
         cohort = chances(world.seed, number)[2]
@@ -149,10 +149,10 @@ def play_fixed(world: World, deadlines: np.ndarray, spares: int, rounds: int, le
         clock[left] += ends
         models[left] += np.where(count >= least, np.minimum(count, SIZE), 0)
         done = models[left] >= rounds * SIZE
-        found[left[done]] = clock[left[done]] * rounds * SIZE / models[left[done]]
+        totals[left[done]] = clock[left[done]] * rounds * SIZE / models[left[done]]
         left = left[~done & (clock[left] <= limit)]
         if not len(left):
-            return found
+            return totals
     raise AssertionError
 
 

@@ -71,7 +71,7 @@ class Watched:
 
 def demonstrations(seed: int, rounds: int) -> list[Demonstration]:
     """Return the decisions of all experts in all settings."""
-    found: list[Demonstration] = []
+    demonstrated: list[Demonstration] = []
     for scenario in SETTINGS:
         latency = {"name": "shifted-exponential"}
         table = {
@@ -96,8 +96,8 @@ def demonstrations(seed: int, rounds: int) -> list[Demonstration]:
             while not group.done:
                 group.step()
             group.close()
-        found += [one for expert in watched for one in expert.shown]
-    return found
+        demonstrated += [one for expert in watched for one in expert.shown]
+    return demonstrated
 
 
 def main() -> None:

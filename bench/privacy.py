@@ -35,9 +35,9 @@ def measured(n: int, classes: int, seed: int) -> dict[str, float]:
     started = time.process_time()
     assert not holder.admit(sealed)
     opened = time.process_time()
-    found = holder.products(names, names)
+    computed = holder.products(names, names)
     multiplied = time.process_time()
-    assert np.array_equal(found, counts @ counts.T)
+    assert np.array_equal(computed, counts @ counts.T)
     holder.close()
     return {
         "seal": (encrypted - began) / n * 1e3,

@@ -71,7 +71,7 @@ def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]
     def outputs(models: torch.Tensor) -> Any:
         return group.engine.logits(models, places.astype(np.int64)).cpu().numpy()
 
-    found: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
     for round_ in range(max(LOOK) + 1):
         if round_ in LOOK:
             everyone = np.arange(len(federation))
@@ -94,10 +94,10 @@ def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]
                 ),
             }
             for name, shares in estimates.items():
-                found.setdefault(name, []).append(float(0.5 * np.abs(shares - truth).sum(axis=1).mean()))
+                errors.setdefault(name, []).append(float(0.5 * np.abs(shares - truth).sum(axis=1).mean()))
         group.step()
     group.close()
-    return found
+    return errors
 
 
 if __name__ == "__main__":

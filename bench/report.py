@@ -57,8 +57,14 @@ def main() -> int:
             subprocess.run([sys.executable, "-c", code, str(path), str(page)], check=True)
             seconds.append(time.perf_counter() - start)
         size = page.stat().st_size
-    found = {"runs": runs, "rounds": options.rounds, "clients": options.clients, "seconds": min(seconds), "bytes": size}
-    print(json.dumps(found))
+    result = {
+        "runs": runs,
+        "rounds": options.rounds,
+        "clients": options.clients,
+        "seconds": min(seconds),
+        "bytes": size,
+    }
+    print(json.dumps(result))
     within = min(seconds) < LIMIT_SECONDS and size < LIMIT_BYTES
     print(f"{'within' if within else 'ABOVE'} {LIMIT_SECONDS:g} s and {LIMIT_BYTES / 1e6:g} MB", file=sys.stderr)
     return 0 if within else 1

@@ -4,7 +4,7 @@
     python bench/scale.py --table                                                # bench/results/scale.json as Markdown
 
 A round is query, ask and tell of a session with every signal reported and a cohort of 100 (half of the clients if there
-are fewer than 200). In the first round, everybody trains, or the first million clients, so that the selector knows what
+are fewer than 200). In a first round, everybody trains, or a million of them, so that the selector knows what
 it can learn about them; if the reports would take more than 400 MB, there are several such rounds. Selectors that
 choose one client after the other by the labels of all (GREEDY) start without such a round, which would take N passes;
 what they remember does not change their work. Time is processor time, the best of the later half of the rounds. The
@@ -116,9 +116,9 @@ def measure(name: str, n: int) -> dict[str, float]:
         rounds.one()
     peak = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
-    found = {"seconds": min(spent[len(spent) // 2 :]), "state": rounds.state_bytes() / n, "peak": peak / n}
+    result = {"seconds": min(spent[len(spent) // 2 :]), "state": rounds.state_bytes() / n, "peak": peak / n}
     rounds.session.close()
-    return found
+    return result
 
 
 def _measure_fit(n: int) -> dict[str, float]:
@@ -143,7 +143,7 @@ def _measure_fit(n: int) -> dict[str, float]:
 
 def exponent(by_size: dict[str, dict[str, float]]) -> float | None:
     """Fit b of t ~ N^b."""
-    points = [(int(n), found["seconds"]) for n, found in by_size.items() if int(n) >= FITTED_FROM]
+    points = [(int(n), result["seconds"]) for n, result in by_size.items() if int(n) >= FITTED_FROM]
     if len(points) < 2:
         return None
     sizes, seconds = np.log(np.array(points)).T
@@ -152,17 +152,17 @@ def exponent(by_size: dict[str, dict[str, float]]) -> float | None:
 
 def grow(name: str, sizes: list[int], largest: int | None, results: dict[str, dict[str, dict[str, float]]]) -> None:
     """Measure one selector at growing sizes, except those already stored."""
-    found = results.setdefault(name, {})
+    by_size = results.setdefault(name, {})
     for n in sizes:
-        if str(n) not in found:
+        if str(n) not in by_size:
             _measured(name, n, results)
-        if found[str(n)]["seconds"] * 10 > PATIENCE:
+        if by_size[str(n)]["seconds"] * 10 > PATIENCE:
             return
-    power = exponent(found)
-    last = max(map(int, found))
+    power = exponent(by_size)
+    last = max(map(int, by_size))
     if largest is None or largest <= last or power is None:
         return
-    if power < ONE_PASS and found[str(last)]["seconds"] * largest / last < 5.0:
+    if power < ONE_PASS and by_size[str(last)]["seconds"] * largest / last < 5.0:
         _measured(name, largest, results)
 
 
@@ -174,14 +174,14 @@ def _measured(name: str, n: int, results: dict[str, dict[str, dict[str, float]]]
 
 def as_table(results: dict[str, dict[str, dict[str, float]]]) -> list[str]:
     """Return the results as Markdown."""
-    sizes = sorted({int(n) for found in results.values() for n in found})
+    sizes = sorted({int(n) for by_size in results.values() for n in by_size})
     head = " | ".join(f"{n:,}" for n in sizes)
     lines = [f"| selector | {head} | exponent | state, bytes | peak, bytes |", "|---" * (len(sizes) + 4) + "|"]
     for name in sorted(results):
-        found = results[name]
-        cells = [_shown(found[str(n)]["seconds"]) if str(n) in found else "" for n in sizes]
-        last = found[max(found, key=int)]
-        power = exponent(found)
+        by_size = results[name]
+        cells = [_shown(by_size[str(n)]["seconds"]) if str(n) in by_size else "" for n in sizes]
+        last = by_size[max(by_size, key=int)]
+        power = exponent(by_size)
         tail = f"{power:.2f}" if power is not None else ""
         lines.append(f"| {name} | {' | '.join(cells)} | {tail} | {last['state']:.0f} | {last['peak']:.0f} |")
     return lines

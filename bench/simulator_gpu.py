@@ -94,7 +94,7 @@ class Wide(LayerNet):
 
 
 def ways(model: str, sample: tuple[int, ...], store: Store, local: LocalTraining, device: torch.device) -> dict:
-    """Return a function for each backend, by name; it takes whether TF32 is allowed, and returns None if unsuitable."""
+    """Return a function that builds each backend (its argument allows TF32), or None if it cannot train the model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = build_model(model, sample, 10)

@@ -87,7 +87,7 @@ class Week:
         return True
 
     def _process(self) -> tuple[int, str]:
-        """Start a host and kill it at its instant; return its exit code, and whether it was to be killed."""
+        """Start a host and kill it at its instant; return its exit code and why it ended: "kill", "time" or "end"."""
         if self.room is not None:
             self.room.widen()
         number, draw_ = self.stand["kills"], np.random.default_rng([self.plan.seed, 99, self.stand["kills"]])
@@ -203,7 +203,7 @@ def fitted(week: Week) -> dict:
     chosen = list(last.values()) if week.disturbed else [s for s in samples if s["round"] >= born[s["pid"]] + 50]
     rounds, rss, pids = (np.array([s[key] for s in chosen]) for key in ("round", "rss", "pid"))
     group = np.zeros(len(chosen)) if week.disturbed else pids
-    found = {
+    figures = {
         "processes": len(born),
         "samples": len(chosen),
         "rss_mean_mb": round(float(rss.mean()) / 1e6, 1),
@@ -211,7 +211,7 @@ def fitted(week: Week) -> dict:
     }
     for key in ("rss", "held", "blocks"):
         values = np.array([s[key] for s in chosen], float)  # NaN if the C library does not tell
-        found[f"{key}_slope_per_round"], found[f"{key}_slope_standard_error"] = (
+        figures[f"{key}_slope_per_round"], figures[f"{key}_slope_standard_error"] = (
             round(number, 1) for number in slope(rounds, values, group)
         )
     if not week.disturbed:
@@ -220,10 +220,10 @@ def fitted(week: Week) -> dict:
         late = x >= x.max() / 10
         line = np.polyfit(x[late], y[late], 1)
         rest = y[late] - np.polyval(line, x[late])
-        found["journal_bytes_per_round"] = round(float(line[0]), 1)
-        found["journal_linear_r2"] = round(1 - float(rest.var() / y[late].var()), 6)
-        found["wal_max_mb"] = round(max(s["-wal"] for s in samples) / 1e6, 2)
-    return found
+        figures["journal_bytes_per_round"] = round(float(line[0]), 1)
+        figures["journal_linear_r2"] = round(1 - float(rest.var() / y[late].var()), 6)
+        figures["wal_max_mb"] = round(max(s["-wal"] for s in samples) / 1e6, 2)
+    return figures
 
 
 def counted(notes: list[dict], kind: str) -> int:
@@ -274,8 +274,8 @@ def plan_of(name: str, clients: int | None, rounds: int | None) -> Plan:
 
 
 def write(folder: Path, names: list[str], clients: int | None, rounds: int | None, out: Path, picture: Path) -> None:
-    found = [summary(plan_of(name, clients, rounds), folder / name) for name in names if (folder / name).is_dir()]
-    done = [entry for entry in found if entry is not None]
+    summaries = [summary(plan_of(name, clients, rounds), folder / name) for name in names if (folder / name).is_dir()]
+    done = [entry for entry in summaries if entry is not None]
     machine = {"machine": platform.machine(), "python": platform.python_version(), "cores": os.cpu_count()}
     machine["fedcohort"] = fedcohort.__version__
     out.write_text(json.dumps({"machine": machine, "selectors": done}, indent=None, separators=(",", ":")) + "\n")

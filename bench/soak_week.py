@@ -114,7 +114,7 @@ class World:
     def report(self, cohort, signals, disturbed: bool) -> tuple[RoundReport, int]:
         """Return what comes back from a round, and how many replies hold garbage.
 
-        In the disturbed week, a client with garbage claims success; in the quiet week, the host reports its failure.
+        A client with garbage claims success in the disturbed week; in the quiet week, the host marks it as invalid.
         """
         rng = self._rng(_FAIL, cohort.round)
         luck = rng.random(cohort.size)
@@ -184,8 +184,8 @@ class Room:
 
     def shrink(self) -> None:
         if self.how == "tmpfs":
-            found = os.statvfs(self.folder)
-            self._remount(str((found.f_blocks - found.f_bfree) * found.f_frsize + 16384))
+            disk = os.statvfs(self.folder)
+            self._remount(str((disk.f_blocks - disk.f_bfree) * disk.f_frsize + 16384))
         else:
             largest = max(path.stat().st_size for path in self.folder.iterdir())
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 16384, resource.RLIM_INFINITY))
@@ -220,8 +220,8 @@ def held() -> int | None:
     """
     if _ASK is None:
         return None
-    found = _ASK()
-    return int(found.uordblks + found.hblkhd)
+    usage = _ASK()
+    return int(usage.uordblks + usage.hblkhd)
 
 
 # -- the process ----------------------------------------------------------------------------------------------------

@@ -29,13 +29,13 @@ _NAMES = {"fmnist": "fedcor-table-1-fmnist", "cifar": "fedcor-table-1-cifar10"}
 
 def experiments(kind: str, options: argparse.Namespace, processes: int) -> list[Experiment]:
     study = EXHIBITS[_NAMES[kind]].study
-    found = []
+    built = []
     for part in study.parts:
         table = table_of(study, part, seeds=options.seeds, rounds=options.rounds, folder=options.folder)
-        found.append(
+        built.append(
             Experiment.from_dict(merge_tables(table, {"run": {"processes": processes, "device": options.device}}))
         )
-    return found
+    return built
 
 
 def engine_seconds(experiment: Experiment, rounds: int) -> tuple[float, int]:

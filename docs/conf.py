@@ -130,11 +130,11 @@ def _public_modules(package: str) -> list[str]:
     """Return the public modules of a package: the package, modules that users import from, then the others by name."""
     root = importlib.import_module(package)
     with mock(autodoc_mock_imports):
-        found = [module.name for module in pkgutil.walk_packages(root.__path__, f"{package}.")]
-    found = [name for name in found if not any(part.startswith("_") for part in name.split("."))]
+        names = [module.name for module in pkgutil.walk_packages(root.__path__, f"{package}.")]
+    names = [name for name in names if not any(part.startswith("_") for part in name.split("."))]
     inside = tuple(f"fedcohort.{name}." for name in INTERNAL)
     used = {getattr(getattr(fedcohort, name), "__module__", "") for name in fedcohort.__all__}
-    shown = [name for name in found if name in used or not name.startswith(inside)]
+    shown = [name for name in names if name in used or not name.startswith(inside)]
     return [package, *sorted(shown, key=lambda name: name not in used)]
 
 
@@ -169,8 +169,8 @@ def write_reference(app: Any) -> None:
 def _exports(package: str) -> str:
     """Return directives for a package's docstring and exports."""
     with mock(autodoc_mock_imports):
-        found = importlib.import_module(package)
-        things = [getattr(found, name) for name in getattr(found, "__all__", ())]
+        module = importlib.import_module(package)
+        things = [getattr(module, name) for name in getattr(module, "__all__", ())]
     things = [thing for thing in things if getattr(thing, "__module__", "").startswith(f"{package}.")]
     blocks = [f".. automodule:: {package}\n   :no-members:"]
     for thing in things:

@@ -58,7 +58,7 @@ class Peer:
     def rounds(self, cohorts):
         strategy = Given(fraction_evaluate=0.0)
         strategy.cohorts, strategy.folder, strategy.times = [cohorts[0], *cohorts], self.job.folder, []
-        found = {}
+        parameters = {}
         app = ServerApp()
 
         @app.main()
@@ -70,7 +70,7 @@ class Peer:
             strategy.cohorts, strategy.times = cohorts, []
             result = strategy.start(grid, start, num_rounds=len(cohorts))
             self.times = strategy.times[0], (time.perf_counter(), processor_time())
-            found.update(result.arrays.to_torch_state_dict())
+            parameters.update(result.arrays.to_torch_state_dict())
 
         run_simulation(
             app,
@@ -79,7 +79,7 @@ class Peer:
             backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
         )
         ray.shutdown()
-        self.model.load_state_dict(found)
+        self.model.load_state_dict(parameters)
 
     def parameters(self):
         return arrays(self.model)

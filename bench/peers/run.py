@@ -261,8 +261,8 @@ class Side:
         rounds = (
             len(chosen) - 2 if self.name == "fedcohort" else len(chosen)
         )  # it leaves out its first and its last round
-        found = self.ask(cohorts=chosen, **({} if self.name in SPREAD else {"threads": threads}))
-        return {"clock": rounds / float(found["seconds"]), "processor": rounds / float(found["processor"])}
+        answer = self.ask(cohorts=chosen, **({} if self.name in SPREAD else {"threads": threads}))
+        return {"clock": rounds / float(answer["seconds"]), "processor": rounds / float(answer["processor"])}
 
     def peak(self, chosen: list[list[int]]) -> float:
         """Run rounds; return the peak memory (MiB) of the process and its descendants; shared pages count in parts."""
@@ -304,11 +304,11 @@ def _descendants(root: int) -> list[int]:
         except OSError:
             continue
         parents.setdefault(parent, []).append(int(place.name))
-    found, left = [], [root]
+    tree, left = [], [root]
     while left:
-        found.append(left.pop())
-        left += parents.get(found[-1], [])
-    return found
+        tree.append(left.pop())
+        left += parents.get(tree[-1], [])
+    return tree
 
 
 def _memory(pid: int) -> float:
@@ -383,11 +383,11 @@ def one_turn(job: jobs.Job, sides: list[tuple[str, int, Side]], turn: int, ours:
         name, threads, side = sides[at]
         if name == "engine":
             speeds.append(sgemm())
-        found = side.rates(cohorts(job, turn, {"fedcohort": ours + 2, "engine": ours}.get(name, theirs)), threads)
+        rate = side.rates(cohorts(job, turn, {"fedcohort": ours + 2, "engine": ours}.get(name, theirs)), threads)
         if name == "engine":
             speeds.append(sgemm())
-        if name not in rates or found["clock"] > rates[name]["clock"]:
-            rates[name] = found | {"threads": threads}
+        if name not in rates or rate["clock"] > rates[name]["clock"]:
+            rates[name] = rate | {"threads": threads}
     speed = {way: sum(one[way] for one in speeds) / len(speeds) for way in speeds[0]}
     work = operations(job, cohorts(job, turn, ours)) / ours
     share = {way: rates["engine"][way] * work / value for way, value in speed.items()}

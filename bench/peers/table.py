@@ -64,10 +64,10 @@ def picture(kept: dict[str, Any]) -> str:
     parts, top = [], 24
     for work in (work for work in WORKS if kept.get(work, {}).get("turns")):
         sides = [side for side in by_speed(kept, work) if side != "engine"]
-        found = {side: statistics.median(rates(kept, work, side, "clock")) for side in sides}
-        scale = 420 / max(found.values())
+        medians = {side: statistics.median(rates(kept, work, side, "clock")) for side in sides}
+        scale = 420 / max(medians.values())
         parts.append(f'<text x="8" y="{top}" font-weight="bold">{work}, rounds per second</text>')
-        for name, rate in sorted(found.items(), key=lambda item: -item[1]):
+        for name, rate in sorted(medians.items(), key=lambda item: -item[1]):
             top += 22
             width = scale * rate
             colour = "#0b6e4f" if name in OURS else "#9aa5b1"

@@ -29,13 +29,13 @@ def _text(text: str) -> str:
 
 
 def _paragraphs(text: str) -> list[str]:
-    found = []
+    lines = []
     for part in re.split(r"\n\s*\n", inspect.cleandoc(text.split("\f", maxsplit=1)[0])):
         if part.startswith("\b"):  # preformatted
-            found += ["```text", inspect.cleandoc(part.replace("\b", "")).strip(), "```", ""]
+            lines += ["```text", inspect.cleandoc(part.replace("\b", "")).strip(), "```", ""]
         elif part.strip():
-            found += [_text(part), ""]
-    return found
+            lines += [_text(part), ""]
+    return lines
 
 
 def _default(parameter: Any) -> str:
@@ -67,7 +67,7 @@ def _section(path: str, command: Any) -> list[str]:
 def page() -> str:
     """Return the page."""
     root = typer.main.get_command(app)
-    found = list(_commands(root, "fedcohort"))
+    every = list(_commands(root, "fedcohort"))
     lines = [
         "# Commands",
         "",
@@ -77,11 +77,11 @@ def page() -> str:
         "| command | what it does |",
         "|---|---|",
     ]
-    for path, command in found:
+    for path, command in every:
         short = path.removeprefix("fedcohort ")
         first = _paragraphs(command.help or "")[:1]
         lines.append(f"| [{short}](#{short.replace(' ', '-')}) | {first[0] if first else ''} |")
     lines.append("")
-    for path, command in found:
+    for path, command in every:
         lines += _section(path, command)
     return "\n".join(lines)

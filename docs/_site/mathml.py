@@ -19,10 +19,10 @@ def mathml(latex: str, *, block: bool) -> str:
         text = text.replace(name, known)
     if block and r"\\" in text and "&" in text and not text.startswith(r"\begin"):
         text = rf"\begin{{aligned}}{text}\end{{aligned}}"
-    found = convert(text, display="block" if block else "inline")
-    if "\\" in found:
-        raise ValueError(f"The formula {latex!r} has a command that latex2mathml does not know: {found}")
-    return found
+    markup = convert(text, display="block" if block else "inline")
+    if "\\" in markup:
+        raise ValueError(f"The formula {latex!r} has a command that latex2mathml does not know: {markup}")
+    return markup
 
 
 def _inline(self: Any, node: nodes.math) -> None:

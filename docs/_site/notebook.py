@@ -21,9 +21,9 @@ def page(notebook: Path, cache: Path) -> str:
     if not kept.exists():
         cache.mkdir(parents=True, exist_ok=True)
         nbformat.write(_executed(nbformat.reads(text, as_version=4)), kept)
-    found = nbformat.read(kept, as_version=4)
+    executed = nbformat.read(kept, as_version=4)
     lines: list[str] = []
-    for cell in found.cells:
+    for cell in executed.cells:
         if cell.cell_type == "markdown":
             lines += [cell.source, ""]
         else:

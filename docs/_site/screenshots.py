@@ -86,11 +86,11 @@ def browser() -> Iterator[Any]:
     options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
     for flag in _FLAGS:
         options.add_argument(flag)
-    found = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
-        yield found
+        yield driver
     finally:
-        found.quit()
+        driver.quit()
 
 
 @contextmanager
@@ -118,14 +118,14 @@ def card(page: Any, name: str, title: str) -> None:
     """Save the first card with this heading."""
     size = {"width": 1200, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    found = page.execute_script(
+    element = page.execute_script(
         "return [...document.querySelectorAll('.card')].find("
         "card => card.querySelector('h2')?.textContent.trim() === arguments[0] && card.getClientRects().length)",
         title,
     )
-    page.execute_script("arguments[0].scrollIntoView()", found)
+    page.execute_script("arguments[0].scrollIntoView()", element)
     time.sleep(1)
-    write(name, found.screenshot_as_png)
+    write(name, element.screenshot_as_png)
 
 
 def write(name: str, png: bytes) -> None:
