@@ -153,18 +153,14 @@ def write_pages(exhibit: Exhibit, record: StudyRecord, out: Path, end: str = "")
 
 def _check_names(studies: Collection[Study], parts: Sequence[str], labels: Sequence[str]) -> None:
     tables = [(part, table) for study in studies for part, table in study.parts.items()]
-    _check("part", parts, [part for part, _ in tables])
-    _check("method", labels, [label for _, table in tables for label in table["selectors"]])
-
-
-def _check(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
-    known = list(dict.fromkeys(known))
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(
-                f"There is no {kind} {name!r}. Known: {', '.join(known)}.",
-                hint=suggest(name, known),
-            )
+    known_parts = dict.fromkeys(part for part, _ in tables)
+    known_labels = dict.fromkeys(label for _, table in tables for label in table["selectors"])
+    for kind, names, known in (("part", parts, known_parts), ("method", labels, known_labels)):
+        for name in names:
+            if name not in known:
+                raise UnknownNameError(
+                    f"There is no {kind} {name!r}. Known: {', '.join(known)}.", hint=suggest(name, known)
+                )
 
 
 @dataclass(frozen=True)
