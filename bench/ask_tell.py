@@ -2,9 +2,9 @@
 
     python bench/ask_tell.py [--journal] [--selectors a,b] [--sizes 100,10000,1000000] [--write FILE]
 
-Times are multiples of U, one ``np.argpartition`` over N floats measured in the same run, because machines differ and
-are noisy; each is the best of several rounds. FedCor and Fed-CBS are also given as multiples of their own arithmetic:
-100 products of the N x 15 embedding or the N x 10 label factor with a vector. Run it on one core
+Machines differ and are noisy, so times are multiples of U, one ``np.argpartition`` over N floats measured in the same
+run; each is the best of several rounds. FedCor and Fed-CBS are also compared with their own arithmetic: 100 products of
+the N x 15 embedding or the N x 10 label factor with a vector. Run it on one core
 (``OMP_NUM_THREADS=1 taskset -c 0``).
 """
 
@@ -22,7 +22,7 @@ from fedcohort.core.protocol import SELECTORS, Answer, RoundReport, RoundRequest
 from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
 
 CLASSES = 10
-PARAMS = {  # what the comparison is about, where a default would measure something else
+PARAMS = {  # where the defaults would measure something else
     "fedcor": {"warmup": 3, "steps": 3},
     "fedacs-near": {"pool_share": 0.1},
     "flash-advantage": {"first_round": "asked"},
@@ -65,7 +65,7 @@ def answer(query, n, rng):
 
 
 def one_selector(name, clients, *, size, rounds, rng, journal):
-    """Return the best and the median ask + tell over the rounds, without the host's own work."""
+    """Return the best and the median time of ask + tell over the rounds, without the host's work."""
     selector = create(name, **PARAMS.get(name, {}))
     signals = REPORT_SIGNALS | QUERY_SIGNALS
     session = Session(selector, clients, seed=1, signals=signals, journal=journal)
@@ -94,7 +94,7 @@ def one_selector(name, clients, *, size, rounds, rng, journal):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--journal", action="store_true", help="keep a journal file, to see what it adds")
+    parser.add_argument("--journal", action="store_true", help="write a journal file, to measure its cost")
     parser.add_argument("--selectors", default=None)
     parser.add_argument("--sizes", default="100,10000,1000000")
     parser.add_argument("--write", default=None, help="append the table to this file")
@@ -112,7 +112,7 @@ def main():
         print(f"N = {n:,}: U = {unit * 1e3:.3f} ms; {products}")
         for name in names:
             if name == "all" and n > 10_000:
-                continue  # a cohort of a million reports is not a selection
+                continue  # a cohort of everybody is not a selection
             size, rounds = min(100, n // 2), 8 if n >= 100_000 else 40
             with tempfile.TemporaryDirectory() as folder:
                 journal = Path(folder) / "journal.sqlite" if arguments.journal else None

@@ -1,14 +1,14 @@
-"""Asynchronous runs beside synchronous ones, and flows at scale.
+"""Asynchronous runs compared with synchronous ones, and flows at scale.
 
     python bench/asynchronous.py [W1] [dispatch] [week] [--repeats 3] [--workers 2]
 
 W1: bench/simulator.py's W1 as an experiment: 100 clients x 600 samples, MLP 784-64-30-10, 20 steps of batch 64,
-    uniform selection, devices of log-normal speeds. Client updates per second of the simulator, in rounds of 10 and
-    with 10 (and 30) clients at work of which every 10 answers make a model. Turns alternate, each side's best counts.
+    uniform selection, devices of log-normal speeds. Client updates per second of the simulator, in rounds of 10, and
+    with 10 and 30 clients at work of which every 10 answers make a model. Turns alternate; each side's best counts.
 dispatch: no training. 100,000 clients with sessions and gaps, uniform and balanced selection, an asynchronous session
-    with its journal in memory, 100 and 1,000 clients at work: dispatches per second of processor time, one core, and
-    the part of it that is the selector's own.
-week: the same for a week of 1,000,000 clients, uniform selection, 100 at work that take ten minutes each.
+    with its journal in memory, 100 and 1,000 clients at work: dispatches per second of processor time on one core, and
+    the selector's share of that time.
+week: the same for a week of 1,000,000 clients, uniform selection, and 100 clients at work for ten minutes each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import from_arrays
 from fedcohort.simulate.rounds.prepare import prepare
 
-MIX = (30, 20, 10, 5, 2, 1, 1, 1, 1, 1)  # of classes, at every client: no rates can balance it
+MIX = (30, 20, 10, 5, 2, 1, 1, 1, 1, 1)  # of classes, at every client: no selection can balance it
 PHONES = {"session": 2400.0, "gap": 7200.0, "spread": 0.8, "variety": 0.5, "daily": 0.7, "zones": 4}
 
 
@@ -79,7 +79,7 @@ def table(clients: int, mix: Sequence[int] = (1,) * 10) -> ClientTable:
 
 
 def play(flow: Flow, roster: OnlineDevices, seconds: np.ndarray, *, until: float, most: int) -> tuple[int, float]:
-    """Play events to a moment, or so many dispatches; return how many there were, and when it stopped."""
+    """Play events until a time or a number of dispatches; return the number of dispatches and the time."""
     queue: list[tuple[float, int]] = []
     clock, asked = 0.0, 0
     while clock < until and asked < most:
@@ -99,7 +99,7 @@ def play(flow: Flow, roster: OnlineDevices, seconds: np.ndarray, *, until: float
 
 @contextlib.contextmanager
 def clocked(selector: object) -> Iterator[list[float]]:
-    """Yield the seconds of processor time that a selector's own functions took, as they are called."""
+    """Yield a list of one number, the processor time that the selector's functions have taken so far."""
     cls, spent = type(selector), [0.0]
     before = {name: getattr(cls, name) for name in ("select", "update")}
 

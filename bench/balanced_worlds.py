@@ -1,10 +1,10 @@
-"""`balanced` in worlds it was not made for: other sensors at a minority, unequal sizes, wrong and permuted labels.
+"""`balanced` in worlds it was not made for: a minority with other sensors, unequal sizes, wrong and permuted labels.
 
 Run: PYTHONPATH=src python bench/balanced_worlds.py OUT worlds|suite|femnist SEEDS [--data FOLDER] [--only NAMES]
 
-``suite`` and ``femnist`` are the benchmark's own settings; ``worlds`` builds federations of Fashion-MNIST by hand, each
-as an npz archive whose samples name their clients. Half of a test set is seen through the minority's sensor. Prints the
-mean gain over uniform selection in points, and the worst seed's in brackets.
+``suite`` and ``femnist`` are the benchmark's settings. ``worlds`` builds federations of Fashion-MNIST, each as an npz
+archive whose samples name their clients. Half of a test set is seen through the minority's sensor. Prints the mean gain
+over uniform selection in points, and the worst seed's gain in brackets.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ Images = Callable[[Any], Any]
 
 
 def turned(quarters: int) -> Images:
-    """Images turned by so many quarters."""
+    """Return a function that rotates images by a number of quarter turns."""
     return lambda x: np.ascontiguousarray(np.rot90(x, quarters, axes=(1, 2)))
 
 
 def inverted(x: Any) -> Any:
-    """Black for white."""
+    """Invert images."""
     return 255 - x
 
 
 def faint(x: Any) -> Any:
-    """A quarter of the contrast."""
+    """Reduce the contrast to a quarter."""
     return (x // 4 + 96).astype(np.uint8)
 
 
 def blurred(x: Any) -> Any:
-    """Means over five by five pixels."""
+    """Average over five by five pixels."""
     soft = x.astype(np.float32)
     for axis in (1, 2):
         soft = sum(np.roll(soft, step, axis) for step in range(-2, 3)) / 5
@@ -57,7 +57,7 @@ def blurred(x: Any) -> Any:
 
 
 class Worlds:
-    """Federations of Fashion-MNIST under one seed: whose samples, samples and labels; samples and labels to test."""
+    """Federations of Fashion-MNIST under one seed; each is clients, samples, labels, test samples and test labels."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         data = np.load(folder / "fashion_mnist.npz")
@@ -66,7 +66,7 @@ class Worlds:
         self.rng = np.random.default_rng(seed + 1000)
 
     def deal(self, sizes: Any, alpha: float | None) -> tuple[Any, Any]:
-        """Return whose and which samples: client k gets ``sizes[k]``, its classes even or from a Dirichlet."""
+        """Return clients and samples: client k gets ``sizes[k]`` samples, of all classes alike or from a Dirichlet."""
         stacks = [self.rng.permutation(np.flatnonzero(self.y == c)) for c in range(10)]
         at = np.zeros(10, int)
         who, which = [], []
@@ -79,7 +79,7 @@ class Worlds:
         return np.concatenate(who), np.concatenate(which)
 
     def minority(self, share: float, seen: Images, alpha: float | None) -> tuple[Any, ...]:
-        """A share of 100 clients sees its images otherwise; so is half of the test set."""
+        """A share of 100 clients and half of the test set have another view."""
         who, which = self.deal([300] * 100, alpha)
         chosen = self.rng.permutation(100)[: max(1, round(share * 100))]
         x = self.x[which].copy()
@@ -90,12 +90,12 @@ class Worlds:
         return who, x, self.y[which], test, self.y_test
 
     def sizes(self, sizes: Any, alpha: float | None) -> tuple[Any, ...]:
-        """Clients of very different size."""
+        """Clients of very different sizes."""
         who, which = self.deal(sizes, alpha)
         return who, self.x[which], self.y[which], self.x_test, self.y_test
 
     def rare(self, every: int, wrong: float) -> tuple[Any, ...]:
-        """Two classes at every fifth or tenth client, some of their labels wrong."""
+        """Two classes only at every fifth or tenth client, with some of their labels wrong."""
         who, which = self.deal([300] * 100, 0.3)
         keep = (self.y[which] < 8) | (who % every == 0)
         who, which = who[keep], which[keep]
@@ -105,7 +105,7 @@ class Worlds:
         return who, self.x[which], y, self.x_test, self.y_test
 
     def permuted(self) -> tuple[Any, ...]:
-        """Three in ten clients call all classes by other names."""
+        """Three in ten clients permute their labels."""
         who, which = self.deal([300] * 100, 0.3)
         y = self.y[which].copy()
         theirs = np.isin(who, self.rng.permutation(100)[:30])
@@ -113,7 +113,7 @@ class Worlds:
         return who, self.x[which], y, self.x_test, self.y_test
 
     def five_domains(self) -> tuple[Any, ...]:
-        """Five kinds of sensor, a fifth of the clients each."""
+        """Five kinds of sensors, each at a fifth of the clients."""
         kinds = (turned(1), turned(2), inverted, blurred, lambda x: x)
         who, which = self.deal([300] * 100, 0.3)
         x, test = self.x[which].copy(), self.x_test.copy()
@@ -130,7 +130,7 @@ class Worlds:
         return np.repeat(np.arange(20), 300), self.x[which], self.y[which], self.x_test, self.y_test
 
     def all(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Yield every world with its name, in an order that stays, because they share a generator."""
+        """Yield every world with its name; they share a generator, so the order must not change."""
 
         def lognormal(mean: float, spread: float, count: int, least: int, most: int) -> Any:
             return np.clip(np.exp(self.rng.normal(mean, spread, count)), least, most).astype(int)
@@ -153,16 +153,16 @@ class Worlds:
 
 
 def terminal(experiment: dict[str, Any], folder: Path) -> dict[tuple[str, str], list[float]]:
-    """Run it; return the mean accuracy of the last tenth of the evaluated rounds, by setting and selector."""
+    """Run an experiment; return the mean accuracy of the last tenth of its evaluations, by setting and selector."""
     Simulation(Experiment.from_dict(experiment), folder, processes=None).run()
     results = load(folder)
-    found: dict[tuple[str, str], list[float]] = {}
+    accuracies: dict[tuple[str, str], list[float]] = {}
     for run in results.runs:
         scores = np.asarray(results.score(run), float)
         scores = scores[np.isfinite(scores)]
         last = scores[-max(1, len(scores) // 10) :].mean() if len(scores) else 0.0
-        found.setdefault((run.setting.get("name", ""), run.label), []).append(float(last))
-    return found
+        accuracies.setdefault((run.setting.get("name", ""), run.label), []).append(float(last))
+    return accuracies
 
 
 def world(name: str, arrays: tuple[Any, ...], seed: int, out: Path) -> dict[str, Any]:
@@ -196,28 +196,28 @@ def main() -> None:
     parser.add_argument("seeds", help="such as 0,1,2")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--only", default="", help="settings or worlds, separated by commas")
-    given = parser.parse_args()
-    seeds = [int(seed) for seed in given.seeds.split(",")]
-    only = [name for name in given.only.split(",") if name]
-    found: dict[tuple[str, str], list[float]] = {}
-    if given.what == "worlds":
+    options = parser.parse_args()
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    only = [name for name in options.only.split(",") if name]
+    accuracies: dict[tuple[str, str], list[float]] = {}
+    if options.what == "worlds":
         for seed in seeds:
-            for name, arrays in Worlds(given.data, seed).all():
+            for name, arrays in Worlds(options.data, seed).all():
                 if not only or name in only:
-                    made = terminal(world(name, arrays, seed, given.out), given.out / f"{name}-{seed}")
+                    made = terminal(world(name, arrays, seed, options.out), options.out / f"{name}-{seed}")
                     for key, values in made.items():
-                        found.setdefault(key, []).extend(values)
+                        accuracies.setdefault(key, []).extend(values)
     else:
-        experiment = table("fashion-mnist" if given.what == "suite" else "femnist", SELECTORS, seeds, settings=only)
-        experiment["data"]["folder"] = str(given.data)
-        found = terminal(experiment, given.out / given.what)
-    labels = list(dict.fromkeys(label for _, label in found))
+        experiment = table("fashion-mnist" if options.what == "suite" else "femnist", SELECTORS, seeds, settings=only)
+        experiment["data"]["folder"] = str(options.data)
+        accuracies = terminal(experiment, options.out / options.what)
+    labels = list(dict.fromkeys(label for _, label in accuracies))
     print("setting".ljust(24), *(label.rjust(14) for label in labels))
-    for setting in dict.fromkeys(setting for setting, _ in found):
-        base = np.array(found[setting, "uniform"])
+    for setting in dict.fromkeys(setting for setting, _ in accuracies):
+        base = np.array(accuracies[setting, "uniform"])
         cells = [f"{100 * base.mean():.1f}"]
         for label in labels[1:]:
-            gain = 100 * (np.array(found[setting, label]) - base)
+            gain = 100 * (np.array(accuracies[setting, label]) - base)
             cells.append(f"{gain.mean():+.1f} ({gain.min():+.1f})")
         print(setting.ljust(24), *(cell.rjust(14) for cell in cells), flush=True)
 

@@ -24,14 +24,14 @@ CLIENTS, ROUNDS, SIZE = 30, 40, 6
 
 
 def statuses(cohort: Any, seed: int) -> list[int]:
-    """Let about a third of the replies go wrong in some way."""
+    """Let about a third of the replies fail in some way."""
     draw = np.random.default_rng([seed, cohort.round])
     kinds = [int(kind) for kind in Status]
     return [kinds[draw.integers(len(kinds))] if draw.random() < 0.35 else int(Status.OK) for _ in range(cohort.size)]
 
 
 def trace(name: str, seed: int) -> list[list[int]]:
-    """Play rounds in which clients are away, fail, leave, return, and whole rounds are abandoned."""
+    """Play rounds in which clients are offline, fail, leave and return, and some rounds are abandoned."""
     host = ScriptedHost(n=CLIENTS, seed=seed)
     cohorts: list[list[int]] = []
     with Session(create(name), host.table, seed=seed, signals=host.signals) as session:
@@ -60,13 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args(arguments)
     names = options.only.split(",") if options.only else list(SELECTORS)
-    found = {}
+    digests = {}
     for name in names:
-        found[name] = {}
+        digests[name] = {}
         for seed in range(options.seeds):
             text = json.dumps(trace(name, seed)).encode()
-            found[name][str(seed)] = hashlib.sha256(text).hexdigest()[:16]
-    print(json.dumps(found, indent=1))
+            digests[name][str(seed)] = hashlib.sha256(text).hexdigest()[:16]
+    print(json.dumps(digests, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,28 +1,28 @@
-"""Simulated experiments that are killed, and that meet a full disk: does every one continue to the same results?
+"""Simulated experiments are killed, or run out of disk: does each one continue to the same results?
 
     python bench/crash_simulator.py [--kills 300] [--disks 100] [--seed 0] [--folder DIR] [--write FILE.json]
 
-One small experiment (two lock-step groups, shadows, failures, a filter, SCAFFOLD; a checkpoint after every round) is
-made undisturbed. Then it is made again and again, each time with one disturbance or several, and continued until it is
-finished. Rows, run states, every table of every journal, models and selector states must be those of the undisturbed
-experiment, bit by bit; only clocks may differ.
+One small experiment (two lock-step groups, shadows, failures, a filter, SCAFFOLD; a checkpoint after every round) runs
+undisturbed. Then it runs again and again, each time with one or more disturbances, and is continued until it is
+finished. Rows, run states, every table of every journal, models and selector states must equal those of the undisturbed
+experiment bit for bit; only clocks may differ.
 
-Kills are aimed at windows, which are told apart by the files that are being opened and moved (an audit hook of Python):
+Kills are aimed at windows. An audit hook of Python tells them apart by the files that are opened and moved:
 
-    creation       the directory, until meta.json is there
-    start          from there to the first checkpoint: journals are created, the first round is made
+    creation       the directory, until meta.json exists
+    start          from there to the first checkpoint: journals are created, the first round is run
     first rows     the first checkpoint of a group: its rows are written
     first commit   the first checkpoint of a group: the journals are committed
-    first saving   the first checkpoint of a group: its file is written, older ones are removed, the status is told
-    later ...      the same three of a later checkpoint
+    first saving   the first checkpoint of a group: its file is written, older ones are removed, the status is updated
+    later ...      the same three for a later checkpoint
     end            the merging of parts, the last reports
-    resuming       the experiment is killed in a later commit, and killed again while it is being continued
+    resuming       the experiment is killed in a later commit, and again while it is being continued
 
-Within a window a process dies at an event drawn at random (a call in Python, or into C) by SIGKILL, or at an instant
-drawn at random by a timer whose signal kills in the middle of a system call too.
+Within a window, a process dies by SIGKILL at a random event (a call in Python or into C), or at a random instant by a
+timer, whose signal may also kill in the middle of a system call.
 
-Full disks need root: each is a tmpfs of its own, which is filled when a window is entered, but for some kilobytes drawn
-at random. The experiment must stop with a sentence, not a traceback; then the room is given back.
+Full disks need root: each is its own tmpfs, which is filled when a window is entered, except for a random number of
+kilobytes. The experiment must stop with a message, not a traceback; then the space is freed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ TABLE = {
         "scaffolded": {"name": "fedcbs", "aggregator": {"name": "scaffold"}},
     },
 }  # fmt: skip
-KILLS = {  # how often each window is drawn
+KILLS = {  # the weight with which each window is drawn
     "creation": 2, "start": 3, "first rows": 2, "first commit": 8, "first saving": 5,
     "later rows": 2, "later commit": 8, "later saving": 5, "end": 2, "resuming": 5,
 }  # fmt: skip
@@ -92,13 +92,13 @@ MEBIBYTE = 1 << 20
 
 
 class Watch:
-    """Knows in which window the process is, by the files it opens and moves; reports every entry."""
+    """Tracks the process's window by the files it opens and moves, and reports each window it enters."""
 
     def __init__(self, entered):
         self.entered = entered
         self.window = ""
         self.checkpoints = 0
-        self.finishing = False  # whether the last round was made
+        self.finishing = False  # whether the last round is over
         sys.addaudithook(self._audit)
 
     def _audit(self, event, arguments):
@@ -135,7 +135,7 @@ class Watch:
 
 
 class Killer:
-    """Kills this process in the n-th visit of a window, after so many events or so many seconds."""
+    """Kills this process in the n-th visit to a window, after a number of events or seconds."""
 
     def __init__(self, window, visit, events=None, seconds=None):
         self.target, self.visit, self.left, self.seconds = window, visit, events, seconds
@@ -148,7 +148,7 @@ class Killer:
         if self.visit:
             self.visit -= 1
         elif self.seconds is not None:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which is to die at once, wherever the process is
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # dies at once, wherever the process is
             signal.setitimer(signal.ITIMER_REAL, max(self.seconds, 1e-6))
         else:
             sys.setprofile(self._event)
@@ -160,7 +160,7 @@ class Killer:
 
 
 class Meter:
-    """Counts the events and seconds of each visit of each window, of an experiment that is left alone."""
+    """Counts the events and seconds of each visit to each window in an undisturbed experiment."""
 
     def __init__(self):
         self.visits = []
@@ -181,7 +181,7 @@ class Meter:
 
 
 class Filler:
-    """Fills the disk when a window is entered for the n-th time, but for ``room`` bytes."""
+    """Fills the disk, except for ``room`` bytes, when a window is entered for the n-th time."""
 
     def __init__(self, folder, window, visit, room):
         self.ballast, self.target, self.visit, self.room = folder / "ballast", window, visit, room
@@ -207,7 +207,7 @@ def experiment(out):
 
 
 def work(out, hook, said):
-    """What a child does: make the experiment, and say how it ended."""
+    """Run the experiment in the child, and write how it ended."""
     watcher = hook()
     try:
         simulation = experiment(out)
@@ -228,7 +228,7 @@ def work(out, hook, said):
 
 
 class _Ending(Listener):
-    """Tells the watch when the last round was made."""
+    """Tells the watch when the last round is over."""
 
     def __init__(self, watcher):
         self.watch = getattr(watcher, "watch", None)
@@ -247,7 +247,7 @@ class _Ending(Listener):
 
 
 def child(out, hook, said):
-    """Fork, work, and return the exit code, or minus the signal that killed it."""
+    """Fork a child that works; return its exit code, or minus the signal that killed it."""
     pid = os.fork()
     if pid == 0:
         code = CRASHED
@@ -260,7 +260,7 @@ def child(out, hook, said):
 
 
 def bits(value):
-    """A value by which equal bits are equal: NaN equals NaN, minus zero differs from zero."""
+    """Return a value that compares bits: NaN equals NaN, minus zero differs from zero."""
     if isinstance(value, np.ndarray):
         return pack(value)
     if isinstance(value, dict):
@@ -271,7 +271,7 @@ def bits(value):
 
 
 def journal_content(path):
-    """Every table of a journal, without clocks."""
+    """Return every table of a journal, without clocks."""
     with contextlib.closing(read_journal(path)) as journal:
         tickets = [row.ticket for row in journal.cohorts()]
         shadows = list(journal.meta()["shadows"])
@@ -304,8 +304,8 @@ def journal_content(path):
 
 
 def checkpoint_content(folder):
-    """Models, memories and session positions of every group, without how the journal numbers its blocks."""
-    found = {}
+    """Return models, memories and session states of every group, but not how the journal numbers its blocks."""
+    groups = {}
     for number, point in checkpoints.all_newest(folder).items():
         arrays = {name: value for name, value in point.arrays.items() if not name.startswith("session/")}
         sessions = {
@@ -313,12 +313,12 @@ def checkpoint_content(folder):
             for name, value in point.arrays.items()
             if name.startswith("session/")
         }
-        found[str(number)] = bits({"facts": point.facts, "arrays": arrays, "sessions": sessions})
-    return found
+        groups[str(number)] = bits({"facts": point.facts, "arrays": arrays, "sessions": sessions})
+    return groups
 
 
 def content(out):
-    """Everything an experiment found out."""
+    """Return all results of an experiment."""
     results = load(out)
     tables = {}
     for kind in ("rounds", "clients"):
@@ -338,7 +338,7 @@ def content(out):
 
 
 def differences(one, other):
-    """The names of the parts in which two experiments differ."""
+    """Return the names of the parts in which two experiments differ."""
     return [name for name in one if one[name] != other[name]]
 
 
@@ -362,16 +362,16 @@ class Trial:
         return child(self.out, hook, self.said)
 
     def verdict(self, expected):
-        """Continue undisturbed; return "identical" or what went wrong."""
+        """Continue undisturbed; return "identical", or what went wrong."""
         code = child(self.out, lambda: None, self.said)
         if code != FINISHED:
             return f"cannot be continued: {self.said.read_text() if self.said.exists() else code}"
-        found = differences(expected, content(self.out))
-        return f"differs in {', '.join(found)}" if found else "identical"
+        parts = differences(expected, content(self.out))
+        return f"differs in {', '.join(parts)}" if parts else "identical"
 
 
 def drawn(rng, visits, window):
-    """A point in a window: which visit, and after how many events or seconds."""
+    """Draw a point in a window: which visit, and after how many events or seconds."""
     ours = [visit for visit in visits if visit[0] == window]
     place = rng.randrange(len(ours))
     _, events, seconds = ours[place]
@@ -381,7 +381,7 @@ def drawn(rng, visits, window):
 
 
 def kill(trial, rng, visits, window):
-    """Kill the experiment once in a window, or twice; return whether it died."""
+    """Kill the experiment once or twice in a window; return whether it died."""
     target = "later commit" if window == "resuming" else window
     point = drawn(rng, visits, target)
     died = trial.disturb(lambda: Killer(target, **point)) < 0
@@ -422,7 +422,7 @@ def disks(folder, count, rng, visits, expected, tell):
         visit, room = rng.randrange(len(places)), rng.choice([0, 4096, 16384, 65536, 262144]) + rng.randrange(65536)
         with Trial(folder, f"disk-{done}") as trial, mounted(trial.home):
             code = trial.disturb(partial(Filler, trial.home, window, visit, room))
-            if code == FINISHED:  # there was room enough
+            if code == FINISHED:  # there was enough space
                 continue
             done += 1
             ended[{REFUSED: "a sentence", CRASHED: "a traceback"}.get(code, f"signal {-code}")] += 1
@@ -449,16 +449,16 @@ def main(arguments=None):
     parser.add_argument("--disks", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--write", type=Path, help="a JSON file for the counts")
+    parser.add_argument("--write", type=Path, help="JSON file for the counts")
     options = parser.parse_args(arguments)
     rng = random.Random(options.seed)
     began = time.monotonic()
-    told = [0.0]
+    printed_at = [0.0]
 
     def tell(text, verdicts):
         bad = sum(n for counts in verdicts.values() for what, n in counts.items() if what[0] not in "i(")
-        if time.monotonic() - told[0] > 10 or not verdicts:
-            told[0] = time.monotonic()
+        if time.monotonic() - printed_at[0] > 10 or not verdicts:
+            printed_at[0] = time.monotonic()
             print(f"{text}{f', {bad} not identical' if verdicts else ''}", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="fedcohort-crash-", dir=options.folder) as name:
@@ -475,16 +475,16 @@ def main(arguments=None):
         filled, ended = {}, Counter()
         if options.disks:
             filled, ended = disks(folder, options.disks, rng, visits, expected, tell)
-    found = {
+    summary = {
         "kills": {window: dict(counts) for window, counts in killed.items()},
         "full_disks": {window: dict(counts) for window, counts in filled.items()},
         "full_disks_ended_with": dict(ended),
         "seconds": round(time.monotonic() - began, 1),
         "python": platform.python_version(),
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(summary, indent=1))
     if options.write:
-        options.write.write_text(json.dumps(found, indent=1) + "\n")
+        options.write.write_text(json.dumps(summary, indent=1) + "\n")
     verdicts = [what for group in (killed, filled) for counts in group.values() for what in counts]
     sound = all(what == "identical" or what.startswith("(") for what in verdicts)
     return 0 if sound and set(ended) <= {"a sentence"} else 1

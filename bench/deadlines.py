@@ -1,12 +1,12 @@
-"""Automatic deadlines beside the best fixed one, in federations of every kind.
+"""Automatic deadlines compared with the best fixed one, in many kinds of federations.
 
     python bench/deadlines.py [--worlds alike,halves] [--seeds 10 11] [--spares 10] [--least 1] [--rounds 200]
 
-300 clients, rounds of 10 models, uniform selection. Counted is the simulated time until 200 x 10 models have come. A
-round that misses 10 models counts with those it has; one with fewer than ``--least`` counts for nothing, and its time
-is lost. By default that is half, and ``min_replies`` is not set; else it is ``min_replies``. ``deadline="auto"`` is
-played with the product's own Round and Session. The best fixed pair of deadline and spares is searched for on the very
-seeds that are shown, which favours it: 30 deadlines (15 for "day-night") and 4 numbers of spares.
+300 clients, rounds of 10 models, uniform selection. The measure is the simulated time until 200 x 10 models have
+arrived. A round with fewer than 10 models counts with those it has; one with fewer than ``--least`` counts for nothing,
+and its time is lost. ``--least`` sets ``min_replies``; by default that is not set, and half of the models are required.
+``deadline="auto"`` uses fedcohort's Round and Session. The best fixed pair of deadline and spares is searched on the
+same seeds that are shown, which favours it: 30 deadlines (15 for "day-night") and 4 numbers of spares.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def chances(seed: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class World:
-    """How long clients take, and which of them are there. Nothing in it depends on who was asked before."""
+    """How long clients take, and which are online. Nothing depends on who was asked before."""
 
     def __init__(self, name: str, seed: int) -> None:
         self.name, self.seed = name, seed
@@ -74,14 +74,14 @@ class World:
         self.works = devices.durations(everybody, 600 * np.exp(0.5 * ndtri(rank)), 2e6, seed=seed)
 
     def wait(self, time: float) -> tuple[float, np.ndarray]:
-        """When somebody is there, and who; times must not go back."""
+        """Return when somebody is online, and who; times must not decrease."""
         if self.name != "day-night":
             return time, np.arange(CLIENTS)
         time = self.roster.wait(time)
         return time, np.flatnonzero(self.roster.on)
 
     def events(self, clients: np.ndarray, number: int, time: float | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """When clients answer or fail, in seconds from ``time``, one or (m, 1), and what they answer."""
+        """Return when clients answer or fail, in seconds from ``time`` (one time or (m, 1)), and their statuses."""
         if self.name == "day-night":
             return self.devices.work(clients, self.works[clients], seed=self.seed, time=float(np.max(time)))
         normal, (first, second, third), _ = chances(self.seed, number)
@@ -104,7 +104,7 @@ class World:
 
 
 def play_auto(world: World, spares: int, rounds: int, least: int | None = None) -> tuple[float, float, int]:
-    """Seconds until the models are there, clients asked for each, rounds."""
+    """Return the seconds until all models have arrived, the clients asked per model, and the rounds."""
     policy = Policy(size=SIZE, spares=spares, deadline="auto", min_replies=least)
     least = HALF if least is None else least
     clock, models, asked = 0.0, 0, 0
@@ -130,12 +130,12 @@ def play_auto(world: World, spares: int, rounds: int, least: int | None = None) 
 
 
 def play_fixed(world: World, deadlines: np.ndarray, spares: int, rounds: int, least: int, limit: float) -> np.ndarray:
-    """(m,) seconds until the models are there with each deadline; infinity when it takes longer than ``limit``."""
-    found = np.full(len(deadlines), np.inf)
+    """Return (m,) seconds until all models have arrived with each deadline; infinity if longer than ``limit``."""
+    totals = np.full(len(deadlines), np.inf)
     clock, models, left = np.zeros(len(deadlines)), np.zeros(len(deadlines)), np.arange(len(deadlines))
     for number in itertools.count():
         cohort = chances(world.seed, number)[2]
-        if world.name == "day-night":  # who is there depends on the time: one deadline after another
+        if world.name == "day-night":  # who is online depends on the time, so deadlines are played one after another
             clock[left] = world.wait(float(clock[left][0]))[0]
             cohort = cohort[world.roster.on[cohort]]
         cohort = cohort[: SIZE + spares]
@@ -149,17 +149,17 @@ def play_fixed(world: World, deadlines: np.ndarray, spares: int, rounds: int, le
         clock[left] += ends
         models[left] += np.where(count >= least, np.minimum(count, SIZE), 0)
         done = models[left] >= rounds * SIZE
-        found[left[done]] = clock[left[done]] * rounds * SIZE / models[left[done]]
+        totals[left[done]] = clock[left[done]] * rounds * SIZE / models[left[done]]
         left = left[~done & (clock[left] <= limit)]
         if not len(left):
-            return found
+            return totals
     raise AssertionError
 
 
 def best_fixed(
     name: str, seeds: list[int], spares: int, rounds: int, least: int, limits: list[float]
 ) -> tuple[float, float, int]:
-    """The mean time of the best pair, its deadline, its spares; a pair that takes longer than a limit is left out."""
+    """Return the mean time, deadline and spares of the best pair; pairs that take longer than a limit are left out."""
     sample = World(name, seeds[0])
     everybody = sample.wait(0.0)[1]
     seconds = np.concatenate([sample.events(everybody, number, 0.0)[0] for number in range(10)])
@@ -181,10 +181,10 @@ def best_fixed(
 
 
 def compare(name: str, seeds: list[int], spares: int, rounds: int, least: int | None = None) -> tuple[float, str]:
-    """The time with automatic deadlines over that of the best fixed pair, and a row of the table."""
+    """Return the time with automatic deadlines divided by that of the best fixed pair, and a row of the table."""
     autos = [play_auto(World(name, seed), spares, rounds, least) for seed in seeds]
     seconds, asked, count = (float(np.mean(column)) for column in zip(*autos, strict=True))
-    # A fixed pair that is far worse need not be played to its end.
+    # Fixed pairs that are far worse are not played to the end.
     limits = [2 * auto[0] for auto in autos]
     best, deadline, more = best_fixed(name, seeds, spares, rounds, HALF if least is None else least, limits)
     fixed = f"{best:,.0f} s ({deadline:.3g} s, {more})"

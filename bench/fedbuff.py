@@ -1,13 +1,13 @@
-"""FedBuff's own claim: how much sooner than over-selected rounds, and than FedAsync, does it reach a target?
+"""FedBuff's claim: how much sooner does it reach a target than over-selected rounds, and than FedAsync?
 
     python bench/fedbuff.py FOLDER [--seeds 300,301,302] [--ways rounds,fedbuff,fedasync] [--data FOLDER] [--tune]
 
 Nguyen et al. (AISTATS 2022) report that FedBuff is 3.3 times as efficient as synchronous FL with over-selection, and up
 to 2.5 times as efficient as asynchronous FL, with hundreds to thousands of clients at work. Here: Fashion-MNIST at
 2,000 clients (Dirichlet 0.3, 30 samples each on average), one local epoch, 130 clients at work, durations log-normal
-with sigma 1 (the paper's are half-normal), everybody always on. Rounds of FedAvgM ask 130 and close with the first 100;
-FedBuff makes a model of every 10 answers, FedAsync of every one. Each way takes the best of its STEPS, chosen with
---tune on seed 0.
+with sigma 1 (the paper's are half-normal), all clients always on. Rounds of FedAvgM ask 130 clients and close with the
+first 100; FedBuff makes a model of every 10 answers, FedAsync of every one. Each way uses the best of its STEPS, chosen
+with --tune on seed 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEPS: dict[str, list[dict[str, Any]]] = {
     "fedbuff": [{"name": "fedbuff", "global_rate": rate} for rate in (1.0, 2.0, 4.0, 8.0)],
     "fedasync": [{"name": "fedasync", "alpha": alpha} for alpha in (0.2, 0.6, 1.0)],
 }
-BEST = {"rounds": 2, "fedbuff": 2, "fedasync": 1}  # places in STEPS
+BEST = {"rounds": 2, "fedbuff": 2, "fedasync": 1}  # positions in STEPS
 
 
 def table(ways: list[str], seeds: list[int], tune: bool, folder: str | None) -> dict[str, Any]:
@@ -65,12 +65,12 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(STEPS))
     parser.add_argument("--data", help="where the datasets are")
     parser.add_argument("--tune", action="store_true")
-    given = parser.parse_args()
-    shutil.rmtree(given.folder, ignore_errors=True)
-    seeds = [int(seed) for seed in given.seeds.split(",")]
-    run_experiment(table(given.ways.split(","), seeds, given.tune, given.data), given.folder, device="cpu")
+    options = parser.parse_args()
+    shutil.rmtree(options.folder, ignore_errors=True)
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    run_experiment(table(options.ways.split(","), seeds, options.tune, options.data), options.folder, device="cpu")
     base = None
-    for board in load(given.folder).leaderboards():
+    for board in load(options.folder).leaderboards():
         runs = board.base.seeds
         reached = [run.seconds_to[0] for run in runs]
         seconds = np.array([SECONDS if time is None else time for time in reached])

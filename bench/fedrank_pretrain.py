@@ -1,9 +1,9 @@
-"""Pre-train FedRank's network: watch other selectors in simulated federations, and learn to rank as they do.
+"""Pre-train FedRank's network: watch other selectors in simulated federations, and learn to rank like them.
 
     python bench/fedrank_pretrain.py
 
 writes ``src/fedcohort/selectors/baselines/fedrank/weights.json``, and prints how often the network orders a pair of
-clients as the expert did, on federations that it was trained on and on others. Twice on one machine it writes the
+clients like the expert, on federations that it was trained on and on others. On the same machine it always writes the
 same file.
 """
 
@@ -34,7 +34,7 @@ SETTINGS = [
 
 
 class Watched:
-    """An expert whose decisions are written down; it does what the expert does."""
+    """An expert whose decisions are recorded."""
 
     def __init__(self, expert: Selector) -> None:
         self.expert = expert
@@ -42,7 +42,7 @@ class Watched:
         self.known: RankState | None = None
 
     def wrapped(self) -> Selector:
-        """Return the expert, with its methods watched."""
+        """Return a selector that acts like the expert and records its decisions."""
         watched = self
 
         class Recorder(type(self.expert)):  # type: ignore[misc]
@@ -71,7 +71,7 @@ class Watched:
 
 def demonstrations(seed: int, rounds: int) -> list[Demonstration]:
     """Return the decisions of all experts in all settings."""
-    found: list[Demonstration] = []
+    demonstrated: list[Demonstration] = []
     for scenario in SETTINGS:
         latency = {"name": "shifted-exponential"}
         table = {
@@ -96,8 +96,8 @@ def demonstrations(seed: int, rounds: int) -> list[Demonstration]:
             while not group.done:
                 group.step()
             group.close()
-        found += [one for expert in watched for one in expert.shown]
-    return found
+        demonstrated += [one for expert in watched for one in expert.shown]
+    return demonstrated
 
 
 def main() -> None:

@@ -2,19 +2,19 @@
 
     python bench/flower_overhead.py [--nodes 1000] [--cohort 100] [--rounds 20] [--repeats 3]
 
-The grid is Flower's own InMemoryGrid and LinkState, whose nodes answer at once with a prepared model, so a round is
-nothing but the handling of its messages. Three settings: the record in memory, the journal on disk (one durable commit
-a round), and journal with a checkpoint of model and strategy in every round.
+The grid is Flower's InMemoryGrid and LinkState with nodes that answer at once with a prepared model, so a round only
+handles its messages. Three settings: the journal in memory, the journal on disk (one durable commit a round), and the
+journal on disk with a checkpoint of model and strategy in every round.
 
-First, a round with selection against a round of Flower's own FedAvg, which draws as many nodes by itself: what a user
-pays. The strategies take short turns, each compared with the turn of Flower's before it; the median of these ratios is
-shown with the quartiles, because the machine's speed drifts by more than what is measured.
+First, a round with selection is compared with a round of Flower's FedAvg, which draws equally many nodes: this is what
+a user pays. The strategies take short turns, and each is compared with Flower's turn before it. The median of these
+ratios is shown with the quartiles, because the machine's speed drifts by more than the difference.
 
-Then, inside one and the same run, the clock is split: what passes inside Flower's calls (node ids, configure_train,
-push, storing and handing out, replies, pull, aggregate_train) is Flower's, everything else counts as selection: who is
-online, the choice, checks of every reply, what the selector learns, the record, and also letting go of Flower's
-messages. The ratio of the two depends little on how busy the machine is. Three kinds of rounds: a cohort trains; a
-cohort trains and every node evaluates; every node trains, which is Flower's default.
+Then the time of a single run is split. Time inside Flower's calls (node ids, configure_train, push, storing and handing
+out, replies, pull, aggregate_train) is Flower's. Everything else counts as selection: who is online, the choice, the
+checks of every reply, what the selector learns, the journal, and also freeing Flower's messages. The ratio of the two
+depends little on how busy the machine is. Three kinds of rounds: a cohort trains; a cohort trains and every node
+evaluates; every node trains, which is Flower's default.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class AnsweringGrid(InMemoryGrid):
 
 
 class Stopwatch:
-    """Splits the time of every round into Flower's and the rest."""
+    """Splits the time of every round into Flower's time and the rest."""
 
     def __init__(self) -> None:
         self.flower = 0.0
@@ -210,7 +210,7 @@ def main() -> int:
         "all train": everybody,
     }
     for kind, chosen in kinds.items():
-        # Flower's in-memory state looks through all messages for every node: rounds of a thousand take seconds.
+        # Flower's in-memory state searches all messages for every node, so rounds of a thousand nodes take seconds.
         rounds, repeats = (arguments.rounds, arguments.repeats) if chosen is size else (3, 1)
         print(f"\n{what}: time inside Flower and beside it, {kind}\n{'selector':16} {heads}")
         for name in arguments.selectors if chosen is size else arguments.selectors[:1]:

@@ -1,12 +1,11 @@
-"""What selection costs a round on Flower and on NVIDIA FLARE, beside each host's own sampling.
+"""What selection costs a round on Flower and on NVIDIA FLARE, compared with each host's own sampling.
 
     PYTHONPATH=. python bench/hosts_overhead.py [--clients 20 200] [--rounds 30] [--repeats 5]
 
-Both hosts run their own server-side machinery in this process, with clients that answer at once with a prepared model,
-so a round is nothing but its handling. Compared is the processor time of a round: the host's FedAvg, which draws a
-tenth of the clients by itself, against the same with a selector, a journal on disk and a checkpoint in every round. The
-two take turns, and medians over all rounds are shown. Nothing is serialised on FLARE, whose own share is larger in real
-life.
+Both hosts run their server side in this process, with clients that answer at once with a prepared model, so a round
+only handles messages. The measure is the processor time of a round: the host's FedAvg, which draws a tenth of the
+clients, against the same with a selector, a journal on disk and a checkpoint in every round. The two take turns, and
+the table shows medians over all rounds. On FLARE nothing is serialised, so its own share is larger in practice.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _SIGNALS = frozenset({Signal.LOSS, Signal.LOSS_QUERY})
 
 
 class Ends(FirstModel):
-    """Takes the time whenever a round's model is saved."""
+    """Notes the time whenever a round's model is saved."""
 
     def __init__(self, first: dict[str, Any]) -> None:
         super().__init__(first)

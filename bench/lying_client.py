@@ -1,12 +1,12 @@
-"""How many places can clients that lie take, under each selector, as it is and bounded?
+"""How many places can lying clients take under each selector, with and without bounds?
 
-A federation of 50 clients with skewed labels; 5 of them say what serves them best, one lie after the other: huge or
-tiny losses, sizes, label counts, durations, norms. The others say the truth of a scripted federation. Counted is the
-liars' share of all places over 50 rounds of 5 clients, as a multiple of their fair share, 10%: 1 is fair, 10 is every
-place. The worst lie is the one that takes most.
+In a federation of 50 clients with skewed labels, 5 clients report whatever serves them best, one lie at a time: huge or
+tiny losses, sizes, label counts, durations, norms. The others report the truth of a scripted federation. The measure is
+the liars' share of all places over 50 rounds of 5 clients, as a multiple of their fair share of 10%: 1 is fair, 10 is
+every place. The worst lie is the one that takes the most places.
 
-With --claims: in how many of 300 rounds of 10 clients is one client of 100, all of whom hold two of ten classes, that
-claims other labels than it has?
+With --claims: 100 clients hold two of ten classes each, and one of them claims other labels than it has. In how many of
+300 rounds of 10 clients does it take part?
 
     python bench/lying_client.py [--rounds 50] [--seeds 1] [--liars 5] [--audit FACTOR] [--selectors NAMES] [--claims]
 """
@@ -28,12 +28,12 @@ from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS
 from fedcohort.session import Session
 
 CLIENTS, COHORT, CLASSES = 50, 5, 10
-SURE = 1.5  # times what honesty takes: more than chance
+SURE = 1.5  # a lie helps if it takes this many times the places of honesty, which is more than chance
 
 
 @dataclass(frozen=True)
 class Lie:
-    """What liars say in the place of the truth, which each function is given; rows of liars only."""
+    """What liars report: each function gets the liars' true values and returns false ones."""
 
     loss: Callable[[Any], Any] = lambda x: x
     size: Callable[[Any], Any] = lambda x: x
@@ -131,7 +131,7 @@ class Federation:
 
 
 def share(make: Callable[[], Selector[Any]], lie: Lie | None, rounds: int, seed: int, liars: int = 5) -> float:
-    """Return the liars' share of all places, as a multiple of the fair one."""
+    """Return the liars' share of all places, as a multiple of their fair share."""
     federation = Federation(seed, lie, liars)
     session = Session(make(), federation.table(), seed=seed, signals=REPORT_SIGNALS | QUERY_SIGNALS)
     taken = places = 0
@@ -147,18 +147,18 @@ def share(make: Callable[[], Selector[Any]], lie: Lie | None, rounds: int, seed:
 
 
 def measured(name: str, rounds: int, seeds: int, liars: int, audit: float | None) -> str:
-    """Return a line of the table: what the worst lie takes under one selector, as it is and bounded."""
+    """Return a line of the table: what the worst lie takes under one selector, with and without bounds."""
     cells = []
     for make in (lambda: SELECTORS.create(name), lambda: SELECTORS.create("bounded", of=name, audit=audit)):
 
         def mean(lie: Lie | None, make: Callable[[], Selector[Any]] = make) -> float:
             return float(np.mean([share(make, lie, rounds, seed, liars) for seed in range(seeds)]))
 
-        told = {lie: mean(said) for lie, said in LIES.items()}
-        worst = max(told, key=lambda lie: told[lie])
+        shares = {lie: mean(said) for lie, said in LIES.items()}
+        worst = max(shares, key=lambda lie: shares[lie])
         honest = mean(None)
-        helped = told[worst] > SURE * max(honest, 1.0)
-        cells += [f"{honest:.1f}", f"{told[worst]:.1f}, {worst}" if helped else f"{told[worst]:.1f}"]
+        helped = shares[worst] > SURE * max(honest, 1.0)
+        cells += [f"{honest:.1f}", f"{shares[worst]:.1f}, {worst}" if helped else f"{shares[worst]:.1f}"]
     return f"| `{name}` | {' | '.join(cells)} |"
 
 
@@ -172,7 +172,7 @@ CLAIMS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def rounds_won(make: Callable[[], Selector[Any]], claim: Callable[[Any], Any], rounds: int = 300) -> int:
-    """Return in how many rounds the client is that makes a claim about its labels."""
+    """Return the number of rounds with the client that makes a claim about its labels."""
     rng = np.random.default_rng(0)
     counts = np.zeros((100, CLASSES))
     for row in counts:
@@ -190,7 +190,7 @@ def rounds_won(make: Callable[[], Selector[Any]], claim: Callable[[Any], Any], r
 
 
 def print_claims(names: list[str]) -> None:
-    """Print in how many rounds a client is, by what it claims about its labels."""
+    """Print the number of rounds in which a client takes part, by what it claims about its labels."""
     print(f"| claim | {' | '.join(f'`{n}` | bounded' for n in names)} |")
     print("|---" * (1 + 2 * len(names)) + "|")
     for claim, said in CLAIMS.items():
@@ -203,14 +203,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--liars", type=int, default=5)
-    parser.add_argument("--audit", type=float, help="hold losses against the server's own, within this factor")
+    parser.add_argument("--audit", type=float, help="compare losses with the server's own, within this factor")
     parser.add_argument("--selectors", default="")
-    parser.add_argument("--claims", action="store_true", help="what one client's claim about its labels brings")
+    parser.add_argument("--claims", action="store_true", help="what one client gains by false labels")
     options = parser.parse_args()
     names = [n for n in options.selectors.split(",") if n] or [
         name for name, cls in ((n, SELECTORS.get(n)) for n in SELECTORS) if cls.selects and not cls.is_wrapper
     ]
-    logging.disable(logging.WARNING)  # of too few clients that carry the training: that is what is measured
+    logging.disable(logging.WARNING)  # sessions warn that few clients carry the training, which is what is measured
     if options.claims:
         claimed = ["balanced", "fedcbs", "fedcbs-chance", "astraea"]
         return print_claims([n for n in options.selectors.split(",") if n] or claimed)

@@ -56,12 +56,12 @@ def phone(name: str, generator: np.random.Generator) -> list[tuple[str, float, f
 
 def _without(begin: float, end: float, cuts: np.ndarray, generator: np.random.Generator) -> list[tuple[float, float]]:
     """Return the stretches of an interval between interruptions."""
-    found, at = [], begin
+    parts, at = [], begin
     for cut in cuts[(cuts > begin) & (cuts < end)]:
         if cut > at:
-            found.append((at, float(cut)))
+            parts.append((at, float(cut)))
         at = max(at, float(cut + generator.exponential(600.0)))
-    return [*found, (at, end)] if end > at else found
+    return [*parts, (at, end)] if end > at else parts
 
 
 def main() -> None:

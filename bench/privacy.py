@@ -1,7 +1,7 @@
 """What sealed label counts cost: sealing, opening, products, bytes, for N = 50 to 1,000 clients.
 
 Run: python bench/privacy.py [--clients 50,100,200,500,1000] [--classes 10] [--repeats 3]; writes
-bench/results/privacy.md. CPU time of one process, because a machine may be shared.
+bench/results/privacy.md. Times are processor time of one process, because the machine may be shared.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def measured(n: int, classes: int, seed: int) -> dict[str, float]:
     started = time.process_time()
     assert not holder.admit(sealed)
     opened = time.process_time()
-    found = holder.products(names, names)
+    computed = holder.products(names, names)
     multiplied = time.process_time()
-    assert np.array_equal(found, counts @ counts.T)
+    assert np.array_equal(computed, counts @ counts.T)
     holder.close()
     return {
         "seal": (encrypted - began) / n * 1e3,
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", default="50,100,200,500,1000")
     parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=3, help="best of so many")
+    parser.add_argument("--repeats", type=int, default=3, help="the best of this many counts")
     arguments = parser.parse_args()
     lines = [
         "# What sealed label counts cost",

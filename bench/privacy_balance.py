@@ -1,4 +1,4 @@
-"""How much balance and accuracy private labels leave: noise by epsilon, estimates, exact products.
+"""How much balance and accuracy private labels keep: noise by epsilon, estimates, exact products.
 
 Run: python bench/privacy_balance.py [--folder DATA] [--rounds 200] [--seeds 3]; writes docs/img/privacy-epsilon.png and
 bench/results/privacy_balance.md.
@@ -56,8 +56,8 @@ def experiment(setting: dict[str, Any], folder: str | None, rounds: int, seeds: 
 
 
 def measured(folder: str | None, rounds: int, seeds: int) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """For each setting and label: QCID and accuracy of every seed (last quarter of the rounds)."""
-    found: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    """Return QCID and accuracy of every seed in the last quarter of the rounds, by setting and label."""
+    figures: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for title, setting in SETTINGS.items():
         with tempfile.TemporaryDirectory() as place:
             out = Path(place) / "out"
@@ -65,7 +65,7 @@ def measured(folder: str | None, rounds: int, seeds: int) -> dict[str, dict[str,
             results = load(out)
             by_run = {run.id: run.label for run in results.runs}
             rows = results.rounds.to_pylist()
-            found[title] = {}
+            figures[title] = {}
             for label in dict.fromkeys(by_run.values()):
                 runs = [run for run, of in by_run.items() if of == label]
                 late = [[r for r in rows if r["run"] == run and r["round"] >= 3 * rounds // 4] for run in runs]
@@ -78,15 +78,15 @@ def measured(folder: str | None, rounds: int, seeds: int) -> dict[str, dict[str,
                     )
                     for part in late
                 ]
-                found[title][label] = (qcid, accuracy)
-    return found
+                figures[title][label] = (qcid, accuracy)
+    return figures
 
 
-def picture(found: dict[str, Any], path: Path) -> None:
+def picture(figures: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (balance, accuracy) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    for (title, labels), colour in zip(found.items(), ("#1f77b4", "#d95f02"), strict=True):
+    for (title, labels), colour in zip(figures.items(), ("#1f77b4", "#d95f02"), strict=True):
         for place, axes in enumerate((balance, accuracy)):
             values = [labels[f"epsilon {e}"][place] for e in EPSILONS]
             axes.errorbar(
@@ -107,7 +107,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=200)
 
 
-def page(found: dict[str, Any], rounds: int, seeds: int) -> str:
+def page(figures: dict[str, Any], rounds: int, seeds: int) -> str:
     lines = [
         "# Balance and accuracy that private labels leave",
         "",
@@ -115,7 +115,7 @@ def page(found: dict[str, Any], rounds: int, seeds: int) -> str:
         f"of 10, {rounds} rounds, {seeds} seeds; means over the last quarter of the rounds, with the deviation over "
         "seeds. Geometric noise, one release.",
     ]
-    for title, labels in found.items():
+    for title, labels in figures.items():
         lines += ["", f"## {title}", "", "| labels | QCID | accuracy |", "|---|---:|---:|"]
         for label, (qcid, accuracy) in labels.items():
             cells = [f"{np.mean(values):.4f} ± {np.std(values):.4f}" for values in (qcid, accuracy)]
@@ -125,7 +125,7 @@ def page(found: dict[str, Any], rounds: int, seeds: int) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", help="where datasets are kept")
+    parser.add_argument("--folder", help="where the datasets are")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""How well a server estimates label shares from what it sees anyway, estimator by estimator, round by round.
+"""How well a server estimates label shares from what it sees anyway, by estimator and round.
 
 Run: python bench/privacy_estimates.py [--folder DATA]; writes bench/results/privacy_estimates.md.
 """
@@ -91,7 +91,7 @@ def auxiliary_norms(logits: FloatArray, labels: FloatArray, classes: int) -> Flo
 
 
 def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]]:
-    """Mean total variation distance of each estimator at some rounds of uniform selection."""
+    """Return the mean total variation distance of each estimator at some rounds of uniform selection."""
     data = {**setting["data"], **({"folder": folder} if folder and setting["data"]["name"] != "digits" else {})}
     table = {
         **setting,
@@ -118,7 +118,7 @@ def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]
     def outputs(models: torch.Tensor) -> Any:
         return group.engine.logits(models, places.astype(np.int64)).cpu().numpy()
 
-    found: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
     for round_ in range(max(LOOK) + 1):
         if round_ in LOOK:
             everyone = np.arange(len(federation))
@@ -141,15 +141,15 @@ def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]
                 ),
             }
             for name, shares in estimates.items():
-                found.setdefault(name, []).append(float(0.5 * np.abs(shares - truth).sum(axis=1).mean()))
+                errors.setdefault(name, []).append(float(0.5 * np.abs(shares - truth).sum(axis=1).mean()))
         group.step()
     group.close()
-    return found
+    return errors
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", help="where datasets are kept")
+    parser.add_argument("--folder", help="where the datasets are")
     arguments = parser.parse_args()
     lines = [
         "# Label shares from updates in the clear",

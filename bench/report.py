@@ -1,4 +1,4 @@
-"""How long a report takes: 60 runs x 500 rounds x 100 clients must be done in under 20 s, in under 6 MB.
+"""How long a report takes: 60 runs x 500 rounds x 100 clients must take less than 20 s and 6 MB.
 
     python bench/report.py [--runs 60] [--rounds 500] [--clients 100]
 
@@ -52,13 +52,19 @@ def main() -> int:
             "Path(sys.argv[2]).write_text(build_report(assemble([sys.argv[1]])))"
         )
         seconds = []
-        for _ in range(3):  # a fresh process each time: imports count
+        for _ in range(3):  # a fresh process each time, because imports count
             start = time.perf_counter()
             subprocess.run([sys.executable, "-c", code, str(path), str(page)], check=True)
             seconds.append(time.perf_counter() - start)
         size = page.stat().st_size
-    found = {"runs": runs, "rounds": options.rounds, "clients": options.clients, "seconds": min(seconds), "bytes": size}
-    print(json.dumps(found))
+    result = {
+        "runs": runs,
+        "rounds": options.rounds,
+        "clients": options.clients,
+        "seconds": min(seconds),
+        "bytes": size,
+    }
+    print(json.dumps(result))
     within = min(seconds) < LIMIT_SECONDS and size < LIMIT_BYTES
     print(f"{'within' if within else 'ABOVE'} {LIMIT_SECONDS:g} s and {LIMIT_BYTES / 1e6:g} MB", file=sys.stderr)
     return 0 if within else 1

@@ -3,16 +3,15 @@
     python bench/scale.py [--selectors "a;b"] [--sizes 100,...,1000000] [--largest 10000000] [--again]
     python bench/scale.py --table                                                # bench/results/scale.json as Markdown
 
-A round is query, ask and tell of a session with every signal reported, a cohort of 100 (half of the clients where these
-are fewer than 200), after a first round of everybody, or of a million where there are more (several rounds, where
-reports would take more than 400 MB): what a selector learns of clients that trained, it knows of these. Those that
+A round is query, ask and tell of a session with every signal reported and a cohort of 100 (half of the clients if there
+are fewer than 200). In a first round, everybody trains, or a million of them, so that the selector knows what
+it can learn about them; if the reports would take more than 400 MB, there are several such rounds. Selectors that
 choose one client after the other by the labels of all (GREEDY) start without such a round, which would take N passes;
 what they remember does not change their work. Time is processor time, the best of the later half of the rounds. The
-exponent b of t ~ N^b is fitted by least squares to the sizes from 100,000 on; with fewer, what does not depend on them
-is seen.
-``--largest`` is tried for the selectors whose exponent stays below 1.2 and that would take less than five seconds
-there. Memory: the selector's state, and the most that a round allocates besides, in bytes per client at the largest
-size. Run it with one thread (``OMP_NUM_THREADS=1``).
+exponent b of t ~ N^b is fitted by least squares to sizes from 100,000; smaller ones show only the constant part.
+``--largest`` is tried for selectors whose exponent is below 1.2 and that would take less than five seconds there.
+Memory is the selector's state, and the most that a round allocates besides, in bytes per client at the largest size.
+Run it with one thread (``OMP_NUM_THREADS=1``).
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, SIGNALS, Signa
 from fedcohort.selectors.papers.fedcor.process import fit_embedding
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
-FIT = "fedcor, the fit"  # of the embedding to eleven samples, fifty steps of Adam
+FIT = "fedcor, the fit"  # fits the embedding to eleven samples with fifty steps of Adam
 PARAMS = {"fedcor": {"warmup": 2, "interval": None, "steps": 1}, "flash-advantage": {"first_round": "asked"}}
-VARIANTS = {"clustered, by similarity": ("clustered", {"by": "similarity"})}  # beside the defaults
+VARIANTS = {"clustered, by similarity": ("clustered", {"by": "similarity"})}  # besides the defaults
 TRAINED_AT_MOST = 1_000_000  # clients in the first rounds
 AT_ONCE = 50_000_000  # numbers in the report of one of the first rounds
 GREEDY = frozenset({"astraea", "balanced", "fedcbs", "fedcbs-chance", "fedcbs-blind"})
-PATIENCE = 20.0  # seconds of a round beyond which larger sizes are left out
-FITTED_FROM = 100_000  # clients; below, what does not depend on them is seen
-ONE_PASS = 1.2  # largest exponent of what is tried with the largest size
+PATIENCE = 20.0  # seconds of a round from which larger sizes are left out
+FITTED_FROM = 100_000  # clients; smaller sizes show only the constant part
+ONE_PASS = 1.2  # selectors below this exponent are tried with the largest size
 LABELS = frozenset(signal for signal in SIGNALS if signal.value.startswith("label"))
 
 
 def table(n: int, labels: bool) -> ClientTable:
-    """Make a federation; label counts only for who needs them: ten million clients' are 800 MB."""
+    """Make a federation; only some selectors need label counts, which take 800 MB for ten million clients."""
     rng = np.random.default_rng(0)
     if not labels:
         return ClientTable(sizes=rng.integers(1, 300, n).astype(float))
@@ -74,7 +73,7 @@ class Rounds:
                 self.one(at_once, reported)
 
     def one(self, size: int | None = None, reported: frozenset[Signal] = REPORT_SIGNALS) -> float:
-        """Make a round; return the seconds of the session's calls."""
+        """Play a round; return the seconds of the session's calls."""
         request = RoundRequest(size=size or self.size)
         start = time.process_time()
         query = self.session.query(request)
@@ -103,7 +102,7 @@ class Rounds:
 
 
 def measure(name: str, n: int) -> dict[str, float]:
-    """Return seconds of a round, bytes of state and of a round's peak per client."""
+    """Return the seconds of a round, and the bytes of state and of a round's peak per client."""
     if name == FIT:
         return _measure_fit(n)
     rounds = Rounds(name, n)
@@ -117,9 +116,9 @@ def measure(name: str, n: int) -> dict[str, float]:
         rounds.one()
     peak = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
-    found = {"seconds": min(spent[len(spent) // 2 :]), "state": rounds.state_bytes() / n, "peak": peak / n}
+    result = {"seconds": min(spent[len(spent) // 2 :]), "state": rounds.state_bytes() / n, "peak": peak / n}
     rounds.session.close()
-    return found
+    return result
 
 
 def _measure_fit(n: int) -> dict[str, float]:
@@ -144,7 +143,7 @@ def _measure_fit(n: int) -> dict[str, float]:
 
 def exponent(by_size: dict[str, dict[str, float]]) -> float | None:
     """Fit b of t ~ N^b."""
-    points = [(int(n), found["seconds"]) for n, found in by_size.items() if int(n) >= FITTED_FROM]
+    points = [(int(n), result["seconds"]) for n, result in by_size.items() if int(n) >= FITTED_FROM]
     if len(points) < 2:
         return None
     sizes, seconds = np.log(np.array(points)).T
@@ -152,18 +151,18 @@ def exponent(by_size: dict[str, dict[str, float]]) -> float | None:
 
 
 def grow(name: str, sizes: list[int], largest: int | None, results: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Measure one selector at growing sizes; what is on record is not measured again."""
-    found = results.setdefault(name, {})
+    """Measure one selector at growing sizes, except those already stored."""
+    by_size = results.setdefault(name, {})
     for n in sizes:
-        if str(n) not in found:
+        if str(n) not in by_size:
             _measured(name, n, results)
-        if found[str(n)]["seconds"] * 10 > PATIENCE:
+        if by_size[str(n)]["seconds"] * 10 > PATIENCE:
             return
-    power = exponent(found)
-    last = max(map(int, found))
+    power = exponent(by_size)
+    last = max(map(int, by_size))
     if largest is None or largest <= last or power is None:
         return
-    if power < ONE_PASS and found[str(last)]["seconds"] * largest / last < 5.0:
+    if power < ONE_PASS and by_size[str(last)]["seconds"] * largest / last < 5.0:
         _measured(name, largest, results)
 
 
@@ -174,15 +173,15 @@ def _measured(name: str, n: int, results: dict[str, dict[str, dict[str, float]]]
 
 
 def as_table(results: dict[str, dict[str, dict[str, float]]]) -> list[str]:
-    """Return Markdown."""
-    sizes = sorted({int(n) for found in results.values() for n in found})
+    """Return the results as Markdown."""
+    sizes = sorted({int(n) for by_size in results.values() for n in by_size})
     head = " | ".join(f"{n:,}" for n in sizes)
     lines = [f"| selector | {head} | exponent | state, bytes | peak, bytes |", "|---" * (len(sizes) + 4) + "|"]
     for name in sorted(results):
-        found = results[name]
-        cells = [_shown(found[str(n)]["seconds"]) if str(n) in found else "" for n in sizes]
-        last = found[max(found, key=int)]
-        power = exponent(found)
+        by_size = results[name]
+        cells = [_shown(by_size[str(n)]["seconds"]) if str(n) in by_size else "" for n in sizes]
+        last = by_size[max(by_size, key=int)]
+        power = exponent(by_size)
         tail = f"{power:.2f}" if power is not None else ""
         lines.append(f"| {name} | {' | '.join(cells)} | {tail} | {last['state']:.0f} | {last['peak']:.0f} |")
     return lines
@@ -198,7 +197,7 @@ def main() -> None:
     parser.add_argument("--selectors", default=None)
     parser.add_argument("--sizes", default="100,1000,10000,100000,1000000")
     parser.add_argument("--largest", type=int, default=None)
-    parser.add_argument("--again", action="store_true", help="measure anew what is on record")
+    parser.add_argument("--again", action="store_true", help="also measure what is already stored")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

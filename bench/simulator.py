@@ -8,9 +8,9 @@ W3: 3,500 clients of 20 to 180 samples, FEMNIST-shaped, MLP 784-64-30-62, 350 av
     of batch 64.
 idle: W1's round among 100 and among 10,000 clients, and with 10, 20 and 40 clients a round.
 
-Both sides do the same rounds on the same data: local SGD of the same clients, then the average of the models. The plain
-loop is what one writes: a module, ``torch.optim.SGD``, a shuffled index per epoch, ``x[batch]``, torch's own number of
-threads. Each side's best of ``--repeats`` turns counts, turns alternate.
+Both sides run the same rounds on the same data: local SGD of the same clients, then the average of the models. The
+plain loop is the obvious one: a module, ``torch.optim.SGD``, a shuffled index per epoch, ``x[batch]``, torch's own
+number of threads. Turns alternate, and each side's best of ``--repeats`` turns counts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Workload:
     available: int
     cohort: int
     local: LocalTraining
-    rounds: int  # of one turn
+    rounds: int  # in one turn
 
 
 def workloads() -> dict[str, Workload]:
@@ -59,7 +59,7 @@ def workloads() -> dict[str, Workload]:
 
 
 class Data:
-    """Random images, as bytes, and the clients' samples scattered over them."""
+    """Return random images as bytes, and the samples of each client scattered over them."""
 
     def __init__(self, work: Workload) -> None:
         generator = np.random.default_rng(1)
@@ -82,7 +82,7 @@ def cohorts(work: Workload, turn: int) -> list[np.ndarray]:
 
 
 class Plain:
-    """The loop one writes."""
+    """The plain loop."""
 
     def __init__(self, work: Workload, data: Data, x: torch.Tensor) -> None:
         self.work, self.x = work, x
@@ -93,7 +93,7 @@ class Plain:
         self.model = build_model(work.model, tuple(x.shape[1:]), work.classes)
 
     def run(self, chosen: list[np.ndarray]) -> None:
-        torch.set_num_threads(THREADS)  # while the engine has workers, this process has one
+        torch.set_num_threads(THREADS)  # the engine with its workers leaves this process one thread
         try:
             self.rounds(chosen)
         finally:
@@ -188,7 +188,7 @@ def idle(repeats: int, workers: int | None) -> None:
         base = workloads()["W1"]
         work = Workload("idle", "mlp", 10, (28, 28), np.full(100, 600), 100, cohort, base.local, 10)
         data = Data(work)
-        if everybody > 100:  # the others own the same samples once more: only the index grows
+        if everybody > 100:  # further clients own the same samples again, so only the index grows
             clients = data.clients
             times = everybody // 100
             data.clients = ClientData(

@@ -3,13 +3,14 @@
     python bench/simulator_gpu.py [fmnist cifar vgg idle] [--ways engine ...] [--rounds 500] [--quick] [--device cuda]
 
 fmnist: 100 clients x 600, MLP 784-64-30-10, 10 a round, 20 steps of batch 64; one run, and 20 in lock-step.
-cifar: FedCor's convolutional network, 5 a round, 40 steps of batch 50; one run, and 20 in lock-step, in every way there
-    is: the engine's; fused kernels with products in single precision (ieee), for layers of any width (wide); the stack
-    with torch's operators alone (operators); vmap; and the plain loop (loop). ``--ways`` names some of them.
+cifar: FedCor's convolutional network, 5 a round, 40 steps of batch 50; one run, and 20 in lock-step, in every way: the
+    engine's; fused kernels with products in single precision (ieee) or for layers of any width (wide); the stack with
+    only torch's operators (operators); vmap; and the plain loop (loop). ``--ways`` chooses some of them.
 vgg: the same for VGG-11 without and with batch normalisation, 10 steps, one run and 4 in lock-step.
 idle: fmnist's round among 100, 10,000 and 100,000 clients, and with 10, 20, 40 and 80 clients a round.
 
-Random data of the right shapes; every way stands alone, one that fails prints its error. Times are after warm-up.
+The data are random and have the right shapes. A way that fails prints its error, and the others still run. Times are
+after warm-up.
 """
 
 from __future__ import annotations
@@ -70,14 +71,14 @@ def guarded(name: str):
 
 
 class Operators(LayerNet):
-    """The stack of torch's operators."""
+    """The stack with torch's operators."""
 
     def fuse(self, precision):
         pass
 
 
 class Ieee(LayerNet):
-    """Fused kernels whose products are of single precision, whatever is asked for."""
+    """Fused kernels with products in single precision, whatever is requested."""
 
     def fuse(self, precision):
         super().fuse("ieee")
@@ -93,7 +94,7 @@ class Wide(LayerNet):
 
 
 def ways(model: str, sample: tuple[int, ...], store: Store, local: LocalTraining, device: torch.device) -> dict:
-    """Return by name what makes each backend, given whether TF32 may be used; None for one that does not apply."""
+    """Return a function that builds each backend (its argument allows TF32), or None if it cannot train the model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = build_model(model, sample, 10)
@@ -193,7 +194,7 @@ def idle(device: torch.device, quick: bool) -> None:
     base = federation(100, 600, 10)
     rounds, turns = (3, 1) if quick else (100, 5)
     for everybody, cohort in ((100, 10), (10_000, 10), (100_000, 10), (100, 20), (100, 40), (100, 80)):
-        # Beyond the first hundred, clients own the same samples once more: only the index grows.
+        # Beyond the first hundred, clients own the same samples again, so only the index grows.
         times = everybody // 100
         clients = ClientData(
             np.tile(base.indices, times),
@@ -222,7 +223,7 @@ def idle(device: torch.device, quick: bool) -> None:
         engine.close()
 
 
-def networks(device: torch.device, quick: bool, model: str, each: int, wanted: list[str]) -> None:
+def networks(device: torch.device, quick: bool, model: str, each: int, ways: list[str]) -> None:
     """Time every way to train ``each`` models, and those of 20 runs in lock-step, on CIFAR-shaped data."""
     x, y = images(2_000 if quick else 12_000, (32, 32, 3))
     cut = len(x) * 5 // 6
@@ -234,11 +235,11 @@ def networks(device: torch.device, quick: bool, model: str, each: int, wanted: l
     start = FlatModel(build_model(model, sample, 10)).vector()[None].to(device)
     cuda = device.type == "cuda"
     for name, make in ways(model, sample, store, local, device).items():
-        if wanted and name not in wanted:
+        if ways and name not in ways:
             continue
         for tf32 in (False, True) if cuda else (False,):
             for runs in (1, 20 if model == "fedcor-cnn" else 4):
-                slow = runs > 1 and (not cuda or name == "loop")  # one after the other: it is the same again
+                slow = runs > 1 and (not cuda or name == "loop")  # runs one after the other take the same time again
                 if make is None or slow or (name in ("loop", "ieee") and tf32):
                     continue
                 count = each * runs
@@ -273,7 +274,7 @@ def networks(device: torch.device, quick: bool, model: str, each: int, wanted: l
 
 
 def profile(program: DeviceProgram, table: JobTable, start: torch.Tensor) -> None:
-    """Print which kernels a round spends its time in."""
+    """Print the kernels in which a round spends its time."""
     program.graphs = False
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
         program.train(table, start, 0.0, None)
@@ -290,9 +291,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["fmnist", "cifar", "vgg", "idle"])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--ways", nargs="*", default=[], help="of cifar and vgg, these alone")
-    parser.add_argument("--rounds", type=int, default=500, help="of fmnist")
-    parser.add_argument("--quick", action="store_true", help="a little of each, to see that it runs")
+    parser.add_argument("--ways", nargs="*", default=[], help="only these ways of cifar and vgg")
+    parser.add_argument("--rounds", type=int, default=500, help="rounds of fmnist")
+    parser.add_argument("--quick", action="store_true", help="a little of each, to check that it runs")
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cuda":

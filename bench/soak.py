@@ -4,13 +4,13 @@
     python bench/soak.py --summary            # results so far as JSON and a picture
 
 100,000 clients, 2,000 rounds of 100, day and night, 20% failures, clients that join, leave and return. Each selector
-lives the week twice: once undisturbed in one process, and once with a process that is killed with SIGKILL every 50
-rounds at an instant drawn at random, with garbage in 1% of the replies and a whole report of garbage in every
-twentieth round, with late replies, with a disk that is full twice, and with a journal that is pruned every day. Both
-weeks must choose the same cohorts and end in the same state.
+plays the week twice: once undisturbed in one process, and once with a process that is killed with SIGKILL at a random
+instant every 50 rounds, with garbage in 1% of the replies, a whole report of garbage in every twentieth round, late
+replies, a disk that is full twice, and a journal that is pruned every day. Both weeks must choose the same cohorts and
+end in the same state.
 
-It stops after ``--seconds`` and goes on from there when it is started again. The full disk is a tmpfs of a size where
-mounting is allowed (root), else a limit on the size of files.
+It stops after ``--seconds``, and continues when it is started again. The full disk is a small tmpfs if mounting is
+allowed (root), otherwise a limit on the size of files.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from fedcohort.core.protocol import SELECTORS
 from fedcohort.journal import read_journal
 
 KILL_EVERY = 50
-PRUNE_EVERY = 6  # kills, about a day
-KEEP = 100  # rounds whose scores stay
+PRUNE_EVERY = 6  # kills, which take about a day
+KEEP = 100  # rounds whose scores are kept
 DEFAULT = "uniform,balanced,flash-advantage,fedcbs-chance,fedcor"
 OUT = Path(__file__).parent / "results" / "soak.json"
 PICTURE = Path(__file__).parent.parent / "docs" / "img" / "soak.svg"
 
 
 class Week:
-    """One week of one selector in a folder of its own; what was done is on disk."""
+    """One week of one selector in its own folder, with its progress on disk."""
 
     def __init__(self, plan: Plan, folder: Path, disturbed: bool, until: float) -> None:
         self.plan, self.disturbed, self.until = plan, disturbed, until
@@ -66,7 +66,7 @@ class Week:
         self._stand_at.write_text(json.dumps(self.stand))
 
     def live(self) -> bool:
-        """Play until the week is over, or the time of this call; return whether it is over."""
+        """Play until the week or the time of this call is over; return whether the week is over."""
         if self.disturbed:
             self.room = room(self.folder / "disk")
         while not self.stand["done"]:
@@ -87,7 +87,7 @@ class Week:
         return True
 
     def _process(self) -> tuple[int, str]:
-        """Start a host and kill it when its instant comes; return its end, and whether the kill was ours to do."""
+        """Start a host and kill it at its instant; return its exit code and why it ended: "kill", "time" or "end"."""
         if self.room is not None:
             self.room.widen()
         number, draw_ = self.stand["kills"], np.random.default_rng([self.plan.seed, 99, self.stand["kills"]])
@@ -133,7 +133,7 @@ def prune(journal: Path) -> str:
 
 
 def room(folder: Path) -> Room:
-    """Return a disk that can be full: a tmpfs where mounting is allowed, else a folder under a limit on file sizes."""
+    """Return a disk that can be full: a tmpfs if mounting is allowed, otherwise a folder with limited file sizes."""
     folder.mkdir(exist_ok=True)
     if os.path.ismount(folder):
         return Room(folder, "tmpfs")
@@ -145,11 +145,11 @@ def room(folder: Path) -> Room:
     return Room(folder, "tmpfs" if mounted.returncode == 0 else "file limit")
 
 
-# -- looking at it --------------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------------------------
 
 
 def difference(quiet: Path, disturbed: Path) -> str | None:
-    """Return the first thing in which two journals differ that a selector or a proof reads, or None."""
+    """Return the first difference of two journals in what a selector or a proof reads, or None."""
     with closing(read_journal(quiet)) as a, closing(read_journal(disturbed)) as b:
         ours, theirs = a.cohorts(), b.cohorts()
         for one, other in zip(ours, theirs, strict=False):
@@ -177,7 +177,7 @@ def difference(quiet: Path, disturbed: Path) -> str | None:
 
 
 def slope(x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[float, float]:
-    """Return the slope of y over x, common to all groups with an intercept each, and its standard error."""
+    """Return the slope of y over x that all groups share, each with its own intercept, and its standard error."""
     x, y = x.astype(float).copy(), y.astype(float).copy()
     for g in np.unique(group):
         inside = group == g
@@ -191,8 +191,8 @@ def slope(x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[float, float
 def fitted(week: Week) -> dict:
     """Return how memory and journal grow with the rounds.
 
-    Undisturbed: within a process, whose first 50 rounds are left out. Disturbed: over the processes, each as it stands
-    before it is killed, so that what a restart reads of a longer journal would be seen.
+    Undisturbed: within a process, without its first 50 rounds. Disturbed: across the processes, each just before it is
+    killed, so that growth shows which comes from reading a longer journal after a restart.
     """
     samples = week.lines("samples")
     born: dict[int, int] = {}
@@ -203,15 +203,15 @@ def fitted(week: Week) -> dict:
     chosen = list(last.values()) if week.disturbed else [s for s in samples if s["round"] >= born[s["pid"]] + 50]
     rounds, rss, pids = (np.array([s[key] for s in chosen]) for key in ("round", "rss", "pid"))
     group = np.zeros(len(chosen)) if week.disturbed else pids
-    found = {
+    figures = {
         "processes": len(born),
         "samples": len(chosen),
         "rss_mean_mb": round(float(rss.mean()) / 1e6, 1),
         "rss_max_mb": round(float(rss.max()) / 1e6, 1),
     }
     for key in ("rss", "held", "blocks"):
-        values = np.array([s[key] for s in chosen], float)  # NaN where the C library does not tell
-        found[f"{key}_slope_per_round"], found[f"{key}_slope_standard_error"] = (
+        values = np.array([s[key] for s in chosen], float)  # NaN if the C library does not tell
+        figures[f"{key}_slope_per_round"], figures[f"{key}_slope_standard_error"] = (
             round(number, 1) for number in slope(rounds, values, group)
         )
     if not week.disturbed:
@@ -220,10 +220,10 @@ def fitted(week: Week) -> dict:
         late = x >= x.max() / 10
         line = np.polyfit(x[late], y[late], 1)
         rest = y[late] - np.polyval(line, x[late])
-        found["journal_bytes_per_round"] = round(float(line[0]), 1)
-        found["journal_linear_r2"] = round(1 - float(rest.var() / y[late].var()), 6)
-        found["wal_max_mb"] = round(max(s["-wal"] for s in samples) / 1e6, 2)
-    return found
+        figures["journal_bytes_per_round"] = round(float(line[0]), 1)
+        figures["journal_linear_r2"] = round(1 - float(rest.var() / y[late].var()), 6)
+        figures["wal_max_mb"] = round(max(s["-wal"] for s in samples) / 1e6, 2)
+    return figures
 
 
 def counted(notes: list[dict], kind: str) -> int:
@@ -274,8 +274,8 @@ def plan_of(name: str, clients: int | None, rounds: int | None) -> Plan:
 
 
 def write(folder: Path, names: list[str], clients: int | None, rounds: int | None, out: Path, picture: Path) -> None:
-    found = [summary(plan_of(name, clients, rounds), folder / name) for name in names if (folder / name).is_dir()]
-    done = [entry for entry in found if entry is not None]
+    summaries = [summary(plan_of(name, clients, rounds), folder / name) for name in names if (folder / name).is_dir()]
+    done = [entry for entry in summaries if entry is not None]
     machine = {"machine": platform.machine(), "python": platform.python_version(), "cores": os.cpu_count()}
     machine["fedcohort"] = fedcohort.__version__
     out.write_text(json.dumps({"machine": machine, "selectors": done}, indent=None, separators=(",", ":")) + "\n")
@@ -290,34 +290,38 @@ def main() -> None:
     parser.add_argument("--selectors", default=DEFAULT)
     parser.add_argument("--clients", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long; the next call goes on")
-    parser.add_argument("--workers", type=int, default=1, help="weeks lived side by side, a core each")
     parser.add_argument(
-        "--folder", type=Path, default=Path("/tmp/fedcohort-soak"), help="where journals and progress lie"
+        "--seconds", type=float, default=float("inf"), help="stop after this time; the next call continues"
     )
-    parser.add_argument("--summary", action="store_true", help="write the JSON and the picture of what is complete")
+    parser.add_argument("--workers", type=int, default=1, help="weeks to play at once, each on one core")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("/tmp/fedcohort-soak"), help="folder for journals and progress"
+    )
+    parser.add_argument(
+        "--summary", action="store_true", help="only write the JSON and the picture of the weeks that are complete"
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--picture", type=Path, default=PICTURE)
     parser.add_argument("--host", type=Path, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--room", default="", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    names = given.selectors.split(",")
+    options = parser.parse_args()
+    names = options.selectors.split(",")
     for name in names:
-        SELECTORS.create(name)  # a name nobody has is an error now, not after an hour
-    if given.host is not None:
-        plan = plan_of(names[0], given.clients, given.rounds)
-        Host(plan, given.host, Room(given.host / "disk", given.room) if given.room else None).play()
+        SELECTORS.create(name)  # an unknown name is an error now, not after an hour
+    if options.host is not None:
+        plan = plan_of(names[0], options.clients, options.rounds)
+        Host(plan, options.host, Room(options.host / "disk", options.room) if options.room else None).play()
         return
-    if not given.summary:
-        until = time.time() + given.seconds
-        plans = {name: plan_of(name, given.clients, given.rounds) for name in names}
+    if not options.summary:
+        until = time.time() + options.seconds
+        plans = {name: plan_of(name, options.clients, options.rounds) for name in names}
         both = [(name, disturbed) for name in names for disturbed in (True, False)]
-        weeks = [Week(plans[name], given.folder / name, disturbed, until) for name, disturbed in both]
-        with ThreadPoolExecutor(given.workers) as pool:
+        weeks = [Week(plans[name], options.folder / name, disturbed, until) for name, disturbed in both]
+        with ThreadPoolExecutor(options.workers) as pool:
             ends = list(pool.map(Week.live, weeks))
         if not all(ends):
             print("The time is used up; the same command goes on from here.")
-    write(given.folder, names, given.clients, given.rounds, given.out, given.picture)
+    write(options.folder, names, options.clients, options.rounds, options.out, options.picture)
 
 
 if __name__ == "__main__":

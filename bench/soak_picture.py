@@ -7,7 +7,7 @@ COLOURS = ["#1f6feb", "#d1570b", "#1a7f37", "#8250df", "#bf3989", "#57606a"]
 
 
 def draw(entries: list[dict]) -> str:
-    """Return the picture as SVG; one line per selector, the week undisturbed and the week of abuse."""
+    """Return the picture as SVG, with one line per selector for the undisturbed week and for the week of abuse."""
     panels = [
         ("Memory of the process, MB: undisturbed", "quiet", 1, 1e6),
         ("Memory, MB: a new process after every kill", "disturbed", 1, 1e6),

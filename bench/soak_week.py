@@ -1,7 +1,7 @@
-"""One week of a federation, as the host of ``bench/soak.py`` lives it: what happens, and the process that plays it.
+"""One week of a federation for ``bench/soak.py``: what happens in it, and the process that plays it.
 
-Everything that happens is a function of (seed, round), so that a host that was killed goes on in the same world. The
-disturbed week differs from the quiet one only in what must leave no trace: garbage, a full disk, kills, pruning.
+All events are functions of (seed, round), so a host that was killed continues in the same world. The disturbed week
+differs from the quiet one only by events that must leave no trace: garbage, a full disk, kills, pruning.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from fedcohort.journal.codec import state_fields
 CLASSES = 10
 DAY = 2000 / 7  # rounds
 MEMBERS_EVERY = 20  # rounds between joins, between leaves, between returns
-AWAY = 200  # rounds until most of those that left are back
+AWAY = 200  # rounds until most clients that left are back
 FAILURES = 0.2
-GARBAGE = 0.01  # of the clients' replies
-GARBAGE_REPORTS = 0.05  # rounds in which a whole report is garbage
+GARBAGE = 0.01  # share of the clients' replies
+GARBAGE_REPORTS = 0.05  # share of rounds in which a whole report is garbage
 SAMPLE_EVERY = 10  # rounds between two measurements
-FULL_AT = (0.35, 0.7)  # of the week
-PATIENCE = 200  # rounds in which a full disk must be noticed
+FULL_AT = (0.35, 0.7)  # parts of the week
+PATIENCE = 200  # rounds within which a full disk must be noticed
 _PHASE, _TABLE, _AWAKE, _FAIL, _GARBAGE, _LEAVE, _JOIN, _LOSS = range(8)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is played: a selector over so many clients and rounds."""
+    """What to play: a selector, the number of clients and the number of rounds."""
 
     selector: str
     clients: int = 100_000
@@ -73,7 +73,7 @@ class World:
         return ClientTable(sizes=counts.sum(axis=1), labels=LabelCounts(counts))
 
     def changes(self, session: Session) -> list[tuple[str, object]]:
-        """Return who joins, leaves and returns before the next round, as calls; none that was made before a kill."""
+        """Return the calls for who joins, leaves and returns before the next round, except those made before a kill."""
         round_, calls = session.round, []
         if round_ % MEMBERS_EVERY == 10:
             joined = 20 * ((round_ - 10) // MEMBERS_EVERY + 1)
@@ -93,7 +93,7 @@ class World:
         return self._rng(_LEAVE, round_).choice(self.plan.clients, 40, replace=False)
 
     def awake(self, round_: int, n: int) -> np.ndarray:
-        """Return who is available: a twentieth at the dead of a client's night, half at its noon."""
+        """Return who is available: a twentieth of the clients whose time is midnight, half of those at noon."""
         noon = (1 + np.cos(2 * np.pi * (round_ / DAY - self._hour[:n]))) / 2
         return self._rng(_AWAKE, round_).random(n) < 0.05 + 0.45 * noon
 
@@ -111,10 +111,10 @@ class World:
             query, {query.answered_with: np.stack([change - 0.01 * np.isin(everybody, c) for c in query.cohorts])}
         )
 
-    def report(self, cohort, wanted, disturbed: bool) -> tuple[RoundReport, int]:
+    def report(self, cohort, signals, disturbed: bool) -> tuple[RoundReport, int]:
         """Return what comes back from a round, and how many replies hold garbage.
 
-        A client whose numbers are garbage says it is fine in the disturbed week; in the quiet one the host says it.
+        A client with garbage claims success in the disturbed week; in the quiet week, the host marks it as invalid.
         """
         rng = self._rng(_FAIL, cohort.round)
         luck = rng.random(cohort.size)
@@ -124,7 +124,7 @@ class World:
         spoilt = (luck >= FAILURES) & (luck < FAILURES + GARBAGE)
         loss = self.losses(cohort.round, cohort.clients)
         metrics = {}
-        for signal in sorted((wanted & METRIC_SIGNALS) | {Signal.DURATION}):
+        for signal in sorted((signals & METRIC_SIGNALS) | {Signal.DURATION}):
             values = loss + 0.01 * len(signal)
             if signal.width is not None:
                 values = np.cos(np.outer(values, np.arange(signal.numbers(CLASSES))))
@@ -141,7 +141,7 @@ class World:
 
 
 def marks(session: Session) -> tuple:
-    """Return everything a refused call must not change, as far as it can be told quickly at this size."""
+    """Return what a refused call must not change, as far as that can be read quickly at this size."""
     digest = hashlib.sha256()
     for name, value in state_fields(session.state):
         digest.update(name.encode() + (value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()))
@@ -159,7 +159,7 @@ def marks(session: Session) -> tuple:
 
 
 def garbage_reports(report: RoundReport, n: int) -> list[RoundReport]:
-    """Return reports that must be refused."""
+    """Return reports that the session must refuse."""
     ticket, clients = report.ticket, np.asarray(report.clients)
     return [
         RoundReport(ticket + 1000, clients),
@@ -174,7 +174,7 @@ def garbage_reports(report: RoundReport, n: int) -> list[RoundReport]:
 
 
 class Room:
-    """The disk the journal lies on, which can be full: a tmpfs of a size, or a folder under a limit on file sizes."""
+    """The journal's disk, which can be full: a small tmpfs, or a folder with limited file sizes."""
 
     def __init__(self, folder: Path, how: str) -> None:
         self.folder, self.how = folder, how
@@ -184,8 +184,8 @@ class Room:
 
     def shrink(self) -> None:
         if self.how == "tmpfs":
-            found = os.statvfs(self.folder)
-            self._remount(str((found.f_blocks - found.f_bfree) * found.f_frsize + 16384))
+            disk = os.statvfs(self.folder)
+            self._remount(str((disk.f_blocks - disk.f_bfree) * disk.f_frsize + 16384))
         else:
             largest = max(path.stat().st_size for path in self.folder.iterdir())
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 16384, resource.RLIM_INFINITY))
@@ -207,35 +207,35 @@ class _MallInfo(ctypes.Structure):
     _fields_ += [(name, ctypes.c_size_t) for name in ("fsmblks", "uordblks", "fordblks", "keepcost")]
 
 
-_ASK = getattr(ctypes.CDLL(None), "mallinfo2", None)  # once: each look-up makes objects of its own
+_ASK = getattr(ctypes.CDLL(None), "mallinfo2", None)  # once, because each look-up allocates objects
 if _ASK is not None:
     _ASK.restype = _MallInfo
 
 
 def held() -> int | None:
-    """Return the bytes allocated and not freed: arrays, SQLite's pages; None where the C library does not tell.
+    """Return the bytes allocated and not freed (arrays, SQLite's pages); None if the C library does not tell.
 
-    Memory resident in a process also counts what was freed and is kept for later, which here is ten times what a week
-    adds. Small Python objects lie elsewhere: ``sys.getallocatedblocks`` counts those.
+    Resident memory also includes freed memory that is kept for later, which here is ten times what a week adds. Small
+    Python objects are not included; ``sys.getallocatedblocks`` counts those.
     """
     if _ASK is None:
         return None
-    found = _ASK()
-    return int(found.uordblks + found.hblkhd)
+    usage = _ASK()
+    return int(usage.uordblks + usage.hblkhd)
 
 
 # -- the process ----------------------------------------------------------------------------------------------------
 
 
 class Host:
-    """Plays a week from wherever its journal stands; anything may kill it."""
+    """Plays a week from the position of its journal; it may be killed at any time."""
 
     def __init__(self, plan: Plan, folder: Path, room: Room | None) -> None:
         self.plan, self.folder, self.room = plan, folder, room
         self.world = World(plan)
         self.journal = (room.folder if room else folder) / "journal.sqlite"
         self.session = self._opened()
-        self.full: int | None = None  # which full disk it is that we wait to notice
+        self.full: int | None = None  # the number of the full disk that has not been noticed yet
         self.since = 0
 
     def _opened(self) -> Session:
@@ -260,7 +260,7 @@ class Host:
         self._sample()
 
     def _do(self, call: str, *arguments, **named):
-        """Call the session; while the disk is full, a call that fails must have changed nothing."""
+        """Call the session; a call that fails on a full disk must have changed nothing."""
         before = None if self.full is None else marks(self.session)
         try:
             return getattr(self.session, call)(*arguments, **named)
@@ -311,7 +311,7 @@ class Host:
         self.note("garbage reports", count=refused)
 
     def _tell_late(self, cohort) -> None:
-        """Replies after the round was closed: taken once, refused the second time; no selector sees them."""
+        """Send replies to a closed round: accepted once, refused the second time, never shown to a selector."""
         state = marks(self.session)[-1]
         late = [r.client for r in self.session.journal.replies(cohort.ticket) if r.status == Status.MISSING][:3]
         if late:
@@ -321,7 +321,7 @@ class Host:
             except DuplicateReportError:
                 self.note("late replies", count=len(late))
             else:
-                raise AssertionError("a late reply was taken twice")
+                raise AssertionError("a late reply was accepted twice")
         assert marks(self.session)[-1] == state, "a late reply changed a state"
 
     # -- full disks ---------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class Host:
     def _begin_full_disk(self) -> None:
         if self.room is None or self.full is not None:
             if self.full is not None and self.session.round > self.since + PATIENCE:
-                raise AssertionError(f"nothing was noticed of a full disk for {PATIENCE} rounds")
+                raise AssertionError(f"a full disk was not noticed for {PATIENCE} rounds")
             return
         for number, at in enumerate(self.plan.full_at):
             if self.session.round >= at and not (self.folder / f"full-{number}").exists():
@@ -344,7 +344,7 @@ class Host:
         took = self.session.round - self.since
         self.note("full disk", number=self.full, rounds=took, error=error.message, how=self.room.how)
         (self.folder / f"full-{self.full}").touch()
-        if self.full % 2:  # one goes on in the same process, one in the next
+        if self.full % 2:  # one continues in the same process, one in the next
             os._exit(75)
         self.full = None
 

@@ -1,10 +1,10 @@
-"""Whole tables against the engine's own time, on one CUDA device.
+"""The time of whole tables compared with the engine's, on one CUDA device.
 
     python bench/tables_gpu.py [fmnist cifar] --folder DATA [--rounds 500] [--seeds 5] [--processes 1 4 8 12]
 
 FedCor's Table 1: its three settings, six selectors and five seeds make 90 runs. "engine" trains random cohorts of the
-same sizes and evaluates as often, all runs in one lock-step, with no selector, journal or table; "whole" is the
-experiment as ``fedcohort reproduce`` runs it, with so many processes. Prints one JSON line per measurement.
+same sizes and evaluates as often, all runs in one lock-step, without selector, journal or table. "whole" is the
+experiment as ``fedcohort reproduce`` runs it, with this many processes. Prints one JSON line per measurement.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from fedcohort.studies.papers.run import table_of
 _NAMES = {"fmnist": "fedcor-table-1-fmnist", "cifar": "fedcor-table-1-cifar10"}
 
 
-def experiments(kind: str, given: argparse.Namespace, processes: int) -> list[Experiment]:
+def experiments(kind: str, options: argparse.Namespace, processes: int) -> list[Experiment]:
     study = EXHIBITS[_NAMES[kind]].study
-    found = []
+    built = []
     for part in study.parts:
-        table = table_of(study, part, seeds=given.seeds, rounds=given.rounds, folder=given.folder)
-        found.append(
-            Experiment.from_dict(merge_tables(table, {"run": {"processes": processes, "device": given.device}}))
+        table = table_of(study, part, seeds=options.seeds, rounds=options.rounds, folder=options.folder)
+        built.append(
+            Experiment.from_dict(merge_tables(table, {"run": {"processes": processes, "device": options.device}}))
         )
-    return found
+    return built
 
 
 def engine_seconds(experiment: Experiment, rounds: int) -> tuple[float, int]:
-    """Return the seconds of some rounds of all runs without their hosts, and how many runs' rounds they were."""
+    """Return the seconds of some rounds of all runs without their hosts, and the number of these rounds."""
     prepared = prepare(experiment, experiment.options.device)
     generator = np.random.default_rng(0)
     spent, made = 0.0, 0
@@ -75,17 +75,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--processes", type=int, nargs="*", default=[1, 4, 8, 12])
     parser.add_argument("--engine-rounds", type=int, default=100)
-    given = parser.parse_args()
-    for kind in given.kinds:
-        if given.engine_rounds:
-            parts = [engine_seconds(experiment, given.engine_rounds) for experiment in experiments(kind, given, 1)]
+    options = parser.parse_args()
+    for kind in options.kinds:
+        if options.engine_rounds:
+            parts = [engine_seconds(experiment, options.engine_rounds) for experiment in experiments(kind, options, 1)]
             own = 1e3 * sum(spent for spent, _ in parts) / sum(made for _, made in parts)
             print(json.dumps({"table": kind, "what": "engine", "ms_a_run_and_round": round(own, 3)}), flush=True)
-        for processes in given.processes:
+        for processes in options.processes:
             began = time.perf_counter()
             made = 0
             with tempfile.TemporaryDirectory() as folder:
-                for i, experiment in enumerate(experiments(kind, given, processes)):
+                for i, experiment in enumerate(experiments(kind, options, processes)):
                     Simulation(experiment, Path(folder) / str(i)).run()
                     made += sum(plan.options.rounds for plan in experiment.plans)
             took = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Sphinx configuration, and the pages that are written from code and stored results (``_site`` has the longer ones)."""
+"""Sphinx configuration, and pages that are generated from code and stored results (longer ones in ``_site``)."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ html_theme = "furo"
 html_title = "fedcohort"
 html_copy_source = False
 myst_heading_anchors = 3
-copybutton_exclude = ".linenos, .gp, .go"  # prompts and output are not copied: what is copied can be pasted
+copybutton_exclude = ".linenos, .gp, .go"  # without prompts and output, copied commands can be pasted
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 autodoc_member_order = "groupwise"  # classes and functions first, constants last
 autodoc_typehints = "signature"
 python_maximum_signature_line_length = 100
-# nvflare is in none of the extras that the documentation is built with.
+# The extras that the documentation is built with do not include nvflare.
 autodoc_mock_imports = [] if importlib.util.find_spec("nvflare") else ["nvflare"]
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 nitpicky = False
-suppress_warnings = ["ref.python"]  # a name that several modules have
+suppress_warnings = ["ref.python"]  # several modules have the same name
 
 GENERATED = HERE / "reference"
 RESULTS = HERE / "_results"
@@ -79,7 +79,7 @@ PAGES = {
     "testing": "Testing",
 }
 UNDOCUMENTED = {"cli"}
-# Of these packages the reference shows what they export, and not the modules inside.
+# For these packages, the reference shows what they export, not their modules.
 INTERNAL = (
     *("simulate.engine", "simulate.processes", "simulate.rounds", "simulate.leaderboard", "simulate.store"),
     *("journal", "studies.papers", "report.dashboard", "hosts.flower", "hosts.flare", "privacy"),
@@ -93,7 +93,7 @@ SURFACE = {
         ["compare", "run", "extend", "load"],
     ),
     "Bring your own data": (
-        "`data=` reads names, files and arrays. These make a dataset of anything else.",
+        "`data=` reads names, files and arrays. These make a dataset from anything else.",
         ["from_arrays", "from_pandas"],
     ),
     "Choose clients in your own loop": (
@@ -127,15 +127,15 @@ SURFACE = {
 
 
 def _public_modules(package: str) -> list[str]:
-    """Return the public modules of a package: itself, those that hold what users import, then the others by name."""
+    """Return the public modules of a package: the package, modules that users import from, then the others by name."""
     root = importlib.import_module(package)
     with mock(autodoc_mock_imports):
-        found = [module.name for module in pkgutil.walk_packages(root.__path__, f"{package}.")]
-    found = [name for name in found if not any(part.startswith("_") for part in name.split("."))]
+        names = [module.name for module in pkgutil.walk_packages(root.__path__, f"{package}.")]
+    names = [name for name in names if not any(part.startswith("_") for part in name.split("."))]
     inside = tuple(f"fedcohort.{name}." for name in INTERNAL)
     used = {getattr(getattr(fedcohort, name), "__module__", "") for name in fedcohort.__all__}
-    open_ = [name for name in found if name in used or not name.startswith(inside)]
-    return [package, *sorted(open_, key=lambda name: name not in used)]
+    shown = [name for name in names if name in used or not name.startswith(inside)]
+    return [package, *sorted(shown, key=lambda name: name not in used)]
 
 
 def write_reference(app: Any) -> None:
@@ -167,10 +167,10 @@ def write_reference(app: Any) -> None:
 
 
 def _exports(package: str) -> str:
-    """Return directives for a package's text and what it exports."""
+    """Return directives for a package's docstring and exports."""
     with mock(autodoc_mock_imports):
-        found = importlib.import_module(package)
-        things = [getattr(found, name) for name in getattr(found, "__all__", ())]
+        module = importlib.import_module(package)
+        things = [getattr(module, name) for name in getattr(module, "__all__", ())]
     things = [thing for thing in things if getattr(thing, "__module__", "").startswith(f"{package}.")]
     blocks = [f".. automodule:: {package}\n   :no-members:"]
     for thing in things:
@@ -219,7 +219,7 @@ def _first_line(thing: Any) -> str:
 
 
 def _parameters() -> str:
-    """Return every configurable thing with every parameter, its default, what is allowed and what it means."""
+    """Return everything configurable, with every parameter, its default, its allowed values and its meaning."""
     from fedcohort.core.protocol import SELECTORS
     from fedcohort.scenario.availability import AVAILABILITIES
     from fedcohort.scenario.latency import LATENCIES
@@ -264,7 +264,7 @@ def _cell(text: str) -> str:
 
 
 def plain_citations(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Turn citations into text: the same paper is cited in several files, which RST does not allow."""
+    """Turn citations into text, because RST does not allow several files to cite the same paper."""
     text = "\n".join(lines)
     text = re.sub(r"^\.\. \[(\w+)\] ", r"**[\1]** ", text, flags=re.M)
     text = re.sub(r"(\*\*\[\w+\]\*\* .*(?:\n   +\S.*)*)", lambda m: re.sub(r"\n +", " ", m.group(1)) + "\n", text)
@@ -273,6 +273,6 @@ def plain_citations(app: Any, what: str, name: str, obj: Any, options: Any, line
 
 
 def setup(app: Any) -> None:
-    """Connect the above."""
+    """Connect these functions to Sphinx."""
     app.connect("builder-inited", write_reference)
     app.connect("autodoc-process-docstring", plain_citations)

@@ -2,9 +2,9 @@
 
     python reproduce/summary.py RUN [--last 50] [--targets 0.62,0.69] [--noise]
 
-One table per setting, the same that ``fedcohort compare`` and ``fedcohort report`` show, with the rounds of every seed
-to each target and, with --noise, the mean share of wrong labels of those picked, over all rounds and the last fifty.
-Without --last and --targets, the configuration's.
+One table per setting, as ``fedcohort compare`` and ``fedcohort report`` show it, with the rounds of every seed to each
+target. With --noise, it also has the mean share of wrong labels of the clients picked, over all rounds and the last
+fifty. --last and --targets default to the configuration's values.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def with_column(table, heading, texts):
     return dataclasses.replace(table, columns=(*table.columns, heading), rows=rows)
 
 
-def noise_of_picks(found, setting, label):
-    """Mean share of wrong labels among the picked, over all rounds and over the last fifty, over seeds."""
+def noise_of_picks(experiment, setting, label):
+    """Return the mean share of wrong labels of the clients picked, over all rounds and over the last fifty."""
     shares = []
-    for run in found.runs:
+    for run in experiment.runs:
         if run.label == label and setting_name(run.setting) == setting:
-            rate = found.federation(run.id).noise_rate
-            picked = np.array([rate[cohort].mean() if len(cohort) else np.nan for cohort in found.cohorts(run)])
+            rate = experiment.federation(run.id).noise_rate
+            picked = np.array([rate[cohort].mean() if len(cohort) else np.nan for cohort in experiment.cohorts(run)])
             shares.append((np.nanmean(picked), np.nanmean(picked[-50:])))
     return np.mean(shares, axis=0)
 
@@ -42,15 +42,15 @@ def main(arguments=None):
     parser.add_argument("--targets", default="")
     parser.add_argument("--noise", action="store_true")
     given = parser.parse_args(arguments)
-    found = results.load(given.run)
+    experiment = results.load(given.run)
     targets = [float(item) for item in given.targets.split(",") if item]
-    for board in found.leaderboards(targets=targets, terminal=given.last):
+    for board in experiment.leaderboards(targets=targets, terminal=given.last):
         table = leaderboard_table(board)
         for i, target in enumerate(board.targets):
             reached = [" ".join(str(seed.rounds_to[i] or "-") for seed in row.seeds) for row in board.rows]
             table = with_column(table, f"Rounds to {board.metric.level(target)} by seed", reached)
         if given.noise:
-            shares = [noise_of_picks(found, board.setting, row.label) for row in board.rows]
+            shares = [noise_of_picks(experiment, board.setting, row.label) for row in board.rows]
             table = with_column(table, "Noise of picks", [f"{share:.3f}" for share, _ in shares])
             table = with_column(table, "Last 50 rounds", [f"{share:.3f}" for _, share in shares])
         print(f"## {table.title}\n\n{to_markdown(table)}")

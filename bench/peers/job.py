@@ -1,6 +1,6 @@
-"""What every peer is given: the data, the clients, the model to start from and the local training; numpy alone.
+"""What every peer gets: the data, the clients, the first model and the local training. Needs only numpy.
 
-:mod:`run` writes it into a folder, the adapters ``on_*.py`` read it in environments of their own.
+:mod:`run` writes it to a folder, and the adapters ``on_*.py`` read it in their own environments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-GIVEN: dict[str, Any] = {}  # what an adapter hands to classes that its framework loads by their name
+GIVEN: dict[str, Any] = {}  # what an adapter passes to classes that its framework loads by name
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Job:
     lr: float
     decay: float
     cohort: int
-    x: np.ndarray  # (n, ...) float32, standardised, channels first; mapped, not read
+    x: np.ndarray  # (n, ...) float32, standardised, channels first; memory-mapped
     y: np.ndarray  # (n,) int64
     parts: list[np.ndarray]  # positions of each client's samples
     start: dict[str, np.ndarray]  # the first global model, by the names of torch's module
@@ -41,7 +41,7 @@ class Job:
         return np.load(self.folder / "x_test.npy", mmap_mode="r"), np.load(self.folder / "y_test.npy")
 
     def batches(self, client: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-        """Yield the positions of each step's batch: epochs in random order, the last batch of one may be short."""
+        """Yield the positions of each step's batch; epochs are shuffled, and the last batch of one may be short."""
         mine, done = self.parts[client], 0
         while True:
             order = mine[rng.permutation(len(mine))]
@@ -53,7 +53,7 @@ class Job:
 
 
 def processor_time() -> float:
-    """Return the seconds of processor time of this process and of all it started that still live."""
+    """Return the processor time of this process and of its living descendants, in seconds."""
     parents: dict[int, list[int]] = {}
     spent = {}
     for place in Path("/proc").glob("[0-9]*"):

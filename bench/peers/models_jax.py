@@ -14,7 +14,7 @@ def start(job: Job) -> dict[str, jax.Array]:
 
 
 def arrays(parameters: dict[str, jax.Array]) -> dict[str, np.ndarray]:
-    """Return the parameters as torch has them."""
+    """Return the parameters in torch's layout."""
     back = {2: (1, 0), 4: (3, 2, 0, 1)}
     return {name: np.asarray(value).transpose(back.get(value.ndim, (0,))) for name, value in parameters.items()}
 

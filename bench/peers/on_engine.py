@@ -1,4 +1,4 @@
-"""fedcohort's engine alone: what trains the clients, without selector, session, journal and results."""
+"""Only fedcohort's engine, which trains the clients: no selector, session, journal or results."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""fedcohort as its users have it: an experiment with a selector, a session with its journal, results on disk."""
+"""fedcohort as users run it: an experiment with a selector, a session with its journal, results on disk."""
 
 import tempfile
 import time
@@ -22,7 +22,7 @@ class Nothing:
 
 @dataclass(frozen=True, kw_only=True)
 class Given(Selector[Nothing]):
-    """The cohorts that all peers have."""
+    """Chooses the cohorts that all peers get."""
 
     def init(self, clients, rng):
         return Nothing()

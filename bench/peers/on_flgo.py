@@ -1,4 +1,4 @@
-"""FLGo: its server and client for federated averaging, on a task made of our data."""
+"""FLGo: its server and client for federated averaging, on a task made from our data."""
 
 import os
 import sys
@@ -67,5 +67,5 @@ class Peer:
         self.server.run()
 
     def parameters(self):
-        found = arrays(self.server.model)
-        return {name: found[next(key for key in found if key.endswith(name))] for name in GIVEN["job"].start}
+        trained = arrays(self.server.model)
+        return {name: trained[next(key for key in trained if key.endswith(name))] for name in GIVEN["job"].start}

@@ -15,7 +15,7 @@ from job import processor_time, read
 from models_torch import arrays, build
 
 client_app = ClientApp()
-LOADED = {}  # what a worker process has read already
+LOADED = {}  # what a worker process has already read
 
 
 @client_app.train()
@@ -38,7 +38,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class Given(FedAvg):
-    """Federated averaging over given cohorts; which node stands for which client does not matter."""
+    """Federated averaging over prescribed cohorts; it does not matter which node plays which client."""
 
     def configure_train(self, server_round, arrays, config, grid):
         self.times.append((time.perf_counter(), processor_time()))
@@ -58,7 +58,7 @@ class Peer:
     def rounds(self, cohorts):
         strategy = Given(fraction_evaluate=0.0)
         strategy.cohorts, strategy.folder, strategy.times = [cohorts[0], *cohorts], self.job.folder, []
-        found = {}
+        parameters = {}
         app = ServerApp()
 
         @app.main()
@@ -70,7 +70,7 @@ class Peer:
             strategy.cohorts, strategy.times = cohorts, []
             result = strategy.start(grid, start, num_rounds=len(cohorts))
             self.times = strategy.times[0], (time.perf_counter(), processor_time())
-            found.update(result.arrays.to_torch_state_dict())
+            parameters.update(result.arrays.to_torch_state_dict())
 
         run_simulation(
             app,
@@ -79,7 +79,7 @@ class Peer:
             backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
         )
         ray.shutdown()
-        self.model.load_state_dict(found)
+        self.model.load_state_dict(parameters)
 
     def parameters(self):
         return arrays(self.model)

@@ -1,4 +1,4 @@
-"""fluke: its centralised algorithm with a client and a server of ours."""
+"""fluke: its centralised algorithm with our client and our server."""
 
 import numpy as np
 import torch

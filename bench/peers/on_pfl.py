@@ -17,7 +17,7 @@ from pfl.model.pytorch import PyTorchModel
 
 
 class Steps(Dataset):
-    """A user's data, handed out for so many steps."""
+    """A user's data, for the steps of one local training."""
 
     def __init__(self, job, client, x, y, rng):
         mine = job.parts[client]

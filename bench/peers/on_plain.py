@@ -1,4 +1,4 @@
-"""The loop one writes in plain PyTorch."""
+"""The obvious loop in plain PyTorch."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""fedcohort beside other simulators of federated learning: rounds per second, memory, lines of user code.
+"""fedcohort and other simulators of federated learning: rounds per second, memory, lines of user code.
 
     python bench/peers/run.py install [PEER ...]            # an environment for each, in --cache; minutes
     python bench/peers/run.py check W1 [PEER ...]           # accuracy and memory after the first rounds
@@ -10,26 +10,26 @@ W1: Fashion-MNIST, 100 clients x 600, MLP 784-64-30-10, 10 a round, 20 steps of 
 W2: CIFAR-10, 200 clients x 250, the LeNet of the PyTorch tutorial, 10 a round, 25 steps of batch 50.
 W3: FEMNIST, 3,500 clients of 20 to 180 samples of one writer, MLP 784-64-30-62, 30 a round, 5 steps of batch 64.
 
-All start from the same model and have the same cohorts; they differ in the order of batches alone (FedJAX fills the
-last batch of an epoch up from the next).
+All start from the same model and have the same cohorts; they differ only in the order of batches (FedJAX fills up the
+last batch of an epoch from the next).
 
-Conditions, which were written down before the turns on record were made and were not changed after them:
+Conditions, which were written before the stored turns were made and have not been changed since, except in wording:
 
-- Seven turns of each workload. In a turn every side makes rounds, one after the other, in an order drawn for that turn;
-  three rounds before the first turn are not timed. A turn is 100 rounds of ours and 20 of a peer's (W2: 10 and 3). No
-  turn is left out. They may be made in pieces; each piece starts all processes anew.
-- Everybody has both cores: fedcohort's clients are spread over them, Flower has a worker for each, the others compute
-  with one thread and with one for each core, and in each turn the faster of these counts.
-- Everybody has the same priority (nice -15, the ordinary scheduler), nothing else of ours runs; the load is on record.
+- Seven turns of each workload. In a turn, every side runs its rounds, one side after the other, in an order drawn for
+  that turn; three rounds before the first turn are not timed. A turn is 100 of our rounds and 20 of a peer's (W2: 10
+  and 3). No turn is left out. Turns may be made in pieces; each piece starts all processes again.
+- Every side has both cores: fedcohort's clients are spread over them, Flower has a worker for each, the others compute
+  with one thread and with one thread per core, and in each turn the faster of these counts.
+- Every side has the same priority (nice -15, the ordinary scheduler), nothing else of ours runs; the load is recorded.
 - "Faster by" is the ratio of an experiment's rounds per second on the clock to the peer's within a turn; its figure is
-  the median over the turns, its spread the smallest and the largest. The fastest peer is that of the smallest median.
-- sgemm is torch's product of two 1,024 x 1,024 matrices, a hundred in a row, with a thread for each core, just before
-  and just after the engine's rounds in every turn; the engine's share is its operations per second through the mean of
+  the median over the turns, its spread the smallest and the largest. The fastest peer has the smallest median.
+- sgemm is torch's product of two 1,024 x 1,024 matrices, a hundred in a row, with one thread per core, just before and
+  just after the engine's rounds in every turn; the engine's share is its operations per second divided by the mean of
   both, again as median, smallest and largest.
-- The goals, held against medians: 4 times the fastest peer on W1 and W3, 3 times on W2; 0.75 of sgemm on each.
-- If the engine is changed, all turns of all workloads are made anew.
+- The goals for the medians: 4 times the fastest peer on W1 and W3, 3 times on W2; 0.75 of sgemm on each.
+- If the engine is changed, all turns of all workloads are made again.
 
-Besides the clock each turn is measured in processor time (of all processes a side has). Everything is kept in
+Each turn is also measured in processor time (of all processes of a side). All results are written to
 bench/results/peers.json after every turn.
 """
 
@@ -52,14 +52,14 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "peers.json"
 TORCH = "torch==2.13.0"
-ENVIRONMENTS = {  # what pip installs, torch first; the newest versions that could be installed with Python 3.11
+ENVIRONMENTS = {  # what pip installs after torch; the newest versions for Python 3.11
     "plain": [TORCH],
     "flower": [TORCH, "flwr[simulation]==1.41.0"],
     "pfl": [TORCH, "pfl[pytorch]==0.6.0"],
     "fedlab": [TORCH, "fedlab==1.3.0"],
     "flgo": [TORCH, "flgo==0.4.4"],
     "fluke": [TORCH, "fluke-fl==0.8.1"],
-    "fedjax": [  # its last release needs these: newer JAX and Haiku have lost what it imports
+    "fedjax": [  # its last release needs these; newer JAX and Haiku lack what it imports
         "jax==0.4.20",
         "jaxlib==0.4.20",
         "dm-haiku==0.0.11",
@@ -71,11 +71,11 @@ ENVIRONMENTS = {  # what pip installs, torch first; the newest versions that cou
     ],
 }
 OURS = ("fedcohort", "engine")
-SPREAD = (*OURS, "flower")  # these use all cores by themselves
-AGREE = 0.02  # accuracies may differ by that, for the order of the batches is everybody's own
+SPREAD = (*OURS, "flower")  # these use all cores without being told
+AGREE = 0.02  # accuracies may differ by this, because every side has its own order of batches
 FIRST = {"W1": 40, "W2": 5, "W3": 60}  # rounds of the check, after which the model is tested
 TURNS = 7
-ROUNDS = {"W1": (100, 20), "W2": (10, 3), "W3": (100, 20)}  # of a timed turn, ours and a peer's
+ROUNDS = {"W1": (100, 20), "W2": (10, 3), "W3": (100, 20)}  # in a timed turn, ours and a peer's
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -88,7 +88,7 @@ def install(names: list[str], cache: Path) -> None:
         if first != TORCH:
             subprocess.run([*pip, first, *others], check=True)
             continue
-        subprocess.run([*pip, TORCH, "numpy"], check=True)  # alone, or a looser wish pulls a build for CUDA
+        subprocess.run([*pip, TORCH, "numpy"], check=True)  # first, or a looser requirement pulls a build for CUDA
         (cache / "torch.txt").write_text(TORCH)
         if others:
             subprocess.run([*pip, "-c", cache / "torch.txt", *others], check=True)
@@ -99,7 +99,7 @@ def install(names: list[str], cache: Path) -> None:
 
 
 def prepare(name: str, cache: Path, data: str | None) -> Path:
-    """Write the job, once."""
+    """Write the job, unless it exists."""
     folder = cache / "jobs" / name
     if (folder / "facts.json").exists():
         return folder
@@ -159,9 +159,10 @@ def cohorts(job: jobs.Job, turn: int, rounds: int) -> list[list[int]]:
 
 
 def operations(job: jobs.Job, chosen: list[list[int]]) -> float:
-    """Return the floating-point operations of a turn: products forward, by the weights, by all inputs but the images.
+    """Return the floating-point operations of a turn: the forward products, and the gradients of weights and inputs.
 
-    A product of a weight with an input and its sum are two. Everything else (activations, loss, steps) is left out.
+    Images need no gradient. A product of a weight with an input and its sum are two operations. Everything else
+    (activations, loss, steps) is left out.
     """
     forward, first, size = 0, 0, 32
     for name, value in job.start.items():
@@ -180,9 +181,9 @@ def operations(job: jobs.Job, chosen: list[list[int]]) -> float:
 
 
 def sgemm() -> dict[str, float]:
-    """Return the operations in a second of torch's own products of two 1,024 x 1,024 matrices, a hundred in a row.
+    """Return the operations per second of torch's products of two 1,024 x 1,024 matrices, a hundred in a row.
 
-    On the clock: with a thread for each core. In processor time: with one thread.
+    On the clock with one thread per core, in processor time with one thread.
     """
     import torch
 
@@ -214,13 +215,13 @@ def accuracy(job: jobs.Job, parameters: dict[str, np.ndarray]) -> float:
 
 
 class Side:
-    """A peer's process. FedJAX has as many threads as it begins with, the others can be told."""
+    """A peer's process. FedJAX keeps the threads it starts with; the others can be told."""
 
     def __init__(self, name: str, cache: Path, folder: Path, threads: int = CORES) -> None:
         self.name, self.cache = name, cache
         python = sys.executable if name in OURS else str(cache / name / "bin" / "python")
-        # Ray gives its workers the lowest priority unless told otherwise; and it has a folder of its own, or it would
-        # join a cluster that runs here already.
+        # By default, Ray gives its workers the lowest priority, and joins a cluster that already runs here. So it gets
+        # a priority and its own folder.
         own = {"RAY_worker_niceness": "0", "RAY_TMPDIR": str(cache / "ray")}
         environment = os.environ | own | {"OMP_NUM_THREADS": str(threads)}
         if threads == 1:
@@ -256,13 +257,15 @@ class Side:
         return self.answer()
 
     def rates(self, chosen: list[list[int]], threads: int) -> dict[str, float]:
-        """Make rounds; return how many in a second, on the clock and of processor time."""
-        rounds = len(chosen) - 2 if self.name == "fedcohort" else len(chosen)  # it leaves out its first and its last
-        found = self.ask(cohorts=chosen, **({} if self.name in SPREAD else {"threads": threads}))
-        return {"clock": rounds / float(found["seconds"]), "processor": rounds / float(found["processor"])}
+        """Run rounds; return rounds per second, on the clock and in processor time."""
+        rounds = (
+            len(chosen) - 2 if self.name == "fedcohort" else len(chosen)
+        )  # it leaves out its first and its last round
+        answer = self.ask(cohorts=chosen, **({} if self.name in SPREAD else {"threads": threads}))
+        return {"clock": rounds / float(answer["seconds"]), "processor": rounds / float(answer["processor"])}
 
     def peak(self, chosen: list[list[int]]) -> float:
-        """Make rounds; return the most memory (MiB) of the process and its descendants, shared pages by parts."""
+        """Run rounds; return the peak memory (MiB) of the process and its descendants; shared pages count in parts."""
         most, over = 0.0, threading.Event()
 
         def watch() -> None:
@@ -280,7 +283,7 @@ class Side:
         return most
 
     def tested(self, job: jobs.Job) -> float:
-        """Return the accuracy of the model as it is."""
+        """Return the accuracy of the current model."""
         place = self.cache / f"{self.name}.npz"
         answer = self.ask(save=str(place))
         return float(answer["accuracy"]) if "accuracy" in answer else accuracy(job, dict(np.load(place)))
@@ -301,11 +304,11 @@ def _descendants(root: int) -> list[int]:
         except OSError:
             continue
         parents.setdefault(parent, []).append(int(place.name))
-    found, left = [], [root]
+    tree, left = [], [root]
     while left:
-        found.append(left.pop())
-        left += parents.get(found[-1], [])
-    return found
+        tree.append(left.pop())
+        left += parents.get(tree[-1], [])
+    return tree
 
 
 def _memory(pid: int) -> float:
@@ -327,7 +330,7 @@ def lines_of(name: str) -> int:
 
 
 def check(work: str, names: list[str], options: argparse.Namespace) -> None:
-    """Run the first rounds of each side by itself: what its model is worth, and the memory it takes."""
+    """Run the first rounds of each side separately; store its accuracy and its memory."""
     folder = prepare(work, options.cache, options.data)
     job = jobs.read(folder)
     first = cohorts(job, 0, FIRST[work])
@@ -342,7 +345,7 @@ def check(work: str, names: list[str], options: argparse.Namespace) -> None:
     scores = {name: side["accuracy"] for name, side in sides.items()}
     apart = {name: score for name, score in scores.items() if abs(score - scores["engine"]) > AGREE}
     if apart:
-        raise SystemExit(f"{work}: these models are not as good or as bad as the engine's, {scores['engine']}: {apart}")
+        raise SystemExit(f"{work}: these accuracies differ from the engine's, {scores['engine']}: {apart}")
 
 
 def measure(work: str, names: list[str], options: argparse.Namespace) -> None:
@@ -372,7 +375,7 @@ def measure(work: str, names: list[str], options: argparse.Namespace) -> None:
 
 
 def one_turn(job: jobs.Job, sides: list[tuple[str, int, Side]], turn: int, ours: int, theirs: int) -> dict[str, Any]:
-    """Let everybody make rounds; of several numbers of threads the fastest counts."""
+    """Run the rounds of every side; the fastest of several numbers of threads counts."""
     load = os.getloadavg()[0]
     rates: dict[str, dict[str, float]] = {}
     speeds = []
@@ -380,11 +383,11 @@ def one_turn(job: jobs.Job, sides: list[tuple[str, int, Side]], turn: int, ours:
         name, threads, side = sides[at]
         if name == "engine":
             speeds.append(sgemm())
-        found = side.rates(cohorts(job, turn, {"fedcohort": ours + 2, "engine": ours}.get(name, theirs)), threads)
+        rate = side.rates(cohorts(job, turn, {"fedcohort": ours + 2, "engine": ours}.get(name, theirs)), threads)
         if name == "engine":
             speeds.append(sgemm())
-        if name not in rates or found["clock"] > rates[name]["clock"]:
-            rates[name] = found | {"threads": threads}
+        if name not in rates or rate["clock"] > rates[name]["clock"]:
+            rates[name] = rate | {"threads": threads}
     speed = {way: sum(one[way] for one in speeds) / len(speeds) for way in speeds[0]}
     work = operations(job, cohorts(job, turn, ours)) / ours
     share = {way: rates["engine"][way] * work / value for way, value in speed.items()}
@@ -392,7 +395,7 @@ def one_turn(job: jobs.Job, sides: list[tuple[str, int, Side]], turn: int, ours:
 
 
 def save(work: str, part: str, value: object) -> None:
-    """Write what is known now; another process may have written something else meanwhile."""
+    """Add results to the file, which another process may have changed meanwhile."""
     kept = stored()
     kept["machine"] = {"cores": CORES, "python": platform.python_version()}
     kept.setdefault(work, {})[part] = value
@@ -400,7 +403,7 @@ def save(work: str, part: str, value: object) -> None:
 
 
 def stored() -> dict[str, Any]:
-    """Read what is known."""
+    """Read the stored results."""
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     return kept
 
@@ -409,11 +412,11 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["install", "check", "W1", "W2", "W3", "table"])
-    parser.add_argument("peers", nargs="*", metavar="PEER", help="all where none is named; check has a workload first")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no turn after so many")
-    parser.add_argument("--fresh", action="store_true", help="forget the turns on record")
+    parser.add_argument("peers", nargs="*", metavar="PEER", help="default: all; for check, a workload comes first")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no turn after this many seconds")
+    parser.add_argument("--fresh", action="store_true", help="discard the stored turns")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "fedcohort-peers")
-    parser.add_argument("--data", default=None, help="the folder the datasets lie in")
+    parser.add_argument("--data", default=None, help="where the datasets are")
     options = parser.parse_args()
     options.cache.mkdir(parents=True, exist_ok=True)
     if options.what == "install":

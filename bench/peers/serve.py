@@ -17,16 +17,16 @@ import numpy as np
 
 
 def main() -> None:
-    """Answer until told to end."""
+    """Answer commands until told to stop."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a framework prints does not mix with the answers
+    os.dup2(2, 1)  # keeps the framework's output out of the answers
 
     def answer(**values: object) -> None:
         answers.write(json.dumps(values) + "\n")
         answers.flush()
 
     torch = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
-    if importlib.util.find_spec("torchvision"):  # built for CUDA, on import it looks for operators that are not there
+    if importlib.util.find_spec("torchvision"):  # built for CUDA, it looks for missing operators when it is imported
         for operator in ("nms", "qnms"):
             torch.library.define(f"torchvision::{operator}", "(Tensor boxes, Tensor scores, float least) -> Tensor")
     began = time.perf_counter()

@@ -13,12 +13,12 @@ OURS = {"fedcohort": "fedcohort, an experiment", "engine": "fedcohort, its engin
 
 
 def rates(kept: dict[str, Any], work: str, side: str, way: str) -> list[float]:
-    """Return rounds per second, turn by turn; ``way`` is clock or processor."""
+    """Return rounds per second for each turn; ``way`` is clock or processor."""
     return [turn["rates"][side][way] for turn in kept[work]["turns"] if side in turn["rates"]]
 
 
 def ratios(kept: dict[str, Any], work: str, peer: str, way: str) -> list[float]:
-    """Return how many times as fast an experiment was, turn by turn."""
+    """Return how many times as fast an experiment was, for each turn."""
     both = [turn["rates"] for turn in kept[work]["turns"] if peer in turn["rates"]]
     return [turn["fedcohort"][way] / turn[peer][way] for turn in both]
 
@@ -35,7 +35,7 @@ def by_speed(kept: dict[str, Any], work: str) -> list[str]:
 
 
 def rows(kept: dict[str, Any]) -> list[str]:
-    """Return Markdown."""
+    """Return the table as Markdown."""
     lines = []
     for work in (work for work in WORKS if kept.get(work, {}).get("turns")):
         head = "rounds/s | faster by | per processor second | faster by | accuracy | memory, MiB | lines"
@@ -60,14 +60,14 @@ def rows(kept: dict[str, Any]) -> list[str]:
 
 
 def picture(kept: dict[str, Any]) -> str:
-    """Return rounds a second on the clock as bars from zero, a panel for each workload."""
+    """Return a bar chart of rounds per second on the clock, with a panel for each workload."""
     parts, top = [], 24
     for work in (work for work in WORKS if kept.get(work, {}).get("turns")):
         sides = [side for side in by_speed(kept, work) if side != "engine"]
-        found = {side: statistics.median(rates(kept, work, side, "clock")) for side in sides}
-        scale = 420 / max(found.values())
+        medians = {side: statistics.median(rates(kept, work, side, "clock")) for side in sides}
+        scale = 420 / max(medians.values())
         parts.append(f'<text x="8" y="{top}" font-weight="bold">{work}, rounds per second</text>')
-        for name, rate in sorted(found.items(), key=lambda item: -item[1]):
+        for name, rate in sorted(medians.items(), key=lambda item: -item[1]):
             top += 22
             width = scale * rate
             colour = "#0b6e4f" if name in OURS else "#9aa5b1"

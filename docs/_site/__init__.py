@@ -1,1 +1,1 @@
-"""The pages of the site that are written from code and data while it is built."""
+"""Generate pages of the site from code and data."""

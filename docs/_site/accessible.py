@@ -1,4 +1,4 @@
-"""What the theme leaves out for keyboards and screen readers, added to every page when the site is built."""
+"""Add to every page what the theme lacks for keyboards and screen readers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 _MENDED: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
-    # Captions of the navigation are headings without a level; two asides have no names to tell them apart.
+    # Captions of the navigation are headings without a level, and two asides have no names.
     (r'<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
     (r'<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="All pages">'),
     (r'<aside class="toc-drawer( no-toc)?">', r'<aside class="toc-drawer\1" aria-label="On this page">'),
     # What scrolls sideways must be reachable by keyboard.
     (r"<pre>", '<pre tabindex="0">'),
     (r'<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'),
-    # The corner of a table is no heading of anything.
+    # The corner cell of a table is not a heading.
     (r'<th class="head([^"]*)"><p></p></th>', r'<td class="head\1"></td>'),
-    # Sphinx writes parameters on lines of their own as descriptions without terms.
+    # Sphinx writes parameters on separate lines as descriptions without terms.
     (
         r'<dl>\s*((?:<dd><em class="sig-param">(?:(?!</dd>).)*</dd>\s*)+)</dl>',
         lambda m: '<div class="parameters">' + re.sub("(</?)dd>", r"\1div>", m[1]) + "</div>",
@@ -28,7 +28,7 @@ _MENDED: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
 
 
 def mend(app: Any, exception: Exception | None) -> None:
-    """Rewrite the pages; those of results are made elsewhere and stay as they are."""
+    """Rewrite the pages, except those of results."""
     if exception is not None or app.builder.format != "html":
         return
     folder = Path(app.outdir)
@@ -42,6 +42,6 @@ def mend(app: Any, exception: Exception | None) -> None:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Connect the above."""
+    """Connect this to Sphinx."""
     app.connect("build-finished", mend)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

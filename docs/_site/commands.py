@@ -1,4 +1,4 @@
-"""The reference of the command line, written from the Typer app: it cannot differ from ``--help``."""
+"""The reference of the command line, generated from the Typer app so that it cannot differ from ``--help``."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def _commands(group: Any, above: str) -> Iterator[tuple[str, Any]]:
 
 
 def _text(text: str) -> str:
-    """Return a help text as Markdown: one line per paragraph, angle brackets and pipes as themselves."""
+    """Return a help text as Markdown: one line per paragraph, with angle brackets and pipes escaped."""
     return re.sub(r"\s+", " ", text.replace("\b", "")).strip().replace("<", "&lt;").replace("|", "\\|")
 
 
 def _paragraphs(text: str) -> list[str]:
-    found = []
+    lines = []
     for part in re.split(r"\n\s*\n", inspect.cleandoc(text.split("\f", maxsplit=1)[0])):
-        if part.startswith("\b"):  # set as it is written
-            found += ["```text", inspect.cleandoc(part.replace("\b", "")).strip(), "```", ""]
+        if part.startswith("\b"):  # preformatted
+            lines += ["```text", inspect.cleandoc(part.replace("\b", "")).strip(), "```", ""]
         elif part.strip():
-            found += [_text(part), ""]
-    return found
+            lines += [_text(part), ""]
+    return lines
 
 
 def _default(parameter: Any) -> str:
@@ -46,7 +46,7 @@ def _default(parameter: Any) -> str:
 
 
 def _section(path: str, command: Any) -> list[str]:
-    context = command.context_class(command, info_name=path)  # newer releases of typer carry a click of their own
+    context = command.context_class(command, info_name=path)  # newer releases of typer bundle their own click
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     lines = [f"## {path.removeprefix('fedcohort ')}", "", *_paragraphs(command.help or ""), "```text", usage, "```", ""]
     rows = []
@@ -67,7 +67,7 @@ def _section(path: str, command: Any) -> list[str]:
 def page() -> str:
     """Return the page."""
     root = typer.main.get_command(app)
-    found = list(_commands(root, "fedcohort"))
+    every = list(_commands(root, "fedcohort"))
     lines = [
         "# Commands",
         "",
@@ -77,11 +77,11 @@ def page() -> str:
         "| command | what it does |",
         "|---|---|",
     ]
-    for path, command in found:
+    for path, command in every:
         short = path.removeprefix("fedcohort ")
         first = _paragraphs(command.help or "")[:1]
         lines.append(f"| [{short}](#{short.replace(' ', '-')}) | {first[0] if first else ''} |")
     lines.append("")
-    for path, command in found:
+    for path, command in every:
         lines += _section(path, command)
     return "\n".join(lines)

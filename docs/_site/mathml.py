@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw themselves: no script, no fonts, nothing from a network."""
+"""Formulas as MathML, which browsers draw without scripts, fonts or a network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from docutils import nodes
 from latex2mathml.converter import convert
 
-# Commands that the converter does not know, and what it knows instead.
+# Replacements for commands that the converter does not know.
 _SPELLED = {r"\arg\max": r"\text{arg max}", r"\arg\min": r"\text{arg min}", r"\Big\|": r"\|"}
 
 
@@ -19,10 +19,10 @@ def mathml(latex: str, *, block: bool) -> str:
         text = text.replace(name, known)
     if block and r"\\" in text and "&" in text and not text.startswith(r"\begin"):
         text = rf"\begin{{aligned}}{text}\end{{aligned}}"
-    found = convert(text, display="block" if block else "inline")
-    if "\\" in found:
-        raise ValueError(f"The formula {latex!r} has a command that latex2mathml does not know: {found}")
-    return found
+    markup = convert(text, display="block" if block else "inline")
+    if "\\" in markup:
+        raise ValueError(f"The formula {latex!r} has a command that latex2mathml does not know: {markup}")
+    return markup
 
 
 def _inline(self: Any, node: nodes.math) -> None:
@@ -31,7 +31,7 @@ def _inline(self: Any, node: nodes.math) -> None:
 
 
 def _block(self: Any, node: nodes.math_block) -> None:
-    # Wide formulas scroll in a box of their own, by keyboard too.
+    # Wide formulas scroll in their own box, also by keyboard.
     self.body.append('<div class="math" tabindex="0" role="group" aria-label="formula">')
     self.body.append(mathml(node.astext(), block=True) + "</div>\n")
     raise nodes.SkipNode

@@ -1,4 +1,4 @@
-"""The tutorial notebook as a page, with what its cells printed and drew when it was run for this site."""
+"""The tutorial notebook as a page, with the output of its cells when it was run for this site."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nbclient import NotebookClient
 
 
 def page(notebook: Path, cache: Path) -> str:
-    """Return the page; the notebook is run once for each of its versions, and kept in the folder ``cache``."""
+    """Return the page; each version of the notebook is run once and kept in the folder ``cache``."""
     text = notebook.read_text(encoding="utf-8")
     kept = cache / f"{notebook.stem}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.ipynb"
     if not kept.exists():
         cache.mkdir(parents=True, exist_ok=True)
         nbformat.write(_executed(nbformat.reads(text, as_version=4)), kept)
-    found = nbformat.read(kept, as_version=4)
+    executed = nbformat.read(kept, as_version=4)
     lines: list[str] = []
-    for cell in found.cells:
+    for cell in executed.cells:
         if cell.cell_type == "markdown":
             lines += [cell.source, ""]
         else:
@@ -45,7 +45,7 @@ def _executed(notebook: Any) -> Any:
 def _shown(output: Any) -> list[str]:
     data = output.get("data", {})
     if "text/html" in data:
-        if "<progress" in data["text/html"]:  # of no interest once it is over
+        if "<progress" in data["text/html"]:  # useless once it is over
             return []
         # A scrolling box keeps wide tables off the page's edge.
         box = '<div class="output" tabindex="0" role="group" aria-label="output">'
@@ -54,7 +54,7 @@ def _shown(output: Any) -> list[str]:
     return ["```text", re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip(), "```", ""] if text.strip() else []
 
 
-# What is right inside a notebook, and what it has to be inside a page.
+# Replacements from the notebook to the page.
 _FITTED = [
     (r"\n\s*\n", "\n"),
     (r"(</?)h4>", r"\1h3>"),

@@ -14,7 +14,7 @@ from fedcohort.studies.benchmark.run import read_scores
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "img" / "benchmark.svg"
 _LABEL, _PANEL, _ROW, _TOP = 190, 190, 20, 64
-_LEAST, _MOST = -6.0, 8.0  # points; what lies beyond is cut off, and its number says so
+_LEAST, _MOST = -6.0, 8.0  # points; bars and marks are cut off beyond these
 
 
 def stored_scores(folder: Path) -> list[Path]:
@@ -26,10 +26,10 @@ def draw(folder: Path) -> str:
     """Return the picture of all scores in a folder as SVG."""
     boards = [read_scores(path) for path in stored_scores(folder)]
     boards.sort(key=lambda scores: -len(scores.settings) * scores.rounds)
-    found = [{line.label: line for line in scores.lines} for scores in boards]
+    by_label = [{line.label: line for line in scores.lines} for scores in boards]
     labels = sorted(
-        {label for lines in found for label in lines},
-        key=lambda label: -sum(lines[label].mean for lines in found if label in lines),
+        {label for lines in by_label for label in lines},
+        key=lambda label: -sum(lines[label].mean for lines in by_label if label in lines),
     )
     width, height = _LABEL + _PANEL * len(boards) + 20, _TOP + _ROW * len(labels) + 44
     parts = [
@@ -44,7 +44,7 @@ def draw(folder: Path) -> str:
         parts.append(f'<text x="{left + 8}" y="52" font-weight="600">{escape_html(scores.data)}</text>')
         parts.append(f'<line x1="{zero}" x2="{zero}" y1="{_TOP}" y2="{height - 40}" stroke="#8c959f"/>')
         for row, label in enumerate(labels):
-            line = found[column].get(label)
+            line = by_label[column].get(label)
             if line is None:
                 continue
             y = _TOP + row * _ROW + 4

@@ -1,4 +1,4 @@
-"""Results as pages: one HTML file for each stored file of scores and for each table of a paper, and a list of them."""
+"""Results as pages: an HTML file for each stored file of scores and each table of a paper, and a list of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECORDS = ROOT / "reproduce" / "results"
 
 
 def write_pages(folder: Path) -> None:
-    """Write every HTML page into a folder."""
+    """Write all HTML pages to a folder."""
     folder.mkdir(parents=True)
     for path in stored_scores(BENCHMARKS):
         html = page(read_scores(path), made=f"fedcohort {_stored(path, 'fedcohort')}")
@@ -34,11 +34,11 @@ def write_pages(folder: Path) -> None:
 
 
 def index() -> str:
-    """Return the page that leads to them."""
+    """Return the page that lists them."""
     lines = [
         "# All results",
         "",
-        "Made from the files in `bench/results` and `reproduce/results` when this site was built.",
+        "Generated from the files in `bench/results` and `reproduce/results` when this site was built.",
         "",
         "## The benchmark",
         "",
@@ -56,7 +56,7 @@ def index() -> str:
     timed = read_time_scores(TIME)
     lines += [
         "",
-        f"By the clock, {timed.data}, {len(timed.labels)} selectors in rounds and asynchronously, seeds "
+        f"In simulated time, {timed.data}, {len(timed.labels)} selectors in rounds and asynchronously, seeds "
         f"{', '.join(map(str, timed.seeds))}: {_link('benchmark-time', 'simulated hours to the target')}.",
     ]
     table = re.sub(r"^\| `([\w-]+)` \|", lambda m: f"| {_link(m[1], m[1])} |", overview(RECORDS), flags=re.M)
@@ -65,7 +65,7 @@ def index() -> str:
 
 
 def _stored(path: Path, key: str) -> str:
-    """Return something that stored scores say of themselves."""
+    """Return a field of stored scores."""
     return str(json.loads(path.read_text(encoding="utf-8"))[key])
 
 

@@ -1,4 +1,4 @@
-"""Take the pictures of reports and dashboards in docs/img anew: ``python docs/_site/screenshots.py``.
+"""Take the screenshots of reports and dashboards in docs/img again: ``python docs/_site/screenshots.py``.
 
 Needs chromium and chromedriver. It runs the commands of the README and the demonstration in a temporary folder, and a
 made-up live session for the dashboard.
@@ -33,7 +33,7 @@ _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "-
 
 
 def main() -> None:
-    """Make all of them."""
+    """Take all screenshots."""
     with tempfile.TemporaryDirectory() as folder, browser() as page:
         here = Path(folder)
         compare = here / "compare"
@@ -86,16 +86,16 @@ def browser() -> Iterator[Any]:
     options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or ""
     for flag in _FLAGS:
         options.add_argument(flag)
-    found = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
-        yield found
+        yield driver
     finally:
-        found.quit()
+        driver.quit()
 
 
 @contextmanager
 def dashboard(folder: Path, name: str) -> Iterator[str]:
-    """A dashboard of what a folder has under a name, by its address."""
+    """Serve the dashboard of a name in a folder; yield its address."""
     command = [*COMMAND, "dashboard", name, "--port", "0"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -118,18 +118,18 @@ def card(page: Any, name: str, title: str) -> None:
     """Save the first card with this heading."""
     size = {"width": 1200, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    found = page.execute_script(
+    element = page.execute_script(
         "return [...document.querySelectorAll('.card')].find("
         "card => card.querySelector('h2')?.textContent.trim() === arguments[0] && card.getClientRects().length)",
         title,
     )
-    page.execute_script("arguments[0].scrollIntoView()", found)
+    page.execute_script("arguments[0].scrollIntoView()", element)
     time.sleep(1)
-    write(name, found.screenshot_as_png)
+    write(name, element.screenshot_as_png)
 
 
 def write(name: str, png: bytes) -> None:
-    """Write a picture with 256 colours: the most frequent ones as they are, and others like all the rest."""
+    """Write a picture with 256 colours: the most frequent ones exactly, all others approximately."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
     counts: list[Any] = image.getcolors(1 << 24)
     frequent = [part for _, colour in sorted(counts, reverse=True)[:128] for part in colour]
@@ -141,7 +141,7 @@ def write(name: str, png: bytes) -> None:
 
 @contextmanager
 def live_session(path: Path) -> Iterator[None]:
-    """A session with its journal, 40 rounds old and with a cohort at work."""
+    """Make a session with a journal, after 40 rounds and with a cohort at work."""
     draw = np.random.default_rng(4)
     usual = dict(zip(CLINICS, draw.uniform(30, 90, len(CLINICS)), strict=True))
     with fc.Session("oort", CLINICS, seed=4, journal=path, shadows={"uniform": "uniform"}) as session:

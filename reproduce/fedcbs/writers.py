@@ -1,10 +1,10 @@
 """FEMNIST split by writer, as LEAF's ``-t user`` does.
 
-Every ninth writer is for testing, the others keep all their images.
+Every ninth writer is for testing; the others keep all their images.
 
     python reproduce/fedcbs/writers.py DATA/femnist.npz FOLDER
 
-writes FOLDER/femnist.npz. Reads the parts train, test and extra of the source, as far as it has them.
+writes FOLDER/femnist.npz. It reads those of the parts train, test and extra that the source has.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python reproduce/flash/pseudo_labels.py OUT [--folder DATA]
 
-Writes one experiment for digits, CIFAR-10 and FEMNIST each into OUT, with seeds that no table reports, and prints when
-runs leave chance behind, the best accuracy and the last; an experiment that is there is continued.
+Writes an experiment for each of digits, CIFAR-10 and FEMNIST to OUT, with seeds that no table reports. Prints when runs
+get above chance, their best accuracy and their last. Experiments found in OUT are continued.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fedcohort.simulate.store.results import load
 from fedcohort.studies.papers.catalogue import EXHIBITS
 from fedcohort.studies.papers.run import table_of
 
-EVERY = 5  # rounds are evaluated
+EVERY = 5  # rounds between two evaluations
 SWEEPS = {
     "digits": ("flash-figure-3-digits", "all", ("0/0.45", "0.6/0.3"), (0, 1, 2), 60, 0.15),
     "femnist": ("flash-table-1", "noise", ("15% noise",), (0,), 60, 0.05),
     "cifar10": ("flash-figure-3", "all", ("0/0.45", "0.6/0.3"), (0,), 200, 0.15),
 }
-"""Exhibit, part, settings, seeds, rounds, and an accuracy that is more than chance."""
+"""Exhibit, part, settings, seeds, rounds, and an accuracy above chance."""
 
 ROWS = {
     "cross-entropy": {"loss": "cross-entropy"},

@@ -15,7 +15,7 @@ PAGES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_examples_run(page):
-    # In a process of its own: a page may register things by name.
+    # In its own process, because a page may register things by name.
     script = (
         "import doctest, re, sys\n"
         "text = re.sub(r'^```.*$', '', open(sys.argv[1]).read(), flags=re.M)\n"
@@ -42,7 +42,7 @@ def test_the_readme_example_runs():
 def test_links_between_pages_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
-            # The reference is written when the site is built; a link to a page it does not get fails there.
+            # The reference is generated with the site, and the build fails for links to missing pages of it.
             if not re.match(r"[a-z]+:", target) and not re.search(r"(^|/)reference/\w+\.md$", target):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
 

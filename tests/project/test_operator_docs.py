@@ -1,4 +1,4 @@
-"""The operators' pages, followed line by line: every command they show runs as it is written, in its order."""
+"""The operators' pages, line by line: every command they show runs as printed, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = [f"clinic-{letter}" for letter in "abcdefgh"]
 
 
 def run_of_an_operator(path: Path) -> None:
-    """A run as the page speaks of: rules, failures, more than twelve rounds, and a cohort that is stuck."""
+    """Make the run that the page describes: rules, failures, more than twelve rounds, and a stuck cohort."""
     rng = np.random.default_rng(0)
     table = ClientTable(names=NAMES, sizes=[10] * len(NAMES))
     rules = Rules(eligible="battery >= 30", min_separation=2, max_participations=50)

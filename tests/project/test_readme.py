@@ -1,4 +1,4 @@
-"""The commands that README and quick start print work as printed, in order; those that take long are made smaller."""
+"""The commands in README and quick start work as printed, in order; slow ones are made smaller."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def test_commands_work_as_printed_in_order(tmp_path):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_other_line_is_known(page):
-    """What is installed by hand or run by continuous integration names things that exist."""
+    """Extras, constraints and make targets in the remaining lines exist."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for line in lines_of(page):
         if line.startswith("make "):

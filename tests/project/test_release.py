@@ -83,12 +83,12 @@ def test_the_locks_hold_all_that_is_asked_for():
     from packaging.requirements import Requirement
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    asked = [*project["project"]["dependencies"]]
+    requirements = [*project["project"]["dependencies"]]
     for extra in ("sim", "report", "flower"):
-        asked += project["project"]["optional-dependencies"][extra]
+        requirements += project["project"]["optional-dependencies"][extra]
     found = pins("requirements/lock-linux-x86_64-py311.txt")
     built = pins("requirements/build.txt")
-    for text, lock in [*((t, found) for t in asked), *((t, built) for t in project["build-system"]["requires"])]:
-        wanted = Requirement(text)
-        assert wanted.specifier.contains(lock[canonical(wanted.name)], prereleases=True), text
+    for text, lock in [*((t, found) for t in requirements), *((t, built) for t in project["build-system"]["requires"])]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(lock[canonical(requirement.name)], prereleases=True), text
     assert {"pip", "build", "hatchling"} <= set(built)

@@ -1,4 +1,4 @@
-"""The tutorial notebook runs as it stands, in a kernel of its own, and progress is drawn in it."""
+"""The tutorial notebook runs unchanged in its own kernel, and shows progress."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A built wheel, installed outside the checkout, works as the checkout does."""
+"""A built wheel, installed outside the checkout, works like the checkout."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def installed(tmp_path_factory):
 
 
 def run(installed, *arguments, code=0):
-    # The editable install of the checkout must not be what is found.
+    # The editable install of the checkout must not be found first.
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=installed.parent, env=environment, capture_output=True, text=True, check=False
@@ -40,12 +40,12 @@ def test_it_is_the_installed_one(installed):
 
 def test_every_module_and_data_file_is_there(installed):
     source = ROOT / "src"
-    wanted = {
+    expected = {
         str(path.relative_to(source))
         for path in (source / "fedcohort").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    missing = {name for name in wanted if not (installed / name).exists()}
+    missing = {name for name in expected if not (installed / name).exists()}
     assert not missing
 
 

@@ -32,7 +32,7 @@ def test_the_least_skewed_come_first_and_intervals_hold():
 
 
 def test_clients_only_compute_gradients():
-    """One step of the whole batch each: the model moves by minus the rate times the mean gradient, nothing else."""
+    """Each client sends one full-batch step and nothing else."""
     report = rank_by_skewness(TABLE, rounds=2)
     assert report.rounds == 2
     parameters = 64 * 10 + 10

@@ -1,4 +1,4 @@
-"""The benchmark: what it runs, what it makes of it, and that everything registered gets through it."""
+"""The benchmark: what it runs, how it scores, and that every registered selector can be built."""
 
 import json
 import math
@@ -42,8 +42,8 @@ SCORES = sorted(path for path in STORED.glob("benchmark_*.json") if path.name !=
 def small(tmp_path_factory):
     """Two settings, two selectors, two seeds."""
     out = tmp_path_factory.mktemp("bench") / "small"
-    wanted = table("digits", {"balanced": {}}, TUNING_SEEDS[:2], settings=["1-class", "skew-slow"], rounds=15)
-    run_experiment(wanted, out, device="cpu")
+    config = table("digits", {"balanced": {}}, TUNING_SEEDS[:2], settings=["1-class", "skew-slow"], rounds=15)
+    run_experiment(config, out, device="cpu")
     return load(out)
 
 
@@ -186,7 +186,7 @@ def test_unknown_names_are_named(tmp_path):
 
 
 def board_of(**runs):
-    """Return a board of uniform and others: of each run the rounds to the target or None, its length and its state."""
+    """Return a board from each run's rounds to the target (or None), length and state, by label."""
     rows = []
     for label, ends in runs.items():
         seeds = tuple(
@@ -207,7 +207,7 @@ def times(board, label, measure="rounds"):
 
 
 def test_never_arriving_is_no_way_to_be_fast():
-    """A run that ends early without arriving takes as long as anybody was watched, not until its own end."""
+    """A run that ends early without reaching the target counts with the common horizon, not with its own length."""
     quits = [(None, 10, "diverged"), (None, 10, "failed")]
     board = board_of(uniform=[(40, 60, "finished"), (50, 60, "finished")], quits=quits)
     for measure, unit in (("rounds", 1), ("seconds", 10), ("bytes", 2)):
@@ -281,15 +281,15 @@ def test_never_worse_than_is_the_worst_setting_and_not_below_zero():
 
 @pytest.fixture
 def submission(tmp_path):
-    """The files of a whole benchmark whose gains are made up."""
+    """The files of a whole benchmark with made-up gains."""
     from fedcohort.simulate.config.toml import to_toml
 
-    wanted = Experiment.from_dict(table("digits", {"balanced": {}}, REPORT_SEEDS[:2])).table
+    config = Experiment.from_dict(table("digits", {"balanced": {}}, REPORT_SEEDS[:2])).table
     every = tuple(setting.name for setting in suite("digits"))
     gains = {name: [1.0 + i, 2.0 - i] for i, name in enumerate(every)}
     mine = replace(line("balanced", **gains), kinds=kinds("digits", every))
     scores = Scores("digits", REPORT_SEEDS[:2], 60, every, (mine,), True)
-    (tmp_path / "config.toml").write_text(to_toml(wanted))
+    (tmp_path / "config.toml").write_text(to_toml(config))
     (tmp_path / "bench.json").write_text(json.dumps(scores.to_dict()))
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""The benchmark on data of one's own: sizes from the data, settings they allow, the same scores."""
+"""The benchmark on the user's own data: sizes from the data, the settings they allow, the same scores."""
 
 import json
 
@@ -18,7 +18,7 @@ from fedcohort.studies.benchmark.suite import kinds, suite
 
 
 def samples(n=400, classes=3, shape=None, clients=None):
-    """Separable data; with ``shape``, images of bytes; with ``clients``, of that many owners."""
+    """Return separable data; ``shape`` makes images of bytes, ``clients`` gives the data that many owners."""
     draw = np.random.default_rng(0)
     y = np.arange(n) % classes
     x = draw.normal(size=(n, 6)) + 3 * np.eye(6)[y % 6]
@@ -28,22 +28,22 @@ def samples(n=400, classes=3, shape=None, clients=None):
     return from_arrays(x, y, writers=owners)
 
 
-def settings_of(wanted):
-    return [setting["name"] for setting in wanted["settings"]]
+def settings_of(config):
+    return [setting["name"] for setting in config["settings"]]
 
 
 def test_data_that_name_their_clients_get_the_settings_of_natural_federations():
-    wanted, notes = plan(samples(clients=12), {}, [1, 2])
-    assert settings_of(wanted) == [setting.name for setting in suite("femnist")]
-    assert all(setting["scenario"]["partition"] == {"name": "natural"} for setting in wanted["settings"])
-    assert wanted["run"]["cohort"] == 3 and any("3 of 12 clients" in note for note in notes)
+    config, notes = plan(samples(clients=12), {}, [1, 2])
+    assert settings_of(config) == [setting.name for setting in suite("femnist")]
+    assert all(setting["scenario"]["partition"] == {"name": "natural"} for setting in config["settings"])
+    assert config["run"]["cohort"] == 3 and any("3 of 12 clients" in note for note in notes)
 
 
 def test_other_data_get_every_setting_that_they_allow():
     digits = load_dataset("digits")
     same = from_arrays(digits.x_train, digits.y_train, digits.x_test, digits.y_test)
-    wanted, notes = plan(same, {}, [1])
-    assert settings_of(wanted) == [setting.name for setting in suite("digits")]
+    config, notes = plan(same, {}, [1])
+    assert settings_of(config) == [setting.name for setting in suite("digits")]
     assert not any("left out" in note for note in notes)
     table, notes = plan(samples(), {}, [1])
     assert "rotated-20%" not in settings_of(table)  # no images
@@ -108,14 +108,14 @@ def test_the_command_runs_a_table_and_goes_on_from_any_folder(tmp_path, monkeypa
 
 def test_an_archive_called_digits_is_not_the_dataset_of_that_name(tmp_path):
     (tmp_path / "digits.npz").write_bytes(to_npz(samples()))
-    wanted, _ = plan(
+    config, _ = plan(
         str(tmp_path / "digits.npz"),
         {"balanced": {}},
         [300],
         quick=True,
         settings=["noise", "skew-noise", "skew-noise-slow"],
     )
-    begin(wanted, tmp_path / "b", device="cpu").run()
+    begin(config, tmp_path / "b", device="cpu").run()
     scores = score(load(tmp_path / "b"))
     assert scores.data == "digits.npz"
     assert scores.purpose == "trial"  # 20 rounds

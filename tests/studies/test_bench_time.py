@@ -1,4 +1,4 @@
-"""The suite "time": what it runs, and its scores against a plain loop over the rows."""
+"""The suite "time": what it runs, and its scores compared with a plain loop over the rows."""
 
 import json
 import math
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """One kind of availability, three selectors, two seeds, few rounds; stopped once in between."""
+    """One kind of availability, three selectors, one seed, few rounds; stopped once."""
     out = tmp_path_factory.mktemp("time") / "small"
     words = ["--suite", "time", "--settings", "short-sessions", "--selectors", "balanced,oort", "--quick"]
     words += ["--device", "cpu", "--out", str(out)]

@@ -114,11 +114,11 @@ def test_the_command(tmp_path):
     options = ["--looks", "2", "--every", "1", "--samples", "20"]
     done = CliRunner().invoke(app, ["diagnose", str(path), *options, "--picture", str(drawn), "--format", "json"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert [look["round"] for look in told["looks"]] == [0, 1]
-    assert told["looks"][0]["similarity"] is None and 0 < told["looks"][1]["similarity"] <= 1
-    assert len(told["looks"][0]["distance"]) == len(told["looks"][0]["explained"]) <= 5
+    printed = json.loads(done.stdout)
+    assert [look["round"] for look in printed["looks"]] == [0, 1]
+    assert printed["looks"][0]["similarity"] is None and 0 < printed["looks"][1]["similarity"] <= 1
+    assert len(printed["looks"][0]["distance"]) == len(printed["looks"][0]["explained"]) <= 5
     assert drawn.read_text().startswith("<svg")
     shown = CliRunner().invoke(app, ["diagnose", str(path), *options])
     assert "distance from" in shown.stdout.lower()
-    assert told["verdict"].startswith("Loss changes ") and "FedCor's assumption" in " ".join(shown.stdout.split())
+    assert printed["verdict"].startswith("Loss changes ") and "FedCor's assumption" in " ".join(shown.stdout.split())

@@ -1,1 +1,1 @@
-"""Experiments with a question: the benchmark, the papers' tables, and analyses of one federation."""
+"""Studies: the benchmark, the papers' tables and figures, and analyses of one federation."""

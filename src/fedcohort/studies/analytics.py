@@ -1,12 +1,12 @@
-"""Federated skewness analytics: rank a federation's clients without training a model for its own sake.
+"""Federated skewness analytics: rank a federation's clients by skewness without training a useful model.
 
 .. [Wang2021] Z. Wang et al., "FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments",
    IWQoS 2021.
 
-In a round some clients, drawn uniformly, make one full-batch gradient step from the same model (Eqs. 6 to 8); their
-steps duel by their distance to the mean step. One step of rate eta moves a client's model by minus eta times its
-full-batch gradient, so the distance of updates is the distance of gradients times eta, and a client computes one
-gradient a round and nothing else. The mean step is taken (FedSGD), so that the next round compares at a new point.
+In each round, a uniform cohort makes one full-batch gradient step from the same model (Eqs. 6 to 8). The clients duel
+by the distance of their steps to the mean step. One step with learning rate eta moves a client's model by minus eta
+times its full-batch gradient, so distances of updates are distances of gradients times eta, and a client computes only
+one gradient a round. The model makes the mean step (FedSGD), so that the next round compares at a new point.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from fedcohort.simulate.rounds.group import OnRound
 from fedcohort.simulate.rounds.single_run import play_run
 from fedcohort.training.local import LocalTraining
 
-ROUNDS_PER_CLIENT = 20  # in which a client duels, on average
+ROUNDS_PER_CLIENT = 20  # rounds in which a client duels, on average
 
 
 @dataclass(frozen=True, eq=False)
 class SkewnessReport:
-    """What analytics found out.
+    """The result of skewness analytics.
 
     Attributes
     ----------
     ranking : Ranking
         Clients by skewness, with credible intervals.
     federation : Federation
-        The clients; being simulated, their true skewness is known.
+        The clients, whose true skewness is known because they are simulated.
     megabytes : float
-        Sent both ways.
+        Traffic in both directions.
     """
 
     ranking: Ranking
@@ -51,7 +51,7 @@ class SkewnessReport:
 
     @property
     def true_skewness(self) -> FloatArray:
-        """(N,) squared distance of each client's true class distribution to that of all together."""
+        """(N,) squared distance of each client's true class distribution to that of the whole federation."""
         return self.federation.skewness()
 
     @property
@@ -63,7 +63,7 @@ class SkewnessReport:
 
 
 def rounds_needed(clients: int, cohort: int) -> int:
-    """Return how many rounds let every client duel :data:`ROUNDS_PER_CLIENT` times on average.
+    """Return the rounds after which a client has dueled :data:`ROUNDS_PER_CLIENT` times on average.
 
     >>> rounds_needed(200, 10)
     400
@@ -90,11 +90,11 @@ def rank_by_skewness(
     rounds : int, optional
         Default: :func:`rounds_needed`.
     level : float
-        Of the credible intervals.
+        Level of the credible intervals.
     rate : float
         Learning rate of the mean step, positive.
     on_start : callable, optional
-        Called with the number of rounds before the first.
+        Called before the first round with the number of rounds.
     on_round : callable, optional
         Called after every round, as by :meth:`fedcohort.simulate.rounds.group.Group.step`.
     """
@@ -104,19 +104,19 @@ def rank_by_skewness(
     def adjust_plan(plan: RunPlan, federation: Federation) -> RunPlan:
         cohort = len(federation) if plan.options.size is None else plan.options.size
         if cohort < 2:
-            raise InputError(f"Clients duel with each other: analytics needs at least two a round. Got {cohort}.")
-        # The whole of every client's data in one batch: its step is its full-batch gradient.
+            raise InputError(f"Clients duel with each other, so analytics needs at least two a round. Got {cohort}.")
+        # A batch holds all data of a client, so its step is its full-batch gradient.
         local = LocalTraining(steps=1, batch_size=int(federation.train_sizes.max()), lr=rate)
         options = replace(plan.options, rounds=rounds or rounds_needed(len(federation), cohort))
         return replace(plan, local=local, options=options)
 
-    # Uniform cohorts, so that everybody meets the same opponents; one full-batch step is the update.
+    # A pool of all clients makes cohorts uniform; the update is the full-batch step.
     selectors = {"fedacs": values_of(FedAcs(pool_share=1.0, insight="update"))}
-    # Local training is ours to set here, and a configuration's own might not fit it.
+    # Local training is set above, and the configuration's own might contradict it.
     sections = {key: value for key, value in table.items() if key != "local"}
     with play_run(sections, selectors, adjust_plan, device=device, on_start=on_start, on_round=on_round) as group:
         (run,) = group.runs
-        made = group.drain()
-        traffic = sum(float(np.sum(made.column(name).to_numpy())) for name in ("bytes_down", "bytes_up"))
+        rows = group.drain()
+        traffic = sum(float(np.sum(rows.column(name).to_numpy())) for name in ("bytes_down", "bytes_up"))
         state: FedAcsState = run.session.state
         return SkewnessReport(ranking(state, level), run.federation, run.round, traffic / 1e6)

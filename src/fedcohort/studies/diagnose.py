@@ -1,8 +1,8 @@
-"""Does a Gaussian process suit a federation? The samples that FedCor's Appendix D looks at, drawn in a simulation.
+"""Does a Gaussian process suit a federation? Simulate the samples that FedCor's Appendix D examines.
 
-Rounds with uniform cohorts train a model. In every so many rounds many uniform cohorts are tried out from the same
-global model: each is trained, averaged, and thrown away, and every client says by how much its loss changed. Normality
-is checked on the samples of one look, stationarity on those of neighbouring looks.
+Rounds with uniform cohorts train a model. Every few rounds, a look tries many uniform cohorts from the same global
+model. Each is trained, averaged and thrown away, and every client reports how much its loss changed. Normality is
+checked on the samples of one look, stationarity on those of neighbouring looks.
 
 .. [Tang2022] M. Tang et al., "FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated
    Learning", CVPR 2022, Appendix D.
@@ -29,9 +29,9 @@ from fedcohort.simulate.rounds.group import OnRound
 from fedcohort.simulate.rounds.single_run import play_run
 
 FEWEST_SAMPLES = 20
-_COMPONENTS = 5  # principal components that are checked
-_NEARLY = 0.1  # a distance to a Gaussian that is there, and small
-_STEADY, _SLOW = 0.9, 0.5  # similarities of covariances
+_COMPONENTS = 5  # principal components to check
+_NEARLY = 0.1  # distances below this are small, even if they are no chance
+_STEADY, _SLOW = 0.9, 0.5  # similarities of covariances from which they hardly change, or change slowly
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class TrialState:
 
 @dataclass(frozen=True, kw_only=True)
 class UniformTrials(Selector[TrialState]):
-    """Uniform cohorts; in every so many rounds also trials of many uniform cohorts, whose loss changes it keeps."""
+    """Choose uniform cohorts; every few rounds, also try many uniform cohorts and keep their loss changes."""
 
-    samples: int = param(200, Interval(int, FEWEST_SAMPLES, None), "cohorts tried at each look")
+    samples: int = param(200, Interval(int, FEWEST_SAMPLES, None), "cohorts to try at each look")
     every: int = param(10, Interval(int, 1, None), "rounds from one look to the next")
 
     @property
@@ -54,11 +54,11 @@ class UniformTrials(Selector[TrialState]):
         return frozenset({Signal.TRIAL_QUERY})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> TrialState:
-        """No looks yet."""
+        """Start without looks."""
         return TrialState(np.empty((0, self.samples, clients.n)))
 
     def query(self, state: TrialState, slate: Slate, rng: np.random.Generator) -> Query | None:
-        """Ask for trials of uniform cohorts in the rounds of a look."""
+        """Ask for trials of uniform cohorts if this round has a look."""
         if slate.round % self.every:
             return None
         return Trial(tuple(_uniform(slate, rng) for _ in range(self.samples)))
@@ -66,13 +66,13 @@ class UniformTrials(Selector[TrialState]):
     def select(
         self, state: TrialState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, TrialState]:
-        """Draw a uniform cohort and keep what the trials showed."""
+        """Draw a uniform cohort, and keep the loss changes of the trials."""
         if answer is not None:
             state = TrialState(np.concatenate([state.changes, answer[Signal.LOSS_CHANGE][None]]))
         return Cohort(clients=_uniform(slate, rng)), state
 
     def update(self, state: TrialState, outcome: Outcome) -> TrialState:
-        """Nothing is learnt from a report."""
+        """Learn nothing from a report."""
         return state
 
 
@@ -82,16 +82,16 @@ def _uniform(slate: Slate, rng: np.random.Generator) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What the looks showed.
+    """The result of all looks.
 
     Attributes
     ----------
     rounds : (L,) int array
-        In which the looks were.
+        The rounds of the looks.
     normality : list of L Normality
-        Of the loss changes of each look, by principal component.
+        Normality of the loss changes at each look, by principal component.
     similarity : (L - 1,) float array
-        Cosine of the covariances of each look and the next.
+        Cosine similarity of the covariances of each look and the next.
     """
 
     rounds: IntArray
@@ -100,19 +100,19 @@ class Diagnosis:
 
     @property
     def distance(self) -> float:
-        """The mean over looks of Kolmogorov's distance to a Gaussian, components weighted by their variance."""
+        """Kolmogorov's distance to a Gaussian, weighted by each component's variance; the mean over looks."""
         return float(np.mean([np.average(n.distance, weights=n.explained) for n in self.normality]))
 
     @property
     def chance(self) -> float:
-        """The distance that samples of a true Gaussian nearly always stay below: 1 / sqrt(samples)."""
+        """The distance that samples of a true Gaussian rarely exceed: 1 / sqrt(samples)."""
         return float(1.0 / np.sqrt(min(len(n.components) for n in self.normality)))
 
     @property
     def verdict(self) -> str:
         """Whether FedCor's assumption holds here: loss changes are Gaussian, and their covariance changes slowly."""
         gaussian = self.distance < self.chance
-        # Many samples reject any real distribution: a small distance is nearly Gaussian even when it is no chance.
+        # With many samples, every real distribution is rejected; a small distance still means nearly Gaussian.
         nearly = gaussian or self.distance < _NEARLY
         least = float(self.similarity.min())
         shape = "look Gaussian" if gaussian else "are nearly Gaussian" if nearly else "are not Gaussian"
@@ -138,21 +138,21 @@ def diagnose(
     on_start: Callable[[int], None] | None = None,
     on_round: OnRound | None = None,
 ) -> Diagnosis:
-    """Look at the loss changes of a configuration's federation while it trains with uniform cohorts.
+    """Examine the loss changes of a configuration's federation while it trains with uniform cohorts.
 
     Parameters
     ----------
     table : mapping
         A configuration; its data, scenario, model, local training, cohort and first seed are used.
     looks, every, samples : int
-        How many looks, at rounds 0, every, 2 every, ..., and how many cohorts are tried at each.
+        The number of looks, the rounds between two of them (the first is in round 0), and the cohorts to try at each.
     on_start : callable, optional
-        Called with the number of rounds before the first.
+        Called before the first round with the number of rounds.
     on_round : callable, optional
         Called after every round, as by :meth:`fedcohort.simulate.rounds.group.Group.step`.
     """
     if looks < 2:
-        raise InputError(f"Stationarity compares looks: at least 2 are needed. Got {looks}.")
+        raise InputError(f"Stationarity compares looks, so at least 2 are needed. Got {looks}.")
 
     def adjust_plan(plan: RunPlan, federation: Federation) -> RunPlan:
         return replace(plan, options=replace(plan.options, rounds=(looks - 1) * every + 1))
@@ -162,9 +162,7 @@ def diagnose(
         state: TrialState = group.runs[0].session.state
         changes = list(state.changes)
     if len(changes) < 2:
-        raise InputError(
-            f"Only {len(changes)} of {looks} looks came about: the run ended early.", hint="lower the learning rate"
-        )
+        raise InputError(f"The run ended early, after {len(changes)} of {looks} looks.", hint="lower the learning rate")
     return Diagnosis(
         rounds=np.arange(len(changes)) * every,
         normality=[normality(part, _COMPONENTS) for part in changes],

@@ -1,4 +1,4 @@
-"""The picture of a diagnosis: histograms of the first components with a Gaussian (FedCor, Figs. 12, 13), and Fig. 9."""
+"""The picture of a diagnosis: components against a Gaussian (FedCor, Figs. 12, 13), and similarity (Fig. 9)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.text import escape_html
 from fedcohort.studies.diagnose import Diagnosis
 
-_COMPONENTS = 3  # of the last look, drawn
+_COMPONENTS = 3  # of the last look, to draw
 _WIDTH, _HEIGHT, _EDGE = 240.0, 170.0, 34.0
 _BAR, _LINE, _INK = "#8fb8de", "#b3261e", "#333333"
 
 
-def diagnosis_svg(found: Diagnosis) -> str:
+def diagnosis_svg(diagnosis: Diagnosis) -> str:
     """Return an SVG: components of the last look against a Gaussian of their variance, and the similarity of looks."""
-    last = found.normality[-1]
+    last = diagnosis.normality[-1]
     shown = min(_COMPONENTS, last.components.shape[1])
     panels = [_histogram(last.components[:, j], j, float(last.explained[j])) for j in range(shown)]
-    panels.append(_similarity(found))
+    panels.append(_similarity(diagnosis))
     width = len(panels) * (_WIDTH + _EDGE) + _EDGE
     parts = [
         f'<g transform="translate({_EDGE + i * (_WIDTH + _EDGE):.0f} {_EDGE:.0f})">{panel}</g>'
@@ -50,11 +50,11 @@ def _histogram(values: FloatArray, number: int, explained: float) -> str:
     return bars + line + _frame(f"component {number + 1}, {explained:.0%} of the variance", "-4", "4 deviations")
 
 
-def _similarity(found: Diagnosis) -> str:
-    rounds = found.rounds[1:]
+def _similarity(diagnosis: Diagnosis) -> str:
+    rounds = diagnosis.rounds[1:]
     x = (rounds - rounds[0]) / max(1, int(rounds[-1] - rounds[0]))
-    return _polyline(x, found.similarity) + _frame(
-        "similarity of a look's covariance to the last's, 0 to 1", f"round {rounds[0]}", f"round {rounds[-1]}"
+    return _polyline(x, diagnosis.similarity) + _frame(
+        "similarity of covariance to the previous look, 0 to 1", f"round {rounds[0]}", f"round {rounds[-1]}"
     )
 
 

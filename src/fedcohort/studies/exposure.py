@@ -1,4 +1,4 @@
-"""What a simulated federation gives away: its clients' label counts, and what one update in the clear tells of them."""
+"""What a simulated federation reveals: its clients' label counts, and the unencrypted updates they leak through."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedcohort.simulate.rounds.prepare import prepare
 
 @dataclass(frozen=True, eq=False)
 class Exposed:
-    """A federation as an audit needs it.
+    """What an audit needs of a federation.
 
     Attributes
     ----------
     counts : (N, B) int array
-        Label counts of the training samples, as the clients see them.
+        Label counts of each client's training samples, with the labels it sees.
     updates : (N, B) float array
-        Each client's update of the output layer's bias in one local training of an untrained model.
+        Each client's update of the output layer's bias after it has trained an untrained model once.
     step : float
         Learning rate times local steps.
     """
@@ -36,14 +36,14 @@ class Exposed:
 
 
 def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exposed:
-    """Divide the data of a configuration among clients and let each train once, from the first seed's model.
+    """Divide the data of a configuration among clients, and train each client once from the first seed's model.
 
     Parameters
     ----------
     table : mapping
         A configuration; its data, scenario, model, local training and first seed are used.
     """
-    # Built once as it is, to refuse what is no configuration; below only some of its sections are used.
+    # Only some sections are used below, so this finds mistakes in the others.
     Experiment.from_dict({k: v for k, v in table.items() if k not in ("selectors", "settings", "sweep")})
     config = copy.deepcopy({key: table[key] for key in ("data", "scenario", "model", "local") if key in table})
     seeds = table.get("seeds", [0])

@@ -1,7 +1,7 @@
-"""The benchmark: every selector on every kind of federation the five papers use, and ours, scored against uniform.
+"""The benchmark: every selector in every kind of federation that the five papers use, and in ours, against uniform.
 
-``suite.py`` says what is run, ``scores.py`` what is made of it, ``page.py`` shows it. A submission is two files: the
-``config.toml`` of the experiment and ``bench.json``, its scores; ``submission.py`` checks it.
+``suite.py`` defines the runs, ``scores.py`` scores them, ``page.py`` shows the scores. A submission is two files, the
+experiment's ``config.toml`` and its scores, ``bench.json``; ``submission.py`` checks them.
 """
 
 from fedcohort.studies.benchmark.scores import Scores, score

@@ -1,4 +1,4 @@
-"""``python -m fedcohort.studies.benchmark``: the command ``fedcohort bench`` where its terminal is not installed."""
+"""``python -m fedcohort.studies.benchmark``: ``fedcohort bench`` without the packages for the terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fedcohort.studies.benchmark.run import (
 from fedcohort.studies.benchmark.scores import Scores
 from fedcohort.studies.benchmark.suite import DATASETS, SUITES
 
-STOPPED = 75  # of sysexits: try again
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -42,13 +42,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--data", default="digits", help=f"{', '.join(DATASETS)}; or your own .csv, .parquet, .npz or folder"
     )
-    parser.add_argument("--label", help="of a table of your own: the column to predict")
-    parser.add_argument("--client", help="of a table of your own: the column that names each row's client")
+    parser.add_argument("--label", help="the column to predict, for a table of your own")
+    parser.add_argument("--client", help="the column that names each row's client, for a table of your own")
     parser.add_argument(
         "--suite",
         choices=(*SUITES, TIME),
-        help="natural: all datasets with real owners, each in a folder of its own below --out; time: rounds and "
-        "asynchronous runs by the clock, on --data digits or fashion-mnist",
+        help="natural: all datasets with real owners, each in its own folder below --out; time: rounds and "
+        "asynchronous runs in simulated time, on --data digits or fashion-mnist",
     )
     parser.add_argument("--selectors", default="", help="names separated by commas; default: all")
     parser.add_argument("--seeds", default="report", help="report, tuning, or a list such as 1,2")
@@ -65,31 +65,31 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--minutes", type=float, help="stop cleanly after this many minutes; the same command continues"
     )
     parser.add_argument("--folder", help="where the datasets are")
-    parser.add_argument("--merge", type=Path, nargs="+", help="score these finished pieces together, nothing else")
-    parser.add_argument("--page", type=Path, help="print the tables of a bench.json as Markdown, nothing else")
-    given = parser.parse_args(arguments)
-    if given.out is None and not given.merge and given.page is None:
+    parser.add_argument("--merge", type=Path, nargs="+", help="only score these finished pieces together")
+    parser.add_argument("--page", type=Path, help="only print the tables of a bench.json as Markdown")
+    options = parser.parse_args(arguments)
+    if options.out is None and not options.merge and options.page is None:
         parser.error("a run needs --out FOLDER, a new folder or one to continue")
-    return given
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
-    given = _parse(arguments)
-    until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
+    """Run the command and return its exit status: 0 done, 75 stopped with more to do, 1 error."""
+    options = _parse(arguments)
+    until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     command = " ".join(["fedcohort bench", *(sys.argv[1:] if arguments is None else arguments)])
     try:
-        if given.page is not None:
-            print(_tables(given.page), end="")
+        if options.page is not None:
+            print(_tables(options.page), end="")
             return 0
-        if given.merge:
-            _print(write_scores(*given.merge))
+        if options.merge:
+            _print(write_scores(*options.merge))
             return 0
-        if given.suite == TIME:
-            return _run_time(given, until, command)
-        if given.suite is not None:
-            return _run_suite(given, until, command)
-        return 0 if _run(given, given.data, given.out, until, command) else _stopped()
+        if options.suite == TIME:
+            return _run_time(options, until, command)
+        if options.suite is not None:
+            return _run_suite(options, until, command)
+        return 0 if _run(options, options.data, options.out, until, command) else _stopped()
     except FedcohortError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -100,12 +100,12 @@ def _tables(path: Path) -> str:
     return timed_scores.markdown(read_time_scores(path)) if is_timed(path) else markdown(read_scores(path))
 
 
-def _run_suite(given: argparse.Namespace, until: float | None, command: str) -> int:
-    """Run every dataset of a suite; one that is not on this machine does not keep the others from running."""
+def _run_suite(options: argparse.Namespace, until: float | None, command: str) -> int:
+    """Run every dataset of a suite; datasets that are not on this machine are skipped and named at the end."""
     missing = []
-    for data in SUITES[given.suite]:
+    for data in SUITES[options.suite]:
         try:
-            if not _run(given, data, given.out / data, until, command):
+            if not _run(options, data, options.out / data, until, command):
                 return _stopped()
         except DataError as error:
             missing.append(f"{data}: {error}")
@@ -114,46 +114,46 @@ def _run_suite(given: argparse.Namespace, until: float | None, command: str) -> 
     return 1 if missing else 0
 
 
-def _run(given: argparse.Namespace, data: str, out: Path, until: float | None, command: str) -> bool:
-    """Run one dataset to its end and print its scores; return whether it got there."""
+def _run(options: argparse.Namespace, data: str, out: Path, until: float | None, command: str) -> bool:
+    """Run one dataset and print its scores; return whether it finished."""
     if (out / "meta.json").is_file():
-        simulation = resume(out, device=given.device, processes=given.processes)
+        simulation = resume(out, device=options.device, processes=options.processes)
     else:
-        wanted, notes = plan(
+        config, notes = plan(
             data,
-            _selectors(given),
-            parse_seeds(given.seeds),
-            settings=_names(given.settings),
-            quick=given.quick,
-            folder=given.folder,
-            columns={key: getattr(given, key) for key in ("label", "client") if getattr(given, key) is not None},
+            _selectors(options),
+            parse_seeds(options.seeds),
+            settings=_names(options.settings),
+            quick=options.quick,
+            folder=options.folder,
+            columns={key: getattr(options, key) for key in ("label", "client") if getattr(options, key) is not None},
         )
         for note in notes:
             print_to_stderr(f"note: {note}")
-        simulation = begin(wanted, out, device=given.device, processes=given.processes, command=command)
+        simulation = begin(config, out, device=options.device, processes=options.processes, command=command)
     if not _play(simulation, until):
         return False
     _print(write_scores(out))
     return True
 
 
-def _run_time(given: argparse.Namespace, until: float | None, command: str) -> int:
+def _run_time(options: argparse.Namespace, until: float | None, command: str) -> int:
     """Run both pieces of the suite "time" and print its tables."""
     pieces = plan_time(
-        given.data,
-        _selectors(given),
-        parse_seeds(given.seeds),
-        regimes=_names(given.settings),
-        quick=given.quick,
-        folder=given.folder,
+        options.data,
+        _selectors(options),
+        parse_seeds(options.seeds),
+        regimes=_names(options.settings),
+        quick=options.quick,
+        folder=options.folder,
     )
-    for name, wanted in pieces.items():
+    for name, config in pieces.items():
         simulation = begin_or_resume(
-            wanted, given.out / name, device=given.device, processes=given.processes, command=command
+            config, options.out / name, device=options.device, processes=options.processes, command=command
         )
         if not _play(simulation, until):
             return _stopped()
-    print(timed_scores.markdown(write_time_scores(given.out)), end="")
+    print(timed_scores.markdown(write_time_scores(options.out)), end="")
     return 0
 
 
@@ -161,8 +161,8 @@ def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def _selectors(given: argparse.Namespace) -> dict[str, Any]:
-    return {name: {} for name in _names(given.selectors) or every_selector()}
+def _selectors(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: {} for name in _names(options.selectors) or every_selector()}
 
 
 def _stopped() -> int:
@@ -171,8 +171,8 @@ def _stopped() -> int:
 
 
 def _play(simulation: Simulation, until: float | None) -> bool:
-    """Run an experiment; return whether it got to its end."""
-    with contextlib.suppress(ImportError):  # it is drawn with rich, which the simulator does not need
+    """Run an experiment; return whether it finished."""
+    with contextlib.suppress(ImportError):  # rich draws it, and the simulator runs without rich
         from fedcohort.simulate.rounds.progress import Progress
 
         simulation.listeners.append(Progress())

@@ -1,8 +1,8 @@
-"""The rule for claiming: what was run is frozen before it is run, and results of something else are not put beside it.
+"""Freeze what a benchmark runs before it runs, so that results of different code are never mixed.
 
-A tag is a hash of the suite's version and of each selector's code and parameters. It is written before the first round.
-Comments and docstrings are not code.
-Whoever changes a selector gets another tag; a folder is continued and pieces are merged only under one tag.
+A tag is a hash of the suite's version and of each selector's code and parameters, without comments and docstrings. It
+is written before the first round. A changed selector has a different tag. A folder can only be continued under its own
+tag, and pieces can only be merged if they share one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fedcohort
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
 from fedcohort.simulate.config.experiment import Experiment, values_of
@@ -47,16 +48,16 @@ class Frozen:
     @classmethod
     def of(cls, experiment: Experiment) -> Frozen:
         """Hash what an experiment is going to run."""
-        found = {}
+        hashes = {}
         for plan in experiment.plans:
-            if plan.label not in found:
+            if plan.label not in hashes:
                 parameters = json.dumps(values_of(plan.selector), sort_keys=True, default=str)
-                found[plan.label] = code_hash(type(plan.selector), plan.selector.name, parameters)
-        return cls(VERSION, found)
+                hashes[plan.label] = code_hash(type(plan.selector), plan.selector.name, parameters)
+        return cls(VERSION, hashes)
 
     @classmethod
     def read(cls, folder: Path) -> Frozen | None:
-        """Return what a folder says it ran; None for one of an earlier version."""
+        """Read what a folder ran; None if an earlier version made it and nothing was frozen."""
         try:
             return cls.from_dict(json.loads(read_file(folder / FILE)))
         except FileNotFoundError:
@@ -66,16 +67,16 @@ class Frozen:
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Frozen:
-        """Return what :meth:`to_dict` wrote; its tag is computed again, not read."""
+        """Read the output of :meth:`to_dict`; the tag is computed again, not read."""
         return cls(int(table["suite"]), {str(k): str(v) for k, v in table["selectors"].items()})
 
     def write(self, folder: Path) -> None:
-        """Write it, before the first round."""
+        """Write it to a folder; called before the first round."""
         write_json(folder / FILE, self.to_dict())
 
     @property
     def tag(self) -> str:
-        """One short name for all of it."""
+        """A short name for the suite and all selectors."""
         text = json.dumps([self.suite, sorted(self.selectors.items())])
         return f"v{self.suite}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -84,35 +85,35 @@ class Frozen:
         return {"tag": self.tag, "suite": self.suite, "selectors": dict(self.selectors)}
 
 
-def check_same(known: Frozen, now: Frozen, where: Path) -> None:
-    """Refuse to put results of other selectors, or of another suite, beside what ``where`` holds."""
-    if known.suite != now.suite:
+def check_same(before: Frozen, now: Frozen, where: Path) -> None:
+    """Check that results may join those in ``where``: the same suite, and the same code of each selector."""
+    if before.suite != now.suite:
         raise InputError(
-            f"{where} is of version {known.suite} of the benchmark, not {now.suite}: its results cannot be put beside "
-            "these.",
+            f"{where} is of version {before.suite} of the benchmark, not {now.suite}. Results of different versions "
+            "cannot be compared.",
             hint="run it again in another folder",
         )
-    changed = sorted(label for label, sum_ in now.selectors.items() if known.selectors.get(label, sum_) != sum_)
+    changed = sorted(label for label, sum_ in now.selectors.items() if before.selectors.get(label, sum_) != sum_)
     if changed:
         raise InputError(
-            f"{where} (tag {known.tag}) was run with other code or parameters of {', '.join(changed)} than these (tag "
+            f"{where} (tag {before.tag}) was run with different code or parameters of {', '.join(changed)} (tag now "
             f"{now.tag}): a selector was changed after its report seeds were run.",
-            hint="run all of it again in another folder; if the default was changed, with another version and other "
-            "seeds of the suite",
+            hint="run everything again in a new folder; if the default selector was changed, raise the suite's version "
+            "and use new seeds",
         )
 
 
 def together(folders: Sequence[Path]) -> Frozen | None:
-    """Return the tag that all folders share; None where none has one."""
-    found = {folder: Frozen.read(folder) for folder in folders}
-    frozen = [one for one in found.values() if one is not None]
+    """Return what several folders ran together; None if nothing was frozen in any of them."""
+    by_folder = {folder: Frozen.read(folder) for folder in folders}
+    frozen = [one for one in by_folder.values() if one is not None]
     if not frozen:
         return None
-    for folder, one in found.items():
+    for folder, one in by_folder.items():
         if one is None:
             raise InputError(
-                f"{folder} has no {FILE}: what it ran was not frozen, and it cannot be put together with results of "
-                f"the tag {frozen[0].tag}.",
+                f"{folder} has no {FILE}: what it ran was not frozen, so it cannot be merged with results of the tag "
+                f"{frozen[0].tag}.",
                 hint="run it again with this version",
             )
         check_same(frozen[0], one, folder)
@@ -121,12 +122,12 @@ def together(folders: Sequence[Path]) -> Frozen | None:
 
 
 def code_hash(cls: type, *more: str) -> str:
-    """Return the SHA-256 of the code of the files that a class and what it imports of our selectors are written in."""
-    known = hashlib.sha256("\0".join(more).encode())
+    """Return the SHA-256 of a class's code: its files, and those of our selectors that they import."""
+    digest = hashlib.sha256("\0".join(more).encode())
     # Sorted by content, not by path: where the package is installed must not change the hash.
     for code in sorted(_code(content) for content in sources(cls)):
-        known.update(hashlib.sha256(code.encode()).digest())
-    return known.hexdigest()
+        digest.update(hashlib.sha256(code.encode()).digest())
+    return digest.hexdigest()
 
 
 def _code(content: bytes) -> str:
@@ -136,7 +137,7 @@ def _code(content: bytes) -> str:
     def f():
         return "# 1"
     """
-    # Lines are blanked in place and dropped at the end, so that positions in the source stay valid until then.
+    # Blank lines are dropped last, so that positions in the source stay valid until then.
     lines = content.decode().splitlines()
     for token in tokenize.tokenize(io.BytesIO(content).readline):
         if token.type == tokenize.COMMENT:
@@ -145,12 +146,13 @@ def _code(content: bytes) -> str:
     for node in ast.walk(ast.parse(content)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             text = node.body[0]
-            lines[text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)  # type: ignore[operator]
+            for row in range(text.lineno, (text.end_lineno or text.lineno) + 1):
+                lines[row - 1] = ""
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def sources(cls: type) -> list[bytes]:
-    """Return the contents of the files that a class is written in, with those of our selectors that they import."""
+    """Return the contents of a class's files, and of those of our selectors that they import."""
     paths = {
         Path(inspect.getfile(base)) for base in cls.__mro__ if not base.__module__.startswith(("builtins", "typing"))
     }
@@ -160,26 +162,24 @@ def sources(cls: type) -> list[bytes]:
         path = todo.pop()
         if path not in seen:
             seen[path] = read_file(path)
-            todo += [found for found in _imports(seen[path]) if found not in seen]
+            todo += [imported for imported in _imports(seen[path]) if imported not in seen]
     return list(seen.values())
 
 
 def _is_shared(path: Path) -> bool:
-    """Whether a file is of the library around selectors, which the version of fedcohort names."""
-    root = Path(importlib.util.find_spec("fedcohort").origin or "").parent  # type: ignore[union-attr]
-    standard = Path(inspect.getfile(ast)).parent
-    ours = root / "selectors"
-    return (root in path.parents and ours not in path.parents) or (path.parent == standard)
+    """Whether a file belongs to the standard library, or to fedcohort outside the selectors."""
+    root, standard = Path(fedcohort.__file__).parent, Path(ast.__file__).parent
+    return (root in path.parents and root / "selectors" not in path.parents) or path.parent == standard
 
 
 def _imports(content: bytes) -> list[Path]:
-    """Return the files of ``fedcohort.selectors`` that a source imports, wherever in it."""
+    """Return the files of ``fedcohort.selectors`` that a source imports anywhere."""
     files = (_module_file(name) for name in _imported_names(content) if name.startswith(f"{_OURS}."))
     return [path for path in files if path is not None]
 
 
 def _imported_names(content: bytes) -> set[str]:
-    """Return every dotted name that an import could mean: ``from a import b`` gives ``a`` and ``a.b``."""
+    """Return every module that an import could mean: ``from a import b`` gives ``a`` and ``a.b``."""
     names = set()
     for node in ast.walk(ast.parse(content)):
         if isinstance(node, ast.Import):
@@ -192,6 +192,6 @@ def _imported_names(content: bytes) -> set[str]:
 def _module_file(name: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # a function or class of a module
+    except ModuleNotFoundError:  # a function or class, not a module
         return None
     return None if spec is None or spec.origin is None else Path(spec.origin)

@@ -1,4 +1,4 @@
-"""Benchmark data of one's own: sizes follow from the data, and settings that the data do not allow are left out."""
+"""Benchmark the user's own data: sizes follow from the data, and settings that the data do not allow are left out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedcohort.studies.benchmark.suite import (
     natural_settings,
 )
 
-_FEWEST = 5  # training samples of a class: less cannot be divided among clients, their validation and the server
+_FEWEST = 5  # training samples of a class, to be divided among clients, their validation data and the server
 
 
 def own_table(
@@ -35,20 +35,12 @@ def own_table(
     settings: Sequence[str] = (),
     rounds: int = 0,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a benchmark on data of one's own as an experiment's configuration, and what was decided, in sentences.
+    """Return a benchmark on the user's data as an experiment's configuration, and notes on what was decided.
 
-    Data that name their clients get the settings of natural federations, all others those that are drawn.
-
-    Parameters
-    ----------
-    data : str or Dataset
-        A file, a folder, or anything else that ``fedcohort compare --data`` takes.
-    selectors, seeds, settings, rounds
-        As :func:`~fedcohort.studies.benchmark.suite.table` takes them.
-    columns : mapping, optional
-        Of a table: ``label`` and ``client``.
-    folder : str, optional
-        Where the data are.
+    Data that name their clients get the settings of natural federations. All other data get the drawn settings.
+    ``data`` is anything that ``fedcohort compare --data`` accepts, ``columns`` names the columns ``label`` and
+    ``client`` of a table, and ``folder`` says where the data are. The rest is as in
+    :func:`~fedcohort.studies.benchmark.suite.table`.
     """
     section: Any = data
     if isinstance(data, str):
@@ -59,14 +51,14 @@ def own_table(
     dataset = load_data(plan)
     natural = dataset.writers is not None
     size = own_size(dataset)
-    kept, reasons = _possible(natural_settings() if natural else drawn_settings(size), dataset, size, seeds)
+    possible, reasons = _possible(natural_settings() if natural else drawn_settings(size), dataset, size, seeds)
     for name in settings:
         if name in reasons:
             raise InputError(f"The setting {name!r} does not suit these data: {reasons[name]}")
-    if not kept:
+    if not possible:
         first = next(iter(reasons))
         raise InputError(f"None of the benchmark's settings suits these data. {first}: {reasons[first]}")
-    wanted = experiment_table("bench-own", section, size, kept, selectors, seeds, settings=settings, rounds=rounds)
+    config = experiment_table("bench-own", section, size, possible, selectors, seeds, settings=settings, rounds=rounds)
     owners = "clients that the data name" if natural else "clients"
     notes = [
         *dataset.remarks,
@@ -74,26 +66,26 @@ def own_table(
         f"steps of {size.local['batch_size']} samples; seeds {', '.join(map(str, seeds))}",
     ]
     if reasons and not settings:
-        notes.append(f"left out, because the data do not allow them: {', '.join(reasons)} (--settings NAME says why)")
-    return wanted, notes
+        notes.append(f"left out because the data do not allow them: {', '.join(reasons)} (--settings NAME says why)")
+    return config, notes
 
 
 def _possible(
     settings: Sequence[BenchmarkSetting], dataset: Dataset, size: Size, seeds: Sequence[int]
 ) -> tuple[list[BenchmarkSetting], dict[str, str]]:
-    """Return the settings that the data allow, and why not the others, by name."""
-    kept, reasons = [], {}
+    """Return the settings that the data allow, and the reason against each of the others, by name."""
+    possible, reasons = [], {}
     for setting in settings:
         try:
             _try(setting, dataset, size, seeds)
-            kept.append(setting)
+            possible.append(setting)
         except FedcohortError as error:
             reasons[setting.name] = getattr(error, "message", str(error))
-    return kept, reasons
+    return possible, reasons
 
 
 def own_size(dataset: Dataset) -> Size:
-    """Return how a dataset of one's own is benchmarked: as the built-in ones of its size are.
+    """Return how to benchmark the user's dataset: like the built-in ones of its size.
 
     >>> from fedcohort.simulate.data import load_dataset
     >>> own_size(load_dataset("digits")).clients
@@ -110,13 +102,13 @@ def own_size(dataset: Dataset) -> Size:
         raise InputError(
             f"The benchmark needs at least {_FEWEST} training samples of each class. Class "
             f"{dataset.class_names[scarce]!r} has {counts[scarce]}.",
-            hint="leave rare classes out, or merge them; fedcohort compare takes the data as they are",
+            hint="leave rare classes out or merge them; fedcohort compare accepts the data as they are",
         )
     samples = len(dataset.y_train)
-    unit = dataset.classes + 2 * (dataset.classes // 2)  # one client of each rare class, three of each other one
+    unit = dataset.classes + 2 * (dataset.classes // 2)  # one client for each rare class, three for every other class
     clients = _drawn_clients(samples, unit) if dataset.writers is None else len(np.unique(dataset.writers))
     each = samples // clients
-    # Batches, cohorts and the model are those that the built-in datasets of about this size have.
+    # Batches, cohorts and the model are those of built-in datasets of about this size.
     batch = 16 if each < 50 else 32 if each < 500 else 50
     large = dataset.x_train.dtype == np.uint8 and len(dataset.shape) == 3 and min(dataset.shape[:2]) >= 28
     return Size(
@@ -133,13 +125,13 @@ def own_size(dataset: Dataset) -> Size:
 
 
 def _drawn_clients(samples: int, unit: int) -> int:
-    """Return among how many clients samples without owners are divided: 24 samples each, and whole units."""
+    """Return the number of clients for data without owners: about 24 samples each, in whole units."""
     target = min(100, max(10, samples // 24))
     return max(unit * round(target / unit), unit) if unit <= target else target
 
 
 def data_title(data: Mapping[str, Any]) -> str:
-    """Return what to call the data of a section ``[data]``: a name, or the file's, never one of the benchmark's.
+    """Return a title for a section ``[data]``; a file never gets the name of one of the benchmark's datasets.
 
     >>> data_title({"name": "digits"}), data_title({"name": "file", "path": "/home/me/digits.csv"})
     ('digits', 'digits.csv')
@@ -155,7 +147,7 @@ def data_title(data: Mapping[str, Any]) -> str:
 
 
 def _try(setting: BenchmarkSetting, dataset: Dataset, size: Size, seeds: Sequence[int]) -> None:
-    """Build the federations of a setting, whoever is available in the first round, and what its views show."""
+    """Raise an error if a federation, its first round's availability or a view of the setting cannot be built."""
     prepared = prepare(Experiment.from_dict(experiment_table("bench-own", dataset, size, [setting], {}, seeds)), "cpu")
     for plan, key in zip(prepared.experiment.plans, prepared.federation_keys, strict=True):
         plan.scenario.available(prepared.federations[key], seed=plan.seed, round=0)

@@ -1,10 +1,9 @@
-"""The benchmark's page: a heat map of gains, the ranking, and one sentence per selector. One file, no scripts."""
+"""The benchmark's page: a heat map of gains, the ranking, and a sentence for each selector. One file, no scripts."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import fedcohort
@@ -14,11 +13,11 @@ from fedcohort.studies.benchmark.scores import Scores, SelectorScore
 from fedcohort.studies.benchmark.suite import described
 
 UNTIMED = (
-    "How much sooner uniform's accuracy is reached is not shown: these scores are of an earlier version, which counted "
-    "a run that never arrives with its own end, and keep no times by setting."
+    "Speeds are not shown: these scores are of an earlier version, which counted runs that never reach uniform's "
+    "accuracy by their own length and kept no times for each setting."
 )
-DEFAULT = "balanced"  # the selector that "which one?" is answered with, and whose claims are stated
-_SCALE = 5.0  # points at which a cell has its full colour
+DEFAULT = "balanced"  # the selector we recommend, and whose claims are stated
+_SCALE = 5.0  # points at which a cell has full colour
 
 
 def matrix(scores: Scores) -> Table:
@@ -31,7 +30,7 @@ def matrix(scores: Scores) -> Table:
     for line in scores.lines:
         gains = [float(line.gain[setting].mean()) for setting in scores.settings]
         rows.append(
-            [
+            (
                 Cell(line.label),
                 Cell(f"{line.mean:+.1f}"),
                 Cell(f"{line.worst[1]:+.1f}"),
@@ -39,18 +38,18 @@ def matrix(scores: Scores) -> Table:
                     Cell(f"{gain:+.1f}", best=gain == best[name])
                     for gain, name in zip(gains, scores.settings, strict=True)
                 ),
-            ]
+            )
         )
     return Table(
         name="benchmark",
         title="Gain over uniform, points of terminal accuracy",
         columns=("selector", "mean", "worst", *scores.settings),
-        rows=tuple(tuple(row) for row in rows),
+        rows=tuple(rows),
     )
 
 
 def robustness(scores: Scores) -> Table:
-    """Return what each selector is worth besides accuracy: rank, speed, bytes, and what it may cost."""
+    """Return the rank, the worst cases, the speed and the traffic of each selector."""
     rows = []
     for line in scores.lines:
         rank, around = scores.ranks[line.label]
@@ -78,23 +77,23 @@ def _has_times(scores: Scores) -> bool:
 
 
 def minorities(scores: Scores) -> Table:
-    """Return by selector and setting what the worst group gains over uniform's worst group, in points."""
-    known = [name for name in scores.settings if any(name in line.minority for line in scores.lines)]
+    """Return what the worst group gains over uniform's worst group, in points, by selector and setting."""
+    measured = [name for name in scores.settings if any(name in line.minority for line in scores.lines)]
     rows = []
     for line in scores.lines:
         cells = [f"{line.mean_minority:+.1f}", f"{line.worst_minority[1]:+.1f}"] if line.minority else ["–", "–"]
-        cells += [f"{float(line.minority[name].mean()):+.1f}" if name in line.minority else "–" for name in known]
+        cells += [f"{float(line.minority[name].mean()):+.1f}" if name in line.minority else "–" for name in measured]
         rows.append((Cell(line.label), *map(Cell, cells)))
     note = (
-        "The worst group: clients who see the world alike, who hold mostly the same class, or one owner; the worst "
-        "tenth of clients where there are more than 50 owners."
+        "A group is the clients with the same view, the clients with the same main class, or one owner. With more than "
+        "50 owners, the worst tenth of clients takes the place of the worst group."
     )
     title = "Gain of the worst group over uniform's worst group, points of accuracy"
-    return Table("minorities", title, ("selector", "mean", "worst", *known), tuple(rows), note=note)
+    return Table("minorities", title, ("selector", "mean", "worst", *measured), tuple(rows), note=note)
 
 
 def claims(scores: Scores, label: str) -> Table:
-    """Return whether a selector is worse than uniform by more than half a point, setting by setting."""
+    """Return for each setting whether a selector is worse than uniform by more than half a point."""
     line = next(line for line in scores.lines if line.label == label)
     rows = []
     for claim in line.claims:
@@ -107,35 +106,32 @@ def claims(scores: Scores, label: str) -> Table:
         f"Is {label} worse than uniform by more than half a point?",
         ("setting", "mean", "verdict", "worst group", "verdict "),
         tuple(rows),
-        note="Points, with the 95% interval over seeds. No worse: all of the interval is above −0.5; worse: below.",
+        note="Points, with the 95% interval over seeds. No worse: the whole interval is above −0.5. Worse: all of it "
+        "is below.",
     )
 
 
 def markdown(scores: Scores) -> str:
-    """Return the matrix, the worst groups, the table of robustness and the default's claims, for documentation."""
+    """Return all tables and sentences as Markdown."""
     tables = [matrix(scores), robustness(scores)]
     if any(line.minority for line in scores.lines):
         tables.insert(1, minorities(scores))
         tables += [claims(scores, DEFAULT) for line in scores.lines if line.label == DEFAULT]
-    return "\n\n".join([*map(to_markdown, tables), sentences(scores.to_dict())]) + "\n"
-
-
-def sentences(submission: Mapping[str, Any]) -> str:
-    """Return one sentence for each selector of a submission, as a list in Markdown."""
-    return "\n".join(f"- `{entry['label']}`: {entry['use']}" for entry in submission["selectors"])
+    sentences = "\n".join(f"- `{line.label}`: {line.sentence}" for line in scores.lines)
+    return "\n\n".join([*map(to_markdown, tables), sentences]) + "\n"
 
 
 PURPOSES = {
     "report": "the seeds reserved for reports",
-    "tuning": "the seeds for tuning: not a result to show",
+    "tuning": "the seeds for tuning: not a result to publish",
     "own": "own seeds",
-    "trial": "a trial of a part of the suite or of fewer rounds: not a result to show",
+    "trial": "a trial with part of the suite or fewer rounds: not a result to publish",
 }
 
 
 def page(scores: Scores, made: str = "") -> str:
-    """Return the page as HTML; ``made`` says with which version and when, by default this one and today."""
-    from fedcohort.report.render import render  # here: the tables above are wanted where jinja2 is not installed
+    """Return the page as HTML; ``made`` names the version and the date, by default this version and today."""
+    from fedcohort.report.render import render  # the tables above work without jinja2
 
     known = described(scores.data)
     return render(
@@ -186,14 +182,14 @@ def _minority_row(line: SelectorScore, scores: Scores) -> dict[str, Any]:
 
 
 def _colour(gain: float) -> str:
-    """Blue for a gain, orange for a loss, which colour-blind readers can tell apart; white for neither."""
+    """Blue for a gain, orange for a loss (colour-blind readers can tell them apart), white for neither."""
     share = min(abs(gain) / _SCALE, 1.0)
     strong = (120, 176, 232) if gain > 0 else (240, 160, 90)
     return "#" + "".join(f"{round(255 + share * (c - 255)):02x}" for c in strong)
 
 
 def _rank_axis(ranking: SelectorRanking | None) -> dict[str, Any]:
-    """Return what the axis of mean ranks shows: a point for each selector, a bar for those that are alike."""
+    """Return the points and bars of the axis of mean ranks; a bar joins selectors that do not differ."""
     if ranking is None:
         return {"points": [], "bars": []}
     most, left, width = len(ranking.labels), 170, 560  # pixels of the drawing in benchmark.html

@@ -1,4 +1,4 @@
-"""Choose the selectors and seeds of a benchmark, and write its scores; shared by both ways to start one."""
+"""Plan, start and score a benchmark; both commands use this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically
-from fedcohort.studies.benchmark import timed
+from fedcohort.studies.benchmark import page, timed, timed_page
 from fedcohort.studies.benchmark.frozen import Frozen, check_same
 from fedcohort.studies.benchmark.own import own_table
 from fedcohort.studies.benchmark.scores import Scores, score
@@ -24,18 +24,18 @@ from fedcohort.studies.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEE
 from fedcohort.studies.benchmark.timed_scores import TimeScores, score_time
 
 QUICK_ROUNDS = 20
-TIME = "time"  # the suite by the clock
+TIME = "time"  # the suite in simulated time
 T = TypeVar("T")
 
 
 def every_selector() -> list[str]:
-    """Return the names of all selectors that choose: not one that always takes everybody, nor a wrapper."""
-    found = {name: cast(type[Selector[Any]], SELECTORS.get(name)) for name in SELECTORS.names()}
-    return [name for name, cls in found.items() if cls.selects and not cls.is_wrapper]
+    """Return the names of all selectors, except wrappers and those that always choose everybody."""
+    classes = {name: cast(type[Selector[Any]], SELECTORS.get(name)) for name in SELECTORS.names()}
+    return [name for name, cls in classes.items() if cls.selects and not cls.is_wrapper]
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return the seeds that a word or a list stands for.
+    """Return the seeds that "report", "tuning" or a list of numbers stands for.
 
     >>> parse_seeds("report"), parse_seeds("1,2")
     ([400, 401, 402, 403, 404], [1, 2])
@@ -58,41 +58,40 @@ def plan(
     folder: str | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a benchmark as an experiment's configuration, and what was decided for the user, in sentences.
+    """Return a benchmark as an experiment's configuration, and notes on what was decided for the user.
 
     Parameters
     ----------
     data : str or Dataset
-        As :func:`~fedcohort.studies.benchmark.suite.table` takes it, or data of one's own, as
-        :func:`~fedcohort.studies.benchmark.own.own_table` takes them.
+        A dataset of the benchmark (:func:`~fedcohort.studies.benchmark.suite.table`), or the user's own data
+        (:func:`~fedcohort.studies.benchmark.own.own_table`).
     selectors : mapping of str to table
         Entries of ``[selectors]`` by label.
     settings : sequence of str
         Only these.
     quick : bool
-        One seed and few rounds, to see that everything runs.
+        One seed and few rounds, to check that everything runs.
     folder : str, optional
         Where the datasets are.
     columns : mapping, optional
-        Of a table of one's own: ``label`` and ``client``.
+        The columns ``label`` and ``client`` of the user's own table.
     """
-    others = {name: entry for name, entry in selectors.items() if name != "uniform"}  # every suite adds it
     chosen, rounds = _trial(seeds, quick)
     if not isinstance(data, str) or data not in DATASETS:
-        return own_table(data, others, chosen, columns=columns, folder=folder, settings=settings, rounds=rounds)
+        return own_table(data, selectors, chosen, columns=columns, folder=folder, settings=settings, rounds=rounds)
     if columns:
         raise InputError(
             f"{' and '.join(columns)} name columns of a table of your own, but {data!r} is a dataset of the benchmark.",
             hint="name the file: --data people.csv",
         )
-    wanted = table(data, others, chosen, settings=settings, rounds=rounds)
+    config = table(data, selectors, chosen, settings=settings, rounds=rounds)
     if folder is not None:
-        wanted["data"]["folder"] = folder
-    return wanted, []
+        config["data"]["folder"] = folder
+    return config, []
 
 
 def _trial(seeds: Sequence[int], quick: bool) -> tuple[list[int], int]:
-    """Return the seeds and rounds of a run; 0 rounds are the suite's own."""
+    """Return the seeds and rounds of a run; 0 stands for the suite's rounds."""
     return (list(seeds)[:1], QUICK_ROUNDS) if quick else (list(seeds), 0)
 
 
@@ -105,45 +104,36 @@ def plan_time(
     quick: bool = False,
     folder: str | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return the experiments of the suite "time" by the folder that each gets below that of the results.
+    """Return the experiments of the suite "time", each under the name of its folder.
 
     Parameters are those of :func:`plan`; ``regimes`` are kinds of availability.
     """
-    others = {name: entry for name, entry in selectors.items() if name != "uniform"}
     chosen, rounds = _trial(seeds, quick)
-    wanted = timed.tables(data, others, chosen, regimes=regimes, rounds=rounds)
+    pieces = timed.tables(data, selectors, chosen, regimes=regimes, rounds=rounds)
     if folder is not None:
-        for table_ in wanted.values():
-            table_["data"]["folder"] = folder
-    return wanted
+        for config in pieces.values():
+            config["data"]["folder"] = folder
+    return pieces
 
 
 def begin(
-    wanted: Mapping[str, Any],
+    config: Mapping[str, Any],
     out: Path,
     *,
     device: str | None = None,
     processes: int | None = None,
     command: str = "",
 ) -> Simulation:
-    """Prepare a benchmark in a new folder, and write down what is going to be run.
-
-    Parameters
-    ----------
-    wanted : mapping
-        Of :func:`plan`.
-    device, processes, command
-        As :class:`~fedcohort.simulate.rounds.runner.Simulation` takes them.
-    """
+    """Prepare a planned benchmark in a new folder, and freeze what it is going to run."""
     simulation = Simulation(
-        Experiment.from_dict(dict(wanted)), out, device=device, processes=processes, command=command
+        Experiment.from_dict(dict(config)), out, device=device, processes=processes, command=command
     )
     Frozen.of(simulation.experiment).write(out)
     return simulation
 
 
 def resume(out: Path, *, device: str | None = None, processes: int | None = None) -> Simulation:
-    """Continue a benchmark; one whose selectors have changed since it began is refused."""
+    """Continue a benchmark, unless its selectors have changed since it began."""
     simulation = Simulation.open(out, device=device, processes=processes)
     known = Frozen.read(out)
     if known is not None:
@@ -152,34 +142,32 @@ def resume(out: Path, *, device: str | None = None, processes: int | None = None
 
 
 def begin_or_resume(
-    wanted: Mapping[str, Any], out: Path, *, device: str | None = None, processes: int | None = None, command: str = ""
+    config: Mapping[str, Any], out: Path, *, device: str | None = None, processes: int | None = None, command: str = ""
 ) -> Simulation:
-    """Continue the benchmark of a folder, or prepare it there; parameters are those of :func:`begin`."""
+    """Continue the benchmark in a folder, or begin it there."""
     if (out / "meta.json").is_file():
         return resume(out, device=device, processes=processes)
-    return begin(wanted, out, device=device, processes=processes, command=command)
+    return begin(config, out, device=device, processes=processes, command=command)
 
 
 def write_scores(*folders: Path) -> Scores:
-    """Score a benchmark, or pieces of one with different settings; write bench.json and bench.html into the first."""
+    """Score a benchmark, or its pieces with different settings; write bench.json and bench.html to the first folder."""
     scores = score(*(load(folder) for folder in folders))
-    write_atomically(folders[0] / "bench.json", (json.dumps(scores.to_dict(), indent=1) + "\n").encode())
-    with contextlib.suppress(ModuleNotFoundError):  # pages need jinja2, scores do not
-        from fedcohort.studies.benchmark.page import page
-
-        write_atomically(folders[0] / "bench.html", page(scores).encode())
+    _write(folders[0], scores.to_dict(), lambda: page.page(scores))
     return scores
 
 
 def write_time_scores(out: Path) -> TimeScores:
-    """Score the suite "time" in a folder; write bench.json and bench.html beside its pieces."""
+    """Score the suite "time" in a folder; write bench.json and bench.html next to its pieces."""
     scores = score_time(*(load(out / piece) for piece in timed.PIECES))
-    write_atomically(out / "bench.json", (json.dumps(scores.to_dict(), indent=1) + "\n").encode())
-    with contextlib.suppress(ModuleNotFoundError):  # as above
-        from fedcohort.studies.benchmark.timed_page import page
-
-        write_atomically(out / "bench.html", page(scores).encode())
+    _write(out, scores.to_dict(), lambda: timed_page.page(scores))
     return scores
+
+
+def _write(out: Path, scores: Mapping[str, Any], render: Callable[[], str]) -> None:
+    write_atomically(out / "bench.json", (json.dumps(scores, indent=1) + "\n").encode())
+    with contextlib.suppress(ModuleNotFoundError):  # pages need jinja2, scores do not
+        write_atomically(out / "bench.html", render().encode())
 
 
 def read_scores(path: Path) -> Scores:
@@ -194,7 +182,7 @@ def read_time_scores(path: Path) -> TimeScores:
 
 def is_timed(path: Path) -> bool:
     """Whether a bench.json is of the suite "time"."""
-    return _read(path, lambda found: bool(found.get("suite") == TIME))
+    return _read(path, lambda stored: bool(stored.get("suite") == TIME))
 
 
 def _read(path: Path, make: Callable[[Any], T]) -> T:
@@ -205,5 +193,5 @@ def _read(path: Path, make: Callable[[Any], T]) -> T:
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"{path} does not hold scores of the benchmark ({type(error).__name__}: {error}).",
-            hint="name a bench.json, as 'fedcohort bench' writes it beside the results",
+            hint="name a bench.json, which 'fedcohort bench' writes next to the results",
         ) from error

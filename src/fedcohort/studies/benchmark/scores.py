@@ -27,22 +27,22 @@ from fedcohort.studies.benchmark.frozen import Frozen, together
 from fedcohort.studies.benchmark.own import data_title
 from fedcohort.studies.benchmark.suite import DATASETS, VERSION, kinds, purpose_of, rounds_of, suite
 
-# What a submission calls each speed.
+# The key of each speed in a submission.
 _SPEEDS = {"rounds": "faster_in_rounds", "seconds": "faster_in_seconds", "bytes": "fewer_bytes"}
 _Kinds = tuple[tuple[str, ...], ...]
-_CLEAR = 0.5  # points from which a gain or a loss is worth a word; the sentences call it half a point
+_CLEAR = 0.5  # points from which a gain or a loss is mentioned; the sentences say "half a point"
 
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean over seeds, and half of its 95% interval (NaN with one seed)."""
+    """A mean over seeds and half its 95% interval (NaN with one seed)."""
 
     mean: float
     half: float
 
     @classmethod
     def of(cls, values: FloatArray) -> MeanInterval:
-        """Return that of some values."""
+        """Compute both from a value for each seed."""
         return cls(float(values.mean()), half_interval(values))
 
     def to_list(self) -> list[Any]:
@@ -51,12 +51,12 @@ class MeanInterval:
 
     @property
     def text(self) -> str:
-        """In points, with its interval where there is one."""
+        """The mean in points, with its interval if there is one."""
         return f"{self.mean:+.1f}" + ("" if math.isnan(self.half) else f" ± {self.half:.1f}")
 
     @property
     def verdict(self) -> str:
-        """What the seeds say of half a point below uniform: "no worse", "worse", or "open" where both are possible."""
+        """Whether the mean is more than half a point below uniform: "worse", "no worse", or "open" if unclear."""
         half = 0.0 if math.isnan(self.half) else self.half
         if self.mean - half >= -_CLEAR:
             return "no worse"
@@ -65,7 +65,7 @@ class MeanInterval:
 
 @dataclass(frozen=True)
 class Claim:
-    """Never worse than uniform by more than half a point? One setting's answer, for the mean and the worst group."""
+    """Whether a selector loses more than half a point to uniform in one setting, on average and in its worst group."""
 
     setting: str
     mean: MeanInterval
@@ -89,28 +89,28 @@ class SelectorScore:
         Points of terminal accuracy above uniform with the same seed; a run that diverged counts as 0% accurate.
     faster : mapping of measure ("rounds", "seconds", "bytes") to mapping of setting to float
         How many times less than uniform it takes to reach the target, on average within the horizon that all runs of
-        the setting have in common: a run that does not arrive takes the whole horizon, and more is not known of it. NaN
-        where neither arrives or nothing takes time. Bytes are those of models both ways and of every question to a
-        client. Empty for scores of an earlier version, which counted runs that never arrive with their own end.
+        the setting share. A run that never reaches the target takes the whole horizon. NaN if neither selector reaches
+        it, or if the setting has no time. Bytes include models in both directions and every question to a client.
+        Empty for scores of an earlier version, which counted runs that never reach the target by their own length.
     reached : mapping of setting to float
         Share of its seeds that reach the target within the common horizon of rounds.
-    minority : mapping of setting to (seeds,) array
-        Points of the worst group's accuracy above that of uniform's worst group; of the worst tenth of clients where
-        there are too many owners to be groups. Empty for scores of the first version.
     kinds : tuple of tuple of str
         Settings that count as one for the mean gain; see :func:`~fedcohort.studies.benchmark.suite.kinds`.
+    minority : mapping of setting to (seeds,) array
+        Points of the worst group's accuracy above that of uniform's worst group. With too many owners to be groups,
+        the worst tenth of clients takes their place. Empty for scores of the first version.
     """
 
     label: str
     gain: Mapping[str, FloatArray]
     faster: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     reached: Mapping[str, float] = field(default_factory=dict)
-    kinds: tuple[tuple[str, ...], ...] = ()
+    kinds: _Kinds = ()
     minority: Mapping[str, FloatArray] = field(default_factory=dict)
 
     @property
     def worst_minority(self) -> tuple[str, float]:
-        """The setting whose worst group loses most against uniform's, and by how much; NaN where it is not known."""
+        """The setting whose worst group loses most against uniform's, and how much; NaN if unknown."""
         if not self.minority:
             return "", math.nan
         setting = min(self.minority, key=lambda name: float(self.minority[name].mean()))
@@ -118,17 +118,17 @@ class SelectorScore:
 
     @property
     def mean_minority(self) -> float:
-        """Mean over the kinds of settings of what the worst group gains, in points; NaN where it is not known."""
-        found = [
+        """Mean gain of the worst group over the kinds of settings, in points; NaN if unknown."""
+        means = [
             np.mean([self.minority[n].mean() for n in kind if n in self.minority])
             for kind in self._kinds
             if any(n in self.minority for n in kind)
         ]
-        return float(np.mean(found)) if found else math.nan
+        return float(np.mean(means)) if means else math.nan
 
     @property
     def at_a_cost(self) -> tuple[str, ...]:
-        """Settings in which it gains on average by losing half a point or more in the worst group."""
+        """Settings in which it gains on average but loses half a point or more in the worst group."""
         return tuple(
             name
             for name, lost in self.minority.items()
@@ -137,7 +137,7 @@ class SelectorScore:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """How it compares with uniform in every setting, for the mean and for the worst group."""
+        """Whether it is worse than uniform, for each setting."""
         return tuple(
             Claim(
                 name, MeanInterval.of(values), MeanInterval.of(self.minority[name]) if name in self.minority else None
@@ -163,7 +163,7 @@ class SelectorScore:
 
     @property
     def interval(self) -> float:
-        """Half of the 95% interval of the mean gain, over the seeds; NaN with one seed."""
+        """Half the 95% interval of the mean gain over seeds; NaN with one seed."""
         return half_interval(self._by_seed)
 
     @property
@@ -174,7 +174,7 @@ class SelectorScore:
 
     @property
     def shortfall(self) -> float:
-        """By how many points it is worse than uniform at most, in the mean over the seeds of any setting."""
+        """The largest loss against uniform in any setting, in points, as the mean over its seeds."""
         return max(0.0, -self.worst[1])
 
     @property
@@ -183,12 +183,12 @@ class SelectorScore:
         return float(min(values.min() for values in self.gain.values()))
 
     def speed(self, measure: str) -> float:
-        """Geometric mean over settings of how many times faster; NaN where no setting tells."""
+        """How many times faster it is, the geometric mean over settings; NaN if no setting tells."""
         values = self._speeds(measure)
         return float(np.exp(np.log(values).mean())) if len(values) else math.nan
 
     def covers(self, measure: str) -> int:
-        """How many settings :meth:`speed` is a mean over."""
+        """The number of settings in :meth:`speed`."""
         return len(self._speeds(measure))
 
     def _speeds(self, measure: str) -> FloatArray:
@@ -197,20 +197,20 @@ class SelectorScore:
 
     @property
     def arrived(self) -> float:
-        """Share of all runs that reach uniform's accuracy; NaN where it is not known."""
+        """Share of all runs that reach uniform's accuracy; NaN if unknown."""
         return float(np.mean(list(self.reached.values()))) if self.reached else math.nan
 
     @property
     def _pace(self) -> str:
-        """How it gets to uniform's accuracy, as a part of the sentence."""
-        if self.arrived < 1:  # bytes are not compared then: what the missing runs would have taken is not known
+        """The part of the sentence about reaching uniform's accuracy."""
+        if self.arrived < 1:  # bytes cannot be compared: nobody knows what the missing runs would have taken
             return f"; {self.arrived:.0%} of its runs reach uniform's accuracy"
         paid = self.speed("bytes")
         return "" if math.isnan(paid) else f"; reaches uniform's accuracy with {_compared(1 / paid)} bytes"
 
     @property
     def sentence(self) -> str:
-        """When to use it, from the figures alone."""
+        """A summary of where it gains and where it loses, made from the figures."""
         gains = {name: float(values.mean()) for name, values in self.gain.items()}
         good = sorted((name for name in gains if gains[name] >= _CLEAR), key=lambda name: -gains[name])
         bad = sorted((name for name in gains if gains[name] <= -_CLEAR), key=gains.__getitem__)
@@ -225,7 +225,7 @@ class SelectorScore:
         return f"{start}; {helps}, but loses in {names(bad, 4)} {worst}{cost}."
 
     def to_dict(self, rank: float, rank_interval: float) -> dict[str, Any]:
-        """Return plain values: an entry of the submission. The rank follows from all entries together."""
+        """Return an entry of the submission as plain values; only all selectors together give the rank."""
         return {
             "label": self.label,
             "mean_gain": self.mean,
@@ -250,7 +250,7 @@ class SelectorScore:
 
 
 def _compared(ratio: float) -> str:
-    """Return an amount as compared with uniform's.
+    """Compare an amount with uniform's, in words.
 
     >>> _compared(0.61), _compared(1.2), _compared(3.4), _compared(1.001)
     ('39% fewer', '20% more', '3.4 times the', 'as many')
@@ -273,9 +273,11 @@ class Scores:
     complete : bool
         Whether every run has finished.
     frozen : Frozen or None
-        What was run, as it was written down before the first round.
+        What was run, as recorded before the first round.
     version : int
-        Of the suite.
+        Version of the suite.
+    stated_purpose : str
+        The purpose that scores of an earlier version state; this version does not know their seeds and settings.
     """
 
     data: str
@@ -286,11 +288,11 @@ class Scores:
     complete: bool
     frozen: Frozen | None = None
     version: int = VERSION
-    stated_purpose: str = ""  # by scores of an earlier version, whose seeds and settings this version does not know
+    stated_purpose: str = ""
 
     @staticmethod
     def from_dict(submission: Mapping[str, Any]) -> Scores:
-        """Return the scores a submission holds; one of an earlier version has no speeds."""
+        """Read a submission; those of an earlier version have no speeds."""
 
         def numbers(values: Mapping[str, float | None]) -> dict[str, float]:
             return {name: math.nan if value is None else float(value) for name, value in values.items()}
@@ -321,7 +323,7 @@ class Scores:
 
     @property
     def purpose(self) -> str:
-        """What the result is good for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
+        """What the result may be used for: "report", "tuning", "own" seeds, or "trial" if it is not the whole suite."""
         if self.version != VERSION:
             return self.stated_purpose
         whole = {setting.name for setting in suite(self.data)} if self.data in DATASETS else set(self.settings)
@@ -334,8 +336,8 @@ class Scores:
         return ["uniform", *(line.label for line in self.lines)]
 
     @cached_property
-    def kinds(self) -> tuple[tuple[str, ...], ...]:
-        """Settings that count as one where accuracy is compared."""
+    def kinds(self) -> _Kinds:
+        """Settings that count as one when accuracy is compared."""
         return kinds(self.data, self.settings)
 
     @cached_property
@@ -351,7 +353,7 @@ class Scores:
 
     @cached_property
     def ranks(self) -> dict[str, tuple[float, float]]:
-        """Mean rank of every label, uniform included (1 is best), and half of its 95% interval over the seeds."""
+        """Mean rank of every label, uniform included (1 is best), and half its 95% interval over seeds."""
         if not self._gains.size:
             return {}
         from scipy.stats import rankdata
@@ -363,11 +365,11 @@ class Scores:
 
     @cached_property
     def ranking(self) -> SelectorRanking | None:
-        """All against all, uniform included, over the kinds of settings, each with its mean over the seeds."""
+        """All selectors against each other, uniform included, over the kinds of settings; seeds are averaged."""
         return rank_selectors(self._labels, self._gains.mean(axis=2) if self._gains.size else np.zeros((0, 1)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values: the submission."""
+        """Return the submission as plain values."""
         return {
             "benchmark": self.version,
             "fedcohort": fedcohort.__version__,
@@ -406,14 +408,14 @@ def score(*results: Results) -> Scores:
 
 
 def _data_and_rounds(results: Sequence[Results]) -> tuple[str, int]:
-    found = {(data_title(part.config["data"]), int(part.config["run"]["rounds"])) for part in results}
-    if len(found) != 1:
-        raise InputError(f"Results that are scored together must be of one dataset and length. Got {sorted(found)}.")
-    return found.pop()
+    pairs = {(data_title(part.config["data"]), int(part.config["run"]["rounds"])) for part in results}
+    if len(pairs) != 1:
+        raise InputError(f"Results that are scored together must share dataset and rounds. Got {sorted(pairs)}.")
+    return pairs.pop()
 
 
 def _check_boards(boards: Sequence[Leaderboard]) -> list[str]:
-    """Refuse tables that cannot be scored together; return the selectors' labels."""
+    """Check that tables can be scored together; return the selectors' labels."""
     if len({board.setting for board in boards}) < len(boards):
         raise InputError("Results that are scored together must have different settings.")
     labels = [row.label for row in boards[0].rows] if boards else []
@@ -423,7 +425,7 @@ def _check_boards(boards: Sequence[Leaderboard]) -> list[str]:
 
 
 def seeds_of(boards: Iterable[Leaderboard]) -> tuple[int, ...]:
-    """Return all seeds of some tables, sorted."""
+    """Return all seeds of the tables, sorted."""
     return tuple(sorted({seed.seed for board in boards for row in board.rows for seed in row.seeds}))
 
 
@@ -448,12 +450,12 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], group
 
 
 def _times_faster(board: Leaderboard, row: LeaderRow, measure: str) -> float:
-    """Return how many times less than the baseline a row takes to the target; NaN where that cannot be said."""
+    """Return how many times less than the baseline a row takes to reach the target; NaN if they cannot be compared."""
     limit = horizon(board, measure)
-    mine, base = (restricted_mean(which, measure, limit) for which in (row, board.base))
-    # Where neither arrives both take the whole horizon: a ratio of 1 would claim that they are equally fast.
-    tells = mine > 0 and base > 0 and min(mine, base) < limit
-    return base / mine if tells else math.nan
+    mine, base = (restricted_mean(each, measure, limit) for each in (row, board.base))
+    # If neither reaches the target, both take the whole horizon; a ratio of 1 would say that they are equally fast.
+    comparable = mine > 0 and base > 0 and min(mine, base) < limit
+    return base / mine if comparable else math.nan
 
 
 def _share_arrived(board: Leaderboard, row: LeaderRow) -> float:
@@ -463,7 +465,7 @@ def _share_arrived(board: Leaderboard, row: LeaderRow) -> float:
 
 
 def horizon(board: Leaderboard, measure: str) -> float:
-    """Return how long every run of a setting was watched, in rounds, seconds or megabytes; NaN where that is unknown.
+    """Return how far every run of a setting got, in rounds, seconds or megabytes; NaN if all runs were lost.
 
     Runs that diverged or failed do not shorten it, because they will never reach the target.
     """
@@ -472,16 +474,16 @@ def horizon(board: Leaderboard, measure: str) -> float:
 
 
 def restricted_mean(row: LeaderRow, measure: str, limit: float) -> float:
-    """Return the mean time to the target, counting at most ``limit``, also for runs that never reach it.
+    """Return the mean time to the target; runs that take longer or never reach it count with ``limit``.
 
-    This is the restricted mean time of survival analysis, for runs that are all censored at the same moment.
+    This is the restricted mean survival time, for runs that are all censored at the same moment.
     """
     times = [_cost_to_target(seed, measure)[0] for seed in row.seeds]
     return float(np.mean([limit if time is None else min(time, limit) for time in times]))
 
 
 def _cost_to_target(seed: SeedRow, measure: str) -> tuple[float | None, float]:
-    """Return what a run took to reach the target, None where it did not, and what it took in all."""
+    """Return what a run took to reach the target (None if it did not), and what it took in total."""
     match measure:
         case "rounds":
             return seed.rounds_to[-1], seed.rounds
@@ -496,14 +498,14 @@ def _by_seed(row: LeaderRow) -> dict[int, SeedRow]:
 
 
 def terminal_accuracy(seed: SeedRow) -> float:
-    """Return where a run ends; 0 for one that diverged or failed."""
+    """Return the terminal accuracy of a run; 0 if it diverged or failed."""
     return 0.0 if math.isnan(seed.terminal) else seed.terminal
 
 
 def worst_group_accuracy(seed: SeedRow) -> float:
-    """Return how accurate a run is for its worst group, or for the worst tenth of clients where groups are single ones.
+    """Return the accuracy of a run's worst group, or of the worst tenth of clients if there are no groups.
 
-    A run that diverged or failed is 0% accurate for everybody; NaN where it is not known.
+    A run that diverged or failed is 0% accurate for everybody. NaN if neither is known.
     """
     if seed.state in LOST:
         return 0.0
@@ -512,7 +514,7 @@ def worst_group_accuracy(seed: SeedRow) -> float:
 
 
 def half_interval(values: FloatArray) -> float:
-    """Return half of the 95% interval of the mean of ``values`` (n,); NaN for fewer than two.
+    """Return half the 95% interval of the mean of ``values`` (n,); NaN for fewer than two.
 
     >>> round(half_interval(np.array([1.0, 3.0])), 2)
     12.71
@@ -521,7 +523,7 @@ def half_interval(values: FloatArray) -> float:
         return math.nan
     from scipy.stats import t
 
-    # Student's t, not a normal: with five seeds the interval is 40% wider.
+    # Student's t: with five seeds its interval is 40% wider than the normal one.
     return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
 
 

@@ -1,4 +1,4 @@
-"""Check a submission: a benchmark's configuration and scores, against the suite and against each other."""
+"""Check a submission: its configuration and scores must match the suite and each other."""
 
 from __future__ import annotations
 
@@ -27,105 +27,95 @@ class SubmissionError(FedcohortError, ValueError):
 def check_submission(config: Path, scores: Path) -> dict[str, Any]:
     """Return the scores of a submission after checking them.
 
-    The configuration must be the suite's of this version, on all its settings, with its training and on seeds for
-    reports; the scores must be of that configuration and follow from the gains they list. Whether the gains were
-    measured is not checked: to verify them, run the configuration.
-
-    Parameters
-    ----------
-    config, scores : Path
-        ``config.toml`` and ``bench.json`` of a benchmark's folder.
-
-    Raises
-    ------
-    SubmissionError
-        With every reason.
+    The configuration must be that of this version of the suite, with all settings, the suite's training and report
+    seeds. The scores must belong to that configuration and follow from the gains they list. Whether the gains were
+    really measured is not checked; to verify them, run the configuration. The error lists every problem.
     """
     try:
-        wanted, found = parse_toml(read_file(config).decode()), json.loads(read_file(scores))
+        configuration, submitted = parse_toml(read_file(config).decode()), json.loads(read_file(scores))
     except (OSError, ValueError, RecursionError) as error:
         raise SubmissionError(f"{config} and {scores} cannot be read: {error}.") from error
-    problems = [*_configuration(wanted), *_scores(found), *_agree(wanted, found)]
+    problems = [*_configuration(configuration), *_scores(submitted), *_agree(configuration, submitted)]
     if problems:
         raise SubmissionError(f"{config} and {scores} are not a valid submission: {'; '.join(problems)}.")
-    return dict(found)
+    return dict(submitted)
 
 
-def _configuration(wanted: Mapping[str, Any]) -> list[str]:
+def _configuration(config: Mapping[str, Any]) -> list[str]:
     try:
-        data = wanted["data"]["name"]
-        ours = table(data, {}, wanted["seeds"])
-        mine, theirs = (Experiment.from_dict(each) for each in (wanted, ours))
+        data, seeds = config["data"]["name"], config["seeds"]
+        submitted = Experiment.from_dict(config).table
+        expected = Experiment.from_dict(table(data, {}, seeds)).table
     except (KeyError, TypeError, FedcohortError) as error:
         return [f"the configuration cannot be built ({error})"]
-    problems = _differences(mine.table, theirs.table)
-    if not set(wanted["seeds"]) <= set(REPORT_SEEDS):
-        problems.append(f"seeds {wanted['seeds']} are not for reports: {', '.join(map(str, REPORT_SEEDS))}")
-    # A selector may bring an aggregator or a filter of its own, but the submitter may not change them: so what the
-    # configuration says is compared with what the selector brings when nothing but itself is named.
-    for label, entry in mine.table["selectors"].items():
-        alone = {key: value for key, value in entry.items() if key not in _NOT_SELECTION}
-        brought = Experiment.from_dict(table(data, {label: alone}, wanted["seeds"])).table["selectors"][label]
-        changed = sorted(key for key in _NOT_SELECTION if entry.get(key) != brought.get(key))
+    problems = _differences(submitted, expected)
+    if not set(seeds) <= set(REPORT_SEEDS):
+        problems.append(f"seeds {seeds} are not for reports: {', '.join(map(str, REPORT_SEEDS))}")
+    # A selector may bring its own aggregator or filter, but the submitter may not choose another one. So each entry is
+    # compared with the defaults of its selector.
+    for label, entry in submitted["selectors"].items():
+        selection = {key: value for key, value in entry.items() if key not in _NOT_SELECTION}
+        default = Experiment.from_dict(table(data, {label: selection}, seeds)).table["selectors"][label]
+        changed = sorted(key for key in _NOT_SELECTION if entry.get(key) != default.get(key))
         if changed and label != "uniform":
             problems.append(f"the selector {label!r} changes {', '.join(changed)}, not only selection")
     return problems
 
 
-def _differences(mine: Mapping[str, Any], suites: Mapping[str, Any]) -> list[str]:
-    """Name what a complete configuration has otherwise than the suite's."""
+def _differences(submitted: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """Name the sections and values in which a complete configuration differs from the suite's."""
     sections = ("model", "local", "scenario", "settings", "aggregator", "task", "labels", "filter")
-    problems = [f"[{key}] is not the suite's" for key in sections if mine.get(key) != suites.get(key)]
+    problems = [f"[{key}] is not the suite's" for key in sections if submitted.get(key) != expected.get(key)]
     for key in ("rounds", "cohort", "eval_every"):
-        if mine["run"].get(key) != suites["run"].get(key):
-            problems.append(f"run.{key} is not the suite's {suites['run'].get(key)}")
+        if submitted["run"].get(key) != expected["run"].get(key):
+            problems.append(f"run.{key} is not the suite's {expected['run'].get(key)}")
     return problems
 
 
-def _scores(found: Mapping[str, Any]) -> list[str]:
+def _scores(scores: Mapping[str, Any]) -> list[str]:
     try:
         problems = []
-        if found["benchmark"] != VERSION:
-            problems.append(f"the scores are of version {found['benchmark']} of the benchmark, not {VERSION}")
-        if not found["complete"]:
+        if scores["benchmark"] != VERSION:
+            problems.append(f"the scores are of version {scores['benchmark']} of the benchmark, not {VERSION}")
+        if not scores["complete"]:
             problems.append("not all runs have finished")
-        if found["purpose"] != "report":
-            problems.append(f"its purpose is {found['purpose']!r}, not 'report'")
-        if found["rounds"] != rounds_of(found["data"]):
-            problems.append(f"{found['rounds']} rounds are not the suite's {rounds_of(found['data'])}")
-        if set(found["settings"]) != {setting.name for setting in suite(found["data"])}:
+        if scores["purpose"] != "report":
+            problems.append(f"its purpose is {scores['purpose']!r}, not 'report'")
+        if scores["rounds"] != rounds_of(scores["data"]):
+            problems.append(f"{scores['rounds']} rounds are not the suite's {rounds_of(scores['data'])}")
+        if set(scores["settings"]) != {setting.name for setting in suite(scores["data"])}:
             problems.append("settings are missing or unknown")
-        for entry in found["selectors"]:
-            problems += _figures(entry, found)
+        for entry in scores["selectors"]:
+            problems += _figures(entry, scores)
         return problems
     except (KeyError, TypeError, ValueError, FedcohortError) as error:
         return [f"the scores are damaged ({type(error).__name__}: {error})"]
 
 
-def _figures(entry: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Compute a selector's figures again from the gains that it lists."""
-    gains = np.array([entry["gains"][name] for name in found["settings"]], np.float64)
-    if gains.shape != (len(found["settings"]), len(found["seeds"])):
+def _figures(entry: Mapping[str, Any], scores: Mapping[str, Any]) -> list[str]:
+    """Check that a selector's figures follow from the gains it lists."""
+    gains = np.array([entry["gains"][name] for name in scores["settings"]], np.float64)
+    if gains.shape != (len(scores["settings"]), len(scores["seeds"])):
         return [f"{entry['label']} has no gain for every setting and seed"]
     line = SelectorScore(
         entry["label"],
-        dict(zip(found["settings"], gains, strict=True)),
-        kinds=kinds(found["data"], found["settings"]),
+        dict(zip(scores["settings"], gains, strict=True)),
+        kinds=kinds(scores["data"], scores["settings"]),
     )
     close = np.isclose(line.mean, entry["mean_gain"]) and np.isclose(line.worst[1], entry["worst_gain"])
-    # With one seed there is no interval, and the file has null in its place.
+    # With one seed there is no interval, and the file has null.
     if not close or (not math.isnan(line.interval) and not np.isclose(line.interval, entry["interval"])):
         return [f"the figures of {entry['label']} do not follow from its gains"]
     return []
 
 
-def _agree(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def _agree(config: Mapping[str, Any], scores: Mapping[str, Any]) -> list[str]:
     problems = []
-    if sorted(wanted.get("seeds", [])) != sorted(found.get("seeds", [])):
+    if sorted(config.get("seeds", [])) != sorted(scores.get("seeds", [])):
         problems.append("configuration and scores name different seeds")
-    if wanted.get("data", {}).get("name") != found.get("data"):
+    if config.get("data", {}).get("name") != scores.get("data"):
         problems.append("configuration and scores name different data")
-    labels = {entry.get("label") for entry in found.get("selectors", [])} | {"uniform"}
-    if set(wanted.get("selectors", {})) != labels:
+    labels = {entry.get("label") for entry in scores.get("selectors", [])} | {"uniform"}
+    if set(config.get("selectors", {})) != labels:
         problems.append("configuration and scores name different selectors")
     return problems

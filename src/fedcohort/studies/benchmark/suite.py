@@ -1,4 +1,4 @@
-"""Define what the benchmark runs: settings, seeds, training. Any change here makes a new version."""
+"""Define what the benchmark runs: settings, seeds and training. Any change to them makes a new version."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TUNING_SEEDS = (0, 1, 2, 3, 4)
 REPORT_SEEDS = (400, 401, 402, 403, 404)
 """Choose parameters on the tuning seeds and report results on the report seeds; a result states which it used.
 
-Whoever changes the default selector after the report seeds were run raises the version and takes other seeds.
+If the default selector changes after the report seeds were run, the version is raised and the report seeds are new.
 """
 
-_TIME = ("latency", "rare_slowness")  # parts of a scenario that say how long clients take
+_TIME = ("latency", "rare_slowness")  # the parts of a scenario that only decide how long clients take
 _THIRTY = {"name": "uniform-share", "share": 0.3}
 _SLOW = {"name": "shifted-exponential", "straggling": 1.0, "spread": 1.0}
 
@@ -34,7 +34,7 @@ class BenchmarkSetting:
     scenario : dict
         The section ``[scenario]``.
     run : dict
-        What differs in ``[run]``.
+        Changes to ``[run]``.
     """
 
     name: str
@@ -49,15 +49,15 @@ class Size:
     """How a dataset is benchmarked."""
 
     clients: int
-    samples: int  # a client, where the setting draws with replacement
+    samples: int  # per client, in settings that draw with replacement
     cohort: int
     rounds: int
     model: str
     local: Mapping[str, Any]
-    server: int  # samples of each class the server keeps
+    server: int  # samples of each class that the server keeps
     evaluated: int = 2  # rounds between two evaluations
-    only: tuple[str, ...] = ()  # settings, where all would take too long
-    unit: int = 20  # so many clients can be divided 3 : 1 between the halves of the classes; 20 for ten classes
+    only: tuple[str, ...] = ()  # the settings to run, if all would take too long
+    unit: int = 20  # the fewest clients that divide 3 : 1 between two halves of the classes; 20 for ten classes
 
 
 _SIZES = {
@@ -86,7 +86,7 @@ _SIZES = {
 }
 DATASETS = tuple(_SIZES)
 OWN_ROUNDS = 100
-"""Rounds of a benchmark on data of one's own."""
+"""Rounds of a benchmark on the user's own data."""
 SUITES = {"natural": NATURAL}
 """Datasets that are run together, by name."""
 
@@ -103,20 +103,20 @@ def suite(data: str) -> tuple[BenchmarkSetting, ...]:
 
 def _every(data: str) -> tuple[BenchmarkSetting, ...]:
     """Return all settings that a dataset could have."""
-    if data not in _SIZES:  # data of one's own: the names and meanings are the same for all sizes
+    if data not in _SIZES:  # the user's own data: names and meanings do not depend on the size
         return (*natural_settings(), *drawn_settings(_SIZES["fashion-mnist"]))
     return natural_settings() if data in NATURAL else drawn_settings(_size(data))
 
 
 def drawn_settings(size: Size) -> tuple[BenchmarkSetting, ...]:
-    """Return the federations that are made of data without owners."""
+    """Return the federations that are drawn from data without owners."""
     return (*_skews(size), *_worlds(size))
 
 
 def _skews(size: Size) -> tuple[BenchmarkSetting, ...]:
-    """Return the federations of the five papers: labels skewed, wrong, late or lost."""
+    """Return the federations of the five papers: skewed labels, wrong labels, slow clients, lost replies."""
     n = size.clients
-    # Availability by class divides those online 3 : 1, so their number is the multiple of a unit nearest to 30%.
+    # Availability by class divides the clients online 3 : 1, so their number is the multiple of a unit nearest to 30%.
     online = size.unit * max(1, round(0.3 * n / size.unit))
 
     def spread(alpha: float) -> dict[str, Any]:
@@ -141,13 +141,13 @@ def _skews(size: Size) -> tuple[BenchmarkSetting, ...]:
         BenchmarkSetting(
             "rare-classes",
             "Fed-CBS",
-            "half of the classes at three times the clients, three in ten available",
+            "half of the classes at three times as many clients, three in ten available",
             {"partition": {"name": "imbalanced", "clients": n, "ratio": 3}, "availability": _THIRTY},
         ),
         BenchmarkSetting(
             "rare-online",
             "Fed-CBS",
-            "clients of half of the classes are three times as often available",
+            "clients with half of the classes are available three times as often",
             {
                 "partition": {"name": "classes-per-client", "clients": n, "per_client": 1},
                 "availability": {"name": "class-biased", "share": online / n, "ratio": 3},
@@ -203,7 +203,7 @@ def _skews(size: Size) -> tuple[BenchmarkSetting, ...]:
 
 
 def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
-    """Return what breaks selectors that were made for skewed labels alone: minorities, sizes, rare and slow clients."""
+    """Return what breaks selectors made only for skewed labels: minorities, unequal sizes, rare and slow clients."""
     n = size.clients
 
     def spread(alpha: float, clients: int = n) -> dict[str, Any]:
@@ -217,21 +217,25 @@ def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
         )
 
     rare = {"name": "rare-holders", "clients": n, "rare": 2, "share": 0.1, "alpha": 0.3}
-    half = 2 * max(2, size.cohort)  # of this many clients, half take part: twice the usual cohort would cost too much
+    half = 2 * max(2, size.cohort)  # clients of whom half take part; half of the usual number would cost too much
     few, many = 500, 5000
     here = {"partition": spread(0.3), "shift": {"views": ["rotate"], "share": 0.2}}
-    big = n >= 100  # smaller datasets do not have samples for so many clients
+    big = n >= 100  # smaller datasets lack the samples for 500 clients and more
     return (
-        minority("rotated-20%", "rotate", 0.2, _iid(n), "a fifth of the clients see images turned, labels balanced"),
-        minority("contrast-10%-skew", "contrast", 0.1, spread(0.3), "a tenth see a quarter of the contrast, skewed"),
-        minority("blurred-10%", "blur", 0.1, _iid(n), "a tenth see images out of focus, labels balanced"),
-        minority("inverted-5%-skew", "invert", 0.05, spread(0.3), "one client in twenty sees black for white, skewed"),
-        minority("sketch-10%", "sketch", 0.1, _iid(n), "a tenth see outlines alone, labels balanced"),
-        minority("concept-20%", "relabel", 0.2, _iid(n), "a fifth mean other things by the labels, and are right"),
+        minority("rotated-20%", "rotate", 0.2, _iid(n), "a fifth of the clients see rotated images, labels balanced"),
+        minority(
+            "contrast-10%-skew", "contrast", 0.1, spread(0.3), "a tenth see a quarter of the contrast, skewed labels"
+        ),
+        minority("blurred-10%", "blur", 0.1, _iid(n), "a tenth see blurred images, labels balanced"),
+        minority(
+            "inverted-5%-skew", "invert", 0.05, spread(0.3), "one client in twenty sees inverted images, skewed labels"
+        ),
+        minority("sketch-10%", "sketch", 0.1, _iid(n), "a tenth see only outlines, labels balanced"),
+        minority("concept-20%", "relabel", 0.2, _iid(n), "a fifth give the labels another meaning, and are right"),
         BenchmarkSetting(
             "sizes",
             "no paper",
-            "sizes over three orders of magnitude, skewed",
+            "sizes over three orders of magnitude, skewed labels",
             {"partition": {"name": "quantity", "clients": n, "smallest": 3 if big else 1, "alpha": 0.3}},
         ),
         BenchmarkSetting(
@@ -249,14 +253,16 @@ def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
         BenchmarkSetting(
             "permuted-30%",
             "no paper",
-            "three in ten clients call all classes by other names, and are wrong",
+            "three in ten clients permute all labels, and are wrong",
             {"partition": spread(0.3), "noise": {"permuted": 0.3}},
         ),
-        BenchmarkSetting("cohort-2", "no paper", "two clients a round, a fifth see images turned", here, {"cohort": 2}),
+        BenchmarkSetting(
+            "cohort-2", "no paper", "two clients a round, a fifth see rotated images", here, {"cohort": 2}
+        ),
         BenchmarkSetting(
             "cohort-half",
             "no paper",
-            "half of all clients a round, a fifth see images turned",
+            "half of all clients a round, a fifth see rotated images",
             {**here, "partition": spread(0.3, half)},
             {"cohort": half // 2},
         ),
@@ -278,35 +284,35 @@ def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
         BenchmarkSetting(
             "day-night",
             "no paper",
-            "clients awake for half a day of 24 rounds, in four zones, Dirichlet 0.3",
+            "clients online for half of a 24-round day, in four time zones, Dirichlet 0.3",
             {"partition": spread(0.3), "availability": {"name": "day-night", "period": 24, "awake": 0.5, "zones": 4}},
         ),
     )
 
 
 def described(data: str) -> dict[str, BenchmarkSetting]:
-    """Return the settings that results on a dataset, also on one's own, may name."""
+    """Return the settings that results on a dataset may name, by name; any dataset, also the user's own."""
     return {setting.name: setting for setting in _every(data)}
 
 
 def kinds(data: str, settings: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Group settings that differ only in how long clients take: for accuracy they are one kind.
+    """Group settings that differ only in how long clients take.
 
-    A selector that ignores time does the same in all of them, and would be counted twice.
+    A selector that ignores time has the same accuracy in all of them, and would be counted twice.
 
     >>> kinds("digits", ["noise", "skew-noise", "skew-noise-slow"])
     (('noise',), ('skew-noise', 'skew-noise-slow'))
     """
     known = described(data)
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name in settings:
         setting = known.get(name)
         key = name
         if setting is not None:
-            owns = {part: value for part, value in setting.scenario.items() if part not in _TIME}
-            key = repr((sorted(owns.items()), sorted(setting.run.items())))
-        found.setdefault(key, []).append(name)
-    return tuple(tuple(names) for names in found.values())
+            timeless = {part: value for part, value in setting.scenario.items() if part not in _TIME}
+            key = repr((sorted(timeless.items()), sorted(setting.run.items())))
+        groups.setdefault(key, []).append(name)
+    return tuple(tuple(names) for names in groups.values())
 
 
 def table(
@@ -314,8 +320,8 @@ def table(
 ) -> dict[str, Any]:
     """Return the benchmark as an experiment's configuration.
 
-    Every setting holds out a tenth of each client's data and some samples at the server, whether a selector needs them
-    or not, so that all of them train on the same.
+    Every setting holds out a tenth of each client's data and some samples at the server. All selectors then train on
+    the same data, whether they need held-out samples or not.
 
     Parameters
     ----------
@@ -326,7 +332,7 @@ def table(
     settings : sequence of str
         Only these.
     rounds : int
-        Instead of the suite's; such a result is no submission.
+        Instead of the suite's rounds; such a result cannot be submitted.
     """
     return experiment_table(
         f"bench-{data}", {"name": data}, _size(data), suite(data), selectors, seeds, settings=settings, rounds=rounds
@@ -344,10 +350,10 @@ def experiment_table(
     settings: Sequence[str] = (),
     rounds: int = 0,
 ) -> dict[str, Any]:
-    """Return settings of one size on some data as an experiment's configuration; see :func:`table`."""
+    """Return settings for one dataset as an experiment's configuration; see :func:`table`."""
     by_name = {setting.name: setting for setting in every}
     check_choice(name, settings, by_name, seeds)
-    chosen = [by_name[wanted] for wanted in settings] or list(by_name.values())
+    chosen = [by_name[choice] for choice in settings] or list(by_name.values())
     return {
         "name": name,
         "seeds": list(seeds),
@@ -374,26 +380,26 @@ def experiment_table(
     }
 
 
-def check_choice(what: str, settings: Sequence[str], known: Collection[str], seeds: Sequence[int]) -> None:
-    """Refuse settings that a suite does not have, and a run without seeds."""
+def check_choice(suite_name: str, settings: Sequence[str], known: Collection[str], seeds: Sequence[int]) -> None:
+    """Raise an error for a setting that the suite does not have, or if there are no seeds."""
     for name in settings:
         if name not in known:
             raise UnknownNameError(
-                f"{what} has no setting {name!r}. Known: {', '.join(known)}.", hint=suggest(name, known)
+                f"{suite_name} has no setting {name!r}. Known: {', '.join(known)}.", hint=suggest(name, known)
             )
     if not seeds:
         raise InputError("The benchmark needs at least one seed.")
 
 
 def purpose_of(seeds: Collection[int]) -> str:
-    """Return what results with some seeds are good for: "report", "tuning", or "own" for any others."""
+    """Return what results with these seeds may be used for: "report", "tuning", or "own" for any others."""
     if set(seeds) <= set(REPORT_SEEDS):
         return "report"
     return "tuning" if set(seeds) <= set(TUNING_SEEDS) else "own"
 
 
 def rounds_of(data: str) -> int:
-    """Return how many rounds the benchmark of a dataset makes."""
+    """Return the rounds of the benchmark on a dataset."""
     return _size(data).rounds if data in _SIZES else OWN_ROUNDS
 
 
@@ -422,7 +428,7 @@ def _size(data: str) -> Size:
 
 
 def _iid(clients: int) -> dict[str, Any]:
-    # Deal samples at random: with exactly equal class counts, label noise would show in the counts.
+    # Samples are dealt at random: with exactly equal class counts, label noise would show in the counts.
     return {"name": "iid", "clients": clients}
 
 

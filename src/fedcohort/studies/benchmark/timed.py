@@ -1,9 +1,9 @@
-"""Define the suite ``time``: four ways to make a global model, under four kinds of availability, by the clock.
+"""Define the suite ``time``: four ways to make a global model under four kinds of availability, in simulated time.
 
 All runs get the same simulated day on the same federation: two classes are rare, their holders take three times as
 long, and speeds are log-normal. The question is when a run reaches the accuracy at which uniform selection in plain
-rounds ends; how many rounds or models that takes does not matter. The suite is in two pieces, because only some
-selectors can choose one client at a time.
+rounds ends; the number of rounds or models does not matter. The suite has two pieces, because only some selectors can
+choose one client at a time.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ REGIMES: dict[str, Mapping[str, Any] | None] = {
     # `fedcohort scenario fit` on the made-up phones of bench/phones_trace.py
     "fitted": {"session": 9036.0, "gap": 15010.0, "spread": 1.844, "variety": 0.5259, "daily": 0.8161, "peak": 21.39},
 }
-"""The state ``online`` of each kind of availability; None: always on."""
+"""The state ``online`` of each kind of availability; None means always on."""
 
 ROUNDS, SPARES, PERIOD, BUFFER = "rounds", "over-committed", "semi-synchronous", "fedbuff"
 WAYS = {
-    ROUNDS: "k clients are asked, the model waits for the last one",
-    SPARES: "1.3 k are asked, the round closes with the first k",
-    PERIOD: "1.3 k at work, a model every ten minutes of what has come",
-    BUFFER: "1.3 k at work, a model of every k/2 answers",
+    ROUNDS: "k clients are asked, and the model waits for the last one",
+    SPARES: "1.3 k clients are asked, and the round closes with the first k replies",
+    PERIOD: "1.3 k clients are at work, and every ten minutes their replies make a model",
+    BUFFER: "1.3 k clients are at work, and every k/2 replies make a model",
 }
-"""How a global model is made."""
+"""The ways to make a global model."""
 PIECES = {"rounds": (ROUNDS, SPARES), "flow": (PERIOD, BUFFER)}
-_TICK = 600.0  # seconds between two models of the semi-synchronous way
+_TICK = 600.0  # seconds between two semi-synchronous models
 
 
 @dataclass(frozen=True)
 class _Size:
-    """How a dataset is used."""
+    """How a dataset is benchmarked."""
 
     clients: int
     cohort: int  # k
     local: Mapping[str, Any]
-    server: int  # samples of each class the server keeps
+    server: int  # samples of each class that the server keeps
 
     @property
-    def asked(self) -> int:
+    def at_work(self) -> int:
         """1.3 k."""
         return math.ceil(1.3 * self.cohort)
 
     @property
     def speed(self) -> float:
-        """Samples a second, so that the median client works for five minutes."""
+        """Samples per second with which the median client works for five minutes."""
         return float(self.local["batch_size"] * self.local["steps"]) / 300.0
 
 
@@ -71,25 +71,17 @@ DATASETS = tuple(_SIZES)
 
 
 def setting_name(regime: str, way: str) -> str:
-    """Return what a setting is called."""
+    """Return the name of a setting."""
     return f"{regime}/{way}"
 
 
 def tables(
     data: str, selectors: Mapping[str, Any], seeds: Sequence[int], *, regimes: Sequence[str] = (), rounds: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """Return the suite as two configurations: ``rounds`` with all selectors, ``flow`` with those that can do it.
+    """Return two configurations: ``rounds`` with all selectors, ``flow`` with those that choose one client at a time.
 
-    Parameters
-    ----------
-    data : str
-        digits or fashion-mnist.
-    selectors : mapping
-        The tables ``[selectors.LABEL]``; ``uniform`` is added.
-    regimes : sequence of str
-        Only these kinds of availability.
-    rounds : int
-        Models of each run at most, in place of a whole day; such a result is a trial.
+    ``regimes`` chooses kinds of availability. With ``rounds``, a run makes at most this many models instead of a whole
+    day, and the result is a trial. The rest is as in :func:`~fedcohort.studies.benchmark.suite.table`.
     """
     if data not in _SIZES:
         raise UnknownNameError(f"The suite 'time' is run on {' or '.join(_SIZES)}. Got {data!r}.")
@@ -97,9 +89,9 @@ def tables(
     chosen = list(regimes) or list(REGIMES)
     every = {"uniform": {}, **selectors}
     in_rounds = _table(data, "rounds", every, seeds, chosen, rounds)
-    # Whether a selector can choose one client at a time is known of the built selector only, not of its table.
+    # Only a selector, not its table, says whether it can choose one client at a time.
     able = {plan.label for plan in Experiment.from_dict(in_rounds).plans if plan.selector.one_at_a_time}
-    # FedBuff takes the place of what a selector brings along: its plain mean of updates is what sampling by size needs.
+    # FedBuff replaces a selector's own aggregator; its plain mean of updates also suits sampling by size.
     one_by_one = {label: {**entry, "aggregator": "fedbuff"} for label, entry in every.items() if label in able}
     return {"rounds": in_rounds, "flow": _table(data, "flow", one_by_one, seeds, chosen, rounds)}
 
@@ -138,13 +130,13 @@ def _table(
 
 
 def _run(size: _Size, way: str) -> dict[str, Any]:
-    """Return what a way changes in ``[run]``; evaluations are about as far apart in seconds in all of them."""
+    """Return what a way changes in ``[run]``. Evaluations are about equally far apart in seconds."""
     match way:
         case "rounds":
             return {}
         case "over-committed":
-            return {"spares": size.asked - size.cohort, "eval_every": 3}
+            return {"spares": size.at_work - size.cohort, "eval_every": 3}
         case "semi-synchronous":
-            return {"mode": "async", "cohort": size.asked, "period": _TICK, "eval_every": 3}
+            return {"mode": "async", "cohort": size.at_work, "period": _TICK, "eval_every": 3}
         case _:
-            return {"mode": "async", "cohort": size.asked, "buffer": size.cohort // 2, "eval_every": 10}
+            return {"mode": "async", "cohort": size.at_work, "buffer": size.cohort // 2, "eval_every": 10}

@@ -1,4 +1,4 @@
-"""The page of the suite ``time``: hours to the target as a picture, then every number. One file, no scripts."""
+"""The page of the suite ``time``: a picture of the hours to the target, then all numbers. One file, no scripts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedcohort.studies.benchmark.timed import WAYS
 from fedcohort.studies.benchmark.timed_scores import TimeCell, TimeScores, selection, ways, with_interval
 
 _COLOURS = ("#8c959f", "#1f6feb", "#8250df")
-_FIRST = ("uniform", "balanced", "fedcbs")  # drawn where they were run: the baseline, our default, its nearest rival
+_FIRST = ("uniform", "balanced", "fedcbs")  # drawn if they were run: the baseline, our default, its nearest rival
 _LEFT, _WIDTH, _BAR, _GAP, _TOP = 150, 560, 11, 10, 64
 _DAY = 24.0
 
 
 def page(scores: TimeScores, made: str = "") -> str:
-    """Return the page as HTML; ``made`` says with which version and when, by default this one and today."""
-    from fedcohort.report.render import render  # here: the tables are wanted where jinja2 is not installed
+    """Return the page as HTML; ``made`` names the version and the date, by default this version and today."""
+    from fedcohort.report.render import render  # the tables work without jinja2
 
     return render(
         "benchmark_time.html",
@@ -35,7 +35,7 @@ def page(scores: TimeScores, made: str = "") -> str:
 
 
 def every(scores: TimeScores, regime: str) -> Table:
-    """Return all selectors in all ways under one kind of availability, the fastest first."""
+    """Return all selectors in all ways under one kind of availability, fastest first."""
     cells = sorted((cell for cell in scores.cells if cell.regime == regime), key=lambda cell: cell.hours.mean())
     rows = tuple(
         (
@@ -100,16 +100,16 @@ def _legend(shown: Mapping[str, str]) -> list[str]:
 
 def _bar(cell: TimeCell, y: int, colour: str) -> list[str]:
     mean, half = float(cell.hours.mean()), half_interval(cell.hours)
-    found = [f'<rect x="{_x(0)}" y="{y}" width="{_x(mean) - _x(0):.1f}" height="{_BAR}" fill="{colour}"/>']
+    parts = [f'<rect x="{_x(0)}" y="{y}" width="{_x(mean) - _x(0):.1f}" height="{_BAR}" fill="{colour}"/>']
     if not math.isnan(half):
         low, high = _x(max(mean - half, 0.0)), _x(min(mean + half, _DAY))
         middle = y + _BAR / 2
-        found.append(f'<line x1="{low}" x2="{high}" y1="{middle}" y2="{middle}" stroke="#1f2328"/>')
+        parts.append(f'<line x1="{low}" x2="{high}" y1="{middle}" y2="{middle}" stroke="#1f2328"/>')
     share = cell.reached.mean()
     note = f"{mean:.1f}" + ("" if share == 1 else f" ({share:.0%} reach it)")
     end = _x(mean) if math.isnan(half) else max(_x(mean), _x(min(mean + half, _DAY)))
-    found.append(f'<text x="{end + 5:.1f}" y="{y + _BAR - 1}" font-size="11">{note}</text>')
-    return found
+    parts.append(f'<text x="{end + 5:.1f}" y="{y + _BAR - 1}" font-size="11">{note}</text>')
+    return parts
 
 
 def _x(hours: float) -> float:

@@ -1,4 +1,4 @@
-"""Score the suite ``time``: when runs reach the target, who takes part, and how the worst group fares."""
+"""Score the suite ``time``: when runs reach the target, which clients take part, and how the worst group fares."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _UNIFORM = "uniform"
 
 @dataclass(frozen=True)
 class TimeCell:
-    """One selector under one kind of availability and one way to make models; arrays have an entry for each seed.
+    """One selector under one kind of availability and one way to make models.
 
     Attributes
     ----------
     hours : (seeds,) array
         Simulated hours to the target; the whole day for a run that does not reach it.
-    reached : (seeds,) bool array
+    reached : (seeds,) array
+        1 for a run that reaches the target, 0 otherwise.
     accuracy, worst_group : (seeds,) array
         At the end of the day, in [0, 1]; 0 for a run that diverged.
     jain : (seeds,) array
@@ -55,7 +56,7 @@ _MEASURES = ("hours", "reached", "accuracy", "worst_group", "jain")
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster, the geometric mean over seeds, and its 95% interval (NaN with one seed)."""
+    """How many times faster: the geometric mean over seeds, with its 95% interval (NaN with one seed)."""
 
     mean: float
     low: float
@@ -63,13 +64,13 @@ class Ratio:
 
     @classmethod
     def of(cls, logs: FloatArray) -> Ratio:
-        """Return that of the logs of the seeds' ratios."""
+        """Compute both from the logarithm of each seed's ratio."""
         middle, half = float(logs.mean()), half_interval(logs)
         return cls(*(math.exp(value) for value in (middle, middle - half, middle + half)))
 
     @property
     def cell(self) -> Cell:
-        """As a table shows it."""
+        """The ratio as a cell of a table."""
         return Cell(f"{self.mean:.2f}×", "" if math.isnan(self.low) else f"({self.low:.2f} to {self.high:.2f})")
 
 
@@ -80,11 +81,13 @@ class TimeScores:
     Attributes
     ----------
     targets : mapping of regime to float
-        Where uniform selection ends in plain rounds, rounded down to a whole percent.
+        The accuracy at which uniform selection ends in plain rounds, rounded down to a whole percent.
     complete : bool
         Whether every run has ended.
     whole : bool
         Whether runs had the whole day.
+    stated_purpose : str
+        The purpose that scores of an earlier version state, which had other seeds.
     """
 
     data: str
@@ -94,11 +97,11 @@ class TimeScores:
     complete: bool
     whole: bool = True
     frozen: Frozen | None = None
-    stated_purpose: str = ""  # by scores of an earlier version, which had other seeds
+    stated_purpose: str = ""
 
     @property
     def purpose(self) -> str:
-        """What the result is good for: "report", "tuning", "own" seeds, or "trial" where it is not the whole suite."""
+        """What the result may be used for: "report", "tuning", "own" seeds, or "trial" if it is not the whole suite."""
         if self.frozen is not None and self.frozen.suite != SUITE_VERSION:
             return self.stated_purpose
         if not self.whole or set(self.targets) != set(REGIMES):
@@ -107,18 +110,18 @@ class TimeScores:
 
     @property
     def labels(self) -> list[str]:
-        """The selectors: uniform, then the others as they come."""
+        """The selectors, uniform first."""
         return list(dict.fromkeys([_UNIFORM, *(cell.label for cell in self.cells)]))
 
     def find(self, regime: str, way: str, label: str) -> TimeCell | None:
-        """Return a cell; None where the selector cannot choose in this way."""
-        wanted = (regime, way, label)
-        return next((cell for cell in self.cells if (cell.regime, cell.way, cell.label) == wanted), None)
+        """Return a cell; None if the selector was not run in this way."""
+        key = (regime, way, label)
+        return next((cell for cell in self.cells if (cell.regime, cell.way, cell.label) == key), None)
 
     def faster(self, way: str, label: str, *, than: tuple[str, str], regimes: Sequence[str] = ()) -> Ratio | None:
-        """Return how many times faster a selector is in a way ``than`` another (way, selector), with the same seeds.
+        """Return how many times faster a selector is in one way ``than`` another (way, selector) with the same seeds.
 
-        Over the regimes it is the geometric mean. Runs that do not reach the target count with the whole day.
+        This is the geometric mean over the regimes. Runs that do not reach the target count with the whole day.
         """
         logs = []
         for regime in regimes or self.targets:
@@ -128,15 +131,15 @@ class TimeScores:
             logs.append(np.log(base.hours / mine.hours))
         return Ratio.of(np.mean(logs, axis=0))
 
-    def difference(self, measure: str, way: str, label: str, *, than: tuple[str, str]) -> FloatArray | None:
-        """Return by how much a measure is higher than that of another (way, selector): (seeds,), mean over regimes."""
-        found = []
+    def worst_group_gain(self, way: str, label: str) -> float | None:
+        """Return what the worst group gains over uniform selection in the same way, the mean over regimes and seeds."""
+        gains = []
         for regime in self.targets:
-            mine, base = self.find(regime, way, label), self.find(regime, *than)
+            mine, base = self.find(regime, way, label), self.find(regime, way, _UNIFORM)
             if mine is None or base is None:
                 return None
-            found.append(getattr(mine, measure) - getattr(base, measure))
-        return np.asarray(np.mean(found, axis=0))
+            gains.append(mine.worst_group - base.worst_group)
+        return float(np.mean(gains, axis=0).mean())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -165,7 +168,7 @@ class TimeScores:
 
     @staticmethod
     def from_dict(stored: Mapping[str, Any]) -> TimeScores:
-        """Return the scores that a bench.json of this suite holds."""
+        """Read the scores of a bench.json of this suite."""
         frozen = stored.get("frozen")
         return TimeScores(
             data=stored["data"],
@@ -191,9 +194,9 @@ def score_time(*results: Results) -> TimeScores:
     """Score the pieces of the suite together."""
     frozen = together([part.path for part in results])
     targets = _targets(results)
-    # Tables are made a second time, because every way is timed to the target that plain rounds have set.
-    known = sorted(set(targets.values()))
-    boards = {board.setting: board for part in results for board in part.leaderboards(targets=known)}
+    # Every way is timed to the targets that plain rounds set, so the tables are computed a second time.
+    levels = sorted(set(targets.values()))
+    boards = {board.setting: board for part in results for board in part.leaderboards(targets=levels)}
     seeds = seeds_of(boards.values())
     cells = []
     for regime, target in targets.items():
@@ -247,16 +250,16 @@ def _cells(board: Leaderboard, regime: str, way: str, target: float, seeds: Sequ
 
 
 def _time(run: SeedRow, place: int) -> float:
-    """Return when a run reaches a target, the whole day where it does not: the restricted time of a censored run."""
-    found = run.seconds_to[place]
-    return DAY if found is None else min(found, DAY)
+    """Return when a run reaches a target; the whole day if it does not (the restricted time of a censored run)."""
+    seconds = run.seconds_to[place]
+    return DAY if seconds is None else min(seconds, DAY)
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------
 
 
 def ways(scores: TimeScores) -> Table:
-    """Return what each way is worth with uniform selection."""
+    """Return how fast and how fair each way is with uniform selection."""
     rows = []
     for regime, target in scores.targets.items():
         for way in WAYS:
@@ -289,7 +292,7 @@ def ways(scores: TimeScores) -> Table:
 
 
 def selection(scores: TimeScores) -> Table:
-    """Return, for each selector and way, how much faster it is than uniform selection in the same way."""
+    """Return how much faster each selector is than uniform selection in the same way."""
     rows = []
     for label in scores.labels:
         if label == _UNIFORM:
@@ -297,9 +300,9 @@ def selection(scores: TimeScores) -> Table:
         cells = [Cell(label)]
         for way in WAYS:
             faster = scores.faster(way, label, than=(way, _UNIFORM))
-            worst = scores.difference("worst_group", way, label, than=(way, _UNIFORM))
+            gain = scores.worst_group_gain(way, label)
             cells.append(Cell("–") if faster is None else faster.cell)
-            cells.append(Cell("–") if worst is None else Cell(f"{100 * worst.mean():+.1f}"))
+            cells.append(Cell("–") if gain is None else Cell(f"{100 * gain:+.1f}"))
         rows.append(cells)
     rows.sort(key=lambda row: -float(row[1].text.rstrip("×")))
     head = ["selector"]
@@ -310,13 +313,13 @@ def selection(scores: TimeScores) -> Table:
         "Selectors against uniform selection in the same way: times as fast, and points of the worst group",
         tuple(head),
         tuple(tuple(row) for row in rows),
-        note="Means over all kinds of availability, geometric ones of the speeds. –: not run in this way; most "
-        "selectors cannot choose one client at a time.",
+        note="Means over all kinds of availability; geometric means for speeds. –: not run in this way; most selectors "
+        "cannot choose one client at a time.",
     )
 
 
 def markdown(scores: TimeScores) -> str:
-    """Return both tables."""
+    """Return both tables as Markdown."""
     return "\n\n".join(map(to_markdown, (ways(scores), selection(scores)))) + "\n"
 
 

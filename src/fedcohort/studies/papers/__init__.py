@@ -1,8 +1,8 @@
-"""The papers' tables and figures: run, and shown beside what was published.
+"""Run the papers' tables and figures, and show the results next to the published ones.
 
-``declare.py`` has the words, one module per paper declares its tables with the published figures, ``run.py`` makes the
-runs in pieces, ``record.py`` keeps what came out, ``verdicts.py`` compares, ``page.py`` shows. Without the
-command line: ``python -m fedcohort.studies.papers fedcor-table-1-fmnist``.
+``declare.py`` has the types with which one module per paper declares its tables and the published figures. ``run.py``
+runs them in pieces, ``record.py`` keeps the results, ``verdicts.py`` compares them, ``page.py`` shows them. Without the
+packages for the terminal: ``python -m fedcohort.studies.papers fedcor-table-1-fmnist``.
 """
 
 from fedcohort.studies.papers.catalogue import EXHIBITS, STUDIES, find

@@ -1,4 +1,4 @@
-"""``python -m fedcohort.studies.papers``: the command ``fedcohort reproduce`` where its terminal is not installed."""
+"""``python -m fedcohort.studies.papers``: ``fedcohort reproduce`` without the packages for the terminal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fedcohort.studies.papers.page import overview, summary
 from fedcohort.studies.papers.run import reproduce
 from fedcohort.studies.papers.verdicts import judge
 
-STOPPED = 75  # of sysexits: try again
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fedcohort.studies.papers", description=__doc__)
-    parser.add_argument("name", nargs="?", help="a table or figure, or a paper for all of its own")
+    parser.add_argument("name", nargs="?", help="a table, a figure, or a paper (all its tables and figures)")
     parser.add_argument("--list", action="store_true", help="show all names")
-    parser.add_argument("--quick", action="store_true", help="digits, one seed, few rounds: does everything run?")
-    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="where records, pages and runs go")
+    parser.add_argument("--quick", action="store_true", help="check that everything runs: digits, one seed, few rounds")
+    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="folder for records, pages and runs")
     parser.add_argument("--seeds", type=int, help="number of seeds; default: the paper's")
     parser.add_argument("--rounds", type=int, help="number of rounds; default: the paper's")
     parser.add_argument("--parts", default="", help="only these parts, separated by commas")
@@ -33,34 +33,34 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--minutes", type=float, help="stop cleanly after this many minutes; the same command continues"
     )
     parser.add_argument("--folder", help="where the datasets are")
-    parser.add_argument("--page", type=Path, help="print a table about all records in this folder")
+    parser.add_argument("--page", type=Path, help="only print a table of all records in this folder")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; return the exit status: 0 done, 75 stopped with more to do, 1 error."""
-    given = _parse(arguments)
-    if given.page is not None:
-        print(overview(given.page), end="")
+    """Run the command and return its exit status: 0 done, 75 stopped with more to do, 1 error."""
+    options = _parse(arguments)
+    if options.page is not None:
+        print(overview(options.page), end="")
         return 0
-    if given.list or given.name is None:
+    if options.list or options.name is None:
         for exhibit in EXHIBITS.values():
             print(f"{exhibit.name}\t{exhibit.paper}, {exhibit.place}: {exhibit.title}")
         return 0
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         outcome = reproduce(
-            find(given.name),
-            given.out,
-            seeds=given.seeds,
-            rounds=given.rounds,
-            parts=[part for part in given.parts.split(",") if part],
-            labels=[label for label in given.labels.split(",") if label],
-            quick=given.quick,
-            device=given.device,
-            processes=given.processes,
-            minutes=given.minutes,
-            folder=given.folder,
+            find(options.name),
+            options.out,
+            seeds=options.seeds,
+            rounds=options.rounds,
+            parts=[part for part in options.parts.split(",") if part],
+            labels=[label for label in options.labels.split(",") if label],
+            quick=options.quick,
+            device=options.device,
+            processes=options.processes,
+            minutes=options.minutes,
+            folder=options.folder,
             guard=lambda simulation: finish_round_on_interrupt(simulation, print_to_stderr),
             say=print_to_stderr,
             command=" ".join(["fedcohort reproduce", *words]),
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedcohortError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    for exhibit in find(given.name):
+    for exhibit in find(options.name):
         print(f"{exhibit.name}: {summary(judge(exhibit, outcome.records[exhibit.study.name]))}")
     print("\n".join(str(path) for path in outcome.files))
     if not outcome.finished:

@@ -14,18 +14,18 @@ STUDIES: dict[str, Study] = {exhibit.study.name: exhibit.study for exhibit in EX
 
 
 def find(name: str) -> list[Exhibit]:
-    """Return the exhibit of that name, or all of a paper.
+    """Return the exhibit of that name, or all exhibits of a paper.
 
     >>> [exhibit.name for exhibit in find("hicsfl")]
     ['hicsfl-table-2']
     """
     if name in EXHIBITS:
         return [EXHIBITS[name]]
-    found = [exhibit for key, exhibit in EXHIBITS.items() if key.startswith(f"{name}-") and "-" not in name]
-    if not found:
+    exhibits = [exhibit for key, exhibit in EXHIBITS.items() if key.startswith(f"{name}-") and "-" not in name]
+    if not exhibits:
         papers = list(dict.fromkeys(key.split("-")[0] for key in EXHIBITS))
         raise UnknownNameError(
             f"There is no table or figure {name!r}.",
             hint=suggest(name, [*EXHIBITS, *papers]) or "`fedcohort reproduce --list` shows all",
         )
-    return found
+    return exhibits

@@ -1,4 +1,4 @@
-"""The words in which a paper's table or figure is declared: what is run, what was published, what is claimed."""
+"""Declare a paper's table or figure: what to run, what was published, what is claimed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fedcohort.core.errors import InputError
 from fedcohort.simulate.store.results import Results, RunInfo
 
 Published = Mapping[str, Mapping[str, "tuple[float, float | None] | None"]]
-"""By setting and label: mean and standard deviation (None where the paper gives none); None is "N/A", never reached."""
+"""By setting and label: mean and standard deviation (None if the paper gives none). None is "N/A": never reached."""
 
 Labels = str | tuple[str, ...]
-"""One label, or several whose mean counts."""
+"""One label, or several that count by their mean."""
 
 Extra = Callable[[Results, RunInfo], Mapping[str, float]]
-"""What a figure wants of a run besides its curve, by the measure's name."""
+"""Computes further measures of a run that a figure needs, by name."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a table counts.
+    """What a table measures.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Measure:
     lower : bool
         Whether less is better.
     scale : float
-        What a recorded value is multiplied with to have the paper's unit.
+        Factor from a recorded value to the paper's unit.
     ratio : bool
         Whether margins are ratios (rounds, imbalance) or differences (points of accuracy).
     """
@@ -48,17 +48,17 @@ MEASURES = {
     measure.name: measure
     for measure in (
         Measure("rounds", "rounds to target", lower=True),
-        Measure("catch-up", "rounds to where the baseline ends", lower=True),
+        Measure("catch-up", "rounds to the baseline's final accuracy", lower=True),
         Measure("seconds", "simulated seconds to target", lower=True),
         Measure("best", "best accuracy, %", lower=False, scale=100, ratio=False, digits=2),
         Measure("terminal", "terminal accuracy, %", lower=False, scale=100, ratio=False, digits=1),
         Measure("final", "accuracy of the last round, %", lower=False, scale=100, ratio=False, digits=1),
         Measure("qcid", "mean QCID, 10^-2", lower=True, scale=100, digits=2),
-        Measure("unevenness", "spread of the clients' picks, of their mean", lower=True, digits=2),
+        Measure("unevenness", "spread of the clients' picks, relative to their mean", lower=True, digits=2),
         Measure(
             "neighbours", "clients whose nearest embedding has their class, %", lower=False, scale=100, ratio=False
         ),
-        Measure("distance", "mean gradient distance of those picked, -R", lower=True, digits=3),
+        Measure("distance", "mean gradient distance of the clients picked, -R", lower=True, digits=3),
     )
 }
 
@@ -74,7 +74,7 @@ class Grid:
     published : mapping
         By setting and label.
     ours : str
-        The paper's own method; every other label with a figure is a comparison. Empty: no comparisons are made.
+        The paper's own method, which is compared with every other label. Empty: no comparisons.
     """
 
     measure: str
@@ -89,14 +89,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class Beats:
-    """A claim: in each setting ``better`` has a better mean than ``worse``.
+    """A claim that ``better`` has a better mean than ``worse`` in each setting.
 
     Attributes
     ----------
     text : str
-        As a sentence.
+        The claim as a sentence; empty for one made from the labels' names.
     better, worse : str or tuple of str
-        Labels; of several, the mean counts.
+        Labels; several count by their mean.
     """
 
     text: str
@@ -108,9 +108,9 @@ class Beats:
 
 @dataclass(frozen=True)
 class Near:
-    """A claim: in each setting two labels are alike, to within so much of the measure's unit.
+    """A claim that two labels differ by at most ``within`` units of the measure in each setting.
 
-    ``one_sided`` says that ``one`` may be better by any amount.
+    With ``one_sided``, ``one`` may be better by any amount.
     """
 
     text: str
@@ -127,21 +127,23 @@ Claim = Beats | Near
 
 @dataclass(frozen=True)
 class Study:
-    """What is run: one or more experiments whose settings belong together.
+    """What to run: one or more experiments whose settings belong together.
 
     Attributes
     ----------
     parts : mapping of str to dict
-        Experiments without name and seeds, each a piece that can be run by itself. Settings of all parts have different
-        names.
+        Experiments without name and seeds, each of which can be run separately. All settings of all parts have
+        different names.
     seeds : int
-        How many the paper has, or where it does not say so, we take: 100, 101, ...
+        The paper's number of seeds, or ours if it does not say; they are 100, 101, ...
     names : mapping of label to str
-        What the paper calls it.
+        The paper's name of each label.
     baseline : str
-        The label whose end others catch up with.
+        The label whose final accuracy the others catch up with.
     differences : tuple of str
-        What is different from the paper, each with its reason.
+        Differences from the paper, each with its reason.
+    extra : callable, optional
+        Computes further measures of each run.
     """
 
     name: str
@@ -166,7 +168,7 @@ class Study:
         }
 
     def target(self, name: str) -> float | None:
-        """Return the paper's target in a setting, where rounds to one are counted."""
+        """Return the paper's target in a setting; None if it has none."""
         for part in self.parts.values():
             for setting in part["settings"]:
                 if setting["name"] == name:
@@ -184,9 +186,9 @@ class Exhibit:
     name : str
         Such as "fedcor-table-1-fmnist".
     claims : tuple of Beats and Near
-        Besides those that the grids make.
+        Claims besides those that the grids make.
     notes : tuple of str
-        What to know of the outcome: why something does not hold, what else was seen.
+        Remarks on the outcome, such as why a claim does not hold.
     """
 
     name: str
@@ -206,26 +208,26 @@ class Exhibit:
                 raise InputError(f"{self.name} has no setting or measure {sorted(unknown) or grid.measure!r}.")
 
     def every_claim(self) -> list[Claim]:
-        """Return what the grids say about the paper's own method, then the others."""
-        found: list[Claim] = []
+        """Return the claims that the grids make about the paper's own method, then the others."""
+        claims: list[Claim] = []
         for grid in self.grids:
             for label in grid.labels if grid.ours else []:
                 if label == grid.ours:
                     continue
-                where = tuple(s for s in grid.published if order(grid, s, grid.ours, label) > 0)
-                if where:
-                    found.append(Beats("", grid.measure, grid.ours, label, where))
-        return [*found, *self.claims]
+                settings = tuple(s for s in grid.published if order(grid, s, grid.ours, label) > 0)
+                if settings:
+                    claims.append(Beats("", grid.measure, grid.ours, label, settings))
+        return [*claims, *self.claims]
 
 
 def order(grid: Grid, setting: str, one: Labels, other: Labels) -> float:
-    """Return the published margin of one label over another: positive where it is better, NaN where it is unknown.
+    """Return the published margin of one label over another: positive if it is better, NaN if unknown.
 
-    A ratio less 1 where the measure's margins are ratios, a difference otherwise; infinite where only one arrived.
+    See :func:`margin`.
     """
     row, means = grid.published[setting], []
-    for who in (one, other):
-        labels = (who,) if isinstance(who, str) else who
+    for side in (one, other):
+        labels = (side,) if isinstance(side, str) else side
         if any(label not in row for label in labels):
             return math.nan
         known = [figure[0] for label in labels if (figure := row[label]) is not None]
@@ -234,7 +236,9 @@ def order(grid: Grid, setting: str, one: Labels, other: Labels) -> float:
 
 
 def margin(measure: Measure, one: float | None, other: float | None) -> float:
-    """Return by how much one mean is better than another.
+    """Return how much better one mean is than another: a ratio less 1, or a difference, as the measure asks.
+
+    None is a target that was never reached. The margin is infinite if only one reached it, and NaN if neither did.
 
     >>> margin(MEASURES["rounds"], 50.0, 75.0), margin(MEASURES["best"], 80.0, 82.0)
     (0.5, -2.0)
@@ -258,7 +262,7 @@ def margin(measure: Measure, one: float | None, other: float | None) -> float:
 def row(
     labels: Sequence[str], *values: float | tuple[float, float] | None
 ) -> dict[str, tuple[float, float | None] | None]:
-    """Return a row of published figures: a mean, or mean and standard deviation, or None for "N/A".
+    """Return a row of published figures; a value is a mean, a pair of mean and standard deviation, or None for "N/A".
 
     >>> row(["a", "b", "c"], 1.0, (2.0, 0.5), None)
     {'a': (1.0, None), 'b': (2.0, 0.5), 'c': None}

@@ -24,13 +24,13 @@ _NAMES = {
 }
 _LOCAL = {"batch_size": 50, "epochs_of_largest": 5, "lr": 0.01, "lr_decay": 0.9992, "weight_decay": 5e-4}
 _CUCB = (
-    "Fed-cucb estimates labels by the update of the output bias, not by gradients on an auxiliary balanced set, "
-    "which the server does not have here."
+    "Fed-cucb estimates labels from the update of the output bias, not from gradients on a balanced auxiliary set, "
+    "because our server has no such set."
 )
 _POOL = "Pow-d asks twice the cohort, 20 clients, as in the paper's Appendix C.2."
 _FEWER = (
-    "Tables 1 and 6 stop at 1,500 rounds where the paper makes 3,000: the slowest published mean to target is "
-    "1,147, and best accuracies are compared among equals."
+    "Tables 1 and 6 stop at 1,500 of the paper's 3,000 rounds: the slowest published mean to target is 1,147, and best "
+    "accuracies are compared after equally many rounds."
 )
 _SELECTORS: dict[str, Any] = {
     "all": {},
@@ -77,7 +77,7 @@ def _dirichlet(data: str) -> Study:
             "run": {"targets": [target]},
         }
         parts[f"dir-{alpha:g}"] = _base(data, (setting,), _SELECTORS, rounds)
-    own = _FEWER if data == "cifar10" else "500 rounds of the paper's 3,000: its slowest mean to target is 331."
+    own = _FEWER if data == "cifar10" else "500 of the paper's 3,000 rounds: its slowest mean to target is 331."
     differences = (_CUCB, _POOL, own)
     short = "cifar10" if data == "cifar10" else "fmnist"
     return Study(f"fedcbs-{short}", parts, 4, _NAMES, "uniform", differences)
@@ -90,7 +90,7 @@ def _cases(data: str) -> Study:
         case: _base(data, ({"name": case, "scenario": {"preset": f"fedcbs-{case}"}},), chosen, rounds)
         for case in _CASES
     }
-    own = f"{rounds:,} rounds of the paper's 3,000: best accuracies are lower for all."
+    own = f"{rounds:,} of the paper's 3,000 rounds: best accuracies are lower for all methods."
     short = "cifar10" if data == "cifar10" else "fmnist"
     return Study(f"fedcbs-{short}-cases", parts, 4, _NAMES, "uniform", (_CUCB, _POOL, own))  # fmt: skip
 
@@ -109,14 +109,14 @@ def _figure_1() -> Study:
         "fedcbs-figure-1", {"all": part}, 3, names, "uniform",
         (
             "Fashion-MNIST instead of MNIST, which needs a download.",
-            "\"Class Balanced\" is Fed-CBS's own draw; the paper keeps cohorts balanced by hand.",
-            "Without (d): two classes per client in a class-imbalanced federation is not described.",
+            "\"Class Balanced\" is Fed-CBS's draw; the paper balances cohorts by hand.",
+            "Without panel (d): the paper does not describe two classes per client in a class-imbalanced federation.",
         ),
     )  # fmt: skip
 
 
 def _writers() -> Study:
-    """FEMNIST by its writers; 300 of them instead of 3,500."""
+    """FEMNIST by its writers: 300 instead of 3,500."""
 
     def part(name: str, cohort: int, selectors: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -150,8 +150,8 @@ def _writers() -> Study:
         {"few": part("few", 8, few), "more": part("more", 31, {"uniform": {}})},
         3, names, "uniform",
         (
-            "300 writers of the 3,500: 30% of them are available in each round instead of 10%, and cohorts are 8 "
-            "and 31 of these 90, the paper's 30 and 120 of 350.",
+            "300 of the 3,500 writers: 30% instead of 10% are available in each round, and cohorts are 8 and 31 of "
+            "these 90 writers, where the paper takes 30 and 120 of 350.",
             "LeNet on 28 x 28 pixels; the paper does not name its model.",
             _CUCB,
         ),
@@ -216,13 +216,13 @@ TABLE_7 = {
 }
 
 _DRAWN = (
-    "The paper's class imbalance of Fed-CBS is not that of its own rule. By the text's probabilities (beta_m = m,"
-    " floor 1e-20, no exploration) 4,000 cohorts have 1.46, 2.67, 0.50 and 0.72 in the mean, case by case; ours "
-    "have 1.48, 2.79, 0.49 and 0.69. The published figures are near the least possible, and in case 1 with 3:1 "
-    "below it: the best cohorts of the 36 clients that the text makes available have 1.14. Nor do all 36 have "
-    "2.90 there, but 4.2 (with 5:1 6.1, in the paper 6.17)."
+    "The class imbalance that the paper gives for Fed-CBS does not follow from its own rule. With the text's "
+    "probabilities (beta_m = m, floor 1e-20, no exploration), the means of 4,000 cohorts are 1.46, 2.67, 0.50 and 0.72 "
+    "in the four cases; ours are 1.48, 2.79, 0.49 and 0.69. The published figures are near the least possible, and for "
+    "case 1 with 3:1 below it: there, the best cohorts of the 36 available clients have 1.14. All 36 together have "
+    "4.2, not 2.90 (with 5:1, they have 6.1, and 6.17 in the paper)."
 )
-_EARLY = "A fifth of the planned rounds were run: all methods are far from the published accuracies."
+_EARLY = "Only a fifth of the planned rounds were run, so all methods are far from the published accuracies."
 
 EXHIBITS = (
     Exhibit(

@@ -45,13 +45,13 @@ _FEDCOR = {
 }
 _SHORT = {"fashion-mnist": "fmnist", "cifar10": "cifar10"}
 _STEPS = (
-    "Adam makes 50 steps for each fit of the Gaussian process: the paper does not say how many; more forget the "
-    "embedding before one noisy sample."
+    "Adam makes 50 steps for each fit of the Gaussian process. The paper does not say how many; with more, one noisy "
+    "sample wipes out the embedding."
 )
-_PAID = "Losses that a strategy asks for are paid for as queries, for the baselines too; rounds are not affected."
+_PAID = "Losses that a method asks for cost traffic as queries, also for the baselines; rounds are not affected."
 _POWER = (
-    "The paper's d = 2NC for Pow-d is read as twice the cohort: C is a number of clients there, and more than all "
-    "clients cannot be asked."
+    "We read the paper's d = 2NC for Pow-d as twice the cohort: C is a number of clients there, and 2NC would be more "
+    "than all clients."
 )
 
 
@@ -95,7 +95,7 @@ def _table(data: str) -> Study:
     )
     differences = [_STEPS, _PAID, _POWER]
     if data == "cifar10":
-        differences.append("The model is evaluated in every fifth round: rounds to target are up to 4 too high.")
+        differences.append("The model is evaluated every fifth round, so rounds to target are up to 4 too high.")
     return Study(f"fedcor-{_SHORT[data]}", parts, 5, _NAMES, "uniform", tuple(differences))
 
 
@@ -117,28 +117,28 @@ TABLE_1 = {
 
 _NOTES = {
     "fmnist": (
-        "All methods arrive in a sixth to two thirds of the paper's rounds, random selection soonest of all by "
-        "that measure, with the local training, the batch and the learning rate that Appendix C.1 gives; the first "
-        "round that reaches the target counts here. So ratios can be compared and rounds cannot, and a margin over "
-        "random selection that rests on its 296 rounds, or on its never arriving, is not to be had.",
-        "Under Dir the targets are reached while FedCor still warms up or has just done so (15 of about 50 rounds are "
-        "uniform), which leaves it little to be faster in than Pow-d; it ends 3.6 points higher (reproduce/fedcor).",
+        "With the local training, batch size and learning rate of Appendix C.1, all methods reach the target in a "
+        "sixth to two thirds of the paper's rounds; random selection gains most. Here the first round that reaches the "
+        "target counts. So ratios can be compared but rounds cannot, and a margin over random selection that rests on "
+        "its 296 rounds, or on its never reaching the target, cannot be reproduced.",
+        "Under Dir, the targets are reached while FedCor is warming up or just after (15 of about 50 rounds are "
+        "uniform), so it has little time to be faster than Pow-d; it ends 3.6 points higher (reproduce/fedcor).",
     )
 }
 
 _PEAKS = (
-    "Random selection's accuracy jumps from round to round: it touches the target at a peak, at 675 under 2SPC, "
-    "while its last rounds have 53.7% there; FedCor that is never fitted again has 60.3%, without a peak that "
+    "The accuracy of random selection jumps from round to round. Under 2SPC it touches the target at a peak, in round "
+    "675, but its last rounds average 53.7%; FedCor that is never fitted again averages 60.3%, without a peak that "
     "high in half of the rounds."
 )
 _ANNEALED = (
-    "In a thousand rounds a client is picked fifty times in the mean. That leaves 0.6 of its weight with beta "
-    "0.99, and less than 0.01 with 0.9: the former has hardly begun to spread its picks."
+    "In a thousand rounds, a client is picked fifty times on average. That leaves 0.6 of its weight with beta 0.99, "
+    "and less than 0.01 with 0.9: with 0.99, selection has hardly begun to spread its picks."
 )
 
 
 def _figure_5(data: str) -> Study:
-    """Intervals between fits: the paper's three, the last never after warm-up, and random selection."""
+    """The paper's three intervals between fits (the last: never after warm-up), and random selection."""
     intervals = {
         "fashion-mnist": ((10, 0.95), (20, 0.95), (None, 0.99)),
         "cifar10": ((50, 0.97), (100, 0.97), (None, 0.999)),
@@ -146,23 +146,14 @@ def _figure_5(data: str) -> Study:
     selectors: dict[str, Any] = {"uniform": {}}
     for interval, annealing in intervals[data]:
         label = "never" if interval is None else f"every-{interval}"
-        changes = {"annealing": annealing, **({} if interval is None else {"interval": interval})}
+        changes = {"annealing": annealing, "interval": interval or _ROUNDS[data]}  # never is the length of the run
         selectors[label] = {"name": "fedcor", **_FEDCOR[data], **changes}
-        if interval is None:
-            selectors[label]["interval"] = _ROUNDS[data]  # the length of the run: never again after warm-up
     names = {
         "uniform": "Rand",
         **{label: f"FedCor, GP fitted {label.replace('-', ' ')}" for label in selectors if label != "uniform"},
     }
     parts = {"all": _base(data, _SETTINGS, selectors)}
-    return Study(
-        f"fedcor-figure-5-{_SHORT[data]}",
-        parts,
-        3,
-        names,
-        "uniform",
-        (_STEPS,),
-    )
+    return Study(f"fedcor-figure-5-{_SHORT[data]}", parts, 3, names, "uniform", (_STEPS,))
 
 
 def _figure_6(data: str) -> Study:
@@ -172,35 +163,28 @@ def _figure_6(data: str) -> Study:
     selectors |= {f"beta-{value:g}": {"name": "fedcor", **_FEDCOR[data], "annealing": value} for value in values}
     names = {"uniform": "Rand", **{f"beta-{value:g}": f"FedCor, beta {value:g}" for value in values}}
     parts = {"all": _base(data, ("2spc",), selectors)}
-    return Study(
-        f"fedcor-figure-6-{_SHORT[data]}",
-        parts,
-        3,
-        names,
-        "uniform",
-        (_STEPS,),
-    )
+    return Study(f"fedcor-figure-6-{_SHORT[data]}", parts, 3, names, "uniform", (_STEPS,))
 
 
 def _neighbours(results: Results, run: RunInfo) -> Mapping[str, float]:
-    """How many clients have the main class of the client whose embedding is nearest, by the cosine."""
+    """Return the share of clients with the same main class as the client with the nearest embedding, by cosine."""
     if run.selector != "fedcor":
         return {}
     with closing(open_journal(results.journal(run))) as journal:
         points = np.asarray(journal.state("")["embedding"], np.float64)
     points = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-300)
-    likeness = points @ points.T
-    np.fill_diagonal(likeness, -np.inf)
+    similarity = points @ points.T
+    np.fill_diagonal(similarity, -np.inf)
     main = results.federation(run).label_counts.argmax(axis=1)
-    return {"neighbours": float((main[likeness.argmax(axis=1)] == main).mean())}
+    return {"neighbours": float((main[similarity.argmax(axis=1)] == main).mean())}
 
 
 def _figure_7(data: str) -> Study:
-    """The embeddings after warm-up, under 1SPC; chance is the embedding that nothing was fitted to."""
+    """The embeddings after warm-up under 1SPC; "chance" is the embedding before any fit."""
     warmup = _FEDCOR[data]["warmup"]
     selectors = {
         "chance": {"name": "fedcor", **_FEDCOR[data], "steps": 0},
-        "fedcor": {**_FEDCOR[data]},
+        "fedcor": _FEDCOR[data],
     }
     names = {"chance": "embeddings before any fit", "fedcor": "FedCor's embeddings"}
     part = _base(data, ("1spc",), selectors, rounds=int(warmup))
@@ -209,11 +193,11 @@ def _figure_7(data: str) -> Study:
 
 
 def _exhibits() -> list[Exhibit]:
-    found = []
+    exhibits = []
     for data, study in (("fashion-mnist", FMNIST), ("cifar10", CIFAR)):
         short = _SHORT[data]
         title = "rounds to a target accuracy under 2SPC, 1SPC and Dirichlet"
-        found.append(
+        exhibits.append(
             Exhibit(
                 f"fedcor-table-1-{short}",
                 PAPER,
@@ -226,7 +210,7 @@ def _exhibits() -> list[Exhibit]:
         )
         figure_5, figure_6, figure_7 = _figure_5(data), _figure_6(data), _figure_7(data)
         first, *_, never = [label for label in figure_5.parts["all"]["selectors"] if label != "uniform"]
-        found.append(
+        exhibits.append(
             Exhibit(
                 f"fedcor-figure-5-{short}",
                 PAPER,
@@ -243,7 +227,7 @@ def _exhibits() -> list[Exhibit]:
                         _SETTINGS,
                     ),
                     Near(
-                        "Accuracy degrades very slightly with larger intervals (read as: at most two points).",
+                        "Accuracy degrades very slightly with larger intervals (we read: by at most two points).",
                         "terminal",
                         never,
                         first,
@@ -256,7 +240,7 @@ def _exhibits() -> list[Exhibit]:
             )
         )
         low, *_, high = [label for label in figure_6.parts["all"]["selectors"] if label != "uniform"]
-        found.append(
+        exhibits.append(
             Exhibit(
                 f"fedcor-figure-6-{short}",
                 PAPER,
@@ -266,7 +250,7 @@ def _exhibits() -> list[Exhibit]:
                 claims=(
                     Beats("A smaller beta makes selection more uniform.", "unevenness", low, high, ("2spc",)),
                     Near(
-                        "The learning curves are almost invariant (read as: ends within two points).",
+                        "The learning curves are almost invariant (we read: they end within two points).",
                         "terminal",
                         low,
                         high,
@@ -284,7 +268,7 @@ def _exhibits() -> list[Exhibit]:
                 notes=(_ANNEALED,) if data == "cifar10" else (),
             )
         )
-        found.append(
+        exhibits.append(
             Exhibit(
                 f"fedcor-figure-7-{short}",
                 PAPER,
@@ -302,7 +286,7 @@ def _exhibits() -> list[Exhibit]:
                 ),
             )
         )
-    return found
+    return exhibits
 
 
 EXHIBITS = tuple(_exhibits())

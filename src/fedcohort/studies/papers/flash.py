@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcohort.studies.papers.declare import Beats, Exhibit, Grid, Near, Published, Study, row
+from fedcohort.studies.papers.declare import Beats, Exhibit, Grid, Near, Published, Study
 
 PAPER = "FLASH, Chang et al. 2024"
 SELECTORS = {
@@ -28,73 +28,73 @@ OURS = {
     "restless-bandit-advantage": "restless-bandit-advantage (ours)",
     "neural-bandit-advantage": "neural-bandit-advantage (ours)",
 }
-"""The same bandits with our reward and draw, beside the paper's."""
+"""The paper's bandits with our reward and our draw."""
 
 ROWS = {**SELECTORS, **OURS}
 AGGREGATORS = ("fedavg", "fedprox", "fedbio", "feddf", "fednova", "scaffold", "rhfl")
 _OPEN = (
-    "The paper does not state its models, local training, cohort and number of clients. 100 clients, 10 a round, 20 "
-    "steps of batch 50, learning rate 0.05, and 200 rounds where none are given are our choice."
+    "The paper does not state its models, local training, cohort or number of clients. We chose 100 clients, 10 a "
+    "round, 20 steps of batch 50, learning rate 0.05, and 200 rounds unless the paper gives a number."
 )
 _LOSS = (
-    "All clients train with FLASH's robust loss, so that rows differ in selection alone; the paper does not say what "
+    "All clients train with FLASH's robust loss, so that rows differ only in selection; the paper does not say what "
     "the clients of its other selectors minimise."
 )
 _BOTH_LOSSES = (
     "The paper does not say what the clients of its other selectors minimise. All train with FLASH's robust loss, so "
-    "that rows differ in selection alone, and once more with cross-entropy, as those selectors' own papers do, so "
-    "that FLASH as a whole is compared with them too (in the tables with FedAvg alone)."
+    "that rows differ only in selection, and again with cross-entropy, as in those selectors' own papers, so that "
+    "FLASH as a whole can be compared with them (in the tables, only with FedAvg)."
 )
 _AVERAGE = (
-    "The column FedAvg is the mean by size: FedAvg as FedCM's Table 1 writes it keeps the old model's share of "
-    "all clients that did not train, and is a slower optimiser, not another average."
+    "The column FedAvg is the mean weighted by size. FedAvg as in FedCM's Table 1 keeps the old model's share for all "
+    "clients that did not train, which makes it a slower optimiser, not another average."
 )
 _WORK = (
-    "PyramidFL is ahead of all others after 60 rounds; its fast clients do up to eleven times the local work of a "
-    "round, and no other selector's do."
+    "PyramidFL is ahead of all others after 60 rounds. Its fast clients do up to eleven times the local work of a "
+    "round; those of other selectors do not."
 )
 _DIGITS = (
     "Digits instead of FEMNIST and CIFAR-10, 50 clients, 10 a round, 60 rounds of 10 steps of batch 16: minutes on two "
     "cores; orderings only."
 )
 _PLATEAU = (
-    "With the robust loss LeNet stays at chance for the first 20 to 40 rounds on FEMNIST (seed 0; for 4 with "
-    "cross-entropy): the pseudo-labels of a network that knows nothing are one class. So sixty rounds show which "
-    "method leaves that plateau first. FedDF's fifty steps towards teachers that know nothing lead back to it, and so "
-    "does RHFL's one: after 40 rounds under noise they have 0.6% and 9%, with a rate of 1e-4 in place of 1e-3 48%"
-    " and 52%, the mean by size 52%."
+    "With the robust loss, LeNet stays at chance for the first 20 to 40 rounds on FEMNIST (seed 0; with cross-entropy, "
+    "for 4 rounds), because all pseudo-labels of an untrained network are one class. So sixty rounds show which method "
+    "leaves that plateau first. FedDF's fifty steps towards untrained teachers lead back to it, and so does RHFL's one "
+    "step: after 40 rounds under noise they have 0.6% and 9%. With a learning rate of 1e-4 instead of 1e-3 they have "
+    "48% and 52%; the mean by size has 52%."
 )
 _BY_ITS_LOSS = (
-    "Against selectors whose clients minimise cross-entropy flash-advantage is ahead wherever labels are wrong, on "
-    "digits in every setting with noise of Figures 2, 3 and 5 and of Table 1; and so is random selection with FLASH's "
-    "loss. With one loss for all there is less in its choice of clients: where noise and skew meet it is ahead of "
-    "random selection by 0.3 points with FLASH's loss (5 of 9 settings) and by 0.7 with cross-entropy (9 of 9)."
+    "On digits, flash-advantage beats selectors whose clients minimise cross-entropy wherever labels are wrong: in "
+    "every setting with noise of Figures 2, 3 and 5 and of Table 1. So does random selection with FLASH's loss. With "
+    "the same loss for all, its choice of clients matters less: under both noise and skew it is ahead of random "
+    "selection by 0.3 points with FLASH's loss (5 of 9 settings) and by 0.7 with cross-entropy (9 of 9)."
 )
 _LATE = (
-    "The robust loss costs about two points here with every selector. Its pseudo-labels, with weight 1, hold a network "
-    "that knows nothing where it is: LeNet leaves chance behind after 80 rounds (seed 0, 45% noise), with weight 0.5 "
-    "after 45, without them after 5, with cross-entropy after 10 (reproduce/flash)."
+    "The robust loss costs about two points here with every selector. Its pseudo-labels, with weight 1, hold an "
+    "untrained network where it is: LeNet gets above chance after 80 rounds (seed 0, 45% noise), with weight 0.5 after "
+    "45, without pseudo-labels after 5, and with cross-entropy after 10 (reproduce/flash)."
 )
 _OVERFITTING = (
-    "All methods learn the wrong labels in the paper's 1,000 rounds, with cross-entropy first: with 45% noise FedCor "
-    "falls from 46.5% to 25.9%, with the robust loss from 44.3% to 31.6%, flash-advantage from 45.3% to 34.0%; with "
-    "30% noise to 36.3%, 38.8% and 40.3%, with 15% to 42.9%, 43.8% and 47.0%. In 200 rounds that has only begun. The "
-    "rule of the early stop, as printed, retires clients that do better than predicted: flash-advantage then stops at "
-    "18% to 33%."
+    "In the paper's 1,000 rounds all methods learn the wrong labels, soonest with cross-entropy. With 45% noise, "
+    "FedCor falls from 46.5% to 25.9% with cross-entropy and from 44.3% to 31.6% with the robust loss, and "
+    "flash-advantage from 45.3% to 34.0%. With 30% noise they end at 36.3%, 38.8% and 40.3%, with 15% at 42.9%, 43.8% "
+    "and 47.0%. After 200 rounds this has only begun. The early stop, as printed, retires clients that do better than "
+    "predicted: flash-advantage then stops at 18% to 33%."
 )
 _ONE_SEED = (
-    "One seed and 60 rounds, with the start of the robust loss among them: random selection run again differs by up to "
-    "2.5 points, and smaller differences say nothing."
+    "One seed and 60 rounds, which include the slow start of the robust loss. Random selection, run again, differs by "
+    "up to 2.5 points, so smaller differences say nothing."
 )
 _BY_CHOICE = (
-    "With cross-entropy for all, the choice of flash-advantage is ahead where noise and skew meet: of random "
-    "selection by 1.1 points on average (8 of 9 settings), of FedCor by 1.9 (9 of 9). Random selection run again "
-    "with the same seed differs by 0.5 (root of the mean square over 16 settings): runs on a GPU are the same to "
-    "rounding only, and training magnifies that."
+    "With cross-entropy for all and both noise and skew, the choice of flash-advantage is ahead of random selection by "
+    "1.1 points on average (8 of 9 settings) and of FedCor by 1.9 (9 of 9). Random selection, run again with the same "
+    "seed, differs by 0.5 (root mean square over 16 settings): runs on a GPU repeat only up to rounding, and training "
+    "magnifies the difference."
 )
 _VARIANTS = (
-    "The rows marked (ours) are variants with another reward and another draw of cohorts, which the paper does not "
-    "have; its claims are about its own form."
+    "The rows marked (ours) are variants with another reward and another draw of cohorts, which are not in the paper; "
+    "its claims are about its own form."
 )
 _PLAIN = {"loss": "cross-entropy"}
 
@@ -125,7 +125,7 @@ def _base(data: str, settings: Sequence[Mapping[str, Any]], selectors: Mapping[s
 
 
 def _plainly(selectors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the same selectors under the labels NAME-ce, with clients that minimise cross-entropy."""
+    """Return the selectors under the labels NAME-ce, with clients that minimise cross-entropy."""
     return {f"{label}-ce": {"name": label, **table, "local": _PLAIN} for label, table in selectors.items()}
 
 
@@ -134,7 +134,7 @@ def _plain_names(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _as_a_whole(better: str, others: Mapping[str, str], measure: str, settings: tuple[str, ...]) -> tuple[Beats, ...]:
-    """Return the claims that FLASH with its loss is above others with cross-entropy."""
+    """Return the claims that FLASH with its loss beats others with cross-entropy."""
     return tuple(
         Beats(f"FLASH with its loss is above {called} with cross-entropy.", measure, better, f"{name}-ce", settings)
         for name, called in others.items()
@@ -142,7 +142,7 @@ def _as_a_whole(better: str, others: Mapping[str, str], measure: str, settings: 
 
 
 def _by_choice(better: str, others: Mapping[str, str], settings: tuple[str, ...]) -> tuple[Beats, ...]:
-    """Return the claims that FLASH is above others where everybody minimises cross-entropy."""
+    """Return the claims that FLASH beats others when everybody minimises cross-entropy."""
     return tuple(
         Beats(f"With cross-entropy for all, FLASH is above {called}.", "best", f"{better}-ce", f"{name}-ce", settings)
         for name, called in others.items()
@@ -162,10 +162,7 @@ _HALVES = ("30% non-IID", "15% noise")
 def _grid(data: str) -> Study:
     """Tables 1 and 2: every selector with every aggregator. Labels are SELECTOR+AGGREGATOR."""
     combinations: dict[str, Any] = {
-        f"{selector}+{aggregator}": {
-            "name": selector,
-            "aggregator": {"name": aggregator},
-        }
+        f"{selector}+{aggregator}": {"name": selector, "aggregator": {"name": aggregator}}
         for selector in ROWS
         for aggregator in AGGREGATORS
     }
@@ -173,8 +170,9 @@ def _grid(data: str) -> Study:
     combinations |= _plainly(with_fedavg)
     parts = {}
     for setting in (_UPPER, _LOWER):
-        parts[setting["name"].split("% ")[1]] = _base(data, [setting], combinations)
-        parts[setting["name"].split("% ")[1]]["run"]["baseline"] = "uniform+fedavg"
+        part = _base(data, [setting], combinations)
+        part["run"]["baseline"] = "uniform+fedavg"
+        parts[setting["name"].split("% ")[1]] = part
     names = {
         f"{selector}+{aggregator}": f"{called}, {aggregator}"
         for selector, called in ROWS.items()
@@ -184,7 +182,7 @@ def _grid(data: str) -> Study:
     own = (
         _DIGITS
         if data == "digits"
-        else "For FEMNIST writers are ignored and samples dealt out by class, as the paper's non-IIDness asks."
+        else "For FEMNIST, writers are ignored and samples are dealt by class, as the paper's non-IIDness requires."
     )
     differences = (
         *(() if data == "digits" else (_OPEN,)),
@@ -193,14 +191,7 @@ def _grid(data: str) -> Study:
         _AVERAGE,
         *((own,) if data != "cifar10" else ()),
     )
-    return Study(
-        f"flash-{data}",
-        parts,
-        3,
-        names,
-        "uniform+fedavg",
-        differences,
-    )
+    return Study(f"flash-{data}", parts, 3, names, "uniform+fedavg", differences)
 
 
 def _published_figures(
@@ -254,15 +245,7 @@ TABLE_2_LOWER = {
     "fedcor": ((66.6, 1.5), (71.4, 1.3), (66.4, 1.2), (63.6, 1.8), (67.9, 1.4), (70.3, 1.7), (69.1, 1.8)),
     "feel": ((62.5, 1.4), (64.9, 1.7), (59.2, 1.5), (67.0, 1.6), (65.5, 2.1), (62.3, 2.3), (71.5, 1.5)),
 }
-"""The row FLASH of both lower halves is missing in the text of the paper that these were typed from."""
-
-AVERAGES = {
-    "1 upper": row(tuple(SELECTORS), 48.7, 49.6, 50.3, 43.4, 52.3, 56.6, 51.1, 59.0),
-    "1 lower": row(tuple(SELECTORS)[:-1], 47.2, 46.4, 47.2, 40.3, 48.5, 53.7, 48.0),
-    "2 upper": row(tuple(SELECTORS), 64.8, 67.2, 68.4, 64.7, 69.6, 70.8, 67.4, 71.8),
-    "2 lower": row(tuple(SELECTORS)[:-1], 60.8, 66.3, 66.0, 61.1, 67.1, 67.9, 64.7),
-}
-"""The column "Average" of the tables: the mean of a row, which the figures above can be checked with."""
+"""The row FLASH of both lower halves is missing in the text from which we typed these figures."""
 
 
 def _with_all(selector: str) -> tuple[str, ...]:
@@ -287,7 +270,7 @@ _FEW_NAMES = {name: ROWS[name] for name in ("uniform", "fedcor", "flash", "flash
 
 
 def _figure_2(data: str) -> Study:
-    """Each kind of heterogeneity by itself, all selectors, averaged by size."""
+    """Each kind of heterogeneity separately, all selectors, averaged by size."""
     settings = [_setting(f"noise-{level:g}", level=level) for level in _LEVELS]
     settings += [_setting(f"non-iid-{share:g}", share=share) for share in _SHARES[1:]]
     return _with_both_losses(f"flash-figure-2-{data}", data, settings, ROWS)
@@ -305,7 +288,7 @@ def _with_both_losses(name: str, data: str, settings: Sequence[Mapping[str, Any]
 
 
 def _figure_4(data: str) -> Study:
-    """Other bandits, and contexts with one element left out."""
+    """Other bandits, and contexts without one element."""
     elements = ("robust-loss", "validation-loss", "duration", "last-reward")
     bandits = ("flash", "neural-bandit", "restless-bandit", *OURS)
     selectors: dict[str, Any] = {name: {} for name in bandits}
@@ -324,7 +307,7 @@ def _without(selector: str, element: str) -> str:
 
 
 def _figure_5(data: str) -> Study:
-    """What is left of the best accuracy at the end, by noise."""
+    """How much of the best accuracy is left at the end, by noise."""
     settings = [_setting(f"noise-{level:g}", level=level) for level in _LEVELS]
     selectors = {
         "fedcor": {},
@@ -345,7 +328,7 @@ def _figure_5(data: str) -> Study:
 
 
 def _figure_7(data: str) -> Study:
-    """Latencies, with and without the element "duration" of the context."""
+    """Latencies, with and without the duration in the context."""
     settings = [
         _setting(f"{kind}-{straggling}", share, level, straggling)
         for kind, share, level in (("non-iid", 0.3, 0.0), ("noise", 0.0, 0.15))
@@ -372,7 +355,7 @@ def _study(
     baseline: str = "uniform",
     rounds: int | None = None,
 ) -> Study:
-    """Return a study in one part; one of so many ``rounds`` that they are given has a part for each setting."""
+    """Return a study in one part, or, if ``rounds`` is given, with a part for each setting."""
     pieces = {"all": settings} if rounds is None else {str(setting["name"]): [setting] for setting in settings}
     parts = {piece: _base(data, members, selectors) for piece, members in pieces.items()}
     for part in parts.values():
@@ -383,7 +366,7 @@ def _study(
 
 
 def _table_exhibit(data: str, notes: tuple[str, ...]) -> Exhibit:
-    """Table 1 or 2; digits are compared with Table 1."""
+    """Return Table 1 or 2; digits are compared with Table 1."""
     number, upper, lower = ("2", TABLE_2_UPPER, TABLE_2_LOWER) if data == "cifar10" else (
         "1", TABLE_1_UPPER, TABLE_1_LOWER
     )  # fmt: skip
@@ -417,7 +400,7 @@ def _not_better(text: str, bandit: str) -> Near:
 
 
 def _figure_exhibits(data: str) -> list[Exhibit]:
-    """Figures 2 to 5 and 7."""
+    """Return Figures 2 to 5 and 7."""
     end = _end(data)
     figure_2, figure_3 = _figure_2(data), _figure_3(data)
     every = tuple(figure_2.rounds)
@@ -449,8 +432,10 @@ def _figure_exhibits(data: str) -> list[Exhibit]:
             "label noise and non-IIDness together",
             figure_3,
             claims=(
-                Beats("FLASH beats FedCor where both kinds of heterogeneity meet.", "best", "flash", "fedcor", both),
-                Beats("FLASH beats random selection where both kinds meet.", "best", "flash", "uniform", both),
+                Beats(
+                    "FLASH beats FedCor under both kinds of heterogeneity together.", "best", "flash", "fedcor", both
+                ),
+                Beats("FLASH beats random selection under both kinds together.", "best", "flash", "uniform", both),
                 *_as_a_whole("flash", few, "best", both),
                 *_by_choice("flash", few, both),
             ),
@@ -464,7 +449,7 @@ def _figure_exhibits(data: str) -> list[Exhibit]:
             _figure_4(data),
             claims=(
                 _not_better(
-                    "More complex bandits bring no accuracy (read as: not more than one point).", "neural-bandit"
+                    "More complex bandits do not add accuracy (we read: not more than one point).", "neural-bandit"
                 ),
                 _not_better("Nor does the restless bandit.", "restless-bandit"),
                 _needs("The robust training loss matters under noise.", "robust-loss", ("noise",)),
@@ -480,7 +465,7 @@ def _figure_exhibits(data: str) -> list[Exhibit]:
             _figure_5(data),
             claims=(
                 Near(
-                    "FLASH that stops early is near its best (read as: two points).",
+                    "FLASH that stops early is near its best (we read: within two points).",
                     "final",
                     "flash-stopped",
                     "flash",
@@ -501,7 +486,7 @@ def _figure_exhibits(data: str) -> list[Exhibit]:
             _figure_7(data),
             claims=(
                 Beats(
-                    "With the duration in the context FLASH is faster under long latencies.",
+                    "With the duration in its context, FLASH is faster under long latencies.",
                     "seconds",
                     "flash",
                     "without-duration",

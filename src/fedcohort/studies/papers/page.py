@@ -1,4 +1,4 @@
-"""The pages: published figures beside ours, ratios, verdicts; Markdown and one HTML file without scripts."""
+"""The pages: published figures next to ours, ratios and verdicts, as Markdown and as one HTML file without scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcohort.studies.papers.verdicts import ClaimVerdict, MarginComparison, co
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
 _MOST_CURVES = 8
-_OLDER = {"balanced": "0.2.0"}  # the last version with another rule of the same name
+_OLDER = {"balanced": "0.2.0"}  # the last version in which the name stood for another rule
 
 
 def number(value: float, measure: Measure) -> str:
@@ -45,7 +45,7 @@ def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
 
 
 def _head(record: StudyRecord, setting: str, measure: str) -> str:
-    """Return a setting's name, with its target where rounds to it are counted."""
+    """Return a setting's name, with the target if the measure is the rounds to it."""
     target = record.settings.get(setting, {}).get("target")
     return f"{setting} ({100 * target:g}%)" if measure == "rounds" and target is not None else setting
 
@@ -57,7 +57,7 @@ def _published_cell(figures: Mapping[str, tuple[float, float | None] | None], la
     if figure is None:
         return Cell("N/A")
     mean, deviation = figure
-    # Rounds have no decimals here, but a paper's mean over seeds may: it is shown as printed.
+    # We print rounds without decimals, but a paper's mean over seeds may have them.
     digits = max(measure.digits, 0 if mean == round(mean) else 1)
     text = f"{mean:,.{digits}f}"
     return Cell(text if deviation is None else f"{text} ± {deviation:g}")
@@ -73,11 +73,11 @@ def _ours(mean: tuple[float | None, float, int] | None, measure: Measure) -> Cel
     return Cell(text if math.isnan(std) else f"{text} ± {number(measure.scale * std, measure)}")
 
 
-def ratio_table(exhibit: Exhibit, found: Sequence[MarginComparison]) -> Table:
+def ratio_table(exhibit: Exhibit, comparisons: Sequence[MarginComparison]) -> Table:
     """Return every comparison with the paper's margin and ours."""
     names = exhibit.study.names
     rows = []
-    for ratio in found:
+    for ratio in comparisons:
         measure = MEASURES[ratio.measure]
         rows.append(
             (
@@ -103,40 +103,42 @@ def _margin(value: float, measure: Measure) -> str:
     return f"{1 + value:.2f}×" if measure.ratio else f"{value:+.2f} points"
 
 
-def verdict_table(found: Sequence[ClaimVerdict]) -> Table:
-    """Return the claims and what became of them."""
-    rows = tuple((Cell(v.text), Cell(v.state), Cell(v.detail)) for v in found)
+def verdict_table(verdicts: Sequence[ClaimVerdict]) -> Table:
+    """Return the claims with their verdicts."""
+    rows = tuple((Cell(v.text), Cell(v.state), Cell(v.detail)) for v in verdicts)
     return Table("claims", "What holds", ("claim", "verdict", "seen"), rows, wrap=frozenset({0, 2}))
 
 
-def summary(found: Sequence[ClaimVerdict]) -> str:
-    """Say in a few words what became of the claims."""
+def summary(verdicts: Sequence[ClaimVerdict]) -> str:
+    """Summarise the verdicts in one sentence."""
     parts = [
-        f"{count} {_PLURAL[state] if count != 1 else state}" for state, count in count_verdicts(found).items() if count
+        f"{count} {_PLURAL[state] if count != 1 else state}"
+        for state, count in count_verdicts(verdicts).items()
+        if count
     ]
-    return f"{len(found)} claim{'s' * (len(found) != 1)}: {', '.join(parts)}." if parts else "No claims."
+    return f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)}: {', '.join(parts)}." if parts else "No claims."
 
 
-def _version(found: Mapping[str, Any], label: str) -> str:
-    """Return the version of fedcohort that ran a method: the record's, or that of the run that added it later."""
-    made = next((later["made"] for later in found.get("later", ()) if label in later["labels"]), found["made"])
+def _version(entry: Mapping[str, Any], label: str) -> str:
+    """Return the version of fedcohort that ran a method, which may have been added later."""
+    made = next((later["made"] for later in entry.get("later", ()) if label in later["labels"]), entry["made"])
     return str(made["fedcohort"])
 
 
 def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
-    """Say how our figures came about, and where with less than the paper used."""
+    """Say how our figures were made, and where we used fewer seeds or rounds than the paper."""
     study, settings = exhibit.study, record.settings
     if not settings:
         return ["Not run yet."]
     groups: dict[str, list[str]] = {}
-    for name, found in settings.items():
-        groups.setdefault(_run_with(study, found), []).append(name)
+    for name, entry in settings.items():
+        groups.setdefault(_run_with(study, entry), []).append(name)
     sentences = [f"{', '.join(names)}: {text}." for text, names in groups.items()]
     sentences += _later(study, record)
     sentences += [
-        f"The rows of {label} are those of version {version}; its rule has changed since."
+        f"The rows of {label} are from version {version}; its rule has changed since."
         for label, version in _OLDER.items()
-        if any(label in found["labels"] and _version(found, label) == version for found in settings.values())
+        if any(label in entry["labels"] and _version(entry, label) == version for entry in settings.values())
     ]
     sentences += _other_targets(exhibit, record)
     missing = [name for name in study.rounds if name not in settings]
@@ -146,52 +148,52 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
 
 
 def _other_targets(exhibit: Exhibit, record: StudyRecord) -> list[str]:
-    """Say where our rounds are to another target than the paper's."""
+    """Say where our rounds are to a different target than the paper's."""
     counted = {grid.measure for grid in exhibit.grids} | {claim.measure for claim in exhibit.claims}
     if "rounds" not in counted:
         return []
     sentences = []
-    for name, found in record.settings.items():
-        wanted = exhibit.study.target(name)
-        if wanted is not None and found.get("target") not in (None, wanted) and not found["made"].get("trial"):
-            sentences.append(f"{name}: our rounds are to {100 * found['target']:g}%, the paper's to {100 * wanted:g}%.")
+    for name, entry in record.settings.items():
+        theirs = exhibit.study.target(name)
+        if theirs is not None and entry.get("target") not in (None, theirs) and not entry["made"].get("trial"):
+            sentences.append(f"{name}: our rounds are to {100 * entry['target']:g}%, the paper's to {100 * theirs:g}%.")
     return sentences
 
 
-def _run_with(study: Study, found: Mapping[str, Any]) -> str:
-    """Return a setting's seeds and rounds, where they are fewer than the paper's, and what made them."""
-    made = found["made"]
+def _run_with(study: Study, entry: Mapping[str, Any]) -> str:
+    """Return how a setting was run, and whether with fewer seeds or rounds than the paper."""
+    made = entry["made"]
     fewer = ["a trial on small data, not a result"] if made.get("trial") else []
-    if len(found["seeds"]) < study.seeds:
-        fewer.append(f"fewer seeds: {len(found['seeds'])} of {study.seeds}")
-    if found["rounds"] < found["planned"]:
-        fewer.append(f"fewer rounds: {found['rounds']:,} of {found['planned']:,}")
-    if not found["finished"]:
+    if len(entry["seeds"]) < study.seeds:
+        fewer.append(f"fewer seeds: {len(entry['seeds'])} of {study.seeds}")
+    if entry["rounds"] < entry["planned"]:
+        fewer.append(f"fewer rounds: {entry['rounds']:,} of {entry['planned']:,}")
+    if not entry["finished"]:
         fewer.append("not finished")
     return (
-        f"{_seeds(found['seeds'])}, {found['rounds']:,} rounds{' (' + '; '.join(fewer) + ')' if fewer else ''}, on "
+        f"{_seeds(entry['seeds'])}, {entry['rounds']:,} rounds{' (' + '; '.join(fewer) + ')' if fewer else ''}, on "
         f"{made['device']}, {made['date']}, fedcohort {made['fedcohort']}, by `{made['command']}`"
     )
 
 
 def _later(study: Study, record: StudyRecord) -> list[str]:
-    """Say which methods were added later, and how far those that were run again lie from the record."""
+    """Say which methods were added later, and how much the methods that were run again differ from the record."""
     groups: dict[str, tuple[list[str], dict[str, list[float]]]] = {}
-    for setting, found in record.settings.items():
-        for piece in found.get("later", ()):
+    for setting, entry in record.settings.items():
+        for piece in entry.get("later", ()):
             methods = "; ".join(study.names.get(label, label) for label in piece["labels"])
             made = piece["made"]
             text = f"{methods}: added on {made['device']}, {made['date']}, by `{made['command']}`"
             settings, again = groups.setdefault(text, ([], {}))
             settings.append(setting)
             for label, best in piece["again"].items():
-                pairs = zip(best, found["labels"][label]["best"], strict=True)
+                pairs = zip(best, entry["labels"][label]["best"], strict=True)
                 moved = [100 * (now - then) for now, then in pairs if now is not None and then is not None]
                 again.setdefault(study.names.get(label, label), []).extend(moved)
     sentences = []
     for text, (settings, again) in groups.items():
         compared = "".join(
-            f"; {name}, run again beside them, differs from the record by {_span(moved)} points of best accuracy"
+            f"; {name}, run again with them, differs from the record by {_span(moved)} points of best accuracy"
             for name, moved in again.items()
             if moved
         )
@@ -200,7 +202,7 @@ def _later(study: Study, record: StudyRecord) -> list[str]:
 
 
 def _span(values: Sequence[float]) -> str:
-    """Return the one value, or the least and the greatest with how many there are."""
+    """Return a single value, or the smallest, the largest and the number of values."""
     if len(values) == 1:
         return f"{values[0]:+.2f}"
     return f"{min(values):+.2f} to {max(values):+.2f} (in {len(values)} runs)"
@@ -212,20 +214,20 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def tables_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
     """Return all tables of an exhibit: figures, ratios, verdicts."""
-    found = judge(exhibit, record)
+    verdicts = judge(exhibit, record)
     tables = [table_of(grid, exhibit, record) for grid in exhibit.grids]
     if not exhibit.grids:
         tables += _figures_of(exhibit, record)
     compared = ratios(exhibit, record)
     if compared:
         tables.append(ratio_table(exhibit, compared))
-    if found:
-        tables.append(verdict_table(found))
+    if verdicts:
+        tables.append(verdict_table(verdicts))
     return tables
 
 
 def _figures_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
-    """Return our figures for the measures that an exhibit without published ones makes claims about."""
+    """Return our figures for an exhibit without published ones: the measures its claims are about."""
     tables = []
     for name in dict.fromkeys(claim.measure for claim in exhibit.claims):
         measure, settings = MEASURES[name], list(exhibit.study.rounds)
@@ -251,7 +253,7 @@ def markdown(exhibit: Exhibit, record: StudyRecord) -> str:
 
 def html_page(exhibit: Exhibit, record: StudyRecord) -> str:
     """Return an exhibit's page as HTML, with its learning curves."""
-    from fedcohort.report.render import render  # here: Markdown and tables need no jinja2
+    from fedcohort.report.render import render  # Markdown and tables work without jinja2
 
     title = f"{exhibit.paper}, {exhibit.place}: {exhibit.title}"
     items = [
@@ -265,17 +267,17 @@ def html_page(exhibit: Exhibit, record: StudyRecord) -> str:
         summary=summary(judge(exhibit, record)),
         items=items,
         tables=tables_of(exhibit, record),
-        curves={setting: _curves(exhibit, found["labels"]) for setting, found in record.settings.items()},
+        curves={setting: _curves(exhibit, entry["labels"]) for setting, entry in record.settings.items()},
     )
 
 
 def _curves(
     exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 ) -> dict[str, Any] | None:
-    """Return the mean curves as the page draws them, the first eight; None before the first evaluation."""
+    """Return the first eight mean curves as the page draws them; None before the first evaluation."""
     from fedcohort.report import palette
 
-    shown = [(label, found["curve"]) for label, found in labels.items() if found["curve"]["round"]][:_MOST_CURVES]
+    shown = [(label, entry["curve"]) for label, entry in labels.items() if entry["curve"]["round"]][:_MOST_CURVES]
     if not shown:
         return None
     last = max(curve["round"][-1] for _, curve in shown)
@@ -300,7 +302,7 @@ def _curves(
 
 
 def overview(folder: Path) -> str:
-    """Return a table in Markdown about all records in a folder: how many claims of each exhibit hold."""
+    """Return a Markdown table of all records in a folder: how many claims of each exhibit hold."""
     rows = []
     for exhibit in EXHIBITS.values():
         record = StudyRecord.read(folder / f"{exhibit.study.name}.json", exhibit.study)
@@ -323,9 +325,9 @@ def overview(folder: Path) -> str:
 
 
 def _has_results(exhibit: Exhibit, record: StudyRecord) -> bool:
-    """Whether there is anything of ours to show."""
+    """Whether any method besides the baseline was run."""
     shown = [label for label in exhibit.study.names if label != exhibit.study.baseline]
-    return any(label in found["labels"] for found in record.settings.values() for label in shown)
+    return any(label in entry["labels"] for entry in record.settings.values() for label in shown)
 
 
 def _whole(exhibit: Exhibit, record: StudyRecord) -> bool:

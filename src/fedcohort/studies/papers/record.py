@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedcohort.simulate.store.writer import write_atomically
 from fedcohort.studies.papers.declare import Labels, Study
 
 FORMAT = 1
-_POINTS = 40  # of a curve that is kept
+_POINTS = 40  # of a curve, at most
 
 
 class RecordError(FedcohortError, ValueError):
@@ -35,10 +36,11 @@ class StudyRecord:
     Attributes
     ----------
     settings : dict
-        By setting: ``seeds``, ``rounds`` made, ``planned`` by the study, ``finished``, ``made`` (how, when, on what),
-        and ``labels``: for each label the measures, a value per seed (None where a target was never reached), and
-        ``curve``, the mean accuracy at some rounds. ``later`` lists what labels were added afterwards: ``labels``,
-        ``made``, and ``again``, the best accuracies of labels that were there and were made again beside them.
+        By setting: ``seeds``, ``rounds`` run and ``planned``, whether it is ``finished``, ``target``, ``made`` (the
+        command, the date and the device), and ``labels``. A label has its measures, each with a value per seed (None if
+        a target was never reached), and ``curve``, the mean accuracy at some rounds. ``later`` lists labels that were
+        added afterwards: ``labels``, ``made``, and ``again``, the best accuracies of recorded labels that were run
+        again with them.
     """
 
     def __init__(self, study: str, settings: Mapping[str, Any] | None = None) -> None:
@@ -47,73 +49,71 @@ class StudyRecord:
 
     @classmethod
     def read(cls, path: Path, study: Study) -> StudyRecord:
-        """Read a record, or return an empty one where there is none."""
+        """Read a record; an empty one if there is no file."""
         try:
-            found = json.loads(read_file(path))
+            stored = json.loads(read_file(path))
         except FileNotFoundError:
             return cls(study.name)
         except (OSError, ValueError, RecursionError) as error:
             raise RecordError(f"{path} cannot be read: {error}.") from error
-        if not isinstance(found, dict) or found.get("study") != study.name or found.get("format") != FORMAT:
+        if not isinstance(stored, dict) or stored.get("study") != study.name or stored.get("format") != FORMAT:
             raise RecordError(
                 f"{path} is not a record of the study {study.name!r} in format {FORMAT}.",
                 hint="name another folder with --out",
             )
-        return cls(study.name, found["settings"])
+        return cls(study.name, stored["settings"])
 
     def write(self, path: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the record atomically."""
         value = {"format": FORMAT, "study": self.study, "settings": self.settings}
         write_atomically(path, (_short(json.dumps(value, indent=1)) + "\n").encode())
 
     def add(self, other: StudyRecord) -> None:
-        """Replace settings that have fewer rounds or seeds than another record's settings of the same name.
+        """Replace settings that have fewer seeds or rounds than another record's settings of the same name.
 
         If both have equally many, only add the labels that are missing here.
         """
-        for name, found in other.settings.items():
-            mine = self.settings.get(name)
-            # More seeds count before more rounds: pairs compare tuples from the left.
-            sizes = [(len(one["seeds"]), one["rounds"]) for one in (found, mine or found)]
-            if mine is None or sizes[0] > sizes[1]:
-                self.settings[name] = found
-            elif sizes[0] == sizes[1]:
-                self.settings[name] = (
-                    found if found["labels"].keys() >= mine["labels"].keys() else _merge_labels(mine, found)
-                )
+        for name, theirs in other.settings.items():
+            mine = self.settings.get(name, theirs)
+            # Tuples compare from the left, so seeds count before rounds.
+            my_size, their_size = ((len(one["seeds"]), one["rounds"]) for one in (mine, theirs))
+            if their_size > my_size or (their_size == my_size and theirs["labels"].keys() >= mine["labels"].keys()):
+                self.settings[name] = theirs
+            elif their_size == my_size:
+                self.settings[name] = _merge_labels(mine, theirs)
 
     def values(self, setting: str, label: Labels, measure: str) -> list[float | None] | None:
-        """Return a value per seed, or None where it was not run."""
+        """Return a value per seed, or None if a label was not run."""
         labels = (label,) if isinstance(label, str) else label
         known = self.settings.get(setting, {}).get("labels", {})
-        found = [known.get(one, {}).get(measure) for one in labels]
-        if any(values is None for values in found):
+        columns = [known.get(one, {}).get(measure) for one in labels]
+        if any(values is None for values in columns):
             return None
-        return [None if None in seed else sum(seed) / len(seed) for seed in zip(*found, strict=True)]
+        return [None if None in seed else sum(seed) / len(seed) for seed in zip(*columns, strict=True)]
 
     def mean(self, setting: str, label: Labels, measure: str) -> tuple[float | None, float, int] | None:
         """Return mean, standard deviation and number of seeds; the mean is None if a seed missed the target."""
         values = self.values(setting, label, measure)
         if not values:
             return None
-        known = np.array([value for value in values if value is not None], np.float64)
-        if len(known) < len(values):
+        reached = np.array([value for value in values if value is not None], np.float64)
+        if len(reached) < len(values):
             return None, math.nan, len(values)
-        return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else math.nan, len(values)
+        return float(reached.mean()), float(reached.std(ddof=1)) if len(reached) > 1 else math.nan, len(values)
 
 
-def _merge_labels(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _merge_labels(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     """Merge the labels of two settings, preferring the first, and note how the second's were produced."""
-    new = [label for label in found["labels"] if label not in mine["labels"]]
+    new = [label for label in theirs["labels"] if label not in mine["labels"]]
     if not new:
         return mine
-    again = {label: values["best"] for label, values in found["labels"].items() if label in mine["labels"]}
-    later = [*mine.get("later", []), {"labels": new, "made": found["made"], "again": again}]
-    return {**mine, "labels": mine["labels"] | {label: found["labels"][label] for label in new}, "later": later}
+    again = {label: values["best"] for label, values in theirs["labels"].items() if label in mine["labels"]}
+    later = [*mine.get("later", []), {"labels": new, "made": theirs["made"], "again": again}]
+    return {**mine, "labels": mine["labels"] | {label: theirs["labels"][label] for label in new}, "later": later}
 
 
 def record_of(results: Results, study: Study, part: str, *, seconds: float, quick: bool = False) -> StudyRecord:
-    """Return the record of one part's experiment, as far as it has got; ``quick`` marks a trial."""
+    """Return the record of one part's experiment so far; ``quick`` marks a trial."""
     made = {
         "fedcohort": __version__,
         "command": results.meta.get("command", ""),
@@ -129,7 +129,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
         runs = [run for run in results.runs if str(run.setting.get("name", "")) == board.setting]
         evaluated = all(run.id in results.curves and len(results.curves[run.id].rounds) for run in runs)
         if board.progress.least == 0 or not evaluated:
-            continue  # a setting is recorded once every run of it has a result
+            continue  # a setting is recorded once all its runs have a result
         record.settings[board.setting] = {
             "seeds": [seed.seed for seed in board.rows[0].seeds],
             "rounds": _rounds_made(board),
@@ -143,15 +143,15 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
 
 
 def _rounds_made(board: Leaderboard) -> int:
-    """Return the rounds of a setting; for interrupted runs, those that all of them have made."""
+    """Return the rounds of a setting; if runs were interrupted, the rounds that all of them have."""
     if not board.finished:
         return board.progress.least
-    # Not the least here: a method may be meant to stop before the others.
+    # Not the least of them: some methods stop early by design.
     return max(seed.rounds for row in board.rows for seed in row.seeds)
 
 
 def _labels(results: Results, study: Study, board: Leaderboard, runs: Sequence[RunInfo]) -> dict[str, Any]:
-    """Return the numbers of every method of a setting, in the order in which the study names them."""
+    """Return the numbers of every method of a setting, in the study's order."""
     ends = [seed.terminal for row in board.rows if row.label == study.baseline for seed in row.seeds]
     end = float(np.mean(ends)) if ends else math.nan
     order = list(study.names)
@@ -162,7 +162,7 @@ def _labels(results: Results, study: Study, board: Leaderboard, runs: Sequence[R
 
 
 def _numbers(results: Results, study: Study, row: LeaderRow, members: list[RunInfo], end: float) -> dict[str, Any]:
-    """Return what a record keeps of one method: a value for each seed. ``end`` is where the baseline ends."""
+    """Return what a record keeps of one method; ``end`` is the baseline's final accuracy."""
     members = sorted(members, key=lambda run: run.seed)
     curves = [results.curves[run.id] for run in members]
     return {
@@ -190,16 +190,16 @@ def unevenness(results: Results, run: RunInfo) -> float:
 def _extras(results: Results, study: Study, members: Iterable[RunInfo]) -> dict[str, list[float | None]]:
     if study.extra is None:
         return {}
-    found: dict[str, list[float | None]] = {}
+    columns: dict[str, list[float | None]] = {}
     for run in members:
         for name, value in study.extra(results, run).items():
-            found.setdefault(name, []).append(_number(value))
-    return found
+            columns.setdefault(name, []).append(_number(value))
+    return columns
 
 
 def _mean_curve(curves: list[Curve]) -> dict[str, list[float]]:
-    """Return the mean over seeds at about forty rounds that all of them evaluated."""
-    # Seeds may have stopped at different rounds: a mean over fewer and fewer of them would bend at each end.
+    """Return the mean over seeds at up to forty rounds that all seeds evaluated."""
+    # Seeds may have stopped at different rounds, and the curve would jump wherever one drops out of the mean.
     common = curves[0].rounds
     for curve in curves[1:]:
         common = np.intersect1d(common, curve.rounds)
@@ -215,7 +215,5 @@ def _number(value: float | None) -> float | None:
 
 
 def _short(text: str) -> str:
-    """Put lists of plain values on one line each: a record is read and compared by people, too."""
-    import re
-
+    """Put each list of plain values on one line, so that people can read and compare records."""
     return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", text)

@@ -1,4 +1,4 @@
-"""Run a paper's study in pieces that can be stopped and continued."""
+"""Run a paper's studies in pieces that can be stopped and continued."""
 
 from __future__ import annotations
 
@@ -31,21 +31,11 @@ Guard = Callable[[Simulation], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The state of a reproduction after a call of :func:`reproduce`.
+    """The state of a reproduction when :func:`reproduce` returns."""
 
-    Attributes
-    ----------
-    finished : bool
-        Whether everything requested is done.
-    records : dict of str to StudyRecord
-        By study.
-    files : list of Path
-        Pages and comparisons.
-    """
-
-    finished: bool
-    records: dict[str, StudyRecord]
-    files: list[Path]
+    finished: bool  # whether everything requested is done
+    records: dict[str, StudyRecord]  # by study
+    files: list[Path]  # pages and comparisons
 
 
 def reproduce(
@@ -66,40 +56,34 @@ def reproduce(
     say: Callable[[str], None] = lambda text: None,
     command: str = "",
 ) -> Reproduction:
-    """Run what tables and figures need and write their pages.
+    """Run the studies of tables and figures, and write their pages.
 
     Parameters
     ----------
     exhibits : sequence of Exhibit
-        Studies that several of them share are run once.
+        Studies that they share are run once.
     out : Path
-        Where records (records/STUDY.json), comparisons (NAME.json), pages (NAME.md, NAME.html) and runs go. What is
-        there is continued; a record that was brought there from elsewhere counts as run.
-    seeds : int, optional
-        How many, instead of the study's.
-    rounds : int, optional
-        Instead of the study's.
+        Folder for records (records/STUDY.json), comparisons (NAME.json), pages (NAME.md, NAME.html) and runs. Runs
+        found there are continued, and a record that was copied there counts as run.
+    seeds, rounds : int, optional
+        Instead of the study's numbers.
     parts : sequence of str
         Only these parts of the studies.
     labels : sequence of str
-        Only these methods, and the one that they are compared with. Where a record has all but some methods, those
-        alone are made, with its seeds and rounds.
+        Only these methods and the baseline. If a record already has the others, these are run with the record's seeds
+        and rounds.
     quick : bool
-        One seed, few rounds and the small digits in place of the data: does everything run?
-    processes : int, optional
-        Number of processes that run in parallel.
+        Check that everything runs: one seed, few rounds, and digits instead of the data.
     minutes : float, optional
         Stop cleanly after this many minutes.
     folder : str, optional
         Where the datasets are.
     listener : callable, optional
-        Returns a listener for one part's runs; by default one that shows the progress, where rich is installed.
+        Returns a listener for the runs of one part; by default one that shows the progress, if rich is installed.
     guard : callable
-        Returns a context for one simulation, in which a signal may call its ``stop``.
-    say : callable
-        Receives messages.
+        Returns a context for one simulation in which a signal may call its ``stop``.
     command : str
-        For the record.
+        The command to record.
     """
     if quick:
         seeds, rounds = 1, rounds or QUICK_ROUNDS
@@ -114,20 +98,20 @@ def reproduce(
         path, record = paths[study.name], records[study.name]
         piece = _remaining_work(record, study, part, seeds, rounds, labels)
         if not piece.labels:
-            say(f"{study.name}, {part}: is on record in {path}")
+            say(f"{study.name}, {part}: already in {path}")
             continue
         if time.monotonic() >= until:
             finished = False
             break
         say(f"{study.name}, {part}: {', '.join(study.settings(part))}{_some_methods(study, part, piece)}")
-        finished, found = _one_part(
+        finished, results = _one_part(
             study, part, piece, out, quick=quick, device=device, processes=processes,
             until=until, folder=folder, listeners=_progress() if listener is None else [listener()], guard=guard,
             command=command,
         )  # fmt: skip
-        record.add(found)
+        record.add(results)
         path.parent.mkdir(parents=True, exist_ok=True)
-        record.write(path)  # after each part, so that an interruption loses one at most
+        record.write(path)  # after each part, so that an interruption loses at most one
         if not finished:
             break
     files = [file for exhibit in exhibits for file in write_pages(exhibit, records[exhibit.study.name], out, end)]
@@ -135,7 +119,7 @@ def reproduce(
 
 
 def _progress() -> list[Listener]:
-    with contextlib.suppress(ModuleNotFoundError):  # it is drawn with rich, which the simulator does not need
+    with contextlib.suppress(ModuleNotFoundError):  # rich draws it, and the simulator runs without rich
         from fedcohort.simulate.rounds.progress import Progress
 
         return [Progress()]
@@ -143,12 +127,12 @@ def _progress() -> list[Listener]:
 
 
 def _some_methods(study: Study, part: str, piece: _Piece) -> str:
-    """Name the methods that are run; nothing where these are all of the part."""
+    """Name the methods to run; empty if these are all methods of the part."""
     return f"; {', '.join(piece.labels)}" if len(piece.labels) < len(study.parts[part]["selectors"]) else ""
 
 
 def _wanted_parts(studies: Iterable[Study], parts: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[Study, str]]:
-    """Yield the parts that were named, or all, as far as they have one of the methods that were named."""
+    """Yield the requested parts that have one of the requested methods; no names mean all."""
     for study in studies:
         for part, table in study.parts.items():
             if (not parts or part in parts) and (not labels or table["selectors"].keys() & labels):
@@ -156,7 +140,7 @@ def _wanted_parts(studies: Iterable[Study], parts: Sequence[str], labels: Sequen
 
 
 def write_pages(exhibit: Exhibit, record: StudyRecord, out: Path, end: str = "") -> list[Path]:
-    """Write an exhibit's comparison and pages; return where."""
+    """Write an exhibit's comparison and pages; return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     stem = out / f"{exhibit.name}{end}"
     files = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".html")]
@@ -169,25 +153,21 @@ def write_pages(exhibit: Exhibit, record: StudyRecord, out: Path, end: str = "")
 
 def _check_names(studies: Collection[Study], parts: Sequence[str], labels: Sequence[str]) -> None:
     tables = [(part, table) for study in studies for part, table in study.parts.items()]
-    _check("part", parts, [part for part, _ in tables])
-    _check("method", labels, [label for _, table in tables for label in table["selectors"]])
-
-
-def _check(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
-    known = list(dict.fromkeys(known))
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(
-                f"There is no {kind} {name!r}. Known: {', '.join(known)}.",
-                hint=suggest(name, known),
-            )
+    known_parts = dict.fromkeys(part for part, _ in tables)
+    known_labels = dict.fromkeys(label for _, table in tables for label in table["selectors"])
+    for kind, names, known in (("part", parts, known_parts), ("method", labels, known_labels)):
+        for name in names:
+            if name not in known:
+                raise UnknownNameError(
+                    f"There is no {kind} {name!r}. Known: {', '.join(known)}.", hint=suggest(name, known)
+                )
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """The work left in a part: the methods to run (none if all are on record), and how many seeds and rounds.
+    """The work left in a part: the methods to run (none if all are recorded), and the numbers of seeds and rounds.
 
-    ``targets`` are those of the record that the methods are added to, by setting.
+    If the methods are added to a record, ``targets`` are its targets, by setting.
     """
 
     labels: tuple[str, ...]
@@ -202,49 +182,49 @@ _NOTHING: Mapping[str, Any] = {"seeds": (), "rounds": 0, "finished": False, "tar
 def _remaining_work(
     record: StudyRecord, study: Study, part: str, seeds: int | None, rounds: int | None, labels: Sequence[str]
 ) -> _Piece:
-    """Return what a record lacks of a part; numbers of seeds and rounds are those wanted, None for the study's.
+    """Return what a record lacks of a part; seeds and rounds are the requested numbers, None for the study's.
 
-    Where the record already has as many seeds and rounds, only the missing methods are run, with the record's numbers,
-    so that all methods of a table stay comparable.
+    If the record already has enough seeds and rounds, only the missing methods are run, with the record's numbers, so
+    that all methods of a table stay comparable.
     """
     every = study.parts[part]["selectors"]
-    wanted = [label for label in every if not labels or label in labels]
-    with_them = {study.baseline, study.parts[part]["run"].get("baseline")}
+    missing = [label for label in every if not labels or label in labels]
+    baselines = {study.baseline, study.parts[part]["run"].get("baseline")}
     recorded = {setting: record.settings.get(setting, _NOTHING) for setting in study.settings(part)}
     size = _common_size(recorded, study, seeds, rounds)
-    others = set().union(*(found["labels"] for found in recorded.values())) - {*wanted, *with_them}
+    others = set().union(*(entry["labels"] for entry in recorded.values())) - {*missing, *baselines}
     targets = {}
     if size is not None:
-        # Without a target of the study's own, a run sets one by its baseline: another one than the record's.
-        targets = {setting: found["target"] for setting, found in recorded.items() if found["target"] is not None}
-        wanted = [label for label in wanted if any(label not in found["labels"] for found in recorded.values())]
+        # If the study sets no target, a run's baseline sets one, which would differ from the record's.
+        targets = {setting: entry["target"] for setting, entry in recorded.items() if entry["target"] is not None}
+        missing = [label for label in missing if any(label not in entry["labels"] for entry in recorded.values())]
         seeds, rounds = size
     elif labels and others:
         raise InputError(
-            f"{', '.join(wanted)} cannot stand beside {', '.join(sorted(others))} in the record of {study.name}, "
+            f"{', '.join(missing)} cannot be compared with {', '.join(sorted(others))} in the record of {study.name}, "
             f"{part}: those have other seeds, rounds or targets, or are not finished.",
             hint="name another folder with --out, or run all methods, without --labels",
         )
-    left = tuple(label for label in every if wanted and label in {*wanted, *with_them})
-    return _Piece(left, seeds, rounds, targets)
+    to_run = tuple(label for label in every if missing and label in {*missing, *baselines})
+    return _Piece(to_run, seeds, rounds, targets)
 
 
 def _common_size(
     recorded: Mapping[str, Mapping[str, Any]], study: Study, seeds: int | None, rounds: int | None
 ) -> tuple[int, int | None] | None:
-    """Return the seeds and rounds of all recorded settings.
+    """Return the numbers of seeds and rounds that all recorded settings share.
 
-    None where they differ, are fewer than wanted, or were made with another target than the study's.
+    None if they differ, are fewer than requested, or were run with another target than the study's.
     """
     sizes = set()
-    for setting, found in recorded.items():
+    for setting, entry in recorded.items():
         planned = study.rounds[setting]
-        enough = len(found["seeds"]) >= (seeds or study.seeds) and found["rounds"] >= min(rounds or planned, planned)
-        # A trial has a target of its own.
-        same_target = enough and (found["made"]["trial"] or study.target(setting) in (None, found["target"]))
-        if not found["finished"] or not same_target:
+        enough = len(entry["seeds"]) >= (seeds or study.seeds) and entry["rounds"] >= min(rounds or planned, planned)
+        # A trial has its own target.
+        same_target = enough and (entry["made"]["trial"] or study.target(setting) in (None, entry["target"]))
+        if not entry["finished"] or not same_target:
             return None
-        sizes.add((len(found["seeds"]), None if found["rounds"] == planned else found["rounds"]))
+        sizes.add((len(entry["seeds"]), None if entry["rounds"] == planned else entry["rounds"]))
     return sizes.pop() if len(sizes) == 1 else None
 
 
@@ -258,7 +238,7 @@ def table_of(
     quick: bool = False,
     folder: str | None = None,
 ) -> dict[str, Any]:
-    """Return the experiment of one part, of all methods or of some.
+    """Return the experiment of one part, with all methods or only some.
 
     >>> from fedcohort.studies.papers.hicsfl import STUDY
     >>> table_of(STUDY, "all", seeds=2)["seeds"]
@@ -277,13 +257,13 @@ def table_of(
         table["run"]["rounds"] = rounds
         for setting in table["settings"]:
             setting.get("run", {}).pop("rounds", None)
-    if folder is not None and not quick:  # the digits of a trial come with scikit-learn
+    if folder is not None and not quick:  # a trial's digits come with scikit-learn
         table["data"]["folder"] = folder
     return table
 
 
 def _shrink(table: dict[str, Any]) -> None:
-    """Make an experiment small: digits, a small network, few steps, targets that are reached."""
+    """Make an experiment small: digits, a small network, few steps, low targets."""
     table["data"] = {"name": "digits"}
     table["model"] = {"name": "mlp"}
     keep = {key: value for key, value in table["local"].items() if key in ("loss", "momentum", "weight_decay")}
@@ -325,7 +305,7 @@ def _one_part(
     for setting in table["settings"]:
         if setting["name"] in piece.targets:
             setting["run"] = {**setting.get("run", {}), "targets": [piece.targets[setting["name"]]]}
-    # The folder's name holds the rounds: runs with more rounds are other runs, those with more seeds an extension.
+    # The folder's name has the rounds, because more seeds extend an experiment but more rounds need a new one.
     place = out / "runs" / ".".join([study.name, part, *(["quick"] if quick else []), f"r{table['run']['rounds']}"])
     began = time.monotonic()
     simulation = _begin_or_extend(table, place, device=device, processes=processes, command=command)
@@ -340,7 +320,7 @@ def _one_part(
 def _begin_or_extend(
     table: dict[str, Any], place: Path, *, device: str | None, processes: int | None, command: str
 ) -> Simulation:
-    """Return the simulation of a folder, with the seeds and methods that it lacks; a new one where there is none."""
+    """Open the simulation of a folder and add the seeds and methods it lacks, or begin a new one."""
     if not (place / "meta.json").is_file():
         return Simulation(Experiment.from_dict(table), place, device=device, processes=processes, command=command)
     runs = load(place).runs

@@ -2,7 +2,7 @@
 
 A claim *holds* if our means have the claimed order in every setting it names, and *does not hold* otherwise. A margin
 holds if ours is at least two thirds of the published one. A claim is *not run* if a number is missing, and *open* if no
-method reached the target in all seeds, so that there is nothing to compare.
+method reached the target in all seeds, which leaves nothing to compare.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from fedcohort.studies.papers.declare import MEASURES, Beats, Claim, Exhibit, Grid, Labels, Near, margin, order
 from fedcohort.studies.papers.record import StudyRecord
 
-# Our choice: seeds scatter margins, so the whole of one is too much to ask, and half of one is another effect.
+# Our choice: margins vary with the seeds, so all of one is too much to ask, and half of one is a different effect.
 SHARE = 2 / 3
 """The share of the published margin that ours must reach."""
 
@@ -27,11 +27,11 @@ class MarginComparison:
     Attributes
     ----------
     better, worse : str or tuple of str
-        By the paper.
+        The better and the worse method in the paper.
     published, ours : float
-        Margins (see :func:`fedcohort.studies.papers.declare.margin`); NaN where unknown.
+        Margins (see :func:`fedcohort.studies.papers.declare.margin`); NaN if unknown.
     wins, seeds : int
-        In how many seeds the better one is better here, too.
+        The number of our seeds in which the better method is better, and of all seeds.
     """
 
     setting: str
@@ -55,8 +55,7 @@ class MarginComparison:
         """Whether the margin holds."""
         if self.state != "holds" or math.isnan(self.published):
             return self.state
-        # An infinite margin has no share; it is matched by another infinite one.
-        if math.isinf(self.published):  # only the better one reached the target
+        if math.isinf(self.published):  # only the better one reached the target; two thirds of that mean nothing
             return "holds" if math.isinf(self.ours) else "does not hold"
         return "holds" if self.ours >= SHARE * self.published else "does not hold"
 
@@ -72,7 +71,7 @@ class ClaimVerdict:
 
 def ratios(exhibit: Exhibit, record: StudyRecord) -> list[MarginComparison]:
     """Return every comparison that the exhibit's grids make, in the paper's direction."""
-    found = []
+    comparisons = []
     for grid in exhibit.grids:
         for setting in grid.published if grid.ours else ():
             for label in grid.labels:
@@ -80,12 +79,12 @@ def ratios(exhibit: Exhibit, record: StudyRecord) -> list[MarginComparison]:
                 if math.isnan(published):
                     continue
                 pair = (grid.ours, label) if published > 0 else (label, grid.ours)
-                found.append(_ratio(record, grid.measure, setting, *pair, published=order(grid, setting, *pair)))
-    return found
+                comparisons.append(_ratio(record, grid.measure, setting, *pair, order(grid, setting, *pair)))
+    return comparisons
 
 
 def _ratio(
-    record: StudyRecord, measure: str, setting: str, better: Labels, worse: Labels, published: float = math.nan
+    record: StudyRecord, measure: str, setting: str, better: Labels, worse: Labels, published: float
 ) -> MarginComparison:
     kind = MEASURES[measure]
     ours, theirs = (record.mean(setting, label, measure) for label in (better, worse))
@@ -109,22 +108,23 @@ def judge(exhibit: Exhibit, record: StudyRecord) -> list[ClaimVerdict]:
 def _judge(claim: Claim, exhibit: Exhibit, record: StudyRecord) -> ClaimVerdict:
     if isinstance(claim, Near):
         return _judge_nearness(claim, record)
-    found = [
+    comparisons = [
         _ratio(record, claim.measure, s, claim.better, claim.worse, _published_margin(exhibit, claim, s))
         for s in claim.settings
     ]
-    state = _overall_state([ratio.state for ratio in found])
-    detail = "" if state in ("not run", "open") else _evidence([ratio for ratio in found if ratio.state != "not run"])
+    state = _overall_state([ratio.state for ratio in comparisons])
+    judged = [ratio for ratio in comparisons if ratio.state != "not run"]
+    detail = "" if state in ("not run", "open") else _evidence(judged)
     return ClaimVerdict(claim.text or _sentence(exhibit, claim), state, detail)
 
 
-def _evidence(found: Sequence[MarginComparison]) -> str:
-    """Say in how many settings a claim and its margin hold, and where it does not."""
-    text = f"{sum(ratio.state == 'holds' for ratio in found)} of {len(found)} settings"
-    margins = [ratio.margin for ratio in found if not math.isnan(ratio.published)]
+def _evidence(comparisons: Sequence[MarginComparison]) -> str:
+    """Say in how many settings a claim and its margin hold, and where the claim does not."""
+    text = f"{sum(ratio.state == 'holds' for ratio in comparisons)} of {len(comparisons)} settings"
+    margins = [ratio.margin for ratio in comparisons if not math.isnan(ratio.published)]
     if margins:
         text += f", the margin in {margins.count('holds')}"
-    failed = [ratio.setting for ratio in found if ratio.state == "does not hold"]
+    failed = [ratio.setting for ratio in comparisons if ratio.state == "does not hold"]
     return f"{text}; not in {', '.join(failed)}" if failed else text
 
 
@@ -139,9 +139,9 @@ def _judge_nearness(claim: Near, record: StudyRecord) -> ClaimVerdict:
             states.append("open")
         else:
             difference = scale * (means[0][0] - means[1][0])
-            short = -difference if not MEASURES[claim.measure].lower else difference
-            apart = short if claim.one_sided else abs(difference)
-            states.append("holds" if apart <= claim.within else "does not hold")
+            shortfall = difference if MEASURES[claim.measure].lower else -difference
+            distance = shortfall if claim.one_sided else abs(difference)
+            states.append("holds" if distance <= claim.within else "does not hold")
             seen.append(f"{setting} {difference:+.1f}")
     return ClaimVerdict(claim.text, _overall_state(states), ", ".join(seen))
 
@@ -163,12 +163,14 @@ def _published_margin(exhibit: Exhibit, claim: Beats, setting: str) -> float:
 
 def _sentence(exhibit: Exhibit, claim: Beats) -> str:
     names, kind = exhibit.study.names, MEASURES[claim.measure]
-    better, worse = (names[who] if isinstance(who, str) else " and ".join(who) for who in (claim.better, claim.worse))
+    better, worse = (
+        names[side] if isinstance(side, str) else " and ".join(side) for side in (claim.better, claim.worse)
+    )
     return f"{better} beats {worse} in {kind.title}."
 
 
 def count_verdicts(verdicts: Sequence[ClaimVerdict]) -> dict[str, int]:
-    """Return how many claims hold, do not, are open, were not run."""
+    """Return how many claims hold, do not hold, are open, and were not run."""
     return {state: sum(v.state == state for v in verdicts) for state in ("holds", "does not hold", "open", "not run")}
 
 
