@@ -1,4 +1,4 @@
-"""The candidates of a cohort, stored whole or as a difference: what is read is who could be picked."""
+"""The candidates of a cohort, stored whole or as a difference, are read back as they were."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stored(journal):
 
 
 def flow(path: Path, *, rounds: int = 60, reopen: int = 0, grow: int = 0, **more: object) -> dict[int, set[int]]:
-    """Play an asynchronous session in which few come and go, now and then many; return who could be picked."""
+    """Play an asynchronous session in which usually few clients come and go, sometimes many; return the candidates."""
     generator = np.random.default_rng(4)
     on = generator.random(N) < 0.4
     expected: dict[int, set[int]] = {}

@@ -1,4 +1,4 @@
-"""Journals on disks that fill, in programs that are killed, forked or never close them, under several names."""
+"""Journals on full disks, under several names, and in programs that are killed, forked or never close them."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def played(path, rounds=6, **kwargs):
 
 
 def in_child(work):
-    """Run ``work`` in a child made by fork; return what it printed as JSON."""
+    """Run ``work`` in a forked child; return what it printed as JSON."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -75,7 +75,7 @@ def killed(path, rounds=6):
 
 @contextlib.contextmanager
 def little_room(path, more):
-    """No file may grow beyond the journal's companion and ``more`` bytes: a write fails as on a full disk."""
+    """Limit files to the size of the companion plus ``more`` bytes, so that a write fails as on a full disk."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(f"{path}-wal") + more, hard))
@@ -86,7 +86,7 @@ def little_room(path, more):
 
 
 def goes_on(session, path, expected):
-    """Let the same session finish what is pending and play on: its journal holds the cohorts of one undisturbed."""
+    """Let the session finish what is pending and continue; its journal has the cohorts of an undisturbed one."""
     for cohort in session.pending:
         session.tell(HOST.report(cohort))
     HOST.play(session, len(expected) - session.round)
@@ -131,7 +131,7 @@ def test_a_full_disk_leaves_no_hole_in_manual_mode(tmp_path, more):
 
 @pytest.mark.parametrize("which", ["the limit of SQLite", "the integers of its interface"])
 def test_a_row_too_large_is_an_error_and_loses_nothing(tmp_path, monkeypatch, which):
-    """As the report of ten million clients would be; the limit is lowered, for rows of 2 GB take their time."""
+    """The report of ten million clients would be too large. The limit is lowered, because rows of 2 GB take long."""
     path = tmp_path / "j.sqlite"
     expected = HOST.play(HOST.session(create("active-fl"), seed=3), 10)
     session = played(path, 3)
@@ -154,7 +154,7 @@ def too_large(*_):
 
 @pytest.mark.parametrize("commit", ["always", "manual"])
 def test_an_interrupt_in_the_moment_of_a_commit_is_no_hole(tmp_path, monkeypatch, commit):
-    """Durable, and the session does not know it: it may not go on from what it thinks is on record."""
+    """The commit is durable, but the session does not know it, so it must not continue."""
     path = tmp_path / "j.sqlite"
     expected = HOST.play(HOST.session(create("active-fl"), seed=3), 8)
     session = played(path, 3, commit=commit)
@@ -205,7 +205,7 @@ def test_the_file_alone_of_a_journal_in_use_is_refused(tmp_path):
             opened(alone)
         assert "journal copy" in caught.value.hint and "journal recover" in caught.value.hint
     assert not examine(alone).sound
-    shutil.copy(f"{path}-wal", alone.parent)  # with its companion it is whole
+    shutil.copy(f"{path}-wal", alone.parent)  # with its companion it is complete
     with Session.open(alone) as session:
         assert session.round == 6
     done = CliRunner().invoke(app, ["journal", "copy", str(path), str(tmp_path / "whole.sqlite")])
@@ -219,7 +219,7 @@ def test_the_file_alone_of_a_journal_in_use_is_refused(tmp_path):
 @needs_fork
 @pytest.mark.parametrize("left", ["nothing", "half", "one bit flipped"])
 def test_commits_that_are_gone_are_missed(tmp_path, left):
-    """What SQLite takes for the end of its companion, and would pass over in silence."""
+    """SQLite treats this damage as the end of the companion, and does not report it."""
     path = killed(tmp_path / "j.sqlite")
     wal = Path(f"{path}-wal")
     data = wal.read_bytes()
@@ -306,7 +306,7 @@ def test_a_symbolic_link_has_the_lock_of_its_target(tmp_path):
     link.parent.mkdir()
     link.symlink_to(path)
     assert is_blank(link)
-    with played(link):  # also through a link that leads nowhere yet
+    with played(link):  # also through a link whose target does not exist yet
         assert path.exists() and link.is_symlink()
         with pytest.raises(JournalError, match="in use"):
             Session.open(path)
@@ -355,7 +355,7 @@ def test_a_child_that_lives_longer_does_not_hold_the_lock(tmp_path):
     child = os.fork()
     if child == 0:
         os.close(write)
-        os.read(read, 1)  # until the parent has gone on
+        os.read(read, 1)  # until the parent has continued
         os._exit(0)
     session.close()
     with Session.open(tmp_path / "j.sqlite") as session:
@@ -375,7 +375,7 @@ def readable():
 
 
 def unprivileged(work):
-    """Run ``work`` as somebody whom read-only folders stop."""
+    """Run ``work`` as a user who cannot write to read-only folders."""
 
     def lowered():
         if os.getuid() == 0:
@@ -430,7 +430,7 @@ def test_a_folder_is_no_journal(tmp_path):
 
 @needs_fork
 def test_a_kill_during_creation_leaves_nothing_in_the_way(tmp_path, die_after):
-    """Killed at every eightieth line of Python while the journal comes to be; then everybody can start it."""
+    """Killed at every eightieth line of Python while the journal is created; after that, it can be created again."""
     cut = 0
     for lines in range(1, 100_000, 80):
         path = tmp_path / f"{lines}.sqlite"

@@ -1,4 +1,4 @@
-"""Journals from somebody else, and folders others can write to: nothing bursts, nothing runs, no link is followed."""
+"""Journals from others, and folders that others can write to: memory is limited, no code runs, no link is followed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def played(path: Path, rules: object = None, **more: object) -> Path:
 
 
 def forged(path: Path, *statements: tuple[str, tuple[object, ...]]) -> Path:
-    """Whoever changes a journal on purpose makes its checksums fit; they are no secret."""
+    """An attacker who changes a journal also changes its checksums, which are no secret."""
     with sqlite3.connect(path) as db:
         for statement, arguments in statements:
             db.execute(statement, arguments)
@@ -147,11 +147,11 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     out.mkdir()
     for name in ("live.sqlite", "live.sqlite-wal", ".lock", "runs.json"):
         (out / name).symlink_to(secret)
-    with LiveFeed(out, {}):  # takes the links' place
+    with LiveFeed(out, {}):  # replaces the links
         assert not (out / "live.sqlite").is_symlink() and not (out / "live.sqlite-wal").is_symlink()
     with pytest.raises(ResultsError, match="symbolic link"), lock_folder(out):
         pass
-    write_atomically(out / "runs.json", b"{}")  # takes the link's place
+    write_atomically(out / "runs.json", b"{}")  # replaces the link
     assert not (out / "runs.json").is_symlink()
     assert secret.read_text() == "mine"
 

@@ -1,4 +1,4 @@
-"""Journals that are not what was written: bits that flipped, rows that were changed, older versions; and verify."""
+"""Journals that are not as they were written: flipped bits, changed rows, older versions; and the command verify."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ FILES = ("", "-wal", ".lock")
 
 
 def a_round(session: Session) -> tuple[str, ...]:
-    """One round with a failure; what is reported follows from the round alone."""
+    """One round with a failure; the report depends only on the round."""
     cohort = session.ask(RoundRequest(size=3))
     loss = 1.0 + cohort.clients + 0.25 * cohort.round
     status = [Status.FAILED if i == cohort.round % 5 else Status.OK for i in range(cohort.size)]
@@ -62,7 +62,7 @@ def written(path: Path, rounds: int = 12) -> Session:
 
 
 def contents(journal: Journal) -> str:
-    """Everything a journal can be asked, as text."""
+    """Everything that can be read from a journal, as text."""
     rows = journal.cohorts()
     table, active = journal.table()
     return repr(
@@ -82,7 +82,7 @@ def contents(journal: Journal) -> str:
 
 
 def copied(path: Path, to: Path) -> Path:
-    """A copy of a journal with what lies beside it."""
+    """A copy of a journal and the files next to it."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
     for end in FILES:
@@ -92,7 +92,7 @@ def copied(path: Path, to: Path) -> Path:
 
 
 def flips(path: Path, end: str, count: int, seed: int, folder: Path) -> Counter[str]:
-    """Flip single bits of one of a journal's files; return how often which of ``damaged, harmless, SILENT`` was so.
+    """Flip single bits of one of a journal's files; return how often each was ``damaged``, ``harmless`` or ``SILENT``.
 
     Harmless means that everything reads as before and the session goes on with the same cohorts.
     """
@@ -124,7 +124,7 @@ def flips(path: Path, end: str, count: int, seed: int, folder: Path) -> Counter[
 
 @contextlib.contextmanager
 def little_room(size):
-    """No file may grow beyond ``size`` bytes: a write fails as on a full disk."""
+    """Limit files to ``size`` bytes, so that a write fails as on a full disk."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -135,7 +135,7 @@ def little_room(size):
 
 
 def as_version_2(path):
-    """Take from a journal what version 3 has more."""
+    """Remove from a journal what version 3 added."""
     with closing(sqlite3.connect(path)) as db:
         for name in TABLES:
             db.execute(f"ALTER TABLE {name} DROP COLUMN sum")

@@ -72,7 +72,7 @@ def test_a_declaration_that_is_no_text_is_an_error(tmp_path):
     Session(create("uniform"), ClientTable(n=3), journal=path).close()
     data = path.read_bytes()
     assert b"CREATE TABLE" in data
-    path.write_bytes(data.replace(b"CREATE TABLE", b"CREATE \xf3ABLE", 1))  # which SQLite's own message quotes
+    path.write_bytes(data.replace(b"CREATE TABLE", b"CREATE \xf3ABLE", 1))  # SQLite's own message quotes it
     for read in (Session.open, read_journal, partial(copy, to=tmp_path / "copy.sqlite")):
         with pytest.raises(JournalError, match="damaged"):
             read(path)
@@ -121,7 +121,7 @@ def test_another_selector_cannot_continue(tmp_path):
 
 def test_open_or_create_survives_a_cut_off_creation(tmp_path):
     path = tmp_path / "j.sqlite"
-    sqlite3.connect(path).execute("PRAGMA journal_mode = WAL")  # what a kill at the first instruction leaves
+    sqlite3.connect(path).execute("PRAGMA journal_mode = WAL")  # what is left by a kill at the first instruction
     with Session.open_or_create(path, create("uniform"), ClientTable(n=4)) as session:
         session.ask(RoundRequest(size=1))
     with Session.open_or_create(path, create("uniform"), ClientTable(n=4)) as session:
@@ -171,7 +171,7 @@ def test_manual_commit_drops_what_was_not_committed(tmp_path):
 
 
 def test_states_are_saved_by_rows(tmp_path):
-    """At a size where whole states would be too dear, a round writes what it changed."""
+    """At a size at which whole states would cost too much, a round writes only what it changed."""
     path = tmp_path / "j.sqlite"
     host = ScriptedHost(n=50_000)
     with host.session(create("active-fl"), journal=path) as session:
@@ -260,7 +260,7 @@ def test_replies_of_an_earlier_version_are_read():
 
 
 def test_partial_reports_survive_a_restart_between_them(tmp_path):
-    """Told in two parts with a restart in between, out of order and with one client missing, as told at once."""
+    """A report in two parts, with a restart in between, out of order and without one client, equals a single report."""
     found = []
     for name, parts in (("whole", 1), ("parts", 2)):
         path = tmp_path / name

@@ -1,4 +1,4 @@
-"""Journals for machines and over time: Prometheus, Parquet, pruning, and clients that are to be forgotten."""
+"""Prometheus, Parquet, pruning, and forgetting clients."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_numbers_for_prometheus(journal: Path) -> None:
 
 
 def test_a_counter_never_falls(journal: Path) -> None:
-    """Whoever answers late was missing: a counter that fell would be taken for a restart and counted twice."""
+    """A late client was missing before. Prometheus takes a falling counter for a restart and would count it twice."""
 
     def counters() -> dict[str, float]:
         lines = [line.rsplit(" ", 1) for line in exposition({"run": journal}).splitlines() if line[0] != "#"]
@@ -102,7 +102,7 @@ def test_a_counter_never_falls(journal: Path) -> None:
 
 @pytest.fixture
 def shown(journal: Path) -> set[str]:
-    """The metrics of a run that waits, with a client away: there is something to say about each."""
+    """The metrics of a waiting run with an offline client; every metric has a value."""
     with Session.open(journal) as session:
         session.note("planned", {"rounds": 9})
         said = Presence("waiting", 1.0, at=2.0, generation=2, online=4, offline={"benjamin": 1.0}, offline_count=1)
@@ -117,7 +117,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_alerts_ask_for_metrics_and_states_that_are_there(shown: set[str]) -> None:
-    """`promtool check rules` and `promtool test rules` say that the file itself is sound; see its head."""
+    """`promtool check rules` and `promtool test rules` check the file itself; see its first lines."""
     (group,) = yaml.safe_load((EXAMPLES / "prometheus" / "fedcohort.rules.yml").read_text())["groups"]
     for rule in group["rules"]:
         assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
@@ -190,7 +190,7 @@ def test_a_client_is_forgotten_and_its_participation_stays_provable(journal: Pat
 
 
 def everything(path: Path) -> str:
-    """All that can be read in a journal: texts, unpacked names and attributes, and the raw file."""
+    """Everything that can be read in a journal: texts, unpacked names and attributes, and the raw file."""
     with closing(read_journal(path)) as record:
         rows = [record.database.fetch(f"SELECT * FROM {table}") for table in TABLES]
         facts = [record.table()[0].names, record.attributes(), record.facts()]
@@ -261,7 +261,7 @@ def test_a_name_goes_from_every_text(tmp_path: Path, audit: bool) -> None:
 def test_a_name_that_is_a_word_of_the_journals_own_is_forgotten_where_it_names_the_client(
     tmp_path: Path, word: str
 ) -> None:
-    """A client chooses its name; to be forgotten must not cost anybody the record."""
+    """A client chooses its name. Forgetting it must not damage the rest of the record."""
     path = tmp_path / "run.sqlite"
     with Session(
         create("uniform"),
@@ -322,7 +322,7 @@ def test_a_name_goes_from_conditions_and_lists_of_rules(tmp_path: Path) -> None:
 
 
 def test_every_event_and_key_of_a_journal_says_what_it_holds(tmp_path: Path) -> None:
-    """What is not declared is taken for somebody else's, so that a word of ours in it could be taken for a name."""
+    """An undeclared event counts as another program's, so one of our words in it could be taken for a name."""
     path = tmp_path / "run.sqlite"
     table = ClientTable(names=NAMES, sizes=[10] * len(NAMES))
     with Session(
@@ -367,7 +367,9 @@ def test_a_forgotten_client_that_is_blocked_does_not_return(tmp_path: Path, audi
         session.set_attributes({"benjamin": {"city": "Ulm on the Danube"}, "anna": {"city": "Bonn"}})
         session.join(ClientTable(names=["cem"]))
         assert session.table.names[-1] == "cem"
-        session.set_rules(Rules(blocked=("benjamin",), max_participations=3))  # as the operator's file still has them
+        session.set_rules(
+            Rules(blocked=("benjamin",), max_participations=3)
+        )  # as they still are in the operator's file
         assert session.rules is not None and session.rules.blocked == ("forgotten-1",)
     text = everything(path)
     assert "benjamin" not in text.replace("forgotten-1", "") and "Ulm on the Danube" not in text
@@ -378,7 +380,7 @@ def test_a_forgotten_client_that_is_blocked_does_not_return(tmp_path: Path, audi
 
 
 def test_a_session_that_goes_on_knows_no_forgotten_name(tmp_path: Path) -> None:
-    """What the journal forgets the living session forgets too: it equals one that is opened again."""
+    """The running session also forgets what the journal forgets: it equals a session that is opened again."""
     table = ClientTable(names=NAMES, sizes=[10, 20, 30, 40, 50])
     rules = Rules(blocked=("emil",), pinned=("benjamin",))
     with Session(ActiveFL(), table, seed=1, journal=tmp_path / "run.sqlite", rules=rules) as session:
@@ -398,7 +400,7 @@ def test_a_session_that_goes_on_knows_no_forgotten_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fed-cucb", "fedcbs-blind", "fedcor", "divfl", "hics-fl", "balanced", "e3cs"])
 def test_any_selector_can_forget(name: str) -> None:
-    """Also one that finds out only while rounds pass how many numbers it keeps of a client."""
+    """Also a selector that learns only during the rounds how many numbers it stores for a client."""
     host = ScriptedHost(n=6)
     table = ClientTable(names=list("abcdef"), sizes=host.table.sizes, labels=host.table.labels)
     session = Session(SELECTORS.create(name), table, signals=host.signals)

@@ -1,4 +1,4 @@
-"""Journals of older versions, made by their code: decided upon before anything is changed, judged by what they tell."""
+"""Journals written by older versions: checked before anything is changed, and audited by what they hold."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_reader_keeps_what_it_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["active-fl", "fedacs"])
 def test_an_honest_journal_is_not_called_wrong(tmp_path: Path, name: str) -> None:
-    """Their rules are other ones by now, so that playing them again leads elsewhere."""
+    """The selectors have changed since then, so replaying gives other cohorts."""
     path = old(tmp_path, name)
     done = CliRunner().invoke(app, ["journal", "verify", str(path)])
     assert done.exit_code == 0, done.output

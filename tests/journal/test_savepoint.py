@@ -1,4 +1,4 @@
-"""Going back: a journal that got ahead of its host's files returns to where they were written."""
+"""A journal that is ahead of its host's files returns to the state in which they were written."""
 
 import numpy as np
 import pytest

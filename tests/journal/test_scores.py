@@ -53,7 +53,7 @@ def test_a_part_that_the_others_leave_of_the_score_is_not_kept():
         assert len(pack_scores(given)) < len(less) + 40
         for name, values in unpack_scores(pack_scores(given), 300).items():
             np.testing.assert_allclose(values, given[name], rtol=2.0**-13)
-    cancelled = arrays(others, own=1e6 + own, others=others - 1e6 - own)  # the difference would have no digit left
+    cancelled = arrays(others, own=1e6 + own, others=others - 1e6 - own)  # no digit of the difference would be left
     for name, values in unpack_scores(pack_scores(cancelled), 300).items():
         np.testing.assert_allclose(values, cancelled[name], rtol=2.0**-13)
 

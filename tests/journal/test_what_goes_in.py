@@ -1,4 +1,4 @@
-"""What a journal takes, and what a host must bring to go on with one."""
+"""What can be written to a journal, and what a host needs to continue one."""
 
 from contextlib import closing
 
@@ -103,7 +103,7 @@ def test_another_session_is_not_continued(tmp_path, changes, message):
     before = read_journal(path).meta()
     with pytest.raises(JournalError, match=f"another session: .*{message}"):
         continued(path, shadows={"new": create("uniform")}, **changes)
-    assert read_journal(path).meta() == before  # nothing was changed by the attempt, the shadow not added
+    assert read_journal(path).meta() == before  # the attempt changed nothing and added no shadow
     with continued(path) as session:
         assert session.round == 0
 
@@ -119,7 +119,7 @@ def test_a_federation_that_changed_is_continued_with_its_first_or_its_present_ta
         continued(path, clients=ClientTable(names=["a", "b", "c", "d"], sizes=[1, 2, 3, 4]))
     with continued(path) as session:
         session.forget("b")
-    continued(path).close()  # a host may still have it, or not
+    continued(path).close()  # with or without it
     continued(path, clients=ClientTable(names=["a", "c", "d"], sizes=[1, 3, 5])).close()
     with pytest.raises(JournalError, match="it has the client 'c'"):
         continued(path, clients=ClientTable(names=["a", "d"], sizes=[1, 5]))
@@ -135,7 +135,7 @@ def test_labels_that_become_known_in_another_form_replace_the_first(tmp_path, au
         path = tmp_path / f"{old}{new}.sqlite"
         first = ClientTable(labels=forms[old])
         with Session(create("uniform"), first, journal=path, audit=audit, rules=Rules(window=3)) as session:
-            session.set_attributes({session.table.name(0): {"battery": 3}})  # which lie beside the labels
+            session.set_attributes({session.table.name(0): {"battery": 3}})  # which are stored next to the labels
             session.update_facts(ClientTable(labels=forms[new]))
             assert session.journal.attributes()
             expected = standing(session)

@@ -1,4 +1,4 @@
-"""A federation's clients, key holder and server, each with its own keys only."""
+"""A federation's clients, key holder and server, each with only its own keys."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Federation:
     def forged(
         self, name: str, plain: bytes, size: int, key: ClientKey | None = None, box: bytes | None = None
     ) -> bytes:
-        """What somebody with a client's key could send who does not use our code: anything behind a true signature."""
+        """Anything with a valid signature, as somebody with a client's key but without our code could send it."""
         about = json.dumps(["fedcohort label statement", 1, self.public.name, self.public.classes, name, size])
         box = primitives.seal(self.public.body, about.encode(), plain) if box is None else box
         signed = about.encode() + hashlib.sha256(box).digest()
@@ -59,7 +59,7 @@ class Federation:
 
     @contextmanager
     def served(self, **kwargs: Any) -> Iterator[RemoteKeyHolder]:
-        """The key holder behind a real wire."""
+        """The key holder over a real connection."""
         server = KeyHolderServer(self.holder, "secret-token", **kwargs)
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

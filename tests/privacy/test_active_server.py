@@ -1,4 +1,4 @@
-"""A server that does not follow the protocol, against the real key holder behind its wire.
+"""A server that does not follow the protocol, against the real key holder over a connection.
 
 It has all that a server has: the token, every statement that clients send, the public key, and as much time as it
 wants. What it may get is S of what clients signed; each attack here is refused, or ends with a part of S.
@@ -25,7 +25,7 @@ COUNTS = np.random.default_rng(3).multinomial(300, np.full(10, 0.1), 40)
 
 
 def raw(remote: RemoteKeyHolder, path: str, body: bytes) -> tuple[int, bytes]:
-    """Send whatever one likes."""
+    """Send any request."""
     host, port = repr(remote).partition("(")[2][:-1].split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=20)
     connection.request("POST", path, body, {"Authorization": "Bearer secret-token"})
@@ -36,7 +36,7 @@ def raw(remote: RemoteKeyHolder, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 def test_328_chosen_ciphertexts_tell_nothing_of_the_key(federation: Any) -> None:
-    """With homomorphic encryption one request of 328 rows took the secret key; now nobody can choose what is opened."""
+    """With homomorphic encryption, one request of 328 rows revealed the secret key. Now no request can."""
     found = federation(COUNTS)
     sent = found.statements()
     bits = random.Random(1)
@@ -46,7 +46,7 @@ def test_328_chosen_ciphertexts_tell_nothing_of_the_key(federation: Any) -> None
         status, _ = raw(remote, "/v1/open", head.encode() + b"\n" + bytes(1000))
         assert status == 404
         answers = set()
-        for first in range(0, 328, 40):  # the boxes that clients sent, each with another bit turned
+        for first in range(0, 328, 40):  # the boxes that clients sent, each with another bit flipped
             for keys in (
                 {n: ClientKey.fresh() for n in found.names},
                 found.keys,
@@ -60,7 +60,7 @@ def test_328_chosen_ciphertexts_tell_nothing_of_the_key(federation: Any) -> None
                 refused = remote.admit(turned)
                 assert refused.keys() == turned.keys()
                 answers |= {why.replace(repr(name), "NAME") for name, why in refused.items()}
-        assert answers == {  # always the same two words, whatever is in the box
+        assert answers == {  # always the same two messages, whatever is in the box
             "The statement of client NAME is not signed with the key it is enrolled with.",
             "The sealed label counts of client NAME cannot be opened.",
         }
@@ -69,7 +69,7 @@ def test_328_chosen_ciphertexts_tell_nothing_of_the_key(federation: Any) -> None
 
 
 def test_puppets_in_the_place_of_clients_are_refused(federation: Any) -> None:
-    """One class each: with ten such clients the server would read everybody's counts by class."""
+    """Clients with one class each; with ten of them, the server could read all counts by class."""
     found = federation(COUNTS)
     puppets = found.names[30:]
     sent = found.statements()
@@ -97,26 +97,26 @@ def test_sizes_are_the_clients_own(federation: Any) -> None:
 def test_replays_and_other_keys_open_nothing(federation: Any) -> None:
     """A statement is for one client and one key; repeated, it is the same entry of S."""
     found = federation(COUNTS)
-    before = federation(COUNTS[::-1], names=found.names)  # the same clients under the key before
+    before = federation(COUNTS[::-1], names=found.names)  # the same clients under an earlier key
     for name in found.names:
         before.keys[name] = found.keys[name]
     sent = found.statements()
     with found.served() as remote:
-        assert remote.admit(before.statements()).keys() == set(found.names)  # nothing of another epoch
-        assert remote.admit({"client-1": sent["client-0"]}).keys() == {"client-1"}  # nor of another client
+        assert remote.admit(before.statements()).keys() == set(found.names)  # nothing for another key
+        assert remote.admit({"client-1": sent["client-0"]}).keys() == {"client-1"}  # nor from another client
         assert remote.admit(sent) == {}
         once = remote.products(found.names, found.names)
         later = {name: found.statement(name, row) for name, row in zip(found.names, COUNTS[::-1], strict=True)}
-        for _ in range(3):  # not even a client that signs again and again is opened twice
+        for _ in range(3):  # even if a client signs again and again, it is opened only once
             assert remote.admit(later) == {}
             assert np.array_equal(remote.products(found.names, found.names), once)
-        # A key of the server's own is another fingerprint to every client and to the key holder.
+        # A key made by the server has another fingerprint, for every client and for the key holder.
         mine = LabelSeal(make_keys(10).public, found.keys["client-0"]).seal("client-0", COUNTS[0])
         assert "for the key" in remote.admit({"client-0": mine})["client-0"]
 
 
 def test_every_set_tells_a_part_of_the_same_matrix(federation: Any) -> None:
-    """Sets that differ by one client, rows without the diagonal, newcomers one by one: S, and nothing but S."""
+    """Sets that differ by one client, rows without the diagonal, new clients one by one: it learns only S."""
     found = federation(COUNTS[:7])
     rng = random.Random(5)
     told: dict[tuple[str, str], set[int]] = {}
@@ -135,11 +135,11 @@ def test_every_set_tells_a_part_of_the_same_matrix(federation: Any) -> None:
     assert all(len(values) == 1 for values in told.values())
     place = found.names.index
     assert all(values == {found.gram[place(i), place(j)]} for (i, j), values in told.items())
-    assert len(told) <= 7 * 8 // 2  # so many pairs there are, and so much there is to know
+    assert len(told) <= 7 * 8 // 2  # there are this many pairs, and no more to know
 
 
 def test_clients_see_who_else_is_in_the_set(federation: Any) -> None:
-    """A server that keeps a client out, or shows it another federation's set, is seen when clients compare."""
+    """Clients that compare their sets detect a server that keeps one out, or shows it another federation's set."""
     found = federation(COUNTS[:4])
     with found.served() as remote:
         remote.admit(found.statements())
@@ -161,7 +161,7 @@ def test_clients_see_who_else_is_in_the_set(federation: Any) -> None:
 def test_what_one_client_that_lies_reads_is_bounded_by_its_size(
     federation: Any, most_samples: int, classes_read: int
 ) -> None:
-    """With counts 1, 128, 16384 one liar reads three classes of everybody, if it may have so many samples."""
+    """With counts 1, 128, 16384, one lying client reads three classes of all others, if it may state that many."""
     counts = np.random.default_rng(1).multinomial(100, np.full(10, 0.1), 12)
     lie = [128**k if k < classes_read else 0 for k in range(10)]
     counts[0] = lie

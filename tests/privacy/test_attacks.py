@@ -1,4 +1,4 @@
-"""Attacks that are really run: what S gives away, who needs whom, and what noise leaves of it."""
+"""Attacks that really run: what S reveals, which observers must collude, and what noise prevents."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sized(sizes: Any, classes: int, seed: int, alpha: float = 0.3) -> Any:
 
 
 def shards(counts: list[int]) -> Any:
-    """Each of 50 clients has two of ten classes, so many samples of each."""
+    """Each of 50 clients has two of ten classes, with this many samples of each."""
     rng = np.random.default_rng(5)
     return np.array([np.array(counts) @ np.eye(10, dtype=int)[rng.permutation(10)[:2]] for _ in range(50)])
 
@@ -78,7 +78,7 @@ FEDERATIONS = {
     "equal sizes, twenty classes": sized([100] * 50, 20, 6),
     "equal sizes, few clients": sized([100] * 13, 10, 7),
     "equal sizes, a class nobody has": np.pad(sized([60] * 30, 6, 8), ((0, 0), (0, 2))),
-    # Counts with a common factor as well.
+    # Counts with a common factor, too.
     "counts by ten": 10 * sized([30] * 40, 10, 9),
     "shards": shards([20, 20]),
     "shards, uneven": shards([20, 30]),
@@ -101,7 +101,7 @@ def test_one_known_client_gives_the_names() -> None:
     assert found is not None
     named = name_classes(found, {4: counts[4]})
     assert named.named and np.array_equal(named.counts, counts)
-    alike = name_classes(found, {4: [7, 7, 7, 7, 7, 7]})  # this one tells no class from another
+    alike = name_classes(found, {4: [7, 7, 7, 7, 7, 7]})  # these counts do not tell classes apart
     assert not alike.named
 
 
@@ -119,13 +119,13 @@ def test_sybils_solve_one_linear_system() -> None:
     gram = everyone @ everyone.T
     found = from_sybils(gram[50:, :50], sybils)
     assert found.named and exact(found, counts).all()
-    fewer = from_sybils(gram[50:59, :50], sybils[:9])  # nine of ten: the tenth class stays open
+    fewer = from_sybils(gram[50:59, :50], sybils[:9])  # nine of ten: the tenth class remains unknown
     assert exact(fewer, counts).mean() < 0.9
     assert np.allclose(fewer.counts[:, :9], counts[:, :9])
 
 
 def test_noise_stops_the_lattice_and_the_sybils_within_its_bound() -> None:
-    """Under epsilon-DP nobody tells two neighbours apart more often than the bound; without it, always."""
+    """Under epsilon-DP, nobody can tell two neighbours apart more often than the bound; without noise, always."""
     epsilon, trials = 1.0, 1500
     rng = np.random.default_rng(7)
     noise = GeometricNoise(epsilon=epsilon)
@@ -135,10 +135,10 @@ def test_noise_stops_the_lattice_and_the_sybils_within_its_bound() -> None:
     for trial in range(trials):
         truth = a if trial % 2 else b
         seen = noise.simulate(truth, rng)
-        # The server forms S from what it was told, and the sybils solve for it.
+        # The server computes S from the noisy counts, and the sybils solve for them.
         found = from_sybils(sybils @ seen, sybils).counts.reshape(-1)
         assert np.allclose(found, seen)
-        # The best guess there is: the likelihood of both neighbours under two-sided geometric noise.
+        # The best possible guess: the likelihood of both neighbours under two-sided geometric noise.
         right += (np.abs(found - a).sum() < np.abs(found - b).sum()) == bool(trial % 2)
         exactly = from_sybils(sybils @ truth, sybils).counts.reshape(-1)
         plain += np.allclose(exactly, a) == bool(trial % 2)

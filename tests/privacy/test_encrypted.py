@@ -75,11 +75,11 @@ def numbers(*values: int) -> bytes:
     ("plain", "size", "why"),
     [
         (numbers(8, 5, -3), 10, "do not sum to the 10 samples"),
-        (numbers(8, 5, 2**64 - 3), 10, "do not sum"),  # it would, if sums wrapped around
+        (numbers(8, 5, 2**64 - 3), 10, "do not sum"),  # they would, if sums wrapped around
         (numbers(2**63, 2**63, 10), 10, "do not sum"),
         (numbers(3, 3, 5), 10, "do not sum"),
         (numbers(0, 0, 0), 10, "do not sum"),
-        (numbers(3, 3, 4, 0), 10, "are not 3 numbers"),  # a value where nothing belongs
+        (numbers(3, 3, 4, 0), 10, "are not 3 numbers"),  # one value too many
         (numbers(5, 5), 10, "are not 3 numbers"),
         (b"", 10, "are not 3 numbers"),
         (numbers(1, 128, 16384), 16513, "0 to 10000 samples. Got 16513"),
@@ -99,7 +99,7 @@ def test_a_client_that_lies_in_its_box_is_named_and_the_others_go_on(
     assert np.array_equal(found.holder.products(rest, rest), kept @ kept.T)
     with pytest.raises(UnknownNameError, match="'client-2' has stated nothing"):
         found.holder.products(["client-2"], rest)
-    assert found.holder.admit(found.statements("client-2")) == {}  # when it sends what is true it may take part
+    assert found.holder.admit(found.statements("client-2")) == {}  # it can take part once its statement is true
 
 
 def test_statements_that_are_refused(federation: Any) -> None:
@@ -128,7 +128,7 @@ def test_statements_that_are_refused(federation: Any) -> None:
     ):
         assert why in found.holder.admit({"client-0": bad})["client-0"], why
     assert "not enrolled" in found.holder.admit({"eve": good})["eve"]
-    # Another's box in a statement of one's own, truly signed.
+    # Another client's box in one's own statement, with a valid signature.
     theirs = found.statement("client-1").partition(b"\n")[2]
     assert (
         "cannot be opened" in found.holder.admit({"client-0": found.forged("client-0", b"", 7, box=theirs)})["client-0"]
@@ -138,7 +138,7 @@ def test_statements_that_are_refused(federation: Any) -> None:
 
 
 def test_the_first_statement_stands(federation: Any) -> None:
-    """Sealing again, after a restart of the client, opens nothing again; other counts change nothing."""
+    """A client that seals again after a restart changes nothing, even with other counts."""
     found = federation([[3, 4, 0], [1, 0, 6]])
     assert found.holder.admit(found.statements()) == {}
     assert found.holder.admit(found.statements()) == {}
@@ -161,7 +161,7 @@ def test_statements_outlive_the_process(federation: Any, tmp_path: Path) -> None
     assert np.array_equal(again.products(["client-2"], found.names), found.gram[[2]])
     again.close()
     fewer = KeyHolder(found.secret, parse_clients(found.lines[1:]), tmp_path / "statements.sqlite")
-    with pytest.raises(UnknownNameError, match="'client-0'"):  # who is no longer enrolled is no longer told about
+    with pytest.raises(UnknownNameError, match="'client-0'"):  # a client that is no longer enrolled has no products
         fewer.products(["client-1"], ["client-0"])
     fewer.close()
     other = make_keys(3)
@@ -174,7 +174,7 @@ def test_clients_check_what_was_opened(federation: Any) -> None:
     found.holder.admit(found.statements("client-0", "client-1"))
     words = found.holder.confirm(["client-0", "client-1"])
     sets = {found.seal(n).confirm(n, found.counts[found.names.index(n)], word) for n, word in words.items()}
-    assert len(sets) == 1  # everybody sees the same set
+    assert len(sets) == 1  # all clients see the same set
     seal, counts = found.seal("client-0"), found.counts[0]
     with pytest.raises(CiphertextError, match="other counts than client 'client-0' has"):
         seal.confirm("client-0", [8, 2, 0], words["client-0"])  # same size, other counts
@@ -195,7 +195,7 @@ def test_clients_check_what_was_opened(federation: Any) -> None:
 
 
 def test_confirmations_tell_nobody_else_anything(federation: Any) -> None:
-    """Equal counts of two clients, or the counts an outsider guesses, do not show in what they are confirmed by."""
+    """Confirmations do not show that two clients have equal counts, nor that an outsider guessed counts right."""
     found = federation([[9, 1, 0], [9, 1, 0]])
     found.holder.admit(found.statements())
     words = found.holder.confirm(found.names)
@@ -233,13 +233,15 @@ def test_keys_as_files() -> None:
 
 
 def test_a_record_that_cannot_be_used_changes_nothing(federation: Any, tmp_path: Path) -> None:
-    """Two processes of one folder, or a damaged file."""
+    """Two processes use one folder, or the file is damaged."""
     record = tmp_path / "statements.sqlite"
     found = federation([[9, 1, 0], [10, 0, 0]], record=record)
     second = KeyHolder(found.secret, parse_clients(found.lines), record)
     assert found.holder.admit(found.statements("client-0")) == {}
     other = {"client-0": found.statement("client-0", [0, 0, 10]), "client-1": found.statement("client-1")}
-    with pytest.raises(KeyHolderError, match="another process"):  # what a client stated first stands, wherever
+    with pytest.raises(
+        KeyHolderError, match="another process"
+    ):  # a client's first statement is final, in all processes
         second.admit(other)
     with pytest.raises(UnknownNameError):
         second.products(["client-1"], ["client-1"])

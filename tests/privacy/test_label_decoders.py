@@ -1,4 +1,4 @@
-"""What a host does with sealed labels: tables that start, grow, refuse one client and go on with the others."""
+"""What a host does with sealed labels: tables that start, grow, refuse one client and continue with the others."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_who_cannot_be_used_is_named_at_once_and_the_rest_go_on(nine: Any) -> No
 
 
 def test_another_key_is_one_error_with_both_names(nine: Any, federation: Any) -> None:
-    """New keys at the key holder, or an old public.key at the server: nobody's fault but said once."""
+    """New keys at the key holder, or an old public.key at the server: one error, and no client is blamed."""
     renewed = federation(COUNTS, NAMES)
     for public, sent in ((nine.public, nine.statements()), (nine.public, renewed.statements())):
         with pytest.raises(KeyHolderError) as caught:
@@ -99,7 +99,7 @@ def test_another_key_is_one_error_with_both_names(nine: Any, federation: Any) ->
 
 
 def test_a_restarted_server(nine: Any, tmp_path: Path) -> None:
-    """The key holder remembers; the server keeps nothing that could be lost or be cut short."""
+    """The key holder stores the statements; the server stores nothing that could be lost."""
     before = EncryptedLabels(nine.public, nine.holder).open(nine.statements(*NAMES[:3]), SIZES, ())
     (tmp_path / "public.key").write_bytes(nine.public.to_bytes())
     again = EncryptedLabels(tmp_path / "public.key", nine.holder)
@@ -131,7 +131,7 @@ def test_rounds_do_not_wait_for_a_key_holder_that_is_gone(nine: Any) -> None:
 
 
 class Broken:
-    """A key holder whose machine is gone until it is mended."""
+    """A key holder that cannot be reached until it is repaired."""
 
     def __init__(self, holder: Any) -> None:
         self.public, self.confirm, self.products, self.holder = holder.public, holder.confirm, holder.products, holder

@@ -1,4 +1,4 @@
-"""The meter says what the attacks found, and its verdicts can be wrong in no direction."""
+"""The meter reports what the attacks found, and its verdicts follow from that."""
 
 from __future__ import annotations
 

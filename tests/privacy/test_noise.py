@@ -1,4 +1,4 @@
-"""Noise against its stated distribution and promise, the ledger against its budget."""
+"""Noise has the stated distribution and keeps its promise; the ledger keeps to its budget."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def drawn(noise: CountNoise, by: str, size: int) -> list[int]:
     return [int(y) for y in noisy - 100]
 
 
-# A client's randomness cannot be repeated: a right distribution fails once in a million runs.
+# A client's randomness cannot be repeated, so a correct distribution fails once in a million runs.
 @pytest.mark.parametrize("by", ["a client", "a simulation"])
 @pytest.mark.parametrize("loudness", GEOMETRIC)
 def test_geometric_noise_has_its_distribution(loudness: str, by: str) -> None:
@@ -141,7 +141,7 @@ def test_gaussian_keeps_its_promise(epsilon: float, delta: float) -> None:
     joint_q = np.multiply.outer(q, q[::-1])
     exact = float(np.maximum(joint_p - math.exp(epsilon) * joint_q, 0).sum())
     assert exact <= delta
-    assert exact > 0.98 * delta  # and not by waste
+    assert exact > 0.98 * delta  # and there is no more noise than needed
 
 
 def exact_delta(one: dict[float, float], times: int, epsilon: float) -> float:
@@ -175,7 +175,7 @@ def loss_of(weight: Any, span: int) -> dict[float, float]:
     ("epsilon", "times", "delta", "stated"), [(0.25, 10, 1e-5, 2.08), (0.5, 20, 1e-5, 7.00), (1.0, 3, 1e-6, 3.0)]
 )
 def test_releases_of_geometric_counts_add_up_exactly(epsilon: float, times: int, delta: float, stated: float) -> None:
-    """Ten of epsilon 0.25 are 2.08 at delta 1e-5; adding up and zCDP both say 2.50."""
+    """Ten of epsilon 0.25 are 2.08 at delta 1e-5; the sum and zCDP both give 2.50."""
     found = total_epsilon([GeometricNoise(epsilon=epsilon).release] * times, delta)
     assert found == pytest.approx(stated, abs=0.005)
     half = loss_of(lambda y: math.exp(-abs(y) * epsilon / 2), 400)  # two counts change in each release
@@ -216,7 +216,7 @@ def test_plausible_counts_are_the_nearest(noisy: list[int], size: int) -> None:
     assert (found >= 0).all() and found.sum() == pytest.approx(size)
     distance = float(((found - noisy) ** 2).sum())
     rng = np.random.default_rng(0)
-    for _ in range(30):  # nothing else that is possible is nearer
+    for _ in range(30):  # no other possible counts are nearer
         other = rng.dirichlet(np.ones(len(noisy))) * size
         assert ((other - noisy) ** 2).sum() >= distance - 1e-6
 
@@ -237,7 +237,7 @@ def test_ledger_counts_every_release(tmp_path: Path) -> None:
     noise = GeometricNoise(epsilon=1.0)
     first = ledger.counts([30, 10, 0], noise)
     assert first.sum() == pytest.approx(40) and (first >= 0).all()
-    assert np.array_equal(ledger.counts([30, 10, 0], noise), first)  # said again: no news, no price
+    assert np.array_equal(ledger.counts([30, 10, 0], noise), first)  # the same answer again, at no cost
     assert len(ledger.releases) == 1
     again = Ledger(epsilon=2.0, path=path)  # a restart forgets nothing
     assert np.array_equal(again.counts([30, 10, 0], noise), first)
@@ -247,7 +247,7 @@ def test_ledger_counts_every_release(tmp_path: Path) -> None:
     with pytest.raises(BudgetError, match="does not cover another release of 'labels'"):
         again.counts([30, 10, 0], noise, refresh=True)
     assert len(again.releases) == len(Ledger(epsilon=2.0, path=path).releases) == 3
-    again.loss([0.5], LossNoise(epsilon=0.25))  # what is covered still goes
+    again.loss([0.5], LossNoise(epsilon=0.25))  # a release that the budget covers is still possible
     again.loss([0.5], LossNoise(epsilon=0.25))
     with pytest.raises(BudgetError):
         again.loss([0.5], LossNoise(epsilon=0.25))
@@ -262,9 +262,9 @@ def test_an_answer_does_not_tell_whether_the_data_changed(tmp_path: Path) -> Non
         assert np.array_equal(ledger.counts(now, noise), first) and len(ledger.releases) == 1
         ledger.counts(now, noise, refresh=True)
         assert len(ledger.releases) == 2
-    grown = ledger.counts([30, 10, 5], noise)  # the size is public, and the answer has it
+    grown = ledger.counts([30, 10, 5], noise)  # the size is public, and the answer fits it
     assert grown.sum() == pytest.approx(45) and len(ledger.releases) == 2
-    ledger.counts([30, 10, 5], GeometricNoise(epsilon=0.5))  # other noise is another question
+    ledger.counts([30, 10, 5], GeometricNoise(epsilon=0.5))  # with other noise, it is another question
     assert len(ledger.releases) == 3
 
 
@@ -345,7 +345,7 @@ def test_a_ledger_is_its_users_alone_and_holds_no_secret(tmp_path: Path) -> None
     finally:
         os.umask(old)
     assert {p.name: p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == {"ledger": 0o600, "ledger.lock": 0o600}
-    # The files of two clients with different data are the same but for what was said.
+    # The files of two clients with different data differ only in what was released.
     files = []
     for counts in ([30, 10, 0], [25, 15, 0]):
         other = tmp_path / f"other{counts[0]}"
@@ -355,7 +355,7 @@ def test_a_ledger_is_its_users_alone_and_holds_no_secret(tmp_path: Path) -> None
 
 
 def test_a_release_is_on_disk_before_it_leaves(tmp_path: Path) -> None:
-    """Whoever dies while drawing noise has spent nothing, or has spent it and answers the same ever after."""
+    """A client that dies while drawing noise has either spent nothing, or the release is recorded."""
     path = tmp_path / "ledger"
     ledger = Ledger(epsilon=1.0, path=path)
 
@@ -423,7 +423,7 @@ def test_ledger_refuses_a_damaged_file(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
 def test_a_ledger_with_a_release_that_cannot_be_is_spent(line: str, delta: float, tmp_path: Path) -> None:
-    """NaN would let everything pass, and what is below 0 would give budget back."""
+    """NaN would pass every comparison, and numbers below 0 would give budget back."""
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(b'{"kind": "loss", "epsilon": 0.1}\n' + line.encode(errors="surrogateescape"))
     with pytest.raises(JournalError, match=r"Line 2 .*\n.*treated as spent"):
@@ -445,7 +445,7 @@ def test_bad_input() -> None:
         Ledger(epsilon=0.0)
     with pytest.raises(InputError, match=r"shape \(2,\) and type float64") as caught:
         GeometricNoise().noisy([1.5, 2])
-    assert "1.5" not in str(caught.value)  # what a client raises reaches the server
+    assert "1.5" not in str(caught.value)  # a client's errors are sent to the server
     with pytest.raises(ParameterError):
         GeometricNoise(epsilon=-1.0)
     with pytest.raises(ParameterError):

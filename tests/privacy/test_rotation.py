@@ -1,4 +1,4 @@
-"""A rotation keeps every inner product and nothing else in sight."""
+"""A rotation keeps every inner product and hides everything else."""
 
 from __future__ import annotations
 

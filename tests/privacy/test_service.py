@@ -1,4 +1,4 @@
-"""The key holder behind a wire: TLS, token, limits, and every refusal as the error it is."""
+"""The key holder over a connection: TLS, token, limits, and every refusal raised as its own error."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_folder(federation: Any, tmp_path: Path) -> None:
     (folder / "secret.key").unlink()
     (folder / "secret.key").write_bytes(b'{"fedcohort": "secret key", "version": 1}\n')
     (folder / "secret.key").chmod(0o600)
-    with pytest.raises(CiphertextError, match="not a label secret of this version"):  # of homomorphic encryption
+    with pytest.raises(CiphertextError, match="not a label secret of this version"):  # from homomorphic encryption
         open_folder(folder)
 
 

@@ -219,22 +219,22 @@ class Eraser:
         return value
 
     def _mapping(self, value: Mapping[str, Any], holds: Field) -> dict[str, Any]:
-        kept = {}
+        clean = {}
         for key, item in value.items():
             match holds:
                 case Mapping() if key in holds:
-                    kept[key] = self.value(item, holds[key])
+                    clean[key] = self.value(item, holds[key])
                 case ByWord(values=inner):
-                    kept[key] = self.value(item, inner)
+                    clean[key] = self.value(item, inner)
                 case Notes():
-                    kept[key] = self.value(item, holds)
+                    clean[key] = self.value(item, holds)
                 case ByLabel(values=inner):
-                    kept[self.text(key)] = self.value(item, inner)
+                    clean[self.text(key)] = self.value(item, inner)
                 case ByClient(values=inner) if key != self.client:
-                    kept[key] = self.value(item, inner)
+                    clean[key] = self.value(item, inner)
                 case _ if key != self.client:
-                    kept[self.text(key)] = self.value(item, FREE)
-        return kept
+                    clean[self.text(key)] = self.value(item, FREE)
+        return clean
 
     def _string(self, text: str, holds: Field) -> str:
         match holds:

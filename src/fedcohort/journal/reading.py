@@ -70,7 +70,7 @@ class JournalReader:
     def attributes(self) -> dict[str, dict[str, Any]]:
         """Return the attributes of clients, by name."""
         rows = self.database.fetch("SELECT data FROM facts WHERE name = 'attributes'")
-        return dict(decompress_json(rows[0][0], "What clients say about themselves")) if rows else {}
+        return dict(decompress_json(rows[0][0], "The table of attributes")) if rows else {}
 
     def exclusions(self, ticket: int) -> dict[int, str]:
         """Return the clients that the rules excluded from a cohort, each with the reason."""
@@ -79,7 +79,7 @@ class JournalReader:
         if not rows:
             return {}
         body = json.loads(rows[0][0])
-        data = decompress(base64.b64decode(body["codes"]), 2 * self.client_count(), "The list of whom rules excluded")
+        data = decompress(base64.b64decode(body["codes"]), 2 * self.client_count(), "The list of excluded clients")
         codes = np.frombuffer(data, "<i2")
         return {int(c): str(body["reasons"][codes[c] - 1]) for c in np.flatnonzero(codes)}
 

@@ -194,16 +194,16 @@ def _of_length(quadratic: FloatArray, length: float) -> FloatArray | None:
     # With quadratic = U'U, the length is a sum of squares, one for each entry, starting with the last.
     upper = np.linalg.cholesky(quadratic).T
     squares, mixed = np.diag(upper) ** 2, upper / np.diag(upper)[:, None]
-    found: list[list[float]] = []
+    solutions: list[list[float]] = []
     x = np.zeros(n)
     steps = 0
-    waiting = [_level(n - 1, length + 1e-6, squares, mixed, x)] if n else []
-    while waiting:
-        k, left, centre, values = waiting[-1]
+    levels = [_level(n - 1, length + 1e-6, squares, mixed, x)] if n else []
+    while levels:
+        k, left, centre, values = levels[-1]
         value = next(values, None)
         if value is None:
             x[k] = 0.0
-            waiting.pop()
+            levels.pop()
             continue
         steps += 1
         if steps > _STEPS:
@@ -211,10 +211,10 @@ def _of_length(quadratic: FloatArray, length: float) -> FloatArray | None:
         x[k] = value
         rest = left - squares[k] * (value - centre) ** 2
         if k:
-            waiting.append(_level(k - 1, rest, squares, mixed, x))
+            levels.append(_level(k - 1, rest, squares, mixed, x))
         elif rest < 2e-6:
-            found.append(x.tolist())
-    return np.array(found, np.float64).reshape(-1, n) if n else np.zeros((1, 0))
+            solutions.append(x.tolist())
+    return np.array(solutions, np.float64).reshape(-1, n) if n else np.zeros((1, 0))
 
 
 def _level(
@@ -308,7 +308,7 @@ def from_sybils(products: ArrayLike, known: ArrayLike) -> Recovered:
     return Recovered(np.asarray(np.linalg.lstsq(basis, rows, rcond=None)[0].T, np.float64), named=True)
 
 
-def name_classes(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
+def name_classes(result: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
     """Return the result with its columns in the order of the classes, as far as the known counts determine it.
 
     Parameters
@@ -316,43 +316,43 @@ def name_classes(found: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
     known : mapping of client to (B,) counts
         The clients of a coalition.
     """
-    if found.named or not known:
-        return found
+    if result.named or not known:
+        return result
     clients = list(known)
     truth = np.array([np.asarray(known[c], np.float64) for c in clients])  # (k, B)
-    ours = found.counts[clients]
+    ours = result.counts[clients]
     cost = np.abs(truth[:, :, None] - ours[:, None, :]).sum(axis=0)  # class x column
     columns = linear_sum_assignment(cost)[1]
     # The order of classes with equal counts in the whole coalition remains unknown.
     distinct = len({tuple(column) for column in np.round(truth, 6).T.tolist()}) == truth.shape[1]
-    return Recovered(found.counts[:, columns], named=distinct)
+    return Recovered(result.counts[:, columns], named=distinct)
 
 
 # -- how good -----------------------------------------------------------------------------------------------------
 
 
-def share_error(found: Recovered, truth: ArrayLike) -> FloatArray:
+def share_error(result: Recovered, truth: ArrayLike) -> FloatArray:
     """Return (N,) total variation distances between found and true label shares, 0 to 1.
 
     Columns without names are first put into the order that fits the truth best. So the error is what the attacker does
     not know, apart from the names of the classes.
     """
     true = np.asarray(truth, np.float64)
-    return np.asarray(0.5 * np.abs(_shares(_best_order(found, true)) - _shares(true)).sum(axis=1))
+    return np.asarray(0.5 * np.abs(_shares(_best_order(result, true)) - _shares(true)).sum(axis=1))
 
 
-def exact(found: Recovered, truth: ArrayLike) -> BoolArray:
+def exact(result: Recovered, truth: ArrayLike) -> BoolArray:
     """Return (N,) whether each client's counts were found exactly, apart from the names of the classes."""
     true = np.asarray(truth, np.float64)
-    return np.asarray((np.abs(_best_order(found, true) - true) < 0.5).all(axis=1))
+    return np.asarray((np.abs(_best_order(result, true) - true) < 0.5).all(axis=1))
 
 
-def _best_order(found: Recovered, truth: FloatArray) -> FloatArray:
+def _best_order(result: Recovered, truth: FloatArray) -> FloatArray:
     """Return the counts with their columns in the order of the classes, or the best guess at it."""
-    if found.named:
-        return found.counts
-    cost = np.abs(_shares(truth)[:, :, None] - _shares(found.counts)[:, None, :]).sum(axis=0)
-    return found.counts[:, linear_sum_assignment(cost)[1]]
+    if result.named:
+        return result.counts
+    cost = np.abs(_shares(truth)[:, :, None] - _shares(result.counts)[:, None, :]).sum(axis=0)
+    return result.counts[:, linear_sum_assignment(cost)[1]]
 
 
 def _shares(counts: FloatArray) -> FloatArray:
