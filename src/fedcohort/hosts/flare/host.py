@@ -76,7 +76,7 @@ class Letter:
     fetched: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     task: Any = None
-    began: tuple[ResultChecker, Mapping[str, AnyArray]] | None = None  # the checks and the model for late results
+    late_check: tuple[ResultChecker, Mapping[str, AnyArray]] | None = None  # with the model that was sent
 
     def __call__(self, result: FLModel) -> None:
         """Accept a result from FLARE, which adds the name of the site."""
@@ -257,7 +257,7 @@ class FlareHost(Host):
         letter = self._train(names, self.model, record, cohort)
         checker = ResultChecker(self.model, required)
         if self.policy.late == "count":
-            letter.began = (checker, self.model)
+            letter.late_check = (checker, self.model)
         self._open = (letter, checker)
         return {name: "not connected" for name in cohort.names if name not in connected}
 
@@ -290,10 +290,10 @@ class FlareHost(Host):
 
     def _late(self, ticket: int, arrival: Arrival) -> Reply:
         """Return a result that arrived after its round was closed; it is checked only if it will count."""
-        if arrival.letter.began is None or arrival.result is None:
+        if arrival.letter.late_check is None or arrival.result is None:
             status = Status.FAILED if arrival.result is None else Status.OK
             return Reply(ticket, arrival.site, status, arrival.problem, arrival.seconds)
-        checker, sent = arrival.letter.began
+        checker, sent = arrival.letter.late_check
         checked = self._check(checker, arrival)
         return self._reply(ticket, checked, arrival.seconds)._replace(content=(checked, sent))
 

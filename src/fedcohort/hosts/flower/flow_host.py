@@ -45,7 +45,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         super().__init__(settings, *arguments, **options)
         store = settings.checkpoints
         self._files = None if store is None else AnswerFiles(store.folder)
-        self._outbox_of_all = self._outbox()
+        self._common_outbox = self._outbox()
         self._sent: dict[str, tuple[int, int]] = {}  # by message id, the ticket and the node
         self._answers: dict[int, WaitingAnswer] = {}  # by ticket
         self._models: dict[int, ArrayRecord] = {}  # by number, the models that clients at work began with
@@ -73,7 +73,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         """Send a client the strategy's own train message, with the model of the cohort's round."""
         seed = batch_seed(self._running.seed, cohort.ticket)
         # A copy, because a strategy may change its config once per model, but not once per message.
-        config, outbox = ConfigRecord(dict(self.config)), self._outbox_of_all
+        config, outbox = ConfigRecord(dict(self.config)), self._common_outbox
         unsent = self._send(cohort, self._models[cohort.round], config, outbox, seed)
         if not unsent:
             ((name, message),) = self.training.sent.items()
@@ -85,7 +85,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
     def receive(self, until: float) -> list[Reply]:
         """Return checked replies, including those of clients that missed their deadline."""
         self.debts.collect()  # late answers to questions and evaluations, which are not needed
-        outbox = self._outbox_of_all
+        outbox = self._common_outbox
         if not outbox.waiting:
             self._sleep_until(until)
             return []

@@ -97,8 +97,8 @@ class FlowerHost(Host):
         self.grid = grid
         self.num_rounds = num_rounds
         self.config = train_config
-        self._given = dict(train_config)
-        self._config_before = self._given  # before the open round was configured
+        self._initial_config = dict(train_config)
+        self._config_before = self._initial_config  # before the open round was configured
         self.levels = levels(self.inner)
         # With an automatic deadline, messages live as long as without one, so that late answers show who is slow.
         deadline = settings.deadline if isinstance(settings.deadline, int | float) else timeout
@@ -120,7 +120,7 @@ class FlowerHost(Host):
         shadows = frozenset[Signal]().union(*(shadow.requires for shadow in settings.shadows.values()))
         # The table must have the facts that shadows need. Other signals are reported only if all clients can.
         self.shadow_facts = shadows & TABLE_SIGNALS
-        self.wished = shadows & REPORT_SIGNALS
+        self.optional_signals = shadows & REPORT_SIGNALS
         self.population = Population(
             grid,
             settings.selector.requires | self.shadow_facts,
@@ -151,7 +151,8 @@ class FlowerHost(Host):
         self.arrays = ArrayRecord()
         self.pulse = Pulse(settings.journal, num_rounds, settings.clock)
         self._open: tuple[Cohort, Outbox] | None = None  # the cohort that trains, and its messages
-        self._began: dict[int, tuple[Checker, ArrayRecord]] = {}  # by ticket, the checks and the model for late replies
+        # By ticket, how late replies are checked, and the model that was sent.
+        self._late_checks: dict[int, tuple[Checker, ArrayRecord]] = {}
         self._average = Average()  # of the newest round
         self._saved: str | None = None  # the newest checkpoint
         self._logged = 0.0  # how long the run had waited at the last log message about it
@@ -216,7 +217,7 @@ class FlowerHost(Host):
             outbox,
             seed=seed,
             required=required,
-            asked=required | (self.wished & self.population.supplied_signals()),
+            asked=required | (self.optional_signals & self.population.supplied_signals()),
             commitment=receipt(session.journal, cohort.ticket, cohort.round),
             confirmations=self.population.confirmations(session.table.names_of(cohort.clients)),
         )
@@ -241,14 +242,14 @@ class FlowerHost(Host):
             if debt.ticket is None:
                 continue
             status, reason, content = Status.OK if reply.error is None else Status.FAILED, "", None
-            if debt.ticket in self._began:
-                checker, sent = self._began[debt.ticket]
+            if debt.ticket in self._late_checks:
+                checker, sent = self._late_checks[debt.ticket]
                 (checked,) = checker.check_all([reply])
                 status, reason, content = checked.status, checked.reason, (checked, sent)
             replies.append(Reply(debt.ticket, reply.name, status, reason, reply.seconds, content))
         # Models are large, so they are kept only as long as a client may still send an update.
         owed = {debt.ticket for debt in self.debts.open}
-        self._began = {ticket: model for ticket, model in self._began.items() if ticket in owed}
+        self._late_checks = {ticket: model for ticket, model in self._late_checks.items() if ticket in owed}
         return replies
 
     def _sleep_until(self, until: float) -> None:
@@ -266,7 +267,7 @@ class FlowerHost(Host):
         # A client that has not answered stays busy, and its late answer must find its round.
         self.debts.add(outbox, {name: online[name].node for name in outbox.owing() if name in online}, cohort.ticket)
         if self.policy.late == "count":
-            self._began[cohort.ticket] = (self.training.checker, sent)
+            self._late_checks[cohort.ticket] = (self.training.checker, sent)
         checked, late, corrections = self._bounded_replies(round_)
         # A reply that was sound by itself may be refused because its vectors differ in size from those of the others.
         refused = {
@@ -380,7 +381,7 @@ class FlowerHost(Host):
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
         """Return the report's numbers: required signals, duration, and everything that all sound replies contain."""
         session = self._running
-        signals = (session.requires & METRIC_SIGNALS) | measures.common_signals() | (self.wished & MEASURED)
+        signals = (session.requires & METRIC_SIGNALS) | measures.common_signals() | (self.optional_signals & MEASURED)
         columns = {signal: measures.column(signal) for signal in sorted(signals - {Signal.SERVER_LOSS})}
         if Signal.SERVER_LOSS in session.requires:  # never from a client
             assert self.settings.validation is not None
@@ -405,7 +406,7 @@ class FlowerHost(Host):
             return None
         assert arrays is not None
         # Only what the strategy wrote into the config; the app may change the rest in the next run.
-        written = {k: v for k, v in self.config.items() if k not in self._given or self._given[k] != v}
+        written = {key: value for key, value in self.config.items() if self._initial_config.get(key) != value}
         self._saved = store.save(rounds, arrays, self.memory, written)
         return {CHECKPOINT: self._saved}
 

@@ -105,7 +105,7 @@ class Population:
         self._refused: set[str] = set()  # clients that could not join
         self._unfit: dict[str, str] = {}  # by client, why it takes no part, as it was last logged
         self._impostors: set[int] = set()
-        self._keyed: frozenset[str] | None = None  # all names that were ever bound to a key, according to the journal
+        self._registered_names: frozenset[str] | None = None  # that were ever bound to a key; from the journal
         self._facts: dict[str, Description] = {}  # by client, the description behind its facts in the table
         self._demands = 0  # increased whenever something other than the roster changes who is fit
         self._fit_at: _Version | None = None  # the version at which `_fit` was computed
@@ -128,7 +128,7 @@ class Population:
             why = self._flaw(card, most)
             if why is not None:
                 unfit[name] = why
-            elif self._keyed and name in self._keyed and not card.registered:
+            elif self._registered_names and name in self._registered_names and not card.registered:
                 if card.node not in self._impostors:
                     self._impostors.add(card.node)
                     log.warning("node %d takes no part: %r is the name of a registered node", card.node, name)
@@ -468,15 +468,15 @@ class Population:
 
     def remember(self, session: Session) -> None:
         """Record the names that are bound to keys, and read those of earlier runs."""
-        keyed, events = self._keyed, None
+        keyed, events = self._registered_names, None
         if keyed is None:
             events = session.journal.events(REGISTERED)
             keyed = frozenset(n for body in events for n in body["names"])
         new = [name for name, card in self.online.items() if card.registered and name not in keyed]
         if new or events == []:  # an empty list is recorded too: nobody is registered
             session.note(REGISTERED, {"names": new, "ticket": session.journal.last()[1] + 1})
-        if new or self._keyed is None:
-            self._keyed = keyed | frozenset(new)
+        if new or self._registered_names is None:
+            self._registered_names = keyed | frozenset(new)
             self._demands += 1
 
     def available(self, session: Session) -> IntArray:

@@ -99,14 +99,14 @@ class LiveRun:
 
     def _check_model(self, arrays: ArrayRecord) -> None:
         """Refuse a model without the output layer that the selector needs; shadows do without it."""
-        required, wished = self.settings.selector.requires, self.host.wished
+        required, optional = self.settings.selector.requires, self.host.optional_signals
         try:
-            if needs_output_layer(required | wished):
+            if needs_output_layer(required | optional):
                 output_of(arrays)
         except SignalError:
             if needs_output_layer(required):
                 raise
-            self.host.wished = frozenset(s for s in wished if not needs_output_layer({s}))
+            self.host.optional_signals = frozenset(s for s in optional if not needs_output_layer({s}))
 
     def _check_rules(self) -> None:
         """Refuse rules that the clients online cannot satisfy, before they are recorded; warn of later shortages."""
