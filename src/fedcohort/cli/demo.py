@@ -82,11 +82,12 @@ def compare_worst_groups(boards: Sequence[Leaderboard]) -> list[str]:
         if board.baseline not in ends or len(ends) < 2:
             continue
         best, base = max(ends, key=lambda label: ends[label]), percent(ends[board.baseline])
-        end, worst = percent(ends[best]), f"worst group of {board.setting}"
+        end = percent(ends[best])
         if end == base:
-            sentences.append(f"No selector serves the {worst} better than {board.baseline} ({base}).")
+            text = f"no selector serves the worst group better than {board.baseline} ({base})"
         else:
-            sentences.append(f"The {worst} ends highest with {best}: {end}, against {base} with {board.baseline}.")
+            text = f"the worst group ends highest with {best}: {end}, against {base} with {board.baseline}"
+        sentences.append(f"In {board.setting}, {text}.")
     return sentences
 
 
@@ -110,7 +111,7 @@ def explain_losses(boards: Sequence[Leaderboard], config: Mapping[str, Any]) -> 
             if difference < _BADLY and losses > 0.5:
                 why = reasons.get(board.setting, {}).get(label, "with so few seeds, this may be chance")
                 points = board.metric.difference(difference)
-                sentences.append(f"{label} in {board.setting} ends {points} compared with {fair}: {why}.")
+                sentences.append(f"In {board.setting}, {label} ends {points} compared with {fair}: {why}.")
     return sentences
 
 

@@ -524,7 +524,7 @@ def cost(setting: Setting) -> Figure | None:
     if not views:
         return None
     spec = {"kind": "bars", "views": views, "parts": ["training", "queries"]}
-    return Figure("cost", "Simulated time and bytes: training and queries", sentence, spec)
+    return Figure("cost", "Cost: training and queries", sentence, spec)
 
 
 def _question_sentence(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -139,11 +139,11 @@ def _replies(run: Account) -> list[str]:
     if failed:
         parts = ", ".join(f"{count} {status.lower()}" for status, count in failed.most_common())
         lines.append(
-            f"Clients were asked to train {quantity(requests, 'time')}, and {sum(failed.values())} of these brought no "
-            f"model: {parts}."
+            f"Clients were asked to train {quantity(requests, 'time')} and returned no model "
+            f"{quantity(sum(failed.values()), 'time')}: {parts}."
         )
     elif requests:
-        lines.append(f"Clients were asked to train {quantity(requests, 'time')}, and each returned a valid model.")
+        lines.append(f"Clients were asked to train {quantity(requests, 'time')} and always returned a valid model.")
     open_rounds = [r for r in run.rounds if r.seconds is None and r.abandoned is None]
     training = sum(len(r.clients) - r.sound - len(r.failures) for r in open_rounds)
     if training:
