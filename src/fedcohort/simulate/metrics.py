@@ -7,9 +7,10 @@ accuracy there. Reported rounds are counted from 1: a target reached in round t 
 - *Rounds to target* (FedCor, FedACS, Fed-CBS): the first evaluated round at which accuracy reaches the target.
 - *Best accuracy* (Fed-CBS): the maximum of the curve. *Early-stop accuracy* (FLASH, Section 3): the accuracy at the
   optimal round in hindsight, which is the same maximum; with a stopping rule it is the accuracy where the rule stopped.
-- *Terminal accuracy* (FedACS): mean over the last 50 rounds. - *Relative improvement* (FedACS): (terminal - baseline) /
-(IID - baseline), which is 100% if the IID reference is reached. - *Speed-up* (FedACS): the baseline's rounds to target
-divided by the method's.
+- *Terminal accuracy* (FedACS): mean over the last 50 rounds.
+- *Relative improvement* (FedACS): (terminal - baseline) / (IID - baseline), which is 100% if the IID reference is
+  reached.
+- *Speed-up* (FedACS): the baseline's rounds to target divided by the method's.
 
 Others show who pays for a good average: the accuracy of the *worst group* and of the *worst tenth* of clients, the
 *spread* (standard deviation) over clients, and *Jain's index* and the *longest absence* of participation.
