@@ -238,9 +238,8 @@ def _check_picks(name: str, cohort: Cohort, slate: Slate) -> None:
     if len(set(picked.tolist()) if len(picked) < _FEW else np.unique(picked)) != len(picked):
         raise SelectorError(f"The selector {name} picked a client more than once: {picked.tolist()}.")
     # Candidates are sorted; building a set of a million would take longer than most selectors.
-    at = np.searchsorted(slate.candidates, picked)
-    inside = at < len(slate.candidates)
-    if not inside.all() or not np.array_equal(slate.candidates[at], picked):
+    at = slate.candidates.searchsorted(picked)
+    if (slate.candidates.take(at, mode="clip") != picked).any():
         raise SelectorError(f"The selector {name} picked clients that are not candidates: {picked.tolist()}.")
     if not len(picked) and cohort.stop is None:
         raise SelectorError(
