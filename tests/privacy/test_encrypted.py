@@ -59,6 +59,11 @@ def test_counts_that_cannot_be_sealed(federation: Any, bad: Any) -> None:
         federation([[1, 1, 1], [2, 2, 2]]).statement("client-0", bad)
 
 
+def test_too_many_samples_name_the_option_that_allows_more(federation: Any) -> None:
+    with pytest.raises(InputError, match=r"at most 10 samples(.|\n)*--max-samples"):
+        federation([[1, 1, 1], [2, 2, 2]], most_samples=10).statement("client-0", [9, 9, 9])
+
+
 @pytest.mark.parametrize("bad", [[37.25, 1, 1], [-37, 1, 1], ["37 or so", 1, 1]])
 def test_errors_do_not_show_counts(federation: Any, bad: Any) -> None:
     """A client's errors are sent to the server."""

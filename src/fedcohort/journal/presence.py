@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedcohort.core.files import open_file
 from fedcohort.journal.database import Seal
@@ -32,7 +32,7 @@ _DEAD_AFTER = 4 * BEAT_SECONDS  # on systems without locks
 _MOST_BYTES = 1 << 22  # to read of the file, because anyone who can write to the folder could replace it by a huge one
 
 State = Literal["running", "waiting", "finished", "failed", "stopped", "killed"]
-STATES: tuple[State, ...] = ("running", "waiting", "finished", "failed", "stopped", "killed")
+STATES: tuple[State, ...] = get_args(State)
 
 
 @dataclass(frozen=True)

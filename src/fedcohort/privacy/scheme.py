@@ -354,7 +354,7 @@ def _check_counts(counts: ArrayLike, public: PublicKey) -> list[int]:
         raise InputError(
             f"The key holder allows a client at most {public.most_samples} samples. "
             f"The counts sum to {values.sum():.0f}.",
-            hint="new keys can allow more: fedcohort privacy keyholder new --most-samples",
+            hint="new keys can allow more: fedcohort privacy keyholder new --max-samples",
         )
     return [int(value) for value in values]
 
