@@ -153,7 +153,7 @@ def test_runs_that_stopped_or_diverged_stay_as_they_ended(tmp_path):
         ({"selectors": {"uniform": {}}}, ConfigError, r"'uniform'"),
         ({"selectors": {"unifrom": {}}}, FedcohortError, r"did you mean 'uniform'"),
         ({"selectors": {"x": {"name": "fedcor", "warmup": -1}}}, FedcohortError, r"'warmup' parameter.*Got -1"),
-        ({"selectors": {"flash": {}}}, SignalError, r"hold out no data.*keeps the federation it has"),
+        ({"selectors": {"flash": {}}}, SignalError, r"hold out no data.*keeps its federation"),
         ({"seeds": 3, "device": "cuda:9"}, FedcohortError, r"cuda"),
     ],
 )

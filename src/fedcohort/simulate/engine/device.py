@@ -317,7 +317,7 @@ class DeviceProgram:
             self._tests[test] = self._send(test.y), self._send(test.cell)
         y, cell = self._tests[test]
         loss, right = self._answers(models, test.first, y)
-        # One copy from the device: each waits until the device is done.
+        # One copy from the device, because each waits until the device is done.
         both = torch.cat([loss[:, None], right_by_cell(right, cell, test.cells)], 1).cpu().numpy()
         return both[:, 0], both[:, 1:]
 

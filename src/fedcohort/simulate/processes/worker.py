@@ -67,6 +67,11 @@ class Inbox:
         self._marks: deque[dict[str, int]] = deque()  # the end of the live file at each unconfirmed hand-over
         self.stop = False
 
+    @property
+    def confirmed(self) -> bool:
+        """Whether every hand-over is on disk."""
+        return not self._marks
+
     def hand_over(self, result: HandOver) -> None:
         """Send a hand-over to the driver."""
         self._marks.append(self._feed.mark())
@@ -79,7 +84,7 @@ class Inbox:
 
     def wait(self) -> None:
         """Wait until every hand-over is confirmed."""
-        while self._marks:
+        while not self.confirmed:
             self._process(self._connection.recv())
 
     def _process(self, message: Any) -> None:
@@ -101,7 +106,8 @@ def _run_group(connection: Connection, work: WorkerSetup, group: Group, number: 
                 group.step(lambda info, row: feed.add(row))
             inbox.read()
             stopping = group.done or inbox.stop
-            if stopping or time.monotonic() >= due:
+            # One hand-over at a time: the driver serves all workers, and a queue of theirs would delay the end.
+            if stopping or (time.monotonic() >= due and inbox.confirmed):
                 began = time.monotonic()
                 inbox.hand_over(hand_over(group))
                 ended = time.monotonic()

@@ -458,7 +458,7 @@ class Simulation:
             for row in result.rounds.to_pylist():
                 for listener in self.listeners:
                     listener.on_round(self._infos[row["run"]], row)
-        self._report("running")
+        self._report("running", force=False)
 
     def _checkpoint(self, number: int, group: Group) -> float:
         """Write rows, commit the journals, then write their checkpoint; return the seconds it took."""
