@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedcohort.core.arrays import FloatArray
-from fedcohort.core.vectors import output_bias
+from fedcohort.core.vectors import output_layer
 from fedcohort.selectors.numerics.label_shares import by_moments, by_relative_softmax, nearest_shares
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
@@ -110,7 +110,7 @@ def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]
     federation = run.federation
     counts = federation.label_counts(part="train")
     truth = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    bias = output_bias(group.engine.shapes, dataset.classes)
+    bias = output_layer(group.engine.shapes, dataset.classes).bias
     step = plan.local.lr * float(run.steps.mean())
     places = federation.server_validation
     labels = np.asarray(dataset.y_train)[places]

@@ -33,6 +33,8 @@ def _paragraphs(text: str) -> list[str]:
     for part in re.split(r"\n\s*\n", inspect.cleandoc(text.split("\f", maxsplit=1)[0])):
         if part.startswith("\b"):  # preformatted
             lines += ["```text", inspect.cleandoc(part.replace("\b", "")).strip(), "```", ""]
+        elif part.startswith("- "):
+            lines += [*(f"- `{_text(item.removeprefix('- '))}`" for item in part.splitlines()), ""]
         elif part.strip():
             lines += [_text(part), ""]
     return lines

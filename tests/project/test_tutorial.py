@@ -44,7 +44,7 @@ def test_results_and_pictures_show_themselves(outputs):
     assert "fedcor" in pages[-2]
     assert "<iframe" in pages[-1] or "<svg" in pages[-1]  # the last step shows who was picked
     said = "".join(out.get("text", "") for out in outputs[-1])
-    assert "drawn by chance, place by place" in said
+    assert "drawn at random, place by place" in said
 
 
 def test_the_notebook_is_kept_without_outputs():

@@ -100,7 +100,10 @@ def analytics(
     In each round, some clients compute one gradient, and gradients far from the round's mean lose duels. Each client is
     shown with the range of ranks its credible interval allows. No model has to be fully trained.
 
-    Examples: fedcohort analytics --scenario fedacs-high --data synthetic; fedcohort analytics --journal server.sqlite
+    For example:
+
+    - fedcohort analytics --scenario fedacs-high --data synthetic
+    - fedcohort analytics --journal server.sqlite
     """
     console = err(quiet or format is Format.JSON)
     summary: dict[str, Any] = {"level": level}

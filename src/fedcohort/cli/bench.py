@@ -85,7 +85,10 @@ def bench(
     the report seeds; a result states which seeds it used. The command first writes frozen.json. If a selector changes
     after that, the benchmark can neither be continued nor merged with others.
 
-    Examples: fedcohort bench --quick; fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
+    For example:
+
+    - fedcohort bench --quick
+    - fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
     """
     from fedcohort.simulate.comparison import selector_entries
     from fedcohort.simulate.rounds.runner import default_out

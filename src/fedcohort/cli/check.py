@@ -69,8 +69,11 @@ def check(
 ) -> None:
     """Check that a selector follows the protocol.
 
-    Examples: fedcohort check uniform; fedcohort check mypackage.mine:MySelector;
-    fedcohort check mine.py:MySelector --skip "documentation=cites no paper"
+    For example:
+
+    - fedcohort check uniform
+    - fedcohort check mypackage.mine:MySelector
+    - fedcohort check mine.py:MySelector --skip "documentation=cites no paper"
     """
     from fedcohort.core.protocol import SELECTORS
     from fedcohort.testing import CHECKS

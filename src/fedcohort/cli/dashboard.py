@@ -30,8 +30,11 @@ def dashboard(
     The page shows the progress, curves, cohorts and stragglers of every run in DIR. Click a client to see why it was
     picked.
 
-    Examples: fedcohort dashboard runs; fedcohort dashboard server.sqlite --port 9000;
-    FEDCOHORT_TOKEN=... fedcohort dashboard runs --host 0.0.0.0
+    For example:
+
+    - fedcohort dashboard runs
+    - fedcohort dashboard server.sqlite --port 9000
+    - FEDCOHORT_TOKEN=... fedcohort dashboard runs --host 0.0.0.0
     """
     from fedcohort.report.dashboard.server import serve
 

@@ -47,9 +47,13 @@ def explain(
     have picked. With only --client, it shows that client's history. With neither, it summarises the run: how it ended,
     which clients failed and why, and which were never picked.
 
-    Examples: fedcohort explain server.sqlite; fedcohort explain runs/digits --run fedcor-s0 --round 37;
-    fedcohort explain runs/digits --run fedcor-s0 --round 37 --client 12; fedcohort explain server.sqlite --round 5;
-    fedcohort explain server.sqlite --client clinic-north
+    For example:
+
+    - fedcohort explain server.sqlite
+    - fedcohort explain runs/digits --run fedcor-s0 --round 37
+    - fedcohort explain runs/digits --run fedcor-s0 --round 37 --client 12
+    - fedcohort explain server.sqlite --round 5
+    - fedcohort explain server.sqlite --client clinic-north
     """
     journal = find_journal(run, name)
     if round_ is not None:

@@ -58,8 +58,11 @@ def extend(
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
 
-    Examples: fedcohort extend runs/demo-1 --seeds 10; fedcohort extend runs/demo-1 --rounds 300 --selectors active-fl;
-    fedcohort extend runs/demo-1 --sweep fedcor.warmup=5,15,30
+    For example:
+
+    - fedcohort extend runs/demo-1 --seeds 10
+    - fedcohort extend runs/demo-1 --rounds 300 --selectors active-fl
+    - fedcohort extend runs/demo-1 --sweep fedcor.warmup=5,15,30
     """
     if seeds is None and rounds is None and selectors is None and not sweep:
         raise typer.BadParameter("nothing to add: use --seeds, --rounds, --selectors or --sweep")

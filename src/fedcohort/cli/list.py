@@ -128,7 +128,11 @@ def list_(
 ) -> None:
     """List selectors, datasets, presets, models and more, by name.
 
-    Examples: fedcohort list; fedcohort list selectors fedcor; fedcohort list datasets --format json
+    For example:
+
+    - fedcohort list
+    - fedcohort list selectors fedcor
+    - fedcohort list datasets --format json
     """
     if kind is Kind.PRESETS:
         entries = _presets(name)

@@ -62,7 +62,10 @@ def audit(
     the report says who finds whose label counts, and how well. Errors are total variation distances between true and
     inferred label shares, from 0 (known) to 1.
 
-    Examples: fedcohort privacy audit --data digits; fedcohort privacy audit --counts hospitals.csv --epsilon 1
+    For example:
+
+    - fedcohort privacy audit --data digits
+    - fedcohort privacy audit --counts hospitals.csv --epsilon 1
     """
     import numpy as np
 

@@ -71,9 +71,13 @@ def report(
     each client's history. The report is one file that opens offline; the numbers behind every figure can be saved as
     CSV.
 
-    Examples: fedcohort report runs/digits; fedcohort report server.sqlite;
-    fedcohort report runs/a runs/b -o both.html --target 0.62;
-    fedcohort report runs/digits --export figures --picture pdf; fedcohort report runs/digits --tables latex
+    For example:
+
+    - fedcohort report runs/digits
+    - fedcohort report server.sqlite
+    - fedcohort report runs/a runs/b -o both.html --target 0.62
+    - fedcohort report runs/digits --export figures --picture pdf
+    - fedcohort report runs/digits --tables latex
     """
     import_selectors(selector)
     messages = err(quiet)

@@ -64,7 +64,10 @@ def reproduce(
     NAME.html and NAME.json, and a record of the runs that several tables share. Exits with status 75 if it stopped
     before everything was done; the same command continues.
 
-    Examples: fedcohort reproduce --list; fedcohort reproduce fedcor-table-1-fmnist --seeds 2 --minutes 10
+    For example:
+
+    - fedcohort reproduce --list
+    - fedcohort reproduce fedcor-table-1-fmnist --seeds 2 --minutes 10
     """
     from fedcohort.studies import papers
     from fedcohort.studies.papers.verdicts import to_dict

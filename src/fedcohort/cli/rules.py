@@ -146,9 +146,11 @@ def apply_rules(
     A running server applies the change before its next round, a stopped one when it is started again. The journal
     records the change with its round. A mistake is reported at once and changes nothing.
 
-    Examples: fedcohort journal rules apply run.sqlite rules.toml;
-    fedcohort journal rules apply run.sqlite --block kiosk-7;
-    fedcohort journal rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
+    For example:
+
+    - fedcohort journal rules apply run.sqlite rules.toml
+    - fedcohort journal rules apply run.sqlite --block kiosk-7
+    - fedcohort journal rules apply run.sqlite --pause clinic-b=20 --unpin clinic-a
     """
     order = Order(
         rules=None if file is None else _rules_in(file),

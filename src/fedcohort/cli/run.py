@@ -49,7 +49,11 @@ def run(
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 some run diverged or failed, 130 interrupted (can be continued).
 
-    Examples: fedcohort run experiment.toml; fedcohort run demo -s run.rounds=20; fedcohort run --resume runs/demo-1
+    For example:
+
+    - fedcohort run experiment.toml
+    - fedcohort run demo -s run.rounds=20
+    - fedcohort run --resume runs/demo-1
     """
     if (config is None) == (resume is None):
         raise typer.BadParameter("give either a configuration or --resume with an experiment's directory")
