@@ -109,6 +109,7 @@ class DeviceProgram:
     def close(self) -> None:
         """Let go of the graphs and the data on the device."""
         self._tables.clear()
+        self._tests.clear()
         self.x = self.x[:0]
 
     def _own(self, flat: torch.Tensor) -> torch.Tensor:

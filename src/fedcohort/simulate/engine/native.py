@@ -169,15 +169,16 @@ class NativeBackend:
             pseudo = self._predictions(models, spans)
             units["pseudo"] = address(pseudo) + 8 * _starts(spans.count)
         cells = table.steps * width
+        first_cell, first_step = _starts(cells), _starts(table.steps)
         indices = np.empty(int(cells.sum()), np.int64)
-        table.draw(local, indices, base=0, start=_starts(cells), stride=width, row=width)
+        table.draw(local, indices, base=0, start=first_cell, stride=width, row=width)
         counts, rates = table.batch_sizes(local), table.rates(local)
-        units["indices"] = address(indices) + 8 * _starts(cells)
-        units["counts"] = address(counts) + 8 * _starts(table.steps)
-        units["rates"] = address(rates) + 8 * _starts(table.steps)
+        units["indices"] = address(indices) + 8 * first_cell
+        units["counts"] = address(counts) + 8 * first_step
+        units["rates"] = address(rates) + 8 * first_step
         if local.augment:
             crops = np.concatenate([table.crops(job, local).ravel() for job in range(len(table))])
-            units["crops"] = address(crops) + 8 * _starts(cells)
+            units["crops"] = address(crops) + 8 * first_cell
         units["steps"], units["width"] = table.steps, width
         vector = 4 * models.shape[1]
         units["start"] = address(models) + vector * table.run
