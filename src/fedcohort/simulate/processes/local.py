@@ -15,6 +15,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Mapping
 from multiprocessing import Pipe
@@ -49,8 +50,9 @@ class Worker:
 
     Parameters
     ----------
-    assignment : bytes
-        The pickled :class:`~fedcohort.simulate.processes.worker.WorkerSetup`.
+    setup : int
+        The descriptor of the file with the :class:`~fedcohort.simulate.processes.worker.WorkerSetup`.
+    device : str
     threads : int
         Number of torch threads in that process.
     environment : dict of str to str
@@ -65,7 +67,7 @@ class Worker:
     process : subprocess.Popen
     """
 
-    def __init__(self, assignment: bytes, threads: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, setup: int, device: str, threads: int, environment: Mapping[str, str]) -> None:
         self.group: int | None = None
         self.ready = False
         self.connection, theirs = Pipe()
@@ -73,17 +75,11 @@ class Worker:
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedcohort.simulate.processes.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", "fedcohort.simulate.processes", str(theirs.fileno()), str(setup), device],
+                pass_fds=[theirs.fileno(), setup],
                 start_new_session=True,  # so that Ctrl-C in a terminal reaches only the driver
                 env={**os.environ, **environment, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
             )
-        self._assignment = assignment
-
-    def send_setup(self) -> None:
-        """Send the experiment; a large one blocks until the process is listening."""
-        with _IGNORE_DISCONNECT:
-            self.connection.send_bytes(self._assignment)
 
     def send(self, message: Any) -> None:
         """Send a command; :meth:`receive` notices if the process has died."""
@@ -126,8 +122,8 @@ class LocalDriver:
         self._attempts: dict[int, int] = {}
         self._threads = options.workers or max(1, usable_cores() // count)
         seconds = min(_HAND_OVER_SECONDS, options.checkpoint_seconds)
-        work = WorkerSetup.of(simulation.prepared, simulation.out, simulation.device, self._threads, seconds)
-        self._assignment = pickle.dumps(work)
+        self._setup = WorkerSetup.of(simulation.prepared, simulation.out, simulation.device, self._threads, seconds)
+        self._device = str(choose_device(simulation.device))
         self.workers: list[Worker] = []
         self._ending: list[Worker] = []
         self._environment: dict[str, str] = {}
@@ -135,7 +131,7 @@ class LocalDriver:
 
     def drive(self) -> bool:
         """Run all groups, or until the simulation is stopped; return False if processes cannot open the experiment."""
-        with shared_device(str(choose_device(self.simulation.device))) as self._environment:
+        with shared_device(self._device) as self._environment, tempfile.TemporaryFile() as self._file:
             try:
                 return self._drive()
             finally:
@@ -145,11 +141,12 @@ class LocalDriver:
                     worker.wait()
 
     def _drive(self) -> bool:
-        # All processes are started before the first message, so that they import torch at the same time.
+        # The processes import torch while the setup is written.
         for _ in range(self._count):
             self._start()
-        for worker in list(self.workers):
-            worker.send_setup()
+        self._ends = self._setup.write(self._file)
+        for worker in self.workers:
+            worker.send(self._ends)
         told_to_stop = False
         while self.workers:
             if self.simulation.stopping and not told_to_stop:
@@ -163,7 +160,7 @@ class LocalDriver:
         return True
 
     def _start(self) -> Worker:
-        worker = Worker(self._assignment, self._threads, self._environment)
+        worker = Worker(self._file.fileno(), self._device, self._threads, self._environment)
         self.workers.append(worker)
         return worker
 
@@ -236,7 +233,7 @@ class LocalDriver:
         log.warning("a worker process died with status %d; another one continues", status)
         if worker.group is not None:
             self._todo.appendleft(worker.group)
-        self._start().send_setup()
+        self._start().send(self._ends)
 
 
 def unpack_error(value: bytes | str) -> BaseException:

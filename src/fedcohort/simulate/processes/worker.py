@@ -1,4 +1,4 @@
-"""Run lock-step groups in a separate process: ``python -m fedcohort.simulate.processes.worker``.
+"""Run lock-step groups in a separate process.
 
 :mod:`fedcohort.simulate.processes.local` starts the worker and sends it commands over a connection. The worker writes
 the journals itself and hands over rows and checkpoints. It exits when the connection closes.
@@ -7,15 +7,16 @@ the journals itself and hands over rows and checkpoints. It exits when the conne
 from __future__ import annotations
 
 import contextlib
+import mmap
 import pickle
-import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import read_started
@@ -28,6 +29,7 @@ from fedcohort.simulate.store.writer import share_lock
 
 STOP = "stop"
 KEPT = "kept"  # the driver has written a hand-over to disk
+_ALIGNMENT = 64  # bytes; arrays begin at multiples of it, as NumPy's own do
 _DISCONNECTED = (EOFError, BrokenPipeError, ConnectionResetError)  # raised when the other end of a connection is gone
 
 
@@ -54,6 +56,33 @@ class WorkerSetup:
     def open(self) -> Prepared:
         """Return the prepared experiment."""
         return Prepared(experiment=Experiment.from_dict(read_started(self.out)), **self.prepared)
+
+    def write(self, file: IO[bytes]) -> list[int]:
+        """Write it to a file that workers map into memory, so that all of them share one copy of the data.
+
+        Returns
+        -------
+        list of int
+            What :meth:`read` needs to know: where each part of the file ends.
+        """
+        arrays: list[pickle.PickleBuffer] = []
+        rest = pickle.dumps(self, protocol=5, buffer_callback=arrays.append)
+        ends = []
+        for part in (memoryview(rest), *(array.raw() for array in arrays)):
+            file.write(part)
+            ends.append(file.tell())
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+        file.flush()
+        return ends
+
+    @staticmethod
+    def read(descriptor: int, ends: Sequence[int]) -> WorkerSetup:
+        """Return what :meth:`write` wrote. Arrays are views of the file; changing them does not change the file."""
+        whole = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+        starts = [0, *(end + -end % _ALIGNMENT for end in ends[:-1])]
+        rest, *arrays = (whole[start:end] for start, end in zip(starts, ends, strict=True))
+        setup: WorkerSetup = pickle.loads(rest, buffers=arrays)
+        return setup
 
 
 class Inbox:
@@ -115,9 +144,19 @@ def _run_group(connection: Connection, work: WorkerSetup, group: Group, number: 
         inbox.wait()
 
 
-def serve(connection: Connection) -> None:
-    """Execute the driver's commands until the connection closes."""
-    work: WorkerSetup = connection.recv()
+def serve(connection: Connection, setup: int) -> None:
+    """Execute the driver's commands until the connection closes.
+
+    Parameters
+    ----------
+    setup : int
+        The descriptor of the file with the :class:`WorkerSetup`; the driver's first message says that it is complete.
+    """
+    with contextlib.suppress(*_DISCONNECTED):
+        _serve(connection, WorkerSetup.read(setup, connection.recv()))
+
+
+def _serve(connection: Connection, work: WorkerSetup) -> None:
     try:
         prepared = work.open()
     except Exception as error:
@@ -152,13 +191,3 @@ def pack_error(error: BaseException) -> bytes | str:
     except Exception:
         return "".join(traceback.format_exception(error))
     return data
-
-
-def main() -> None:
-    """Serve the driver that started this process; the argument is the descriptor of the connection."""
-    with Connection(int(sys.argv[1])) as connection, contextlib.suppress(*_DISCONNECTED):
-        serve(connection)
-
-
-if __name__ == "__main__":
-    main()

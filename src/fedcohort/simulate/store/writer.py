@@ -128,7 +128,7 @@ def _wait_for_workers(folder: Path) -> None:
                 time.sleep(0.1)
     raise ResultsError(
         f"Processes of an earlier run are still working on the experiment in {folder}.",
-        hint="wait for them, or end them: python -m fedcohort.simulate.processes.worker",
+        hint="wait for them, or end them: python -m fedcohort.simulate.processes",
     )
 
 
