@@ -239,10 +239,8 @@ class DeviceProgram:
     def _pseudo_labels(self, table: JobTable, models: torch.Tensor) -> _Pseudo:
         start = np.cumsum(table.n) - table.n
         labels = torch.zeros(max(int(table.n.sum()), 1), dtype=torch.int64, device=self.device)
-        for some, logits, _ in self._padded_logits(models, Spans(table.run, table.first, table.n)):
-            inside = self._send(_is_inside(table.n[some], logits.shape[1]))
-            places = self._slots(Spans(table.run[some], start[some], table.n[some]))
-            labels[places] = logits.argmax(2).view(-1)[inside]
+        for some, logits, _ in self._score(models, Spans(table.run, table.first, table.n)):
+            labels[self._count_up(start[some], table.n[some])] = logits.argmax(1)
         return _Pseudo(labels, start)
 
     def _unroll(self, t: _StepBuffers, prox: float) -> None:
@@ -337,62 +335,54 @@ class DeviceProgram:
         self, models: torch.Tensor, spans: Spans, pseudo: bool, teachers: torch.Tensor | None
     ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor | None]]:
         """Yield which questions (q,), and their samples' cross-entropies with labels and pseudo-labels."""
-        asked = np.flatnonzero(spans.count)
-        # Few models on many clients each: one pass per model. Nearly as many models as clients: all in one batch.
-        runs = np.unique(spans.run[asked])
-        scored = self._padded_logits if 4 * len(runs) > len(asked) else self._in_a_row
-        guided = None if teachers is None or not pseudo else scored(teachers, spans)
-        for some, logits, slots in scored(models, spans):
-            inside = None
-            if logits.ndim == 3:  # padded: which of them are meant
-                inside = self._send(_is_inside(spans.count[some], logits.shape[1]))
-            by_label, by_pseudo = cross_entropy(logits, self.label[slots]), None
+        guided = None if teachers is None or not pseudo else self._score(teachers, spans)
+        for some, logits, slots in self._score(models, spans):
+            by_pseudo = None
             if pseudo:
                 guide = logits if guided is None else next(guided)[1]
-                by_pseudo = cross_entropy(logits, guide.argmax(-1))
-            if inside is not None:
-                by_label = by_label.view(-1)[inside]
-                by_pseudo = None if by_pseudo is None else by_pseudo.view(-1)[inside]
-            yield some, by_label, by_pseudo
+                by_pseudo = cross_entropy(logits, guide.argmax(1))
+            yield some, cross_entropy(logits, self.label[slots]), by_pseudo
 
-    def _in_a_row(self, models: torch.Tensor, spans: Spans) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
-        """Yield for each model: its questions (q,), their logits (n, C) and slots (n,), question after question."""
-        asked = np.flatnonzero(spans.count)
-        for run in np.unique(spans.run[asked]):
-            some = asked[spans.run[asked] == run]
-            slots = self._slots(spans[some])
-            yield some, self._logits(models[run : run + 1], self.sample[slots])[0], slots
+    def _score(self, models: torch.Tensor, spans: Spans) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
+        """Yield for some questions at a time: which (q,), logits (n, C) and slots (n,), question after question.
 
-    def _slots(self, spans: Spans) -> torch.Tensor:
-        """Return all slots on the device, question after question, without uploading one number for each sample."""
-        total = int(spans.count.sum())
-        before = np.cumsum(spans.count) - spans.count
-        shift = self._send(np.stack([spans.first - before, spans.count]))
-        return torch.arange(total, device=self.device) + shift[0].repeat_interleave(shift[1], output_size=total)
-
-    def _padded_logits(
-        self, models: torch.Tensor, spans: Spans
-    ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
-        """Yield for some questions at a time: which (q,), logits (q, L, C) and slots (q, L).
-
-        Shorter ones repeat their first slot. Questions of alike length go together, so that little is computed in vain.
+        The samples of all questions about a model are one row of a table, and each row is padded to the longest. Rows
+        of similar length share a table, so that little of it is padding.
         """
-        order = np.flatnonzero(spans.count)
-        order = order[np.argsort(spans.count[order], kind="stable")]
+        per_sample = max(8 * self.x.shape[1], 1024)  # elements of its activations, roughly
+        asked = np.flatnonzero(spans.count)
+        asked = asked[np.argsort(spans.run[asked], kind="stable")]
+        run, count = spans.run[asked], spans.count[asked]
+        before = np.cumsum(count) - count
+        # A new row begins with each model, and where the samples of one model take too much memory for a single row.
+        piece = (before - before[np.searchsorted(run, run)]) // max(1, _MEMORY // per_sample)
+        begins = np.flatnonzero((np.diff(run, prepend=-1) != 0) | (np.diff(piece, prepend=0) != 0))
+        rows, lengths = np.split(asked, begins[1:]), np.add.reduceat(count, begins) if len(begins) else count
+        order = np.argsort(lengths, kind="stable")
         start = 0
         while start < len(order):
-            # The memory of a chunk follows its longest member, which is its last.
-            cost = np.arange(1, len(order) - start + 1) * spans.count[order[start:]] * max(8 * self.x.shape[1], 1024)
-            some = order[start : start + max(1, int(np.searchsorted(cost, _MEMORY, side="right")))]
-            start += len(some)
-            first, count = spans.first[some, None], spans.count[some, None]
-            offsets = np.arange(int(count.max()))
-            slots = self._send(first + np.where(offsets[None] < count, offsets[None], 0))
-            x = self.x.index_select(0, self.sample[slots].view(-1)).view(len(some), len(offsets), -1)
-            vectors = self._own(models.index_select(0, self._send(spans.run[some])))
+            # The memory of a table follows its longest row, which is its last.
+            cost = np.arange(1, len(order) - start + 1) * lengths[order[start:]] * per_sample
+            chosen = order[start : start + max(1, int(np.searchsorted(cost, _MEMORY, side="right")))]
+            start += len(chosen)
+            some = np.concatenate([rows[row] for row in chosen])
+            table = slots = self._count_up(spans.first[some], spans.count[some])
+            shortest, longest = int(lengths[chosen[0]]), int(lengths[chosen[-1]])
+            if shortest < longest:
+                inside = self._count_up(np.arange(len(chosen)) * longest, lengths[chosen])
+                table = slots.new_zeros(len(chosen) * longest)
+                table[inside] = slots
+            x = self.x.index_select(0, self.sample[table]).view(len(chosen), longest, -1)
+            vectors = self._own(models.index_select(0, self._send(spans.run[[rows[row][0] for row in chosen]])))
             with self._precision():
-                logits = self.net.logits(vectors, x)
-            yield some, logits, slots
+                logits = self.net.logits(vectors, x).flatten(0, 1)
+            yield some, logits if shortest == longest else logits[inside], slots
+
+    def _count_up(self, first: IntArray, count: IntArray) -> torch.Tensor:
+        """Return ``first[i]``, ``first[i] + 1`` and so on, ``count[i]`` numbers for each i, made on the device."""
+        total = int(count.sum())
+        shift = self._send(np.stack([first - np.cumsum(count) + count, count]))
+        return torch.arange(total, device=self.device) + shift[0].repeat_interleave(shift[1], output_size=total)
 
     @torch.no_grad()
     def gradients(self, models: torch.Tensor, spans: Spans) -> torch.Tensor:
@@ -522,8 +512,3 @@ def _grain(jobs: int) -> int:
 def _round_up(count: int, grain: int) -> int:
     """Round up beyond 16, so that calls of nearly the same shape share one graph."""
     return count if count <= 16 else -(-count // grain) * grain
-
-
-def _is_inside(count: IntArray, width: int) -> IntArray:
-    """Return which elements of a (q, width) table are within the first ``count`` of their row, flattened."""
-    return np.flatnonzero(np.arange(width)[None] < count[:, None])
