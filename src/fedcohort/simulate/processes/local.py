@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_HAND_OVER_SECONDS = 2.0
+_HAND_OVER_SECONDS = 5.0  # the dashboard sees each round sooner, in the live files
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _IGNORE_DISCONNECT = contextlib.suppress(BrokenPipeError, ConnectionResetError)
 _ATTEMPTS = 3  # how often a group is started if its process keeps dying

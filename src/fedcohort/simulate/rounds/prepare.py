@@ -233,11 +233,10 @@ def _split(
 ) -> dict[int, tuple[int, ...]]:
     """Divide plans into groups that can share a batch, none larger than ``run.lockstep``.
 
-    Runs with the same selector and setting cost about the same, so they are dealt to different groups. Groups in
-    separate processes then end at about the same time.
+    Neighbouring plans cost about the same, so they go to different groups.
     """
     by_key: dict[str, list[int]] = {}
-    for place in sorted(places, key=lambda place: experiment.plans[place].label):
+    for place in places:
         by_key.setdefault(group_key(experiment.plans[place]), []).append(place)
     groups = {}
     for alike in by_key.values():
