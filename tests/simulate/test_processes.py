@@ -20,7 +20,7 @@ from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.processes import local as processes
 from fedcohort.simulate.processes.cuda_sharing import shared_device
-from fedcohort.simulate.processes.worker import pack_error
+from fedcohort.simulate.processes.worker import WorkerSetup, pack_error
 from fedcohort.simulate.rounds import runner
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
@@ -71,6 +71,26 @@ class Watch(Listener):
 
     def on_round(self, run, row):
         self.seen[run.id, row["round"]] = (row["clock"], row["bytes_up"], np.float32(row["weights"]).tolist())
+
+
+def test_a_setup_is_read_from_the_file_as_it_was_written(tmp_path):
+    """Every worker maps the file: its arrays are views of it, which can be changed without changing it."""
+    generator = np.random.default_rng(0)
+    arrays = {
+        "images": generator.integers(0, 256, (50, 7, 7), dtype=np.uint8),
+        "labels": generator.integers(0, 10, 50),
+        "nothing": np.zeros(0),
+        "columns": np.asfortranarray(generator.normal(size=(5, 3))),
+    }
+    setup = WorkerSetup(tmp_path, "cpu", 2, 5.0, {"datasets": arrays, "name": "x"})
+    with open(tmp_path / "setup", "w+b") as file:
+        ends = setup.write(file)
+        first, second = (WorkerSetup.read(file.fileno(), ends) for _ in range(2))
+    assert (first.out, first.device, first.threads, first.seconds) == (tmp_path, "cpu", 2, 5.0)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(first.prepared["datasets"][name], array)
+    first.prepared["datasets"]["images"][:] = 0
+    np.testing.assert_array_equal(second.prepared["datasets"]["images"], arrays["images"])
 
 
 def same(out, other):
