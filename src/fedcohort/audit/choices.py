@@ -28,7 +28,7 @@ from fedcohort.core.protocol import Selector, Status
 from fedcohort.core.selector_spec import rebuild_selector, selector_name
 from fedcohort.core.validate import instance, mapping, text, whole_number
 from fedcohort.journal import CohortRow, Journal, ReplyBlock, read_journal
-from fedcohort.journal.chain import PARTS, START, VERSION, Link, next_link, start_payload, with_news
+from fedcohort.journal.chain import PARTS, START, Link, next_link, start_payload, with_news
 from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.events import (
     ABANDONED,
@@ -160,12 +160,6 @@ def confirm(
             f"The journal {journal.path} was written without a chain, so nothing can be confirmed.",
             hint="start sessions with audit=True",
         )
-    if meta.get("chain") != VERSION:
-        raise JournalError(
-            f"The journal {journal.path} was chained by an earlier fedcohort ({meta.get('fedcohort')}), whose chain "
-            "leaves out scores, notes, numbers and times.",
-            hint="audit it with the version that wrote it",
-        )
     audit = _Audit(journal, meta, rebuild_selector(meta["selector"], selector, journal.path))
     return audit.run(seed, receipts or {}, public)
 
@@ -180,7 +174,7 @@ class _Audit(Replay):
     def __init__(self, journal: Journal, meta: Mapping[str, Any], selector: Selector[Any]) -> None:
         super().__init__(journal, meta, selector)
         self.facts: dict[str, bytes] = {}
-        self.abandoned = {int(b["ticket"]): str(b.get("reason", "")) for b in journal.events(ABANDONED)}
+        self.abandoned = {int(b["ticket"]): str(b["reason"]) for b in journal.events(ABANDONED)}
         self.answers: dict[int, Mapping[str, AnyArray]] = {}
         self.replies: dict[int, list[ReplyBlock]] = {}
         self.candidate = np.zeros(self.final.n, np.int64)
@@ -408,9 +402,7 @@ class _Audit(Replay):
 
     def _count(self) -> None:
         """Count how often each client was a candidate, picked and excluded, and the draws without a real choice."""
-        changes = [
-            (int(body.get("ticket", 0)), Rules.from_journal(body["rules"])) for body in self.journal.events(CHANGED)
-        ]
+        changes = [(int(body["ticket"]), Rules(**body["rules"])) for body in self.journal.events(CHANGED)]
         for ticket, row in self.cohorts.items():
             rules = next((rules for since, rules in reversed(changes) if since <= ticket), Rules())
             candidates = self.journal.candidates(ticket, self.final.n)

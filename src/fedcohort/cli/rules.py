@@ -231,7 +231,7 @@ def _pause(text: str) -> tuple[str, int]:
 def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
     """Return the rules that will hold once all earlier pending changes have been applied."""
     known = record.meta().get("rules")
-    rules = None if known is None else Rules.from_journal(known)
+    rules = None if known is None else Rules(**known)
     for earlier in waiting(journal):
         rules = earlier.carried_out(rules, next_round(record)[0])
     return rules

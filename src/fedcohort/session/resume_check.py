@@ -18,7 +18,7 @@ from fedcohort.core.errors import JournalError
 from fedcohort.core.signals import Signal
 from fedcohort.journal import Journal
 from fedcohort.journal.codec import pack
-from fedcohort.journal.events import FACTS, FORGOTTEN, JOINED
+from fedcohort.journal.events import FORGOTTEN, JOINED
 
 CLIENTS = "clients"  # the journal's key for the digests
 
@@ -65,17 +65,14 @@ def _signal_list(signals: Iterable[str] | None) -> str:
 
 
 def _other_clients(journal: Journal, meta: Mapping[str, Any], clients: ClientTable) -> Iterator[str]:
-    passed, first = digests(clients), meta.get(CLIENTS)
-    if passed == first:
-        return
+    passed = digests(clients)
     now, _ = journal.table()
-    if passed == digests(now):
+    if passed in (meta[CLIENTS], digests(now)):
         return
     if journal.events(FORGOTTEN):
         yield from _other_names(journal, now, clients)
-    elif first is not None or not (journal.events(JOINED) or journal.events(FACTS)):
+    else:
         yield from _table_differences(now, clients)
-    # Otherwise an old journal without digests has changed since, and its first table is not known.
 
 
 def _table_differences(ours: ClientTable, theirs: ClientTable) -> Iterator[str]:

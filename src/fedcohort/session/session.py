@@ -241,7 +241,7 @@ class Session:
         selector = None if selector is None else as_selector(selector)
         wanted = None if shadows is None else as_shadows(shadows)
         check = None if at is None else partial(rewind, savepoint=instance(at, Savepoint, "'at'"))
-        journal = Journal.open(place(path), commit, sign=_signer(sign), fits=partial(cls._load, selector=selector))
+        journal = Journal.open(place(path), commit, sign=_signer(sign))
         self = cls._continue_from(journal, selector, wanted, rules, quiet=commit == "manual", check=check)
         if at is not None:
             self._shadows = Shadows(self._shadows.running, at.blind)
@@ -343,13 +343,7 @@ class Session:
     def _resume_rules(self, rules: Rules | None) -> None:
         """Continue with the journal's rules or with new ones, and with the participations so far."""
         recorded = self.journal.meta().get("rules")
-        before = None if recorded is None else Rules.from_journal(recorded)
-        if rules is None and before is not None and before.trusts_clients:
-            raise InputError(
-                f"The journal {self.journal.path} has quotas that name no values ({before.quotas}); with such quotas, "
-                "a client that invents a value is in every cohort.",
-                hint="open it with rules=Rules(..., quotas={'region': {'north': 2, 'south': 2}})",
-            )
+        before = None if recorded is None else Rules(**recorded)
         if before is not None:
             self._referee = referee_from(before, self.journal)
         if rules is not None:
@@ -383,7 +377,7 @@ class Session:
         wanted = None if shadows is None else as_shadows(shadows)
         if not is_blank(place(path)):
             same = partial(resume_check.check_same, seed=seed, clients=clients, signals=supplied, audit=audit)
-            journal = Journal.open(place(path), commit, sign=_signer(sign), fits=partial(cls._load, selector=selector))
+            journal = Journal.open(place(path), commit, sign=_signer(sign))
             if is_asynchronous(journal) != asynchronous:
                 journal.close()
                 raise InputError(
@@ -824,7 +818,7 @@ class Session:
         meta = self.journal.meta()
         self._host_state = meta["host"]
         if self._referee is not None:
-            self._referee = referee_from(Rules.from_journal(meta["rules"]), self.journal)
+            self._referee = referee_from(Rules(**meta["rules"]), self.journal)
         self._pending = PendingCohorts.from_journal(self.journal, members.table)
         self._set_members(members)
         self.journal.compact()  # deleted rows stay readable in the file until it is rewritten
@@ -937,7 +931,7 @@ def _first_meta(
     audit: bool,
 ) -> dict[str, Any]:
     """Return the metadata of a new journal."""
-    meta = {
+    return {
         "seed": turn.seed,
         "selector": describe(own.selector),
         "shadows": shadows.specs,
@@ -945,9 +939,8 @@ def _first_meta(
         "rules": None if rules is None else rules.to_dict(),
         "host": None,
         "audit": new_nonce() if audit else None,
+        "asynchronous": turn.asynchronous,
     }
-    # Only asynchronous sessions have this key, so older versions can still read journals of sessions with rounds.
-    return {**meta, "asynchronous": True} if turn.asynchronous else meta
 
 
 def _nobody(eligibility: Eligibility | None) -> Cohort:

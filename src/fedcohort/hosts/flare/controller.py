@@ -168,7 +168,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
                 f"The selector {selector!r} needs data at the server, which a FLARE job does not have."
             )
         self._shadows = {label: SELECTORS.create(name) for label, name in (shadows or {}).items()}
-        self._rules = None if rules is None else Rules.from_journal(rules)
+        self._rules = None if rules is None else Rules(**rules)
         self.filter_ = self._make_filter()
         self._policy = Policy(
             size=cohort_size,

@@ -51,7 +51,7 @@ def rules_in(journal: Path) -> Rules | None:
     """Return the current rules of a journal."""
     with closing(read_journal(journal)) as record:
         rules = record.meta().get("rules")
-    return None if rules is None else Rules.from_journal(rules)
+    return None if rules is None else Rules(**rules)
 
 
 class Population:

@@ -214,7 +214,7 @@ class LiveRun:
         if name is None:
             store.save(0, initial_arrays, host.memory, {})
             return initial_arrays
-        arrays = store.load(name, host.memory, host.config, like=initial_arrays)
+        arrays = store.load(name, host.memory, host.config)
         done = session.round - (0 if self.asynchronous else len(session.pending))
         say("continued", "continuing after %d rounds with %s", done, store.folder / name, rounds=done)
         return arrays
