@@ -28,7 +28,7 @@ from fedcohort.core.protocol import Selector, Status
 from fedcohort.core.selector_spec import rebuild_selector, selector_name
 from fedcohort.core.validate import instance, mapping, text, whole_number
 from fedcohort.journal import CohortRow, Journal, ReplyBlock, read_journal
-from fedcohort.journal.chain import PARTS, START, Link, next_link, start_payload, with_news
+from fedcohort.journal.chain import PARTS, START, Link, links, next_link, payload_of, start_payload, strays, with_news
 from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.events import (
     ABANDONED,
@@ -258,7 +258,7 @@ class _Audit(Replay):
 
     def _chain(self) -> list[Link]:
         try:
-            chain = self.journal.links()
+            chain = list(links(self.journal.database))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DoesNotFollow(f"The chain cannot be read: {type(error).__name__}: {error}.") from error
         if not chain or chain[0].kind != "start" or chain[0].kept != start_payload(self.meta):
@@ -274,7 +274,7 @@ class _Audit(Replay):
             if link.kind in PARTS:
                 self.again += link.kind == "metrics"
                 return
-        if not self.journal.fits(link):
+        if not link.fits(payload_of(self.journal.database, link)):
             raise DoesNotFollow(f"{self._link_name(link)} was changed after it was recorded.")
         try:
             if link.kind == "table":
@@ -286,7 +286,7 @@ class _Audit(Replay):
 
     def _check_rest(self, chain: list[Link]) -> None:
         """Raise an error if something is on record but not in the chain."""
-        for kind, key in self.journal.strays(chain):
+        for kind, key in strays(self.journal.database, chain):
             raise DoesNotFollow(f"{self._record_name(kind, key)} is on record but not in the chain.")
         stored = {name: data for name, data in self.journal.facts().items() if name != "attributes"}
         if {name: data for name, data in self.facts.items() if name in stored} != stored:
@@ -368,7 +368,7 @@ class _Audit(Replay):
             case "event":
                 self._apply_event(*self.journal.numbered_event(link.key[0]))
 
-    def _apply_event(self, _: float, kind: str, body: Mapping[str, Any]) -> None:
+    def _apply_event(self, kind: str, body: Mapping[str, Any]) -> None:
         try:
             if kind == CHANGED:
                 self.change_rules(body)

@@ -169,7 +169,7 @@ def _again(journal: Journal) -> Finding:
         writer = journal.meta().get("fedcohort")
         # A selector of another release may choose differently, so a difference says nothing about the journal.
         if _release(writer) != _release(__version__):
-            reason = f"cannot be checked: made by version {writer}, whose selectors had other rules"
+            reason = f"cannot be checked: written by version {writer}, whose selectors had other rules"
             return Finding("replay", None, reason)
         return Finding("replay", False, f"{outcome.problem} (written by fedcohort {writer})")
     return Finding(

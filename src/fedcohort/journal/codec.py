@@ -103,14 +103,14 @@ def decompress(data: bytes, most: int, what: str, common: bytes = b"") -> bytes:
     >>> decompress(compress(b"abc" * 1000), 10, "A name")
     Traceback (most recent call last):
         ...
-    fedcohort.core.errors.JournalError: A name takes more than the 10 bytes that it may have unpacked.
+    fedcohort.core.errors.JournalError: A name takes more than the 10 bytes allowed after unpacking.
     """
     # Unpack at most one byte beyond the limit, however much the data hold.
     unpacker = zlib.decompressobj(zdict=common)
     try:
         unpacked = unpacker.decompress(data, max(most, 1))
         if len(unpacked) > most or (not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1)):
-            raise JournalError(f"{what} takes more than the {most:,} bytes that it may have unpacked.")
+            raise JournalError(f"{what} takes more than the {most:,} bytes allowed after unpacking.")
     except zlib.error as error:
         raise JournalError(f"{what} cannot be unpacked: {error}.") from error
     if not unpacker.eof:

@@ -19,6 +19,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.journal import Journal
 from fedcohort.journal.codec import pack
 from fedcohort.journal.events import FORGOTTEN, JOINED
+from fedcohort.session.resume import is_asynchronous
 
 CLIENTS = "clients"  # the journal's key for the digests
 
@@ -38,9 +39,15 @@ def digests(table: ClientTable) -> dict[str, str]:
 
 
 def check_same(
-    journal: Journal, *, seed: int, clients: ClientTable, signals: Iterable[Signal] | None, audit: bool
+    journal: Journal,
+    *,
+    seed: int,
+    clients: ClientTable,
+    signals: Iterable[Signal] | None,
+    audit: bool,
+    asynchronous: bool,
 ) -> None:
-    """Raise an error that says what differs if a journal began with another seed, other clients or other signals."""
+    """Raise an error that says what differs if a journal belongs to a session that was started otherwise."""
     meta = journal.meta()
     differences = []
     if int(meta["seed"]) != seed:
@@ -51,6 +58,9 @@ def check_same(
         differences.append(f"its host supplies {_signal_list(recorded)}, but signals are {_signal_list(passed)}")
     if audit and meta.get("audit") is None:
         differences.append("it is not chained for an audit, but audit=True was given")
+    if is_asynchronous(journal) != asynchronous:
+        kind = "has rounds" if asynchronous else "is asynchronous"
+        differences.append(f"it {kind}, but asynchronous={asynchronous} was given")
     differences += _other_clients(journal, meta, clients)
     if differences:
         raise JournalError(

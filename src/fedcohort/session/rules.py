@@ -192,6 +192,11 @@ class Rules(Parameterized):
         return Rules(**{**self.to_dict(), **changes})
 
     @property
+    def named(self) -> tuple[str, ...]:
+        """The clients that the rules name, each once."""
+        return tuple(dict.fromkeys((*self.blocked, *self.pinned, *(self.paused or ()), *(self.budgets or ()))))
+
+    @property
     def by_name(self) -> bool:
         """Whether the rules depend on who a client is, and not only on the attributes it reports."""
         return bool(self.to_dict().keys() - {"eligible", "quotas", "failures"})

@@ -201,7 +201,7 @@ def test_a_liar_is_named_before_anything_is_opened_and_newcomers_join(
     with caplog.at_level(logging.WARNING):
         started(empty_fleet, kit, tmp_path / "run", EncryptedLabels(SECRET.public, keyholder()), 12, wait_for=5)
     assert members(tmp_path / "run") == [f"client-{i}" for i in (0, 1, 2, 4, 5, 6, 7)]
-    said = [m for m in caplog.messages if "takes no part" in m]
+    said = [m for m in caplog.messages if "is left out" in m]
     assert len(said) == 1 and "'client-3'" in said[0], said
 
 

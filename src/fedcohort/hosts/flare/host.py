@@ -188,7 +188,7 @@ class FlareHost(Host):
         arrival.letter.closed = arrival.letter.answered.issuperset(arrival.letter.targets)
         problem = self.sites.describe(arrival.site, record_of(arrival.result), arrival.problem)
         if problem:
-            self.controller.warning(f"{arrival.site} takes no part: {problem}")
+            self.controller.warning(f"{arrival.site} is left out: {problem}")
 
     def look(self) -> None:
         """Check who is connected, and ask sites for a description that have not given one yet."""

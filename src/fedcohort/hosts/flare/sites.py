@@ -32,7 +32,7 @@ class Sites:
         self.classes = classes
         self.connected: tuple[str, ...] = ()
         self.described: dict[str, Description] = {}
-        self.unfit: dict[str, str] = {}  # by site, why it takes no part for now
+        self.unfit: dict[str, str] = {}  # by site, why it is left out for now
         self.postponed = Postponed[str]()
 
     def unknown(self) -> list[str]:
@@ -40,7 +40,7 @@ class Sites:
         return [name for name in self.connected if name not in self.described and not self.postponed.waits(name)]
 
     def describe(self, name: str, record: Mapping[str, object] | None, problem: str) -> str:
-        """Store a site's description; return why the site takes no part, or an empty string."""
+        """Store a site's description; return why the site is left out, or an empty string."""
         try:
             if record is None:
                 raise ValueError(problem or "it does not answer fedcohort's questions")
@@ -91,7 +91,7 @@ class Sites:
                 reasons.setdefault(why, []).append(name)
         silent = [name for name in self.unknown() if name not in self.unfit]
         if silent:
-            reasons["have not said what they hold"] = silent
+            reasons["have not described themselves"] = silent
         return [f"{why.rstrip('.')}: {join_names(names)}" for why, names in reasons.items()]
 
     def supplied(self) -> frozenset[Signal]:

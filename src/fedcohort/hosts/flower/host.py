@@ -30,9 +30,6 @@ from fedcohort.hosts.flower.replies import (
     Checker,
     measures_of,
     move_update,
-    sample_counts,
-    scale_weight,
-    weight_of,
     weighted_average,
     with_metrics,
     with_weight,
@@ -50,7 +47,8 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     sample_size,
     strategy_copy,
 )
-from fedcohort.hosts.live import Aggregation, Host, Online
+from fedcohort.hosts.leases import Leases
+from fedcohort.hosts.live import Aggregation, Host, Online, play
 from fedcohort.hosts.measures import MEASURED, Measures
 from fedcohort.hosts.orders import Order
 from fedcohort.hosts.questions import try_out
@@ -159,6 +157,10 @@ class FlowerHost(Host):
 
     def _size(self, online: int) -> int | None:
         return self.settings.cohort_size or sample_size(self.levels, "train", online)
+
+    def play(self, session: Session, leases: Leases | None) -> str | None:
+        """Play rounds until the session has all; return why the selector ended the run earlier, or None."""
+        return play(self, session, self.policy, self.num_rounds, leases)
 
     def _sleep(self, seconds: float) -> None:
         """Sleep, and check every few seconds who is still connected."""
@@ -277,13 +279,12 @@ class FlowerHost(Host):
         }
         sound = sum(reply.status is _OK for reply in checked)
         log.info("valid models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
-        samples = sample_counts(checked)
-        measures = measures_of(sent, checked, samples)
+        measures = measures_of(sent, checked)
         kept = self._apply_filter(checked, measures)
         average = self._aggregate(round_, checked, kept, corrections, [reply for _, reply in late])
         if average.blamed:
             checked = _with_blame(checked, average.blamed)
-            measures = measures_of(sent, checked, samples)
+            measures = measures_of(sent, checked)
             kept = kept & measures.ok
             refused.update({name: why for name, why in average.blamed.items() if name in round_.cohort.names})
         self._keep_average(average, cohort.round + 1)
@@ -345,8 +346,7 @@ class FlowerHost(Host):
                 return Average(blamed=odd, error=short)
         if cohort.weights is not None:
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
-            for reply in chosen:
-                scale_weight(reply, self.weight_key, share[reply.name])
+            chosen = [with_weight(reply, self.weight_key, reply.weight * share[reply.name]) for reply in chosen]
         return self._average_models(
             cohort.round + 1, [*chosen, *late], as_errors(checked, self.training.sent), corrections, round_.shortfall
         )
@@ -368,7 +368,7 @@ class FlowerHost(Host):
         if short := shortfall(len(chosen)):
             return Average(error=short)
         # FedAvg divides by the sum of weights.
-        if not any(weight_of(reply, self.weight_key) > 0 for reply in chosen):
+        if not any(reply.weight > 0 for reply in chosen):
             return Average(error="too few valid models")
         average = aggregate(self.inner, server_round, chosen, errors)
         # Checked again without the models that could not be averaged.
@@ -456,7 +456,7 @@ class FlowerHost(Host):
         if not models:
             log.warning("a trial of %s returned no model", ", ".join(cards))
             return None
-        return weighted_average(models, self.weight_key)
+        return weighted_average(models)
 
     # -- the log ------------------------------------------------------------------------------------------------------
 
@@ -572,7 +572,7 @@ def _with_blame(replies: Sequence[Checked], blamed: Mapping[str, str]) -> list[C
 
 def _odd_weights(replies: Sequence[Checked], key: str) -> dict[str, str]:
     """Return the clients whose weight differs from the majority's, which a privacy accountant does not allow."""
-    weights = {reply.name: weight_of(reply, key) for reply in replies}
+    weights = {reply.name: reply.weight for reply in replies}
     usual, count = Counter(weights.values()).most_common(1)[0] if weights else (0.0, 0)
     if 2 * count <= len(weights):
         return {}

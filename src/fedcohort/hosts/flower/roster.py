@@ -1,7 +1,7 @@
 """Maps temporary node ids to lasting names.
 
 A SuperNode gets a new random node id with every start, so journals use names. Every new node is asked once to describe
-itself. A ClientApp without fedcohort cannot answer, and takes part under a name made from its node id.
+itself. A ClientApp without fedcohort cannot answer, and takes part under a name derived from its node id.
 
 A node keeps the name under which it first took part. Otherwise, it could escape every limit by renaming itself.
 """
@@ -202,7 +202,7 @@ class Roster:
             if node in self._cards:
                 return  # a node that came later has the name now
             log.warning(
-                "node %d answers to the name %r, so node %d is taken for an earlier connection of it and left alone",
+                "node %d answers to the name %r, so node %d is treated as its earlier connection and ignored",
                 node,
                 name,
                 rival,
@@ -228,14 +228,14 @@ class Roster:
             return None  # its earlier description still holds
         if _NOT_OURS.search(reply.error) is not None:
             return Description(""), False
-        log.warning("node %d could not describe itself and takes no part for now: %s", node, reply.error)
+        log.warning("node %d could not describe itself and is left out for now: %s", node, reply.error)
         self._unfit.add(node)
         return None
 
     def _refuse_borrowed_name(self, node: int, name: str) -> None:
         """Leave out a node that gives itself the name of a registered node."""
         if not self._unfit.waits(node):
-            log.warning("node %d takes no part: it calls itself %r, the name of a registered node", node, name)
+            log.warning("node %d is left out: it calls itself %r, the name of a registered node", node, name)
         self._unfit.add(node)
         if node in self._cards:
             self._forget(node)
