@@ -122,7 +122,8 @@ def _commits(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> Find
         return Finding("commits", False, lost)
     state = "in use, or left without being closed" if seal.in_use else "closed"
     known = "" if mark is not None and mark.id == seal.id else "; no .lock file next to it says how many there were"
-    text = f"all {seal.commits:,} are there, of {seal.generation:,} openings; {state}{known}"
+    times = "once" if seal.generation == 1 else f"{seal.generation:,} times"
+    text = f"all {seal.commits:,} are present; opened {times}; {state}{known}"
     return Finding("commits", True, text)
 
 

@@ -107,7 +107,7 @@ class Policy:
             )
 
     def size_for(self, online: int) -> int | None:
-        """Return how many models a round needs when ``online`` clients are online, or None for one from each."""
+        """Return how many models a round needs when ``online`` clients can take part, or None for one from each."""
         return self.size(online) if callable(self.size) else self.size
 
     @property
@@ -610,7 +610,7 @@ class Shortage:
     Attributes
     ----------
     online, wait_for : int
-        How many clients are online, and how many must be.
+        How many clients can take part, and how many must be.
     admitted, needed : int
         How many could be chosen, and how many must be.
     busy : tuple of str

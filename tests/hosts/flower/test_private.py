@@ -258,7 +258,7 @@ def test_new_keys_are_one_error_that_names_both(
         pytest.raises(FederationTimeoutError, match=f"{SECRET.public.name}; the federation's is {renewed.public.name}"),
     ):
         started(empty_fleet, kit, tmp_path / "b", labels, patience=20.0)
-    assert len([m for m in caplog.messages if "no part" in m]) == 1, caplog.messages
+    assert len([m for m in caplog.messages if "is left out" in m]) == 1, caplog.messages
 
 
 class PowerCut(BaseException):

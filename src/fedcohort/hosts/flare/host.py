@@ -191,7 +191,7 @@ class FlareHost(Host):
             self.controller.warning(f"{arrival.site} is left out: {problem}")
 
     def look(self) -> None:
-        """Check who is connected, and ask sites for a description that have not given one yet."""
+        """Check who is connected, and ask sites that have not described themselves to do so."""
         self.sites.connected = tuple(self.controller.connected())
         questions = [letter for letter in self.letters if letter.kind == DESCRIBE and not letter.closed]
         for letter in questions:

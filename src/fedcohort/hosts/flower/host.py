@@ -54,7 +54,7 @@ from fedcohort.hosts.orders import Order
 from fedcohort.hosts.questions import try_out
 from fedcohort.hosts.round import Late, Policy, Reply, Round, Shortage
 from fedcohort.hosts.run_record import CHECKPOINT
-from fedcohort.hosts.wire import plain
+from fedcohort.hosts.wire import plain, question
 from fedcohort.journal.events import CORRECTED
 from fedcohort.session.session import Session
 
@@ -101,7 +101,6 @@ class FlowerHost(Host):
         # With an automatic deadline, messages live as long as without one, so that late answers show who is slow.
         deadline = settings.deadline if isinstance(settings.deadline, int | float) else timeout
         self.query_deadline = settings.query_deadline or deadline
-        self.private = private_cohort_size(self.inner)  # None without differential privacy
         self.policy = Policy(
             size=self._size,
             spares=settings.spares,
@@ -111,7 +110,7 @@ class FlowerHost(Host):
             tries=settings.tries,
             wait_for=max(settings.wait_for or min_clients(self.inner), 1),
             patience=settings.patience,
-            private=self.private is not None,
+            private=private_cohort_size(self.inner) is not None,
         )
         self.memory = StrategyState(self.inner)
         self.weight_key, _ = keys(self.inner)
@@ -219,8 +218,10 @@ class FlowerHost(Host):
             outbox,
             seed=seed,
             required=required,
-            asked=required | (self.optional_signals & self.population.supplied_signals()),
-            commitment=receipt(session.journal, cohort.ticket, cohort.round),
+            ask=question(
+                required | (self.optional_signals & self.population.supplied_signals()),
+                receipt(session.journal, cohort.ticket, cohort.round),
+            ),
             confirmations=self.population.confirmations(session.table.names_of(cohort.clients)),
         )
 
@@ -339,7 +340,7 @@ class FlowerHost(Host):
     ) -> Average:
         cohort = round_.cohort
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
-        if self.private is not None:
+        if self.policy.private:
             # An accountant raises an error for unequal weights. Found here, they fail one client and not the round.
             odd = _odd_weights(chosen, self.weight_key) if has_accountant(self.inner) else {}
             if short := round_.shortfall(len(chosen) - len(odd)):
@@ -432,7 +433,7 @@ class FlowerHost(Host):
             case Losses(clients=clients, signals=signals):
                 return Answer(query, losses(self.arrays, session.table.names_of(clients), signals))
             case Trial():
-                if self.private is not None:
+                if self.policy.private:
                     raise InnerStrategyError(
                         f"The selector {session.selector.name!r} tries out cohorts, and their models would be "
                         "sent to clients without the noise of differential privacy.",
@@ -447,7 +448,17 @@ class FlowerHost(Host):
         # Copies, because a trial must not change the strategy: no moments, no privacy budget.
         strategy, config = strategy_copy(self.inner), ConfigRecord(dict(self.config))
         server_round = self._running.round + 1
-        messages = self.training.messages(strategy, server_round, cards, arrays, config, seed=seed, work={}, report=())
+        messages = self.training.messages(
+            strategy,
+            server_round,
+            cards,
+            arrays,
+            config,
+            seed=seed,
+            work={},
+            ask=question(()),
+            confirmations=self.population.confirmations(list(cards)),
+        )
         with_ttl(messages.values(), 2 * deadline)
         replies = exchange(self._outbox(), messages, deadline, self.debts)
         sound = self.training.checks(arrays, ()).check_all(replies[name] for name in cards if name in replies)

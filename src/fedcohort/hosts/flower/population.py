@@ -135,10 +135,8 @@ class Population:
     def _flaw(self, card: Card, classes: int | None) -> str | None:
         """Return why a client cannot take part, or None; sealed labels are checked without opening them."""
         lacking = card.lacks(self._required, self._labels is not None)
-        if self._labels is None and self._required & _LABELS:
-            flaw = _label_flaw(card, classes)
-            if flaw is not None:
-                return flaw
+        if self._labels is None and self._required & _LABELS and (wrong := card.description.label_flaw(classes)):
+            return wrong
         if self._labels is not None and card.description.sealed_labels is not None:
             # Cached, because checking a signature takes long.
             sealed, flaw = self._checked.get(card.name, (None, None))
@@ -227,10 +225,10 @@ class Population:
         """Describe why the run cannot begin yet."""
         online = len(self.online)
         if online < count:
-            return "; ".join([f"{online} of the {count} clients needed are online", *self.absent()])
+            return "; ".join([f"{online} of the {count} clients needed can take part", *self.absent()])
         longest, silent = min(_SETTLE, self._patience), join_names(self._roster.silent)
         waits = f"at most {longest:g} s for nodes that have not identified themselves: {silent}"
-        return f"{online} clients are online, {count} are needed; {waits}"
+        return f"{online} clients can take part, {count} are needed; {waits}"
 
     def absent(self) -> list[str]:
         """Describe the clients that are connected but cannot take part, with the reasons."""
@@ -310,9 +308,8 @@ class Population:
         return ClientTable(names=names, sizes=sizes, labels=labels)
 
     def _plain_labels(self, cards: Sequence[Card]) -> LabelCounts:
-        counts = [card.description.label_counts or () for card in cards]
-        width = self.classes or max(map(len, counts), default=0)
-        return LabelCounts([_pad_counts(c, width) for c in counts])
+        width = self.classes or max((len(card.description.label_counts or ()) for card in cards), default=0)
+        return LabelCounts([card.description.padded_counts(width) for card in cards])
 
     def _decode_labels(
         self, decoder: LabelDecoder, cards: Sequence[Card], before: Sequence[str]
@@ -434,7 +431,7 @@ class Population:
         counts = before.copy()
         for i, description in descriptions.items():
             if self._labels is None and description.label_counts is not None:
-                counts[i] = _pad_counts(description.label_counts, counts.shape[1])
+                counts[i] = description.padded_counts(counts.shape[1])
         return LabelCounts(counts)
 
     def _changed_descriptions(self, table: ClientTable) -> dict[int, Description]:
@@ -446,7 +443,7 @@ class Population:
             for name, card in self.online.items()
             if name in table
             and self._facts.get(name) != card.description
-            and not (counted and _label_flaw(card, classes))
+            and not (counted and card.description.label_flaw(classes))
         }
 
     def remember(self, session: Session) -> None:
@@ -495,20 +492,3 @@ class Population:
             name: reply.error or reply.message.content.config_records.get(RECORD) for name, reply in replies.items()
         }
         return read_losses(names, signals, reports, partial(log.warning, "client %r gave no losses: %s"))
-
-
-def _label_flaw(card: Card, classes: int | None) -> str | None:
-    """Return why a client's label counts cannot be right if there are ``classes`` classes, or None."""
-    counts, size = card.description.label_counts, card.description.size
-    if counts is None:
-        return None
-    if classes is not None and len(counts) > classes:
-        return f"it names {len(counts)} classes; there are {classes} (CohortStrategy(classes=...) says how many)"
-    if size is not None and sum(counts) > size:
-        return f"it counts {sum(counts)} samples in classes, but {size} in all"
-    return None
-
-
-def _pad_counts(counts: Sequence[int], width: int) -> list[int]:
-    """Return counts for ``width`` classes; a client that names fewer has no samples of the others."""
-    return [*counts, *[0] * (width - len(counts))]

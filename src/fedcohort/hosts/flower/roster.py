@@ -73,7 +73,7 @@ class Roster:
         self._seen: set[int] = set()  # the keys of `_registered`, because comparing two sets is fast
         self._registered: dict[int, str] = {}  # the names under which nodes were registered with the SuperLink
         self._cards: dict[int, Card] = {}
-        self._unfit = Postponed[int](clock)
+        self._unfit = Postponed(clock)
         self._described: dict[int, float] = {}  # node id -> when it was last asked
         self.describe_every: float | None = None
         self._due = math.inf  # when a node must be asked again
@@ -100,12 +100,12 @@ class Roster:
 
     @property
     def unanswered(self) -> int:
-        """How many nodes have not answered the question who they are."""
+        """How many nodes have been asked for a description and have not answered."""
         return len(self._outbox.waiting)
 
     @property
     def silent(self) -> list[str]:
-        """The nodes that have not answered the question who they are, by registered name or node id."""
+        """The nodes that have not described themselves, by registered name or node id."""
         nodes = sorted(int(node) for node in self._outbox.owing())
         return [self._registered.get(node) or f"node {node}" for node in nodes]
 
@@ -115,7 +115,7 @@ class Roster:
         return len(self._registered)
 
     def refresh(self) -> None:
-        """Check who is online, ask new nodes who they are, and read the answers that have arrived. Does not wait."""
+        """Check who is online, ask new nodes to describe themselves, and read the answers so far. Does not wait."""
         nodes = self._grid.get_node_ids()
         ids = nodes if isinstance(nodes, set) else set(nodes)
         # Ids take one short call. Names and descriptions are requested only if the ids change.
@@ -184,7 +184,7 @@ class Roster:
                 del self._cards[other]
 
     def _read(self, node: int, reply: GridReply) -> None:
-        """Read a node's answer to the question who it is."""
+        """Read how a node describes itself."""
         if node not in self._registered or reply.vanished or reply.expired:
             return
         described = self._description_in(node, reply)
