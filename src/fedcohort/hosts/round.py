@@ -668,11 +668,11 @@ class Shortage:
         return FederationTimeoutError(f"{text[0].upper()}{text[1:]} in round {round_}.", hint=hint)
 
 
-def join_names(names: Sequence[str], most: int = _NAMED) -> str:
-    """Return names in one line, only the first ones if there are many.
+def join_names(names: Sequence[str]) -> str:
+    """Return names in one line, only the first eight if there are more.
 
-    >>> join_names(["anna", "ben", "cem"], most=2)
-    'anna, ben and 1 more'
+    >>> join_names([f"c{i}" for i in range(10)])
+    'c0, c1, c2, c3, c4, c5, c6, c7 and 2 more'
     """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -56,7 +56,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         self._flow: Flow
 
     def play(self, session: Session, leases: Leases | None) -> str | None:
-        """Play until the session has all models; return why the selector ended the run earlier, or None."""
+        """Play until the last model; return why the selector ended the run earlier, or None."""
         return play_flow(self, session, self.policy, self.settings.flow, self.num_rounds, leases)
 
     def resume(self, flow: Flow) -> None:

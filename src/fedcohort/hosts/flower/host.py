@@ -158,7 +158,7 @@ class FlowerHost(Host):
         return self.settings.cohort_size or sample_size(self.levels, "train", online)
 
     def play(self, session: Session, leases: Leases | None) -> str | None:
-        """Play rounds until the session has all; return why the selector ended the run earlier, or None."""
+        """Play the rounds that are left; return why the selector ended the run earlier, or None."""
         return play(self, session, self.policy, self.num_rounds, leases)
 
     def _sleep(self, seconds: float) -> None:

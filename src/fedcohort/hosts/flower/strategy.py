@@ -328,7 +328,7 @@ class CohortStrategy(Strategy):
         if self.selector.aggregator not in (None, "fedavg"):  # like Flower's strategies
             log.warning(
                 "the selector %r is unbiased with the aggregator %r, which Flower does not have; the wrapped strategy "
-                "takes a mean by size of its weights, and the average may be biased",
+                "averages by the weights of its clients, and the average may be biased",
                 self.selector.name, self.selector.aggregator,
             )  # fmt: skip
 

@@ -109,7 +109,7 @@ class Training:
         if most is None or reply.status is not _OK:
             return reply, []
         reply, norm = clip_update(reply, arrays, most)
-        return reply, [f"its update of the norm {norm:g} was shortened to {most:g}"] if norm > most else []
+        return reply, [f"its update of norm {norm:g} was shortened to {most:g}"] if norm > most else []
 
     def bound_weights(
         self, replies: Iterable[Checked], sizes: Mapping[str, int | None]
