@@ -526,13 +526,3 @@ def test_a_rewritten_journal_cannot_be_signed_by_somebody_else(tmp_path: Path) -
         db.execute("UPDATE chain SET data = ?, link = ? WHERE id = ?", (body, next_link(tip, kind, digest), last))
         _resealed(db)
     assert not verify(path, public=public).confirmed
-
-
-def test_a_chain_of_an_earlier_version_is_neither_continued_nor_confirmed(tmp_path: Path) -> None:
-    path = tampered(tmp_path, ("DELETE FROM meta WHERE key = 'chain'", ()))
-    before = path.read_bytes()
-    with pytest.raises(JournalError, match="chained by an earlier fedcohort"):
-        Session.open(path)
-    with pytest.raises(JournalError, match="chained by an earlier fedcohort"):
-        verify(path)
-    assert path.read_bytes() == before

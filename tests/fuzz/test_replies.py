@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcohort.hosts.flower.exchange import GridReply
-from fedcohort.hosts.flower.replies import Checker, measures_of, sample_counts, weighted_average, with_common_names
+from fedcohort.hosts.flower.replies import Checker, measures_of, weighted_average, with_common_names
 from fedcohort.hosts.wire import RECORD, REPORTABLE, Description, report
 
 LOT = st.integers(0, 2**31 - 1)
@@ -111,12 +111,12 @@ def test_replies(lot):
     found = with_common_names(found)
     assert [found[0].status, found[2].status] == [Status.OK, Status.OK]
     assert found[1].status == Status.OK or found[1].reason
-    measures = measures_of(model(), found, sample_counts(found))
+    measures = measures_of(model(), found)
     for signal in required:
         column = measures.column(signal)
         assert np.isfinite(column[[0, 2]]).all(), f"{signal} of sound clients"
         assert np.isfinite(column[1]).all() == (found[1].status == Status.OK), f"{signal} of the other"
-    mean = weighted_average([reply for reply in found if reply.status == Status.OK], "num-examples")
+    mean = weighted_average([reply for reply in found if reply.status == Status.OK])
     assert {key: array.numpy().dtype for key, array in mean.items()} == {k: v.dtype for k, v in SENT.items()}
     assert all(np.isfinite(array.numpy()).all() for array in mean.values())
 

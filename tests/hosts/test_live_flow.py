@@ -10,7 +10,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.flow import FlowPolicy
 from fedcohort.hosts.live import Aggregation, Online
-from fedcohort.hosts.live_flow import FlowHost, Taken, play_flow
+from fedcohort.hosts.live_flow import FlowHost, play_flow
 from fedcohort.hosts.round import FederationTimeoutError, Policy, Reply
 from fedcohort.session import Session
 
@@ -51,7 +51,7 @@ class InProcess(FlowHost):
 
     def take(self, cohort, reply):
         self.kept[cohort.ticket] = reply.content
-        return Taken()
+        return {}, ()
 
     def make_model(self, answers):
         updates = [self.kept[one.ticket] - self.models[one.version] for one, _ in answers]

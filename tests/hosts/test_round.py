@@ -353,8 +353,11 @@ def test_noise_for_so_many_models_is_never_added_to_fewer() -> None:
     with session_of() as session:
         play(host, session, Policy(size=3, private=True), rounds=1)
         assert host.cohorts() == [("c0", "c1", "c2"), ("c0", "c2", "c3")]
-        assert ("abandoned", 0, "2 valid models came, but the privacy noise is made for 3") in host.events
-    with session_of() as session, pytest.raises(FederationTimeoutError, match=r"2 clients could be chosen.*made for 3"):
+        assert ("abandoned", 0, "2 valid models came, but the privacy noise is calibrated for 3") in host.events
+    with (
+        session_of() as session,
+        pytest.raises(FederationTimeoutError, match=r"2 clients could be chosen.*calibrated for 3"),
+    ):
         play(TimedHost(NAMES[:2]), session, Policy(size=3, private=True, patience=2.0), rounds=1)
 
 

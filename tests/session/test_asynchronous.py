@@ -11,7 +11,7 @@ from fedcohort.audit.choices import verify as confirm
 from fedcohort.audit.participation import verify
 from fedcohort.audit.replay import check as replay
 from fedcohort.core.clients import ClientTable, LabelCounts
-from fedcohort.core.errors import InputError, TicketError
+from fedcohort.core.errors import InputError, JournalError, TicketError
 from fedcohort.core.protocol import Cohort, RoundReport, RoundRequest, Selector, Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
@@ -111,7 +111,7 @@ def test_nonsense_is_refused(tmp_path):
         session.add_shadow("oort", "oort")
     assert session.round == 0
     session.close()
-    with pytest.raises(InputError, match="an asynchronous session"):
+    with pytest.raises(JournalError, match="it is asynchronous, but asynchronous=False"):
         Session.open_or_create(tmp_path / "a.sqlite", "uniform", 5)
     Session.open_or_create(tmp_path / "a.sqlite", "uniform", 5, asynchronous=True).close()
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedcohort.audit import choices
 from fedcohort.audit.participation import verify
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
@@ -257,22 +256,6 @@ def test_quotas_must_name_their_values() -> None:
     for quotas in ({"region": 2}, {"region": {"north": 0}}, {"region": ["north"]}):
         with pytest.raises(ParameterError, match="a table of attributes, each with a table of names"):
             Rules(quotas=quotas)  # type: ignore[arg-type]
-
-
-def test_a_journal_with_quotas_without_values_is_replayed_but_not_continued(tmp_path: Path) -> None:
-    """In journals of version 0.2, quotas hold for every value that a client reports."""
-    old = Rules.from_journal({"quotas": {"region": 1}, "max_participations": 9})
-    path = tmp_path / "j"
-    with Session(Uniform(), ClientTable(n=6), journal=path, rules=old, audit=True) as session:
-        session.set_attributes({str(c): {"region": f"r{c % 3}"} for c in range(6)})
-        played(session, 3, 4)
-        assert {"r0", "r1", "r2"} == {f"r{c % 3}" for c in session.journal.cohorts()[-1].clients.tolist()}
-    assert verify(path).holds and choices.verify(path).confirmed
-    with pytest.raises(InputError, match=r"quotas.*\({'region': 1}\)"):
-        Session.open(path)
-    with Session.open(path, rules=Rules(quotas={"region": {"r0": 1}}, max_participations=9)) as session:
-        played(session, 3)
-    assert verify(path).holds
 
 
 # -- infeasible rules -------------------------------------------------------------------------------------------------

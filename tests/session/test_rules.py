@@ -302,7 +302,9 @@ def test_a_breach_is_found_in_the_journal(tmp_path: Path) -> None:
         for _ in range(4):
             played(session, 2)
     with closing(Journal.open(tmp_path / "j")) as journal, journal.event():
-        journal.add_event("rules", {"round": 0, "rules": Rules(min_separation=2, max_participations=2).to_dict()})
+        journal.add_event(
+            "rules", {"round": 0, "ticket": 0, "rules": Rules(min_separation=2, max_participations=2).to_dict()}
+        )
     proof = verify(tmp_path / "j")
     assert not proof.holds and proof.least_separation == 1
     assert any("rounds after the last" in b.what for b in proof.breaches)

@@ -147,7 +147,7 @@ def verify(journal: str | Path | Journal) -> Proof:
             return verify(opened)
     table, _ = journal.table()
     rows = journal.cohorts()
-    changes = _changes(journal, rows)
+    changes = _changes(journal)
     abandoned = {body["ticket"] for body in journal.events(ABANDONED)}
     counted = [row for row in rows if row.ticket not in abandoned and len(row.clients)]
     past, breaches = _participations(counted, changes, table)
@@ -185,16 +185,13 @@ def _participations(
     return past, breaches
 
 
-def _changes(journal: Journal, rows: Sequence[CohortRow]) -> list[Change]:
+def _changes(journal: Journal) -> list[Change]:
     """Return all rules of a journal. Tickets say when they took effect, since an abandoned round may be repeated."""
     changes: list[Change] = []
     for body in journal.events(CHANGED):
-        rules, round_ = Rules.from_journal(body["rules"]), int(body["round"])
-        if "ticket" in body:
-            ticket = int(body["ticket"])
-        else:  # a journal of an earlier version
-            ticket = next((row.ticket for row in rows if row.round >= round_), len(rows))
-        changes.append(Change(round_, ticket, rules, difference(changes[-1].rules if changes else None, rules)))
+        rules = Rules(**body["rules"])
+        what = difference(changes[-1].rules if changes else None, rules)
+        changes.append(Change(int(body["round"]), int(body["ticket"]), rules, what))
     return changes
 
 
@@ -260,17 +257,13 @@ def _since(changes: Sequence[Change], limit: Callable[[Rules], object]) -> Chang
 
 def _registered(journal: Journal, table: ClientTable, past: Mapping[int, _Past]) -> int | None:
     """Return how many participations were under a name that was bound to a key by then; None if not recorded."""
-    events = journal.timed_events(REGISTERED)
+    events = journal.events(REGISTERED)
     if not events:
         return None
-    asked_at = {row.ticket: row.asked_at for row in journal.cohorts()}
     since: dict[str, int] = {}
-    for at, body in events:
+    for body in events:
         # A name counts from the first cohort after its key was seen. Before, anybody could have used it.
-        ticket = body.get("ticket")
-        if ticket is None:  # a journal of an earlier version
-            ticket = next((t for t, time in asked_at.items() if time >= at), len(asked_at))
-        since.update({name: int(ticket) for name in body["names"] if name not in since})
+        since.update({name: int(body["ticket"]) for name in body["names"] if name not in since})
     count = 0
     for client, own in past.items():
         first = since.get(table.name(client))

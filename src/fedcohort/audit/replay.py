@@ -129,7 +129,7 @@ class Replay:
 
     def change_rules(self, body: Mapping[str, Any]) -> None:
         """Set the rules of an event."""
-        self.playing.set_rules(Rules.from_journal(body["rules"]))
+        self.playing.set_rules(Rules(**body["rules"]))
 
     def change_selector(self, body: Mapping[str, Any]) -> None:
         """Change to the selector of an event."""

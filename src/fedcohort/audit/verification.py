@@ -16,10 +16,9 @@ from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.core.version import __version__
 from fedcohort.journal import Journal
 from fedcohort.journal.database import Database, Seal
-from fedcohort.journal.integrity import file_problems, missing, row_problems, version_of
+from fedcohort.journal.integrity import check_version, file_problems, missing, row_problems
 from fedcohort.journal.lock import Mark
 from fedcohort.journal.opening import open_unchecked
-from fedcohort.journal.schema import SCHEMA_VERSION
 from fedcohort.session.resume import next_round
 
 _SHOWN = 5  # at most this many problems of one kind are named
@@ -46,14 +45,11 @@ class Examination:
 
     Attributes
     ----------
-    version : int
-        The version of its schema.
     seal : Seal or None
-        How often it was opened and committed, and whether it is in use; None for version 2.
+        How often it was opened and committed, and whether it is in use; None if rows are damaged.
     """
 
     path: Path
-    version: int
     seal: Seal | None
     findings: tuple[Finding, ...]
 
@@ -75,20 +71,20 @@ def examine(path: str | Path, *, again: bool = True) -> Examination:
     database, mark, companion = open_unchecked(path)
     with closing(Journal(database, path)) as journal, database.errors():
         database.connection.execute("BEGIN")  # the journal may be in use; a transaction reads one state of it
-        version = version_of(database.connection, path)
-        findings = [*_file(database, version), *_rows(database, version)]
+        check_version(database.connection, path)
+        findings = [_file(database), _rows(database)]
         seal = None
-        if version >= SCHEMA_VERSION and findings[-1].sound:
+        if findings[-1].sound:
             seal = Seal.read(database.connection)
             findings.append(_commits(path, seal, mark, companion))
         # A replay of damaged rows would blame the selector.
-        if all(finding.sound is not False for finding in findings[:2]):
+        if all(finding.sound for finding in findings[:2]):
             findings += _meaning(journal, again)
-        return Examination(path, version, seal, tuple(findings))
+        return Examination(path, seal, tuple(findings))
 
 
 def _meaning(journal: Journal, again: bool) -> Iterator[Finding]:
-    """Check the contents of rows that passed their checks; rows of version 2 have no checksums."""
+    """Check the contents of rows that are as they were written."""
     try:
         yield _order(journal)
         yield from _rules(journal)
@@ -106,24 +102,18 @@ def _join_problems(problems: Iterable[str]) -> str:
     return "; ".join(texts[:_SHOWN]) + more
 
 
-def _file(database: Database, version: int) -> Iterator[Finding]:
-    wrong = _join_problems(file_problems(database.connection, version))
+def _file(database: Database) -> Finding:
+    wrong = _join_problems(file_problems(database.connection))
     ((pages,),), ((size,),) = database.fetch("PRAGMA page_count"), database.fetch("PRAGMA page_size")
-    yield Finding("file", not wrong, wrong or f"SQLite finds nothing wrong with its {pages * size / 1e6:,.1f} MB")
+    return Finding("file", not wrong, wrong or f"SQLite finds nothing wrong with its {pages * size / 1e6:,.1f} MB")
 
 
-def _rows(database: Database, version: int) -> Iterator[Finding]:
-    if version < SCHEMA_VERSION:
-        yield Finding(
-            "rows", None, f"version {version} has no checksums; a session that continues the journal adds them"
-        )
-        return
-    wrong = _join_problems(row_problems(database.connection, version))
+def _rows(database: Database) -> Finding:
+    wrong = _join_problems(row_problems(database.connection))
     if wrong:
-        yield Finding("rows", False, wrong)
-    else:
-        tables = Seal.read(database.connection).tables
-        yield Finding("rows", True, f"all {sum(rows for rows, _ in tables.values()):,} are as they were written")
+        return Finding("rows", False, wrong)
+    tables = Seal.read(database.connection).tables
+    return Finding("rows", True, f"all {sum(rows for rows, _ in tables.values()):,} are as they were written")
 
 
 def _commits(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> Finding:
@@ -132,7 +122,8 @@ def _commits(path: Path, seal: Seal, mark: Mark | None, companion: bool) -> Find
         return Finding("commits", False, lost)
     state = "in use, or left without being closed" if seal.in_use else "closed"
     known = "" if mark is not None and mark.id == seal.id else "; no .lock file next to it says how many there were"
-    text = f"all {seal.commits:,} are there, of {seal.generation:,} openings; {state}{known}"
+    times = "once" if seal.generation == 1 else f"{seal.generation:,} times"
+    text = f"all {seal.commits:,} are present; opened {times}; {state}{known}"
     return Finding("commits", True, text)
 
 
@@ -179,7 +170,7 @@ def _again(journal: Journal) -> Finding:
         writer = journal.meta().get("fedcohort")
         # A selector of another release may choose differently, so a difference says nothing about the journal.
         if _release(writer) != _release(__version__):
-            reason = f"cannot be checked: made by version {writer}, whose selectors had other rules"
+            reason = f"cannot be checked: written by version {writer}, whose selectors had other rules"
             return Finding("replay", None, reason)
         return Finding("replay", False, f"{outcome.problem} (written by fedcohort {writer})")
     return Finding(

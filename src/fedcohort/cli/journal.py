@@ -60,7 +60,7 @@ def verify(
         print_json(
             {
                 "sound": result.sound,
-                "version": result.version,
+                "version": SCHEMA_VERSION,
                 "commits": None if result.seal is None else result.seal.commits,
                 "generation": None if result.seal is None else result.seal.generation,
                 "in_use": None if result.seal is None else result.seal.in_use,
@@ -106,8 +106,7 @@ def recover(
     """
     result = examine(journal, again=False)
     commits = next((f for f in result.findings if f.check == "commits"), None)
-    # Journals of older versions do not show whether commits are missing.
-    if (commits is not None and commits.sound) or result.version < SCHEMA_VERSION:
+    if commits is not None and commits.sound:
         say(out(), f"{journal} is complete; nothing was changed.")
         return
     key = None if sign is None else Signer(sign)

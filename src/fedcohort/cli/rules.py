@@ -171,7 +171,7 @@ def apply_rules(
             _check_names(order, table)
         round_ = next_round(record)[0]
         before = _rules_after_pending(record, journal)
-        rules = order.carried_out(before, round_)  # raises when they cannot hold together
+        rules = order.new_rules(before, round_)  # raises when they cannot hold together
         _check_feasible(rules, record, round_)
         run = run_state(record)
     give(journal, order)
@@ -231,9 +231,9 @@ def _pause(text: str) -> tuple[str, int]:
 def _rules_after_pending(record: Journal, journal: Path) -> Rules | None:
     """Return the rules that will hold once all earlier pending changes have been applied."""
     known = record.meta().get("rules")
-    rules = None if known is None else Rules.from_journal(known)
+    rules = None if known is None else Rules(**known)
     for earlier in waiting(journal):
-        rules = earlier.carried_out(rules, next_round(record)[0])
+        rules = earlier.new_rules(rules, next_round(record)[0])
     return rules
 
 

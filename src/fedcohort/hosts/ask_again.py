@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
 
 ASK_AGAIN_AFTER = 120.0  # seconds after a failed or unanswered description
-K = TypeVar("K", bound=Hashable)
 
 
-class Postponed(Generic[K]):
+class Postponed:
     """Clients whose description failed, each with the time when it may be asked again.
 
     >>> now = 0.0
-    >>> postponed = Postponed[str](clock=lambda: now)
+    >>> postponed = Postponed(clock=lambda: now)
     >>> postponed.add("anna")
     >>> postponed.waits("anna"), postponed.waits("ben")
     (True, False)
@@ -26,12 +24,12 @@ class Postponed(Generic[K]):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._until: dict[K, float] = {}
+        self._until: dict[Hashable, float] = {}
 
-    def add(self, client: K) -> None:
+    def add(self, client: Hashable) -> None:
         """Postpone the next question to a client."""
         self._until[client] = self._clock() + ASK_AGAIN_AFTER
 
-    def waits(self, client: K) -> bool:
+    def waits(self, client: Hashable) -> bool:
         """Whether it is too early to ask the client again."""
         return self._clock() < self._until.get(client, -math.inf)

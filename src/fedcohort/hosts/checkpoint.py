@@ -19,6 +19,7 @@ from safetensors.numpy import save
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import JournalError
 from fedcohort.core.files import sync_folder
+from fedcohort.core.version import __version__
 
 # The types that both safetensors and NumPy have; arrays of other types are stored as bytes.
 _TYPES = frozenset(
@@ -73,8 +74,8 @@ class CheckpointFiles:
         sync_folder(self.folder)
         return name
 
-    def read(self, name: str, *formats: str) -> tuple[dict[str, str], dict[str, AnyArray]]:
-        """Return the header and the tensors of a checkpoint in one of the ``formats``, the current one first."""
+    def read(self, name: str, expected: str) -> tuple[dict[str, str], dict[str, AnyArray]]:
+        """Return the header and the tensors of a checkpoint in the ``expected`` format."""
         path = self.folder / name
         try:
             with safe_open(path, framework="numpy") as file:
@@ -85,9 +86,13 @@ class CheckpointFiles:
                 f"The checkpoint {path}, which the journal names, cannot be read: {error}.",
                 hint="restore the file from a backup, or start a new journal",
             ) from error
-        if header.get("format") not in formats:
-            raise JournalError(f"The checkpoint {path} is in the format {header.get('format')!r}, not {formats[0]!r}.")
-        for key, (dtype, shape) in json.loads(header.get("bytes", "{}")).items():
+        if header.get("format") != expected:
+            raise JournalError(
+                f"The checkpoint {path} has format {header.get('format')!r}; this fedcohort ({__version__}) needs "
+                f"{expected!r}.",
+                hint="continue with the version of fedcohort that wrote it, or start a new journal",
+            )
+        for key, (dtype, shape) in json.loads(header["bytes"]).items():
             tensors[key] = np.frombuffer(tensors[key].tobytes(), np.dtype(dtype)).reshape(shape)
         return header, tensors
 

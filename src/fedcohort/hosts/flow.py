@@ -62,7 +62,7 @@ class FlowPolicy:
         check_values(self, {"busy": _COUNT, "buffer": _COUNT, "period": period})
 
 
-class Answered(NamedTuple):
+class BufferedAnswer(NamedTuple):
     """A sound answer that waits for the next global model.
 
     Attributes
@@ -88,7 +88,7 @@ class Flow:
 
     Attributes
     ----------
-    waiting : list of Answered
+    waiting : list of BufferedAnswer
         The answers for the next model, in the order of arrival.
 
     Examples
@@ -116,12 +116,12 @@ class Flow:
         for cohort in session.pending:
             self._begin(cohort)
         stored = session.host_state if isinstance(session.host_state, Mapping) else {}
-        self.waiting = [Answered(*map(int, row)) for row in stored.get(_BUFFER, ())]
+        self.waiting = [BufferedAnswer(*map(int, row)) for row in stored.get(_BUFFER, ())]
         since = float(stored.get(_SINCE, now or 0.0))
         # When the newest model was made; the clock of another process may have started later.
         self._since = since if now is None else min(since, now)
         self._failures = {int(client): int(count) for client, count in stored.get(_FAILURES, ())}
-        self.request: RoundRequest
+        self._opened: RoundRequest | None = None  # by `open`, for the next choice
 
     def _begin(self, cohort: Cohort) -> None:
         self._at_work[cohort.ticket] = cohort
@@ -155,8 +155,8 @@ class Flow:
 
     def open(self, available: BoolArray | None = None) -> Query | None:
         """Return the question that the selector asks before it chooses one of ``available`` (N,), or None."""
-        self.request = self._request(available)
-        return self.session.query(self.request)
+        self._opened = self._request(available)
+        return self.session.query(self._opened)
 
     def exclusions(self, available: BoolArray | None = None) -> tuple[str, ...] | None:
         """Return why the rules admit none of ``available`` (N,), or None if they admit somebody."""
@@ -178,10 +178,9 @@ class Flow:
 
         ``answer`` is the answer to the question of :meth:`open`. A selector without questions needs only ``available``.
         """
-        if answer is None and (available is not None or not hasattr(self, "request")):
-            self.request = self._request(available)
-        cohort = self.session.ask(self.request, answer)
-        del self.request
+        request = self._request(available) if self._opened is None else self._opened
+        cohort = self.session.ask(request, answer)
+        self._opened = None
         if cohort.size:
             self._begin(cohort)
         return cohort
@@ -214,7 +213,7 @@ class Flow:
         waiting, failures = list(self.waiting), dict(self._failures)
         client, sound = int(cohort.clients[0]), status is Status.OK
         if sound:
-            waiting.append(Answered(ticket, client, cohort.round))
+            waiting.append(BufferedAnswer(ticket, client, cohort.round))
             # Only consecutive failures count.
             failures.pop(client, None)
         else:
@@ -236,14 +235,14 @@ class Flow:
 
     def discard(self, tickets: Container[int]) -> None:
         """Drop waiting answers that no model can use; they count as failures. The next event records this."""
-        for answered in self.waiting:
-            if answered.ticket in tickets:
-                self._failures[answered.client] = self._failures.get(answered.client, 0) + 1
-        self.waiting = [answered for answered in self.waiting if answered.ticket not in tickets]
+        for answer in self.waiting:
+            if answer.ticket in tickets:
+                self._failures[answer.client] = self._failures.get(answer.client, 0) + 1
+        self.waiting = [answer for answer in self.waiting if answer.ticket not in tickets]
 
-    def staleness(self, answered: Answered) -> int:
+    def staleness(self, answer: BufferedAnswer) -> int:
         """Return how many models are newer than the one that an answer began with."""
-        return self.session.round - answered.version
+        return self.session.round - answer.version
 
     # -- models -------------------------------------------------------------------------------------------------------
 
@@ -258,7 +257,7 @@ class Flow:
             return bool(self.waiting) and now >= self.due_at
         return len(self.waiting) >= self.policy.buffer
 
-    def advance(self, now: float, *, state: Mapping[str, Any] | None = None) -> list[Answered]:
+    def advance(self, now: float, *, state: Mapping[str, Any] | None = None) -> list[BufferedAnswer]:
         """Tell the session that the waiting answers have become a new model, and return them.
 
         With a period, the next model is due at the next multiple of the period.
@@ -266,13 +265,13 @@ class Flow:
         used, since = self.waiting, now
         if self.policy.period is not None:
             since = self.due_at + math.floor((now - self.due_at) / self.policy.period) * self.policy.period
-        self.session.advance([answered.ticket for answered in used], host=self._host_state([], since, {}, state))
+        self.session.advance([answer.ticket for answer in used], host=self._host_state([], since, {}, state))
         self.waiting, self._since, self._failures = [], since, {}
         return used
 
     @staticmethod
     def _host_state(
-        waiting: list[Answered], since: float, failures: Mapping[int, int], state: Mapping[str, Any] | None
+        waiting: list[BufferedAnswer], since: float, failures: Mapping[int, int], state: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        stored: dict[str, Any] = {**(state or {}), _BUFFER: [list(answered) for answered in waiting], _SINCE: since}
+        stored: dict[str, Any] = {**(state or {}), _BUFFER: [list(answer) for answer in waiting], _SINCE: since}
         return {**stored, _FAILURES: [list(item) for item in failures.items()]} if failures else stored

@@ -21,8 +21,8 @@ from fedcohort.core.signals import Signal
 from fedcohort.hosts import orders
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.pace import Pace
-from fedcohort.hosts.round import RETRIED, Attempts, Late, Policy, Reply, Round, Shortage, join_names
-from fedcohort.journal.events import CORRECTED, FAILURES, LATE_COUNTED, TIMES
+from fedcohort.hosts.round import Attempts, Late, Policy, Reply, Round, Shortage, join_names
+from fedcohort.journal.events import CORRECTED, FAILURES, LATE_COUNTED, TIMES, TRIED
 from fedcohort.journal.reading import CohortRow
 from fedcohort.session.resume import participations
 from fedcohort.session.rules import Rules
@@ -291,7 +291,7 @@ class _RoundPlayer(Player):
                 why = self._mismatch(cohort) or self._lease(cohort)  # again, because clients may have left
             if not why:
                 self.host.on_round(cohort.round, again=True)
-                session.note(RETRIED, {"ticket": cohort.ticket})
+                session.note(TRIED, {"ticket": cohort.ticket})
                 session.commit()
                 round_ = self._round()
                 round_.resume(cohort)
@@ -305,10 +305,10 @@ class _RoundPlayer(Player):
             return ""
         size = self.policy.size_for(len(self.online))
         if cohort.size != size:
-            return f"it has {cohort.size} clients, and the noise is made for {size}"
+            return f"it has {cohort.size} clients, and the noise is calibrated for {size}"
         online = set(self.session.table.names_of(self.online))
         gone = [name for name in cohort.names if name not in online]
-        return f"{join_names(gone)} not online, and the noise is made for {size} clients" if gone else ""
+        return f"{join_names(gone)} not online, and the noise is calibrated for {size} clients" if gone else ""
 
     def _choose_round(self) -> Round:
         while True:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,27 +18,11 @@ from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.flow import Answered, Flow, FlowPolicy
+from fedcohort.hosts.flow import BufferedAnswer, Flow, FlowPolicy
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.live import LOOK_EVERY, Aggregation, Messenger, Player
 from fedcohort.hosts.round import Policy, Reply, RoundError, Shortage
 from fedcohort.session.session import Session
-
-
-@dataclass(frozen=True, eq=False)
-class Taken:
-    """What a host learned from one sound answer.
-
-    Attributes
-    ----------
-    metrics : mapping of Signal to (1,) or (1, V) array
-        What the session learns.
-    corrections : sequence of str
-        The changes made to the answer.
-    """
-
-    metrics: Mapping[Signal, FloatArray] = field(default_factory=dict)
-    corrections: Sequence[str] = ()
 
 
 class FlowHost(Messenger):
@@ -53,11 +36,14 @@ class FlowHost(Messenger):
         """Load what the record names: the waiting answers, and the models that clients at work began with."""
 
     @abstractmethod
-    def take(self, cohort: Cohort, reply: Reply) -> Taken:
-        """Keep a sound answer for the next model; once this returns, it must survive a crash."""
+    def take(self, cohort: Cohort, reply: Reply) -> tuple[Mapping[Signal, FloatArray], Sequence[str]]:
+        """Keep a sound answer for the next model; once this returns, it must survive a crash.
+
+        Returns what the session learns, in (1,) or (1, V) arrays by signal, and the changes made to the answer.
+        """
 
     @abstractmethod
-    def make_model(self, answers: Sequence[tuple[Answered, int]]) -> Aggregation:
+    def make_model(self, answers: Sequence[tuple[BufferedAnswer, int]]) -> Aggregation:
         """Make the next global model from answers, each with its staleness."""
 
     @abstractmethod
@@ -238,11 +224,11 @@ class _FlowPlayer(Player):
         if reply.status is not Status.OK:
             self._fail(cohort, reply.status, reply.reason)
             return
-        taken = self.host.take(cohort, reply)
-        if taken.corrections:
-            self._note_corrections(cohort.round, {reply.client: taken.corrections})
+        metrics, corrections = self.host.take(cohort, reply)
+        if corrections:
+            self._note_corrections(cohort.round, {reply.client: corrections})
         try:
-            self.flow.receive(cohort.ticket, Status.OK, taken.metrics, state=self.host.state())
+            self.flow.receive(cohort.ticket, Status.OK, metrics, state=self.host.state())
         except InputError as error:  # something that only the session can check, such as a vector's width
             self._fail(cohort, Status.INVALID, str(error))
             return
@@ -271,9 +257,9 @@ class _FlowPlayer(Player):
     def _advance(self) -> None:
         host, flow, session = self.host, self.flow, self.session
         answers = list(flow.waiting)
-        aggregation = host.make_model([(answered, flow.staleness(answered)) for answered in answers])
+        aggregation = host.make_model([(answer, flow.staleness(answer)) for answer in answers])
         kept = aggregation.kept.tolist()
-        refused = {answered.ticket for answered, keep in zip(answers, kept, strict=True) if not keep}
+        refused = {answer.ticket for answer, keep in zip(answers, kept, strict=True) if not keep}
         flow.discard(refused)
         # The session has recorded these answers as sound, so what is wrong with them is recorded as a correction.
         corrections = {name: [f"its answer is left out: {why}"] for name, why in aggregation.refused.items()}
@@ -284,7 +270,7 @@ class _FlowPlayer(Player):
         if aggregation.error:
             host.on_no_model(aggregation)
             if not refused:  # no single answer is to blame, so all are dropped
-                flow.discard({answered.ticket for answered in answers})
+                flow.discard({answer.ticket for answer in answers})
                 self.fruitless += 1
             if self.fruitless >= self.policy.tries:
                 raise RoundError(

@@ -63,8 +63,7 @@ class Order:
     @property
     def names(self) -> list[str]:
         """The clients that the order names."""
-        rules = {} if self.rules is None else Rules(**self.rules).to_dict()
-        listed = [name for key in ("blocked", "pinned", "paused", "budgets") for name in rules.get(key) or ()]
+        listed = () if self.rules is None else Rules(**self.rules).named
         changed = [name for key in _LISTS for name in getattr(self, key)]
         return list(dict.fromkeys([*listed, *changed, *self.pause]))
 
@@ -74,7 +73,7 @@ class Order:
         changes["rules"] = None if self.rules is None else Rules(**self.rules).with_names(name).to_dict()
         return replace(self, **changes, pause={name(client): rounds for client, rounds in self.pause.items()})
 
-    def carried_out(self, rules: Rules | None, round_: int) -> Rules:
+    def new_rules(self, rules: Rules | None, round_: int) -> Rules:
         """Return the rules that apply from ``round_`` on, if ``rules`` applied before."""
         changed = (rules or Rules()).to_dict() if self.rules is None else Rules(**self.rules).to_dict()
         _change(changed, "blocked", self.block, self.unblock)
@@ -153,7 +152,7 @@ def take(session: Session, check: Callable[[Session, Rules], None] = lambda *_: 
             log.warning("%s cannot be read as an order and is ignored: %s", file, order)
         elif order.id not in done:
             try:
-                rules = order.carried_out(session.rules, session.round)
+                rules = order.new_rules(session.rules, session.round)
                 check(session, rules)
                 session.set_rules(rules, order.id)
                 carried_out.append(order)

@@ -22,10 +22,9 @@ from fedcohort.core.params import Constraint, Either, Interval, OneOf, Optional,
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.pace import Pace, Proposal, first_deadline
-from fedcohort.journal.events import ABANDONED, FAILURES, PROPOSED, TIMES
+from fedcohort.journal.events import ABANDONED, FAILURES, PROPOSED, TIMES, TRIED
 from fedcohort.session.session import Session
 
-RETRIED = "try"  # the event of a pending cohort that is trained again
 _NAMED = 8  # how many clients an error names
 _COUNT, _SECONDS = Interval(int, 1, None), Interval(float, 0, None, "neither")
 DEADLINE = Optional(Either(_SECONDS, OneOf(("auto",))))
@@ -103,11 +102,12 @@ class Policy:
         check_values(self, constraints)
         if self.private and self.late == "count":
             raise ParameterError(
-                "Late models cannot be counted under differential privacy: the noise is made for the models of a round."
+                "Late models cannot be counted under differential privacy: the noise is calibrated for the models of "
+                "one round."
             )
 
     def size_for(self, online: int) -> int | None:
-        """Return how many models a round needs when ``online`` clients are online, or None for one from each."""
+        """Return how many models a round needs when ``online`` clients can take part, or None for one from each."""
         return self.size(online) if callable(self.size) else self.size
 
     @property
@@ -303,7 +303,7 @@ class Round:
         cohort = self.session.ask(self.request, answer)
         # The strategy divides its noise by the expected size, so a smaller cohort would have less protection.
         if self.policy.private and cohort.size not in (0, self.size):
-            why = f"the selector chose {cohort.size} clients, and the privacy noise is made for {self.size}"
+            why = f"the selector chose {cohort.size} clients, and the privacy noise is calibrated for {self.size}"
             self.session.abandon(cohort.ticket, why)
             self.session.commit()
             raise RoundError(
@@ -444,7 +444,7 @@ class Round:
     def shortfall(self, models: int) -> str:
         """Return why this number of sound models must not be averaged, or an empty string if it may."""
         if self.policy.private and models != self.size:
-            return f"{models} valid models came, but the privacy noise is made for {self.size}"
+            return f"{models} valid models came, but the privacy noise is calibrated for {self.size}"
         return "too few valid models" if models < self.policy.fewest else ""
 
     def report(
@@ -495,8 +495,8 @@ class Round:
         """Tell the session that the round gave no model; its number goes to another cohort.
 
         Returns the clients that were reported as failed without an answer. They are reported explicitly, because
-        absence has no effect in an abandoned cohort. If nobody answered, the cause is hardly the clients, and none is
-        reported.
+        absence has no effect in an abandoned cohort. If nobody answered, the clients are probably not the cause, and
+        none is reported.
         """
         self._record_times()
         # Partial reports, because a complete one would close the cohort as a round that counts.
@@ -560,7 +560,7 @@ class Attempts:
     def reason_to_give_up(self, cohort: Cohort) -> str:
         """Return that an interrupted cohort has had all its tries, or an empty string if it has not."""
         # Counted in the journal, so that a server that crashes in every try does not try forever.
-        tries = 1 + sum(body["ticket"] == cohort.ticket for body in self.session.journal.events(RETRIED))
+        tries = 1 + sum(body["ticket"] == cohort.ticket for body in self.session.journal.events(TRIED))
         return f"not finished in {tries} tries" if tries >= self.policy.tries else ""
 
     def candidates(self, online: IntArray, busy: IntArray) -> Shortage | IntArray:
@@ -610,7 +610,7 @@ class Shortage:
     Attributes
     ----------
     online, wait_for : int
-        How many clients are online, and how many must be.
+        How many clients can take part, and how many must be.
     admitted, needed : int
         How many could be chosen, and how many must be.
     busy : tuple of str
@@ -648,7 +648,7 @@ class Shortage:
         if self.needed > 1 and self.admitted:
             clients = "1 client" if self.admitted == 1 else f"{self.admitted} clients"
             at_work = f"; still at work: {join_names(self.busy)}" if self.busy else ""
-            noise = f"and the privacy noise is made for {self.needed}"
+            noise = f"and the privacy noise is calibrated for {self.needed}"
             return f"{clients} could be chosen{rules}, {noise}{',' if duration else ''}{duration}{at_work}"
         if rules:
             return f"the rules have admitted nobody{rules}{duration}"
@@ -668,11 +668,11 @@ class Shortage:
         return FederationTimeoutError(f"{text[0].upper()}{text[1:]} in round {round_}.", hint=hint)
 
 
-def join_names(names: Sequence[str], most: int = _NAMED) -> str:
-    """Return names in one line, only the first ones if there are many.
+def join_names(names: Sequence[str]) -> str:
+    """Return names in one line, only the first eight if there are more.
 
-    >>> join_names(["anna", "ben", "cem"], most=2)
-    'anna, ben and 1 more'
+    >>> join_names([f"c{i}" for i in range(10)])
+    'c0, c1, c2, c3, c4, c5, c6, c7 and 2 more'
     """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

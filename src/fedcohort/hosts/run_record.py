@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.hosts.checkpoint import CheckpointFiles
-from fedcohort.journal import read_journal
+from fedcohort.journal import Journal
 from fedcohort.journal.events import ENDED, SETTINGS
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
@@ -25,10 +23,9 @@ def note_once(session: Session, kind: str, body: Mapping[str, Any]) -> None:
         session.note(kind, body)
 
 
-def started_with(journal: Path, rules: Rules | None) -> bool:
+def started_with(journal: Journal, rules: Rules | None) -> bool:
     """Whether the last start of a run had the same rules; an operator may have changed them since."""
-    with closing(read_journal(journal)) as record:
-        before = record.events(SETTINGS)[-1:]
+    before = journal.events(SETTINGS)[-1:]
     return bool(before) and rules is not None and before[0].get(RULES) == rules.to_dict()
 
 

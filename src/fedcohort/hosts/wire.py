@@ -114,6 +114,22 @@ class Description:
             known |= {Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS}
         return frozenset(known)
 
+    def label_flaw(self, classes: int | None = None) -> str:
+        """Return why the label counts cannot be right if there are ``classes`` classes, or an empty string."""
+        counts = self.label_counts
+        if counts is None:
+            return ""
+        if classes is not None and len(counts) > classes:
+            return f"it names {len(counts)} classes; there are {classes} ('classes' sets how many)"
+        if self.size is not None and sum(counts) > self.size:
+            return f"it counts {sum(counts)} samples in classes, but {self.size} in all"
+        return ""
+
+    def padded_counts(self, classes: int) -> list[int]:
+        """Return the label counts for ``classes`` classes; a client that names fewer has no samples of the others."""
+        counts = self.label_counts or ()
+        return [*counts, *[0] * (classes - len(counts))]
+
     def to_record(self) -> dict[str, Any]:
         """Return the description as a record to send."""
         signals = sorted(s.value for s in self.signals)

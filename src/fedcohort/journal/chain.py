@@ -23,8 +23,7 @@ from fedcohort.journal.codec import pack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.schema import TABLES
 
-VERSION = 2  # version 1 left out scores, notes, numbers and times
-START = b"fedcohort chain 2"  # takes the place of a link before the first; it differs for each version
+START = b"fedcohort chain 2"  # takes the place of a link before the first
 # Keys of meta without a link: the first link covers seed and nonce ("audit"), and the signature signs the newest link.
 UNCHAINED = frozenset({"seed", "audit", "signature"})
 _CLOSED = "close"
@@ -258,9 +257,6 @@ def links(database: Database) -> Iterator[Link]:
 
     A link that :class:`Chain` cannot have written raises ValueError, KeyError or TypeError.
     """
-    # A journal of version 2 may lack the table.
-    if not database.fetch("SELECT 1 FROM sqlite_master WHERE name = 'chain'"):
-        return
     for number, kind, data, link in database.fetch("SELECT id, kind, data, link FROM chain ORDER BY id"):
         header, _, kept = data.partition(b"\n")
         body = json.loads(header)

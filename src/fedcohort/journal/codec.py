@@ -103,14 +103,14 @@ def decompress(data: bytes, most: int, what: str, common: bytes = b"") -> bytes:
     >>> decompress(compress(b"abc" * 1000), 10, "A name")
     Traceback (most recent call last):
         ...
-    fedcohort.core.errors.JournalError: A name takes more than the 10 bytes that it may have unpacked.
+    fedcohort.core.errors.JournalError: A name takes more than the 10 bytes allowed after unpacking.
     """
     # Unpack at most one byte beyond the limit, however much the data hold.
     unpacker = zlib.decompressobj(zdict=common)
     try:
         unpacked = unpacker.decompress(data, max(most, 1))
         if len(unpacked) > most or (not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1)):
-            raise JournalError(f"{what} takes more than the {most:,} bytes that it may have unpacked.")
+            raise JournalError(f"{what} takes more than the {most:,} bytes allowed after unpacking.")
     except zlib.error as error:
         raise JournalError(f"{what} cannot be unpacked: {error}.") from error
     if not unpacker.eof:
@@ -155,18 +155,24 @@ def state_fields(state: object) -> Iterator[tuple[str, AnyArray | Scalar]]:
     """Yield the name and value of each field of a state; :class:`SelectorError` unless it is an array or a scalar."""
     if not dataclasses.is_dataclass(state) or isinstance(state, type):
         raise SelectorError(f"A selector's state must be a dataclass. Got {type(state).__name__}.")
-    for f in dataclasses.fields(state):
-        value = getattr(state, f.name)
+    for name, _ in _layout_of(type(state)):
+        value = getattr(state, name)
         if isinstance(value, np.ndarray) and value.dtype.hasobject:
-            raise SelectorError(f"The state field {type(state).__name__}.{f.name} holds Python objects, not numbers.")
+            raise SelectorError(f"The state field {type(state).__name__}.{name} holds Python objects, not numbers.")
         if isinstance(value, np.generic):
             value = value.item()
         if not isinstance(value, (np.ndarray, int, float, str, type(None))):
             raise SelectorError(
-                f"The state field {type(state).__name__}.{f.name} must be an array or a scalar. "
+                f"The state field {type(state).__name__}.{name} must be an array or a scalar. "
                 f"Got {type(value).__name__}."
             )
-        yield f.name, value
+        yield name, value
+
+
+@lru_cache(maxsize=256)  # a session checks its state several times in every round
+def _layout_of(kind: type) -> tuple[tuple[str, bool], ...]:
+    """Return the name of each field of a class of states, and whether it has a row for each client."""
+    return tuple((field.name, is_per_client(field)) for field in dataclasses.fields(kind))
 
 
 def freeze_state(state: Any, n: int) -> Any:
@@ -177,12 +183,12 @@ def freeze_state(state: Any, n: int) -> Any:
     for _, value in state_fields(state):
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
-    for field in dataclasses.fields(state):
-        if is_per_client(field):
-            shape = np.shape(getattr(state, field.name))
+    for name, per_client in _layout_of(state.__class__):
+        if per_client:
+            shape = np.shape(getattr(state, name))
             if not shape or shape[0] != n:
                 raise SelectorError(
-                    f"The state field {type(state).__name__}.{field.name} must have a row for each of the {n} clients. "
+                    f"The state field {type(state).__name__}.{name} must have a row for each of the {n} clients. "
                     f"Got the shape {shape}."
                 )
     return state

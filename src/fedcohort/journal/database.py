@@ -272,21 +272,22 @@ class Database:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Make all writes inside durable together (in manual mode, with the next commit), or none of them."""
-        with self.errors():
-            connection, tables = self.connection, dict(self._tables)
-            commits = 0 if self._seal is None else self._seal.commits
-            try:
-                connection.execute("SAVEPOINT event" if self.manual else "BEGIN IMMEDIATE")
-                yield
-                if self.manual:
-                    connection.execute("RELEASE event")
-                else:
-                    self._seal_and_commit()
-                    self._after_commit()
-            except BaseException as error:  # Ctrl-C too: the next event must not commit half of this one
-                self._tables, self._last, self._sums = tables, {}, {}
-                self._undo(error, commits)
-                raise
+        connection, tables = self.connection, dict(self._tables)
+        commits = 0 if self._seal is None else self._seal.commits
+        try:
+            connection.execute("SAVEPOINT event" if self.manual else "BEGIN IMMEDIATE")
+            yield
+            if self.manual:
+                connection.execute("RELEASE event")
+            else:
+                self._seal_and_commit()
+                self._after_commit()
+        except BaseException as error:  # Ctrl-C too: the next event must not commit half of this one
+            self._tables, self._last, self._sums = tables, {}, {}
+            self._undo(error, commits)
+            if isinstance(error, (*ERRORS, OverflowError)):
+                raise self._error(error) from error
+            raise
 
     def _undo(self, error: BaseException, commits: int) -> None:
         """Roll an event back; if that is no longer possible, make the journal unusable."""

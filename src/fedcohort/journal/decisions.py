@@ -22,7 +22,7 @@ from fedcohort.journal.integrity import COPY
 from fedcohort.journal.live import attach_live, live_of
 from fedcohort.journal.opening import open_declared
 from fedcohort.journal.replies import ReplyBlock
-from fedcohort.journal.schema import ERRORS, SCHEMA_VERSION, TABLES
+from fedcohort.journal.schema import ERRORS, TABLES
 
 
 class Decisions:
@@ -61,8 +61,8 @@ class Decisions:
     def cohorts(self) -> dict[int, IntArray]:
         """By round, the clients in the order in which they were chosen."""
         if "cohorts" in self._unread:
-            with self._open() as (database, version):
-                self._read_cohorts(database, version)
+            with self._open() as database:
+                self._read_cohorts(database)
         return self._cohorts
 
     @property
@@ -76,9 +76,9 @@ class Decisions:
         """By round, the replies of its clients."""
         if "replies" in self._unread:
             changed: set[int] = set()
-            with self._open() as (database, version):
-                self._read_cohorts(database, version)
-                for row in self._rows(database, version, "replies", "id", self._last_reply):
+            with self._open() as database:
+                self._read_cohorts(database)
+                for row in self._rows(database, "replies", "id", self._last_reply):
                     number, ticket, at, late, data, _ = row
                     self._last_reply = max(self._last_reply, number)
                     if ticket in self._round_of:
@@ -89,14 +89,14 @@ class Decisions:
             self._unread.discard("replies")
         return self._replies
 
-    def _read_cohorts(self, database: Database, version: int) -> None:
+    def _read_cohorts(self, database: Database) -> None:
         ((newest,),) = database.fetch("SELECT COALESCE(MAX(ticket), -1) FROM cohorts")
         # Tickets only grow, unless the run returned to a checkpoint or started over. Then anything may have changed.
         if newest < self._last_ticket:
             self._clear()
         columns = TABLES["cohorts"].columns
         round_, clients = columns.index("round"), columns.index("clients")
-        rows = self._rows(database, version, "cohorts", "ticket", self._last_ticket)
+        rows = self._rows(database, "cohorts", "ticket", self._last_ticket)
         for row in rows:
             self._round_of[row[0]] = row[round_]
             self._clients[row[0]] = unpack(row[clients])
@@ -118,13 +118,12 @@ class Decisions:
         ]
         return ReplyBlock.join(tickets[-1], blocks)
 
-    def _rows(self, database: Database, version: int, name: str, key: str, after: int) -> list[tuple[Any, ...]]:
+    def _rows(self, database: Database, name: str, key: str, after: int) -> list[tuple[Any, ...]]:
         """Return the rows whose key is above ``after``, after comparing each with its checksum."""
         table = TABLES[name]
-        check = "sum" if version == SCHEMA_VERSION else "NULL"  # version 2 has no checksums
-        query = f"SELECT {table.names}, {check} FROM {name} WHERE {key} > ? ORDER BY {key}"
+        query = f"SELECT {table.names}, sum FROM {name} WHERE {key} > ? ORDER BY {key}"
         rows: list[tuple[Any, ...]] = database.fetch(query, (after,))
-        for row in rows if version == SCHEMA_VERSION else ():
+        for row in rows:
             if table.sum(row[:-1]) != row[-1]:
                 raise JournalError(
                     f"The journal {self._journal} is damaged: the row of {name} with {key} {row[0]!r} is not as it was "
@@ -134,14 +133,14 @@ class Decisions:
         return rows
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[tuple[Database, int]]:
-        database, version = open_declared(self._journal)
+    def _open(self) -> Iterator[Database]:
+        database = open_declared(self._journal)
         try:
-            live = live_of(self._folder, self._journal.stem) if version == SCHEMA_VERSION else None
+            live = live_of(self._folder, self._journal.stem)
             if live is not None:
                 with contextlib.suppress(*ERRORS):  # removed in the meantime, so the journal has everything
                     attach_live(database, live, self._journal.stem)
-            yield database, version
+            yield database
         except (ValueError, LookupError, TypeError) as error:
             if isinstance(error, JournalError):
                 raise

@@ -81,7 +81,7 @@ ATTRIBUTES: Field = ByClient(Notes())
 """What clients report about themselves."""
 
 META: dict[str, Field] = {
-    **_own("seed", "selector", "signals", "audit", "chain", "signer", "signature", "fedcohort", "created"),
+    **_own("seed", "selector", "signals", "audit", "signer", "signature", "fedcohort", "created"),
     **_own("asynchronous"),
     **_own("clients", "blocked"),  # digests
     "rules": _RULES,

@@ -12,14 +12,14 @@ from fedcohort.core.errors import JournalError
 from fedcohort.core.version import __version__
 from fedcohort.journal.database import Seal
 from fedcohort.journal.lock import Mark
-from fedcohort.journal.schema import APPLICATION_ID, ERRORS, READABLE, SCHEMA, SCHEMA_VERSION, TABLES
+from fedcohort.journal.schema import APPLICATION_ID, ERRORS, SCHEMA, SCHEMA_VERSION, TABLES
 
 _COMPUTED = re.compile(r"\bAS\b", re.IGNORECASE)  # in views and computed columns: code in a data file
 COPY = "restore it from a copy; `fedcohort journal copy` makes a complete one, even of a journal in use"
 
 
-def version_of(connection: sqlite3.Connection, path: Path) -> int:
-    """Return a journal's version; :class:`JournalError` if it is not a journal, or of a version we cannot read."""
+def check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise a :class:`JournalError` if a file is not a journal, or a journal of another version."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
@@ -27,45 +27,37 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
             f"The file {path} is not a fedcohort journal.",
             hint="delete it if you know that it is not needed, and start again",
         )
-    if version not in READABLE:
+    if version != SCHEMA_VERSION:
         raise JournalError(
-            f"The journal {path} has schema version {version}; this fedcohort ({__version__}) reads versions "
-            f"{' and '.join(map(str, READABLE))}.",
+            f"The journal {path} has format {version}; this fedcohort ({__version__}) needs format {SCHEMA_VERSION}.",
             hint="use the version of fedcohort that wrote it, or start a new journal",
         )
-    return int(version)
 
 
-def file_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
+def file_problems(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield what SQLite finds wrong with the file, and what is wrong with its declarations."""
     try:
         yield from (line for (line,) in connection.execute("PRAGMA integrity_check(10)") if line != "ok")
-        yield from schema_problems(connection, version)
+        yield from schema_problems(connection)
     except ERRORS as error:
         yield str(error)
 
 
-def row_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
-    """Yield which rows are not as they were written; none for version 2, which has no checksums."""
-    if version < SCHEMA_VERSION:
-        return
+def row_problems(connection: sqlite3.Connection) -> Iterator[str]:
+    """Yield which rows are not as they were written."""
     try:
         yield from _row_problems(connection)
     except (sqlite3.Error, JournalError, ValueError, TypeError, KeyError) as error:
         yield error.message if isinstance(error, JournalError) else str(error)
 
 
-def schema_problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
+def schema_problems(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield the declarations that differ from those of a journal."""
     declared = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     for kind, name, sql in declared:  # code that would run when the file is read
         if kind not in ("table", "index") or _COMPUTED.search(str(sql)):
             yield f"it has a {kind} {name!r} with something to compute, which no journal has"
     statements = {name: sql for _, name, sql in declared}
-    if version < SCHEMA_VERSION:
-        if "seal" in statements:
-            yield f"its header says version {version}, its tables are of version {SCHEMA_VERSION}"
-        return
     for name, sql in SCHEMA.items():
         if statements.get(name) != sql:
             yield f"the table or index {name!r} is not declared as version {SCHEMA_VERSION} declares it"
@@ -121,15 +113,13 @@ LOST_HINT = (
 
 def check(
     connection: sqlite3.Connection, path: Path, mark: Mark | None, companion: bool, *, accept_loss: bool = False
-) -> tuple[int, Seal | None]:
-    """Check a whole journal and return its version and seal; :class:`JournalError` says what is wrong."""
-    version = version_of(connection, path)
-    for problem in chain(file_problems(connection, version), row_problems(connection, version)):
+) -> Seal:
+    """Check a whole journal and return its seal; :class:`JournalError` says what is wrong."""
+    check_version(connection, path)
+    for problem in chain(file_problems(connection), row_problems(connection)):
         raise JournalError(f"The journal {path} is damaged: {problem}.", hint=COPY)
-    if version < SCHEMA_VERSION:
-        return version, None
     seal = Seal.read(connection)
     lost = missing(path, seal, mark, companion)
     if lost is not None and not accept_loss:
         raise JournalError(lost, hint=LOST_HINT)
-    return version, seal
+    return seal

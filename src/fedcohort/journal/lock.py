@@ -76,7 +76,7 @@ class Mark:
 
     @classmethod
     def decode(cls, data: bytes) -> Mark | None:
-        """Return what :meth:`encode` wrote; None for anything else, such as the lock file of an older version."""
+        """Return what :meth:`encode` wrote; None for anything else."""
         text, _, check = data.decode("ascii", "replace").removesuffix("\n").rpartition(" ")
         id_, _, commits = text.partition(" ")
         if not commits.isdecimal() or f"{zlib.crc32(text.encode()):08x}" != check:

@@ -1,10 +1,9 @@
-"""Creates, opens, converts and copies the file of a journal."""
+"""Creates, opens and copies the file of a journal."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import shutil
 import sqlite3
@@ -15,11 +14,9 @@ from pathlib import Path
 from fedcohort.core.errors import JournalError
 from fedcohort.core.files import sync_folder
 from fedcohort.journal.database import Commit, Database, Seal, connect, orphan_after_fork
-from fedcohort.journal.integrity import COPY, check, schema_problems, version_of
+from fedcohort.journal.integrity import COPY, check, check_version, schema_problems
 from fedcohort.journal.lock import COMPANIONS, NEW, Lock, Mark, companion, has_companion, target
-from fedcohort.journal.schema import APPLICATION_ID, ERRORS, INDEXES, SCHEMA, SCHEMA_VERSION, TABLES
-
-log = logging.getLogger(__name__)
+from fedcohort.journal.schema import APPLICATION_ID, ERRORS, SCHEMA, SCHEMA_VERSION
 
 
 def is_blank(path: str | Path) -> bool:
@@ -99,16 +96,15 @@ def _declare(connection: sqlite3.Connection) -> None:
 
 
 def open_for_writing(
-    path: Path, commit: Commit, may_continue: Callable[[Database, bool], None], *, accept_loss: bool = False
+    path: Path, commit: Commit, may_continue: Callable[[Database], None], *, accept_loss: bool = False
 ) -> Database:
-    """Return an existing journal, checked and marked as in use; one of version 2 is converted first.
+    """Return an existing journal, checked and marked as in use.
 
     Parameters
     ----------
     commit : "always" or "manual"
     may_continue : callable
-        Called before anything is changed; raises if this journal must not be continued. Its arguments are the journal,
-        open for reading, and whether it is the converted copy of a journal of version 2.
+        Called with the journal, open for reading, before anything is changed; raises if it must not be continued.
     accept_loss : bool
         Continue although the newest commits are missing.
     """
@@ -125,13 +121,10 @@ def open_for_writing(
         mark, with_companion = Mark.of(file), has_companion(file)
         with _errors(path):
             connection = connect(file)
-            version, seal = check(connection, path, mark, with_companion, accept_loss=accept_loss)
-            if seal is None:
-                seal, connection = _upgrade(connection, file, path, may_continue)
-                log.info("the journal %s was converted from version %d to %d", path, version, SCHEMA_VERSION)
-            else:
-                _ask_caller(file, path, may_continue, older=False)
-                connection.execute("PRAGMA journal_mode = WAL")
+            seal = check(connection, path, mark, with_companion, accept_loss=accept_loss)
+            with contextlib.closing(Database(_connect(file, "mode=ro"), str(path))) as reading:
+                may_continue(reading)
+            connection.execute("PRAGMA journal_mode = WAL")
     except BaseException:
         if connection is not None:
             connection.close()
@@ -145,14 +138,6 @@ def open_for_writing(
         database.close()
         raise
     return database
-
-
-def _ask_caller(file: Path, path: Path, may_continue: Callable[[Database, bool], None], *, older: bool) -> None:
-    database = Database(_connect(file, "mode=ro"), str(path))
-    try:
-        may_continue(database, older)
-    finally:
-        database.close()
 
 
 def open_for_reading(path: Path) -> Database:
@@ -169,21 +154,21 @@ def open_for_reading(path: Path) -> Database:
     return database
 
 
-def open_declared(path: Path) -> tuple[Database, int]:
-    """Return an existing journal for reading, and its version, after checking its declarations but not its rows.
+def open_declared(path: Path) -> Database:
+    """Return an existing journal for reading, after checking its declarations but not its rows.
 
     A journal that is not in use is opened as a file that never changes, so that SQLite creates no companion.
     """
     database = _at_rest(path) or open_unchecked(path)[0]
     try:
         with _errors(path):
-            version = version_of(database.connection, path)
-            for problem in schema_problems(database.connection, version):
+            check_version(database.connection, path)
+            for problem in schema_problems(database.connection):
                 raise JournalError(f"The journal {path} is damaged: {problem}.", hint=COPY)
     except BaseException:
         database.close()
         raise
-    return database, version
+    return database
 
 
 def _at_rest(path: Path) -> Database | None:
@@ -271,71 +256,6 @@ def _errors(path: Path) -> Iterator[None]:
         raise JournalError(f"The journal {path} cannot be read: {error.strerror or error}.") from error
 
 
-# -- from version 2 ---------------------------------------------------------------------------------------------------
-
-
-def _upgrade(
-    connection: sqlite3.Connection, file: Path, path: Path, may_continue: Callable[[Database, bool], None]
-) -> tuple[Seal, sqlite3.Connection]:
-    """Replace a journal of version 2 by a converted copy.
-
-    The copy is written and checked in a separate file. If that fails, not a byte of the journal changes.
-    """
-    new = file.with_name(file.name + NEW)
-    try:
-        _remove_with_companions(new)  # left by a process that was killed
-        try:
-            with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as copied:
-                connection.backup(copied)
-                copied.execute("PRAGMA journal_mode = DELETE")
-                seal = _with_checksums(Database(copied, str(path), seal=Seal.fresh()))
-        except (JournalError, *ERRORS, OSError) as error:
-            raise JournalError(
-                f"The journal {path} could not be converted from version 2 to {SCHEMA_VERSION}, and is unchanged: "
-                f"{error.__cause__ or (error.message if isinstance(error, JournalError) else error)}.",
-                hint="it can be read with read_journal(path)",
-            ) from error
-        _ask_caller(new, path, may_continue, older=True)
-        with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as copied:
-            copied.execute("PRAGMA journal_mode = WAL")
-        with open(new, "rb+") as stream:
-            os.fsync(stream.fileno())
-        # Commits that are only in the companion would be lost when the copy replaces the journal.
-        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if busy:
-            raise JournalError(
-                f"The journal {path} cannot be converted to version {SCHEMA_VERSION} while it is being read.",
-                hint="close the dashboard or whatever else is reading it, and try again",
-            )
-        connection.close()
-        os.replace(new, file)
-        for end in COMPANIONS:  # empty by now; a reader that has opened them keeps them
-            file.with_name(file.name + end).unlink(missing_ok=True)
-        sync_folder(file.parent)
-        return seal, connect(file)
-    finally:
-        _remove_with_companions(new)
-
-
-def _with_checksums(database: Database) -> Seal:
-    """Add a checksum to every row of a journal of version 2, in one transaction, and return the seal over all rows."""
-    connection = database.connection
-    with database.transaction():
-        for name in INDEXES:
-            connection.execute(f"DROP INDEX {name}")
-        old = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        for name in TABLES.keys() & old:
-            connection.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
-        for statement in SCHEMA.values():
-            connection.execute(statement)
-        for name in TABLES.keys() & old:
-            for row in connection.execute(f"SELECT {TABLES[name].names} FROM old_{name}").fetchall():
-                database.add(name, *row)
-            connection.execute(f"DROP TABLE old_{name}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    return database.seal
-
-
 # -- copies -----------------------------------------------------------------------------------------------------------
 
 
@@ -372,5 +292,4 @@ def _copy(path: Path, to: sqlite3.Connection) -> None:
         source.connection.backup(to)  # includes the companion's commits, which a copy of the file would lack
     finally:
         source.close()
-    if version_of(to, path) == SCHEMA_VERSION:
-        dataclasses.replace(Seal.read(to), in_use=False).write(to)
+    dataclasses.replace(Seal.read(to), in_use=False).write(to)

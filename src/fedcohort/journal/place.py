@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePath
+from pathlib import Path
 
-from fedcohort.core.errors import JournalError
-from fedcohort.core.text import short_repr
+from fedcohort.core.validate import path as check_path
+from fedcohort.core.validate import refuse
 
 
 def place(journal: str | Path) -> Path:
-    """Return the path of a journal; :class:`JournalError` if it cannot be the path of a file.
+    """Return the path of a journal; InputError if it cannot be the path of a file.
 
-    >>> place("")
+    >>> place(".")
     Traceback (most recent call last):
         ...
-    fedcohort.core.errors.JournalError: A journal must be the path of a file. Got ''.
+    fedcohort.core.errors.InputError: 'journal' must be the path of a file. Got '.'.
     """
-    if not isinstance(journal, (str, PurePath)) or not Path(journal).name or "\0" in str(journal):
-        raise JournalError(f"A journal must be the path of a file. Got {short_repr(journal)}.")
-    try:
-        Path(journal).exists()
-    except OSError as error:
-        raise JournalError(f"There can be no journal at {short_repr(str(journal))}: {error.strerror}.") from error
-    return Path(journal)
+    path = check_path(journal, "'journal'")
+    if not path.name:
+        raise refuse("'journal'", "the path of a file", journal)
+    return path

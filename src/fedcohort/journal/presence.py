@@ -23,7 +23,6 @@ from fedcohort.core.files import open_file
 from fedcohort.journal.database import Seal
 from fedcohort.journal.events import ENDED, PLANNED
 from fedcohort.journal.lock import LIVE, is_held, target
-from fedcohort.journal.schema import ERRORS
 from fedcohort.journal.store import Journal
 
 BEAT_SECONDS = 5.0  # between two heartbeats
@@ -184,8 +183,7 @@ def run_state(journal: Journal) -> RunState:
     if alive:
         return RunState("running")
     # A process closes the journal before it releases the lock. The lock was free, so this is the final seal.
-    seal = _seal(journal)
-    if seal is None or not seal.in_use:
+    if not Seal.read(journal.database.connection).in_use:
         return RunState("stopped")
     if _is_alive(journal.path, heartbeat):  # another process has opened it in the meantime
         return RunState("running")
@@ -199,9 +197,9 @@ def run_state(journal: Journal) -> RunState:
 
 def _heartbeat(journal: Journal, path: Path) -> Presence | None:
     """Return the last heartbeat of the process that last opened the journal, if there is one."""
-    seal, heartbeat = _seal(journal), Presence.of(path)
+    seal, heartbeat = Seal.read(journal.database.connection), Presence.of(path)
     # Another generation belongs to an earlier process, or to one that has not opened the journal yet.
-    return heartbeat if heartbeat and seal and heartbeat.generation == seal.generation else None
+    return heartbeat if heartbeat is not None and heartbeat.generation == seal.generation else None
 
 
 def run_state_before(path: Path) -> RunState | None:
@@ -222,10 +220,3 @@ def _is_alive(path: Path, heartbeat: Presence | None) -> bool:
         # This system has no locks, or the process runs on another machine whose lock we may not see.
         return heartbeat is not None and heartbeat.is_fresh
     return held
-
-
-def _seal(journal: Journal) -> Seal | None:
-    try:
-        return Seal.read(journal.database.connection)
-    except ERRORS:  # journals of earlier versions have none
-        return None

@@ -14,7 +14,6 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.journal.candidates import base_of, decode
-from fedcohort.journal.chain import Link, links, payload_of, strays
 from fedcohort.journal.codec import decode_scalar, decompress, decompress_json, unpack, unpack_many
 from fedcohort.journal.database import Database
 from fedcohort.journal.events import EXCLUDED
@@ -103,18 +102,6 @@ class JournalReader:
                 value.flags.writeable = False
         return fields
 
-    def links(self) -> list[Link]:
-        """Return the links of the chain, oldest first."""
-        return list(links(self.database))
-
-    def fits(self, link: Link) -> bool:
-        """Whether the record that a link covers is unchanged."""
-        return link.fits(payload_of(self.database, link))
-
-    def strays(self, chained: list[Link]) -> list[tuple[str, tuple[Any, ...]]]:
-        """Return the kind and key of each record without a link."""
-        return list(strays(self.database, chained))
-
     def facts(self) -> dict[str, bytes]:
         """Return the facts about clients, by name, as they are stored."""
         return dict(self.database.fetch("SELECT name, data FROM facts"))
@@ -176,10 +163,10 @@ class JournalReader:
         )
         return ReplyBlock.decode(t, at, bool(late), data)
 
-    def numbered_event(self, number: int) -> tuple[float, str, dict[str, Any]]:
-        """Return the time, kind and body of one event by its id, which is its key in the chain."""
-        ((at, kind, body),) = self.database.fetch("SELECT at, kind, body FROM events WHERE id = ?", (number,))
-        return at, kind, json.loads(body)
+    def numbered_event(self, number: int) -> tuple[str, dict[str, Any]]:
+        """Return the kind and body of one event by its id, which is its key in the chain."""
+        ((kind, body),) = self.database.fetch("SELECT kind, body FROM events WHERE id = ?", (number,))
+        return kind, json.loads(body)
 
     def replies(self, ticket: int | None = None) -> list[ReplyRow]:
         """Return the last reply of each client to one cohort or all, ordered by ticket and client."""

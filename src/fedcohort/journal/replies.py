@@ -14,7 +14,7 @@ from fedcohort.journal.codec import narrowest
 
 _CLIENT, _STATUS, _KEPT, _METRIC = (np.dtype(code) for code in ("<i8", "i1", "?", "<f8"))
 _SINGLE = np.dtype("<f4")  # exact for what torch computed in single precision
-_MARK = "r1"  # blocks of earlier versions begin with a number, and store all columns in full
+_MARK = "r1"  # the format of a block
 _SAME, _SHORT, _FULL = "=48"  # how a column is stored: one value for all clients, as 32-bit numbers, as it is
 
 
@@ -96,7 +96,7 @@ class ReplyBlock:
 
     @classmethod
     def decode(cls, ticket: int, at: float, late: bool, data: bytes) -> ReplyBlock:
-        """Return the block whose columns :meth:`encode` wrote, in this version or an earlier one."""
+        """Return the block whose columns :meth:`encode` wrote."""
         head, _, _ = data.partition(b"\n")
         count, names, layouts = _read_head(head.decode().split(" "))
         columns, offset = [], len(head) + 1
@@ -131,9 +131,6 @@ _Layout = tuple[str, np.dtype[Any], np.dtype[Any]]  # how a column is stored, it
 
 def _read_head(words: list[str]) -> tuple[int, list[str], list[_Layout]]:
     """Return the number of clients, the names of the metrics, and how each column is stored."""
-    if words[0] != _MARK:  # written by an earlier version
-        count, *names = words
-        return int(count), names, [(_FULL, d, d) for d in (_CLIENT, _STATUS, _KEPT, *[_METRIC] * len(names))]
     _, count, narrow, status, kept, *metrics = words
     layouts: list[_Layout] = [(_FULL, np.dtype(narrow), _CLIENT), (status, _STATUS, _STATUS), (kept, _KEPT, _KEPT)]
     layouts += [(word[:1], _SINGLE if word.startswith(_SHORT) else _METRIC, _METRIC) for word in metrics]

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
-SCHEMA_VERSION = 3  # raise it whenever a released fedcohort could misread what this one writes
-READABLE = (2, 3)  # version 1 had a row for each client's reply, version 2 had no checksums
+SCHEMA_VERSION = 4  # raise it whenever a released fedcohort could misread what this one writes; 0.2 wrote version 3
 APPLICATION_ID = 0x46434A31  # "FCJ1"
 ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """What reading can raise. Python fails to decode a message in which SQLite quotes bytes of a damaged file."""

@@ -18,10 +18,9 @@ import numpy as np
 
 from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.errors import JournalError
-from fedcohort.journal.codec import decompress, unpack_many
+from fedcohort.journal.codec import decompress
 
 _MARK = b"s2\n"
-_OLD_MARK = b"s1\n"  # of an earlier version; the one before that wrote a JSON list first
 _PART, _SCORE = 10, 7  # low bits of the mantissa that are dropped; 13 or 16 of 23 remain
 _COMMON = b', "wide": false, "rest": null, "names": ["score", "part:{"n": 100, "whole": true'  # zlib's dictionary
 _NEAR = 2.0**-13  # the relative error that a part may have
@@ -62,18 +61,15 @@ def _header(n: int, whole: bool, wide: bool, rest: str | None, names: tuple[str,
 
 
 def unpack_scores(data: bytes, clients: int) -> dict[str, AnyArray]:
-    """Return the arrays that :func:`pack_scores`, of this version or an earlier one, packed; best first.
+    """Return the arrays that :func:`pack_scores` packed, best first.
 
     Parameters
     ----------
     clients : int
         The number of clients in the federation, which limits the unpacked size.
     """
-    if not data.startswith((_MARK, _OLD_MARK)):
-        return unpack_many(data)
     most = _MOST_HEADER + 8 * (_MOST_PARTS + 3) * max(clients, 1)
-    common = _COMMON if data.startswith(_MARK) else b""
-    body = decompress(data[len(_MARK) :], most, "The scores of a cohort", common)
+    body = decompress(data.removeprefix(_MARK), most, "The scores of a cohort", _COMMON)
     try:
         return _read_scores(body)
     except (ValueError, KeyError, TypeError) as error:

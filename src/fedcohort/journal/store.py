@@ -12,7 +12,7 @@ import dataclasses
 import json
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from fedcohort.core.errors import JournalError
 from fedcohort.core.version import __version__
 from fedcohort.journal import opening
 from fedcohort.journal.candidates import CandidateEncoder, base_of, whole
-from fedcohort.journal.chain import UNCHAINED, VERSION, Chain
+from fedcohort.journal.chain import UNCHAINED, Chain
 from fedcohort.journal.codec import (
     as_json,
     changed_rows,
@@ -88,7 +88,7 @@ class Journal(JournalReader):
                 audited = meta.get("audit") is not None
                 all_meta = {**meta, "fedcohort": __version__, "created": time.time()}
                 if audited:
-                    all_meta |= {"chain": VERSION, "signer": None if sign is None else sign.public}
+                    all_meta["signer"] = None if sign is None else sign.public
                 for key, value in all_meta.items():
                     journal.set_meta(key, value)
                 if audited:
@@ -117,7 +117,6 @@ class Journal(JournalReader):
         *,
         accept_loss: bool = False,
         sign: Signer | None = None,
-        fits: Callable[[Journal], object] | None = None,
     ) -> Journal:
         """Open an existing journal to continue it, after checking all of it.
 
@@ -128,15 +127,11 @@ class Journal(JournalReader):
             Continue although the newest commits are missing.
         sign : Signer, optional
             The key to sign with: the one the journal was created with.
-        fits : callable, optional
-            Called with a converted journal of an older version; raises if the session cannot continue it.
         """
         path = Path(path)
 
-        def check(database: Database, older: bool) -> None:
+        def check(database: Database) -> None:
             _check_signer(JournalReader(database, path).meta(), sign, path)
-            if fits is not None and older:
-                fits(cls(database, path))
 
         journal = cls(opening.open_for_writing(path, commit, check, accept_loss=accept_loss), path)
         try:
@@ -378,13 +373,7 @@ class Journal(JournalReader):
 
 
 def _check_signer(meta: Mapping[str, Any], sign: Signer | None, path: Path) -> None:
-    """Raise unless the journal's chain, if any, can be continued with this key."""
-    if meta.get("audit") is not None and meta.get("chain") != VERSION:
-        raise JournalError(
-            f"The journal {path} was chained by an earlier fedcohort ({meta.get('fedcohort')}), whose chain leaves out "
-            "scores, notes, numbers and times; it cannot be continued.",
-            hint="it can be read; start a new journal, or continue it with the version that wrote it",
-        )
+    """Raise an error unless the journal can be continued with this key."""
     signer = meta.get("signer")
     if signer != (None if sign is None else sign.public):
         expected = "is not signed" if signer is None else f"is signed with the key whose public part is {signer}"

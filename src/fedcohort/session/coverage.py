@@ -204,7 +204,7 @@ class CoverageMonitor:
     ) -> None:
         self._selector = selector
         self.tally = Tally.of(clients, cohorts)
-        self._quiet = quiet
+        self._level = logging.INFO if quiet else logging.WARNING
         self._warned = False
         self._next = max(self.tally.rounds + 1, FEWEST_ROUNDS)
 
@@ -212,12 +212,12 @@ class CoverageMonitor:
         """Count a cohort chosen from a number of candidates, and check the coverage if it is time to."""
         tally = self.tally
         tally.add(round_, cohort, candidates)
-        if tally.rounds < self._next:
+        if tally.rounds < self._next or not log.isEnabledFor(self._level):
             return
         self._next = tally.rounds + max(1, min(tally.window, tally.rounds) // 4)
         warning = tally.coverage(active).warning
         if warning is not None and not self._warned:
-            log.log(logging.INFO if self._quiet else logging.WARNING, "selector %s: %s", self._selector, warning)
+            log.log(self._level, "selector %s: %s", self._selector, warning)
         self._warned = warning is not None
 
 

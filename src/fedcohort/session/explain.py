@@ -180,8 +180,9 @@ def reasons_of(journal: Journal) -> dict[int, dict[str, str]]:
     """Return by ticket and name the host's reasons why clients returned no valid model."""
     reasons: dict[int, dict[str, str]] = {}
     for body in journal.events(FAILURES):
-        if "ticket" in body:
-            reasons.setdefault(int(body["ticket"]), {}).update(body["failures"])
+        if "ticket" not in body:  # another host may use this kind for notes of its own
+            continue
+        reasons.setdefault(int(body["ticket"]), {}).update(body["failures"])
     return reasons
 
 

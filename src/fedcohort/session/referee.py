@@ -382,13 +382,13 @@ class _Quota:
     least: Mapping[Any, int]
 
     @classmethod
-    def of(cls, claims: Mapping[str, int] | int, values: Sequence[Any], order: Iterable[int]) -> _Quota:
-        """Group candidates by value. In journals of version 0.2, claims may be a number, which holds for any value."""
+    def of(cls, claims: Mapping[str, int], values: Sequence[Any], order: Iterable[int]) -> _Quota:
+        """Group candidates by value."""
         groups: dict[Any, list[int]] = {}
         for client in order:
             if values[client] is not None:
                 groups.setdefault(values[client], []).append(client)
-        return cls(values, groups, claims if isinstance(claims, Mapping) else dict.fromkeys(groups, int(claims)))
+        return cls(values, groups, claims)
 
     @property
     def need(self) -> dict[Any, int]:
@@ -416,13 +416,11 @@ def _indices(table: ClientTable, names: Iterable[str]) -> IntArray:
     return np.array([table.index(name) for name in names if name in table], np.int64)
 
 
-def _quota_value(claims: Mapping[str, int] | int, value: object) -> object:
+def _quota_value(claims: Mapping[str, int], value: object) -> object:
     """Return the value that a client counts for in a quota; None if the operator does not name its value.
 
     Values are compared as strings in TOML's spelling, because the keys of a journal are strings.
     """
-    if not isinstance(claims, Mapping):
-        return value  # from a journal of version 0.2
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if value is not None and text in claims else None
 

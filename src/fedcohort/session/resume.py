@@ -30,8 +30,8 @@ def next_round(journal: Journal) -> tuple[int, int]:
     following = rows[-1].round + 1 if rows else 0  # the next round if nothing was abandoned
     abandoned = journal.events(ABANDONED)
     # An abandoned round is repeated only if it was the newest, so only cohorts abandoned since the last request count.
-    recent = [body for body in abandoned if body.get("asked", body["ticket"] + 1) == last + 1]
-    round_ = int(recent[-1].get("next", recent[-1]["round"])) if recent else following
+    recent = [body for body in abandoned if body["asked"] == last + 1]
+    round_ = int(recent[-1]["next"]) if recent else following
     return round_, sum(body["round"] == round_ for body in abandoned) if round_ < following else 0
 
 
@@ -53,7 +53,7 @@ def referee_from(rules: Rules, journal: Journal) -> Referee:
     referee.set_attributes(journal.attributes())
     for body in journal.events(JOINED):
         first = int(body["first"])
-        referee.ledger.joined[first : first + int(body["count"])] = int(body.get("round", 0))
+        referee.ledger.joined[first : first + int(body["count"])] = int(body["round"])
     abandoned = {body["ticket"] for body in journal.events(ABANDONED)}
     for row in journal.cohorts():
         if not len(row.clients):

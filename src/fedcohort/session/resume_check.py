@@ -18,7 +18,8 @@ from fedcohort.core.errors import JournalError
 from fedcohort.core.signals import Signal
 from fedcohort.journal import Journal
 from fedcohort.journal.codec import pack
-from fedcohort.journal.events import FACTS, FORGOTTEN, JOINED
+from fedcohort.journal.events import FORGOTTEN, JOINED
+from fedcohort.session.resume import is_asynchronous
 
 CLIENTS = "clients"  # the journal's key for the digests
 
@@ -38,9 +39,15 @@ def digests(table: ClientTable) -> dict[str, str]:
 
 
 def check_same(
-    journal: Journal, *, seed: int, clients: ClientTable, signals: Iterable[Signal] | None, audit: bool
+    journal: Journal,
+    *,
+    seed: int,
+    clients: ClientTable,
+    signals: Iterable[Signal] | None,
+    audit: bool,
+    asynchronous: bool,
 ) -> None:
-    """Raise an error that says what differs if a journal began with another seed, other clients or other signals."""
+    """Raise an error that says what differs if a journal belongs to a session that was started otherwise."""
     meta = journal.meta()
     differences = []
     if int(meta["seed"]) != seed:
@@ -51,6 +58,9 @@ def check_same(
         differences.append(f"its host supplies {_signal_list(recorded)}, but signals are {_signal_list(passed)}")
     if audit and meta.get("audit") is None:
         differences.append("it is not chained for an audit, but audit=True was given")
+    if is_asynchronous(journal) != asynchronous:
+        kind = "has rounds" if asynchronous else "is asynchronous"
+        differences.append(f"it {kind}, but asynchronous={asynchronous} was given")
     differences += _other_clients(journal, meta, clients)
     if differences:
         raise JournalError(
@@ -65,17 +75,14 @@ def _signal_list(signals: Iterable[str] | None) -> str:
 
 
 def _other_clients(journal: Journal, meta: Mapping[str, Any], clients: ClientTable) -> Iterator[str]:
-    passed, first = digests(clients), meta.get(CLIENTS)
-    if passed == first:
-        return
+    passed = digests(clients)
     now, _ = journal.table()
-    if passed == digests(now):
+    if passed in (meta[CLIENTS], digests(now)):
         return
     if journal.events(FORGOTTEN):
         yield from _other_names(journal, now, clients)
-    elif first is not None or not (journal.events(JOINED) or journal.events(FACTS)):
+    else:
         yield from _table_differences(now, clients)
-    # Otherwise an old journal without digests has changed since, and its first table is not known.
 
 
 def _table_differences(ours: ClientTable, theirs: ClientTable) -> Iterator[str]:

@@ -183,32 +183,18 @@ class Rules(Parameterized):
             bounds.append(self.max_participations)
         return min(bounds) if bounds else None
 
-    @classmethod
-    def from_journal(cls, values: Mapping[str, Any]) -> Rules:
-        """Return the rules that a journal stores.
-
-        Quotas of version 0.2 may name no values. Such rules can be proved and replayed, but no session continues with
-        them: see :attr:`trusts_clients`.
-        """
-        quotas = values.get("quotas") or {}
-        if all(isinstance(claims, Mapping) for claims in quotas.values()):
-            return cls(**values)
-        rules = cls(**{key: value for key, value in values.items() if key != "quotas"})
-        object.__setattr__(rules, "quotas", quotas)  # the constructor would refuse them
-        return rules
-
-    @property
-    def trusts_clients(self) -> bool:
-        """Whether the rules have quotas of version 0.2, which hold for any value that a client invents."""
-        return any(not isinstance(claims, Mapping) for claims in (self.quotas or {}).values())
-
     def with_names(self, name: Callable[[str], str]) -> Rules:
         """Return the same rules with clients renamed by a function."""
         budgets = self.budgets and {name(client): own for client, own in self.budgets.items()}
         blocked, pinned = (tuple(map(name, names)) for names in (self.blocked, self.pinned))
         paused = self.paused and {name(client): until for client, until in self.paused.items()}
         changes = {"blocked": blocked, "pinned": pinned, "paused": paused, "budgets": budgets}
-        return Rules.from_journal({**self.to_dict(), **changes})
+        return Rules(**{**self.to_dict(), **changes})
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The clients that the rules name, each once."""
+        return tuple(dict.fromkeys((*self.blocked, *self.pinned, *(self.paused or ()), *(self.budgets or ()))))
 
     @property
     def by_name(self) -> bool:
@@ -230,7 +216,7 @@ class Rules(Parameterized):
                 hint="pin fewer clients, or choose larger cohorts",
             )
         for name, claims in (self.quotas or {}).items():
-            claimed = sum(claims.values()) if isinstance(claims, Mapping) else 0
+            claimed = sum(claims.values())
             if claimed > size:
                 raise ParameterError(
                     f"The quotas of {name!r} claim {claimed} places, but a cohort has only {size}.",

@@ -10,11 +10,11 @@ therefore leaves the session as it was.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from fedcohort.session.outcomes import in_cohort_order
 from fedcohort.session.pending import PendingCohort, PendingCohorts
 from fedcohort.session.recorder import SESSION_EVENTS, EventRecorder
 from fedcohort.session.referee import Eligibility, Referee
-from fedcohort.session.resume import is_asynchronous, next_round, referee_from
+from fedcohort.session.resume import next_round, referee_from
 from fedcohort.session.rules import Rules, difference
 from fedcohort.session.shadows import ShadowPick, Shadows, adapt_all
 from fedcohort.session.stateful import StatefulSelector
@@ -154,10 +154,11 @@ class Session:
     ) -> None:
         if sign is not None and not audit:
             raise InputError("Only a session with audit=True can be signed.", hint="Session(..., audit=True, sign=...)")
+        path = None if journal is None else place(journal)
         clients = as_table(clients)
         turn = Turn(whole_number(seed, "'seed'", least=0), asynchronous=boolean(asynchronous, "'asynchronous'"))
         supplied = None if signals is None else as_signals(signals)
-        _check_options(rules, commit, journal, sign)
+        _check_options(rules, commit, sign)
         boolean(audit, "'audit'")
         selector, watching = adapt_all(
             as_selector(selector), {} if shadows is None else as_shadows(shadows), clients, supplied
@@ -170,17 +171,14 @@ class Session:
         own = StatefulSelector.initial(selector, clients, turn.seed)
         running = {name: StatefulSelector.initial(s, clients, turn.seed, name) for name, s in watching.items()}
         meta = _first_meta(turn, own, Shadows(running), supplied, rules, audit=audit)
-        meta[resume_check.CLIENTS] = None if journal is None else resume_check.digests(clients)
+        meta[resume_check.CLIENTS] = None if path is None else resume_check.digests(clients)
         self._referee = None if rules is None else Referee(rules, clients)
         self._monitor = CoverageMonitor(selector_name(selector), clients.n, quiet=commit == "manual")
         # All arguments have been checked by now, so an error in them leaves no journal on disk.
-        record = Journal.create(None if journal is None else place(journal), meta, commit, sign=_signer(sign))
-        try:
+        record = Journal.create(path, meta, commit, sign=_signer(sign))
+        with _closed_on_error(record):
             self._assemble(record, turn, supplied, Membership.of(clients), own, Shadows(running), PendingCohorts())
             self._recorder.record_creation(self._members, (own, *running.values()), rules)
-        except BaseException:
-            record.close()
-            raise
 
     def _assemble(
         self,
@@ -237,12 +235,17 @@ class Session:
         sign : path, optional
             The private key of a signed journal.
         """
-        _check_options(rules, commit, path, sign)
+        path = place(path)
+        _check_options(rules, commit, sign)
         selector = None if selector is None else as_selector(selector)
         wanted = None if shadows is None else as_shadows(shadows)
-        check = None if at is None else partial(rewind, savepoint=instance(at, Savepoint, "'at'"))
-        journal = Journal.open(place(path), commit, sign=_signer(sign), fits=partial(cls._load, selector=selector))
-        self = cls._continue_from(journal, selector, wanted, rules, quiet=commit == "manual", check=check)
+        if at is not None:
+            instance(at, Savepoint, "'at'")
+        journal = Journal.open(path, commit, sign=_signer(sign))
+        with _closed_on_error(journal):
+            if at is not None:
+                rewind(journal, at)
+            self = cls._continue_from(journal, selector, wanted, rules, quiet=commit == "manual")
         if at is not None:
             self._shadows = Shadows(self._shadows.running, at.blind)
         return self
@@ -256,39 +259,25 @@ class Session:
         rules: Rules | None,
         *,
         quiet: bool,
-        check: Callable[[Journal], None] | None = None,
     ) -> Session:
-        try:
-            if check is not None:
-                check(journal)
-            self = cls._load(journal, selector)
-            self._resume_shadows(selector, shadows)
-            self._resume_rules(rules)
-            name = selector_name(self.selector)
-            self._monitor = CoverageMonitor(name, self.table.n, journal.picks(), quiet=quiet)
-            return self
-        except BaseException:
-            journal.close()
-            raise
-
-    @classmethod
-    def _load(cls, journal: Journal, selector: Selector[Any] | None) -> Session:
-        """Return the session of a journal, without rules and shadows; nothing is written."""
+        """Return the session of a journal, with the shadows and rules that its caller wants from now on."""
         meta = journal.meta()
         seed = int(meta["seed"])
         signals = None if meta["signals"] is None else frozenset(map(Signal.by_name, meta["signals"]))
         members = Membership(*journal.table())
-        if selector is not None:
-            selector, _ = adapt_all(selector, {}, members.table, signals)
+        adapted = None if selector is None else adapt_all(selector, {}, members.table, signals)[0]
         changes = journal.events(SELECTOR)
-        selector = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], selector, journal.path)
-        own = StatefulSelector.from_state(selector, members.table, seed, journal)
+        rebuilt = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], adapted, journal.path)
+        own = StatefulSelector.from_state(rebuilt, members.table, seed, journal)
         pending = PendingCohorts.from_journal(journal, members.table)
         self = object.__new__(cls)  # the constructor would start a new journal
         self._referee = None
         self._assemble(
             journal, Turn.from_journal(journal, seed), signals, members, own, Shadows(), pending, meta["host"]
         )
+        self._resume_shadows(selector, shadows)
+        self._resume_rules(rules)
+        self._monitor = CoverageMonitor(selector_name(rebuilt), self.table.n, journal.picks(), quiet=quiet)
         return self
 
     def _resume_shadows(self, selector: Selector[Any] | None, shadows: Mapping[str, Selector[Any]] | None) -> None:
@@ -343,13 +332,7 @@ class Session:
     def _resume_rules(self, rules: Rules | None) -> None:
         """Continue with the journal's rules or with new ones, and with the participations so far."""
         recorded = self.journal.meta().get("rules")
-        before = None if recorded is None else Rules.from_journal(recorded)
-        if rules is None and before is not None and before.trusts_clients:
-            raise InputError(
-                f"The journal {self.journal.path} has quotas that name no values ({before.quotas}); with such quotas, "
-                "a client that invents a value is in every cohort.",
-                hint="open it with rules=Rules(..., quotas={'region': {'north': 2, 'south': 2}})",
-            )
+        before = None if recorded is None else Rules(**recorded)
         if before is not None:
             self._referee = referee_from(before, self.journal)
         if rules is not None:
@@ -377,34 +360,31 @@ class Session:
 
         It is an error if the journal was started with another seed, other clients or other signals.
         """
-        _check_options(rules, commit, path, sign)
+        path = place(path)
+        _check_options(rules, commit, sign)
         selector, clients = as_selector(selector), as_table(clients)
         supplied = None if signals is None else as_signals(signals)
         wanted = None if shadows is None else as_shadows(shadows)
-        if not is_blank(place(path)):
-            same = partial(resume_check.check_same, seed=seed, clients=clients, signals=supplied, audit=audit)
-            journal = Journal.open(place(path), commit, sign=_signer(sign), fits=partial(cls._load, selector=selector))
-            if is_asynchronous(journal) != asynchronous:
-                journal.close()
-                raise InputError(
-                    f"The journal {path} belongs to {'a' if asynchronous else 'an a'}synchronous session, but "
-                    f"asynchronous={asynchronous} was given.",
-                    hint="open it as it was started, or start another journal",
-                )
-            return cls._continue_from(journal, selector, wanted, rules, quiet=commit == "manual", check=same)
-        return cls(
-            selector,
-            clients,
-            seed=seed,
-            signals=supplied,
-            journal=path,
-            shadows=wanted,
-            rules=rules,
-            commit=commit,
-            audit=audit,
-            sign=sign,
-            asynchronous=asynchronous,
-        )
+        if is_blank(path):
+            return cls(
+                selector,
+                clients,
+                seed=seed,
+                signals=supplied,
+                journal=path,
+                shadows=wanted,
+                rules=rules,
+                commit=commit,
+                audit=audit,
+                sign=sign,
+                asynchronous=asynchronous,
+            )
+        journal = Journal.open(path, commit, sign=_signer(sign))
+        with _closed_on_error(journal):
+            resume_check.check_same(
+                journal, seed=seed, clients=clients, signals=supplied, audit=audit, asynchronous=asynchronous
+            )
+            return cls._continue_from(journal, selector, wanted, rules, quiet=commit == "manual")
 
     def close(self) -> None:
         """Close the journal. With ``commit="manual"``, uncommitted events are lost."""
@@ -584,7 +564,7 @@ class Session:
         slate, eligibility = prepared.slate, prepared.eligibility
         if slate is None:
             allowed = _NOBODY if eligibility is None else eligibility.allowed
-            return _Choice(_nobody(eligibility), allowed, own, shadows)
+            return _Choice(_empty_cohort(eligibility), allowed, own, shadows)
         candidates = slate.candidates if eligibility is None else eligibility.allowed
         cohort, state = own.selector.select(own.state, slate, answer, turn.stream(streams.SELECTION))
         check_cohort(own.selector, cohort, slate)
@@ -824,7 +804,7 @@ class Session:
         meta = self.journal.meta()
         self._host_state = meta["host"]
         if self._referee is not None:
-            self._referee = referee_from(Rules.from_journal(meta["rules"]), self.journal)
+            self._referee = referee_from(Rules(**meta["rules"]), self.journal)
         self._pending = PendingCohorts.from_journal(self.journal, members.table)
         self._set_members(members)
         self.journal.compact()  # deleted rows stay readable in the file until it is rewritten
@@ -853,8 +833,7 @@ class Session:
         """
         instance(rules, Rules, "'rules'")
         before = self.rules
-        named = (*rules.blocked, *rules.pinned, *(rules.budgets or ()), *(rules.paused or ()))
-        forgotten = self._recorder.blocked_names(named)  # an operator's file may still name them
+        forgotten = self._recorder.blocked_names(rules.named)  # an operator's file may still name them
         rules = rules.with_names(lambda name: forgotten.get(name, name))
         if rules.to_dict() == (before or Rules()).to_dict():
             return  # a restart with the same rules must not be recorded as a change
@@ -912,15 +891,23 @@ class Session:
         self._shadows = others
 
 
-def _check_options(rules: object, commit: object, journal: object, sign: object) -> None:
+def _check_options(rules: object, commit: object, sign: object) -> None:
     """Check the arguments that starting and opening a session share."""
     if rules is not None:
         instance(rules, Rules, "'rules'")
     one_of(commit, ("always", "manual"), "'commit'")
-    if journal is not None:
-        check_path(journal, "'journal'")
     if sign is not None:
         check_path(sign, "'sign'")
+
+
+@contextlib.contextmanager
+def _closed_on_error(journal: Journal) -> Iterator[None]:
+    """Close a journal if the session that it belongs to cannot be started or continued."""
+    try:
+        yield
+    except BaseException:
+        journal.close()
+        raise
 
 
 def _signer(sign: str | Path | None) -> Signer | None:
@@ -937,7 +924,7 @@ def _first_meta(
     audit: bool,
 ) -> dict[str, Any]:
     """Return the metadata of a new journal."""
-    meta = {
+    return {
         "seed": turn.seed,
         "selector": describe(own.selector),
         "shadows": shadows.specs,
@@ -945,12 +932,11 @@ def _first_meta(
         "rules": None if rules is None else rules.to_dict(),
         "host": None,
         "audit": new_nonce() if audit else None,
+        "asynchronous": turn.asynchronous,
     }
-    # Only asynchronous sessions have this key, so older versions can still read journals of sessions with rounds.
-    return {**meta, "asynchronous": True} if turn.asynchronous else meta
 
 
-def _nobody(eligibility: Eligibility | None) -> Cohort:
+def _empty_cohort(eligibility: Eligibility | None) -> Cohort:
     """Return the empty cohort of a selector that has no candidate or no place to fill."""
     if eligibility is not None and len(eligibility.allowed):
         return Cohort(_NOBODY)  # the clients that the rules demand fill the whole cohort

@@ -312,4 +312,4 @@ def test_under_privacy_no_release_is_short_of_a_client(kit: Any, tmp_path: Path,
     assert any(r.abandoned for r in account.rounds)
     # The one whose exact labels would leave beside its noised model said nothing and took no part.
     assert "client-2" not in {client.name for client in account.clients}
-    assert "takes no part for now" in caplog.text and "exact label counts" in caplog.text
+    assert "is left out for now" in caplog.text and "exact label counts" in caplog.text

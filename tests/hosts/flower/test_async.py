@@ -35,7 +35,7 @@ from fedcohort.hosts.flower import (
     cohort_client,
     corrections,
     failures,
-    notes,
+    run,
 )
 from fedcohort.hosts.flower.checkpoint import AnswerFiles, Checkpoints
 from fedcohort.journal import read_journal
@@ -342,7 +342,7 @@ def test_a_kill_anywhere_changes_no_dispatch_and_no_model(tmp_path: Path, monkey
         (ScriptedGrid, "pull_messages"),
     ):
         unreliable(owner, name)
-    monkeypatch.setattr(notes, "record_failure", quiet)
+    monkeypatch.setattr(run, "record_failure", quiet)
 
     def play(journal: Path, script: list[tuple[int, Status]]) -> Any:
         clock = Clock()

@@ -122,7 +122,7 @@ def test_a_claim_binds_its_maker_only(
         return
     assert table.names == tuple(f"client-{i}" for i in range(1, 6))
     assert table.label_counts.tolist() == [[i, 10] for i in range(1, 6)]
-    lines = [line for line in caplog.messages if "takes no part" in line or "cannot be read" in line]
+    lines = [line for line in caplog.messages if "is left out" in line or "cannot be read" in line]
     assert len(lines) == 1 and re.search(said, lines[0]), lines
 
 
@@ -183,7 +183,7 @@ def test_the_number_of_classes_lasts(kit: Any, tmp_path: Path, caplog: Any) -> N
     run(2, None)
     with caplog.at_level(logging.WARNING, "flwr.fedcohort"):
         run(4, record_with(label_counts=[1, 1, 1]))
-    assert "client 'client-9' takes no part: it names 3 classes; there are 2" in caplog.text
+    assert "client 'client-9' is left out: it names 3 classes; there are 2" in caplog.text
     with Session.open(tmp_path / "j") as session:
         assert session.table.n == 4 and session.table.label_counts.shape == (4, 2)
     with pytest.raises(InputError, match=r"has 2 classes.*classes=3"):
@@ -234,7 +234,7 @@ def test_hundreds_of_thousands_of_attributes_are_refused_in_a_moment(empty_fleet
 
 
 def test_plain_counts_do_not_pass_for_sealed_ones(fleet: Any, kit: Any, tmp_path: Path, caplog: Any) -> None:
-    """A client that does not encrypt its labels takes no part, and the labels of the others are still opened."""
+    """A client that does not encrypt its labels is left out, and the labels of the others are still opened."""
     rotation = SecretRotation(b"thirty-two bytes that are shared", 2)
 
     def sealed(context: Any) -> Facts:
@@ -249,6 +249,6 @@ def test_plain_counts_do_not_pass_for_sealed_ones(fleet: Any, kit: Any, tmp_path
                               labels=RotatedLabels(2))  # fmt: skip
     with caplog.at_level(logging.WARNING, "flwr.fedcohort"):
         strategy.start(fleet.grid, kit.model(), num_rounds=2)
-    assert "client 'client-0' takes no part: it cannot supply 'label-products'" in caplog.text
+    assert "client 'client-0' is left out: it cannot supply 'label-products'" in caplog.text
     with closing(read_journal(tmp_path / "j")) as record:
         assert record.table()[0].n == 5

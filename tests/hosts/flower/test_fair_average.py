@@ -356,7 +356,7 @@ def test_long_updates_are_shortened_and_named(factor: float, kit: Any, tmp_path:
     result = strategy.start(fleet.grid, kit.model(), num_rounds=1)
     # Nine entries of one size: with the norm 9 each is 3. Clients 1 and 2 add 2 and 3.
     assert value(result) == pytest.approx((10 * math.copysign(3, factor) + 20 * 2 + 30 * 3) / 60, rel=1e-5)
-    assert said(tmp_path / "j") == {"client-0": ["its update of the norm 3e+06 was shortened to 9"]}
+    assert said(tmp_path / "j") == {"client-0": ["its update of norm 3e+06 was shortened to 9"]}
     assert {str(a.numpy().dtype) for k, a in result.arrays.items() if k != "seen"} == {"float32"}
 
 

@@ -102,7 +102,7 @@ def test_a_registered_name_cannot_be_stolen(first: str, empty_fleet: Any, kit: A
         grid.add(node, node_id=node_id)
         settle(empty_fleet, federation)
     assert settle(empty_fleet, federation) == {"clinic-north": 1}
-    assert "node 2 takes no part: it calls itself 'clinic-north'" in caplog.text
+    assert "node 2 is left out: it calls itself 'clinic-north'" in caplog.text
 
 
 def test_a_registered_name_is_kept_for_its_owner_over_restarts(empty_fleet: Any, kit: Any, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_registered_nodes_only(empty_fleet: Any, kit: Any, tmp_path: Path, caplo
     strategy = empty_fleet.strategy("all", FedAvg(), journal=tmp_path / "j", registered_only=True)
     strategy.start(grid, kit.model(), num_rounds=2)
     assert {node for node, _ in empty_fleet.trained()} == {10, 11, 12}
-    assert "node 13 takes no part: 'client-3' is not a registered name" in caplog.text
+    assert "node 13 is left out: 'client-3' is not a registered name" in caplog.text
 
 
 def test_registered_nodes_only_and_nobody_is(fleet: Any, kit: Any) -> None:

@@ -193,7 +193,7 @@ def test_a_run_that_has_no_journal_yet_is_seen(empty_fleet: Any, kit: Any, tmp_p
         strategy.start(fleet.grid, kit.model(), num_rounds=8)
     (line,) = seen
     assert (line["state"], line["total"], line["online"]) == ("waiting", 8, 1)
-    assert line["message"] == "1 of the 3 clients needed are there"
+    assert line["message"] == "1 of the 3 clients needed can take part"
     line = line_of(path)
     assert line["state"] == "failed" and "Waited 20 s for 3 clients" in line["message"]
     assert metrics(path)['fedcohort_run_state{state="failed"}'] == 1

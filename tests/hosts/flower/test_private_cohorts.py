@@ -1,4 +1,4 @@
-"""Under Flower's differential privacy, a cohort has the size that the noise is made for, or nothing is released."""
+"""Under Flower's differential privacy, a cohort has the size that the noise needs, or nothing is released."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.npy import Layout, as_numpy
-from fedcohort.hosts.flower.replies import Checked, Checker, measures_of, sample_counts, with_common_names
+from fedcohort.hosts.flower.replies import Checked, Checker, measures_of, with_common_names
 from fedcohort.hosts.wire import RECORD
 
 SENT = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array(3)}
@@ -129,7 +129,7 @@ def test_only_replies_with_vectors_of_the_usual_size_are_averaged_together() -> 
     assert [f.status for f in judged(5, 6)] == [Status.INVALID, Status.OK]  # as large as the model
     found = judged(6, 5, 5)
     assert [f.status for f in found] == [Status.INVALID, Status.OK, Status.OK]
-    measures = measures_of(record(), found, sample_counts(found))
+    measures = measures_of(record(), found)
     assert (measures.ok.tolist(), measures.all_ok, measures.rows.tolist()) == ([False, True, True], False, [1, 2])
     np.testing.assert_array_equal(measures.column(Signal.DURATION), [np.nan, 0.5, 0.5])
 

@@ -60,7 +60,7 @@ def test_who_waits_says_for_what(kit: Any, caplog: Any) -> None:
     with caplog.at_level(logging.INFO, "flwr.fedcohort"):
         strategy.start(fleet.grid, kit.model(), num_rounds=1)
     assert waits(caplog) == [
-        "waiting: 6 clients are there, 4 are needed; at most 15 s for nodes that have not said who they are: "
+        "waiting: 6 clients can take part, 4 are needed; at most 15 s for nodes that have not identified themselves: "
         f"node {silent}"
     ]
 

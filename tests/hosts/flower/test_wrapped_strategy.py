@@ -129,12 +129,12 @@ def test_exact_losses_beside_a_noised_model_are_refused(mod: Any, kit: Any) -> N
 
 @pytest.mark.parametrize("labels", [{"label_counts": [1, 2]}, {"sealed_labels": b"sealed"}])
 def test_exact_labels_beside_a_noised_model_never_leave(labels: Any, fleet: Any, kit: Any, caplog: Any) -> None:
-    """The client refuses to describe itself, so it takes no part; nothing of its labels is sent."""
+    """The client refuses to describe itself, so it is left out; nothing of its labels is sent."""
     app = kit.client_app(mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
     wrapped = cohort_client(app, Answers(facts=lambda context: Facts(size=3, **labels)))
     fleet.grid.nodes[fleet.grid.node_of("client-0")].app = wrapped
     fleet.strategy("uniform", FedAvg(), cohort_size=3).start(fleet.grid, kit.model(), 2)
-    assert "takes no part for now" in caplog.text and "exact label counts" in caplog.text
+    assert "is left out for now" in caplog.text and "exact label counts" in caplog.text
     replies = fleet.grid.replies
     sent = [r.content["fedcohort"] for r in replies if not r.has_error() and "fedcohort" in r.content]
     assert len([r for r in sent if "label-counts" in r]) == 5 and not any("sealed-labels" in r for r in sent)

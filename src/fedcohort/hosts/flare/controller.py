@@ -45,7 +45,7 @@ from fedcohort.hosts.run_record import (
     record_failure,
     started_with,
 )
-from fedcohort.journal import is_blank
+from fedcohort.journal import is_blank, read_journal
 from fedcohort.journal.events import PLANNED, SETTINGS
 from fedcohort.journal.place import place
 from fedcohort.session.rules import Rules
@@ -168,7 +168,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
                 f"The selector {selector!r} needs data at the server, which a FLARE job does not have."
             )
         self._shadows = {label: SELECTORS.create(name) for label, name in (shadows or {}).items()}
-        self._rules = None if rules is None else Rules.from_journal(rules)
+        self._rules = None if rules is None else Rules(**rules)
         self.filter_ = self._make_filter()
         self._policy = Policy(
             size=cohort_size,
@@ -246,8 +246,9 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         record_end(session, "finished")
 
     def _reopen_session(self, journal: Path, host: FlareHost) -> Session:
-        # If the run is started with the same rules again, an operator's later orders stay.
-        rules = None if started_with(journal, self._rules) else self._rules
+        with contextlib.closing(read_journal(journal)) as record:
+            # If the run is started with the same rules again, an operator's later orders stay.
+            rules = None if started_with(record, self._rules) else self._rules
         session = Session.open(journal, self._chosen, shadows=self._shadows, rules=rules, commit="manual")
         host.sites.required |= session.selector.requires
         check_seed(session, self.seed)

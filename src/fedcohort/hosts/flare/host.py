@@ -188,10 +188,10 @@ class FlareHost(Host):
         arrival.letter.closed = arrival.letter.answered.issuperset(arrival.letter.targets)
         problem = self.sites.describe(arrival.site, record_of(arrival.result), arrival.problem)
         if problem:
-            self.controller.warning(f"{arrival.site} takes no part: {problem}")
+            self.controller.warning(f"{arrival.site} is left out: {problem}")
 
     def look(self) -> None:
-        """Check who is connected, and ask sites for a description that have not given one yet."""
+        """Check who is connected, and ask sites that have not described themselves to do so."""
         self.sites.connected = tuple(self.controller.connected())
         questions = [letter for letter in self.letters if letter.kind == DESCRIBE and not letter.closed]
         for letter in questions:

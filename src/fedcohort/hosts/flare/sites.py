@@ -32,25 +32,24 @@ class Sites:
         self.classes = classes
         self.connected: tuple[str, ...] = ()
         self.described: dict[str, Description] = {}
-        self.unfit: dict[str, str] = {}  # by site, why it takes no part for now
-        self.postponed = Postponed[str]()
+        self.unfit: dict[str, str] = {}  # by site, why it is left out for now
+        self.postponed = Postponed()
 
     def unknown(self) -> list[str]:
         """Return the connected sites that should be asked for a description."""
         return [name for name in self.connected if name not in self.described and not self.postponed.waits(name)]
 
     def describe(self, name: str, record: Mapping[str, object] | None, problem: str) -> str:
-        """Store a site's description; return why the site takes no part, or an empty string."""
+        """Store a site's description; return why the site is left out, or an empty string."""
         try:
             if record is None:
                 raise ValueError(problem or "it does not answer fedcohort's questions")
             description = Description.from_record(record)
             lacking = sorted(self.required - description.known_signals())
-            counts = description.label_counts
             if lacking:
                 raise ValueError(f"it cannot supply {', '.join(repr(s.value) for s in lacking)}")
-            if counts is not None and description.size is not None and sum(counts) > description.size:
-                raise ValueError(f"it counts {sum(counts)} samples in classes, but {description.size} in all")
+            if flaw := description.label_flaw():
+                raise ValueError(flaw)
         except ValueError as error:
             return self._refuse(name, str(error))
         self.unfit.pop(name, None)
@@ -76,10 +75,7 @@ class Sites:
 
     def _flaw(self, name: str, most: int | None) -> str:
         """Return why a site's label counts cannot be right if there are ``most`` classes, or an empty string."""
-        counts = self.described[name].label_counts
-        if not self.required & _LABELS or counts is None or most is None or len(counts) <= most:
-            return ""
-        return f"it names {len(counts)} classes; there are {most}"
+        return self.described[name].label_flaw(most) if self.required & _LABELS else ""
 
     def absent(self) -> list[str]:
         """Describe the sites that are connected but cannot take part, with the reasons."""
@@ -91,7 +87,7 @@ class Sites:
                 reasons.setdefault(why, []).append(name)
         silent = [name for name in self.unknown() if name not in self.unfit]
         if silent:
-            reasons["have not said what they hold"] = silent
+            reasons["have not described themselves"] = silent
         return [f"{why.rstrip('.')}: {join_names(names)}" for why, names in reasons.items()]
 
     def supplied(self) -> frozenset[Signal]:
@@ -108,10 +104,9 @@ class Sites:
         facts = [self.described[name] for name in names]
         labels = None
         if self.required & _LABELS:
-            counts = [description.label_counts or () for description in facts]
             if self.classes is None:
-                self.classes = max(map(len, counts), default=0)
-            labels = LabelCounts([[*c, *[0] * (self.classes - len(c))] for c in counts])
+                self.classes = max((len(description.label_counts or ()) for description in facts), default=0)
+            labels = LabelCounts([description.padded_counts(self.classes) for description in facts])
         sizes = [description.size or 0 for description in facts] if Signal.SIZES in self.required else None
         return ClientTable(names=names, sizes=sizes, labels=labels)
 

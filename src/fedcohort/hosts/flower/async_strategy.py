@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any, cast
+from typing import Any
 
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -19,12 +19,8 @@ from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import Selector
 from fedcohort.hosts.flow import FlowPolicy
 from fedcohort.hosts.flower.flow_host import FlowerFlowHost
-from fedcohort.hosts.flower.run import LiveRun
 from fedcohort.hosts.flower.strategy import CohortStrategy, create_part
 from fedcohort.hosts.flower.wrapped_strategy import changes_shape, check_strategy, private_cohort_size
-from fedcohort.hosts.leases import Leases
-from fedcohort.hosts.live_flow import play_flow
-from fedcohort.session.session import Session
 from fedcohort.session.validation import check_one_at_a_time
 from fedcohort.training.aggregators import AGGREGATORS, Aggregator, FedAsync, FedAvgStale, FedBuff
 
@@ -62,6 +58,8 @@ class AsyncCohortStrategy(CohortStrategy):
         As in :class:`CohortStrategy`, except ``cohort_size``, ``spares``, ``late``, ``min_replies`` and ``filter``,
         which only make sense for rounds. ``deadline`` is the time one client has before another takes its place.
     """
+
+    asynchronous = True
 
     def __init__(
         self,
@@ -116,15 +114,5 @@ class AsyncCohortStrategy(CohortStrategy):
                 self.selector.name, self.selector.aggregator, self.aggregator.name,
             )  # fmt: skip
 
-    def _live_run(self, grid: Grid, **options: Any) -> LiveRun:
-        return _AsyncRun(FlowerFlowHost(self, grid, **options))
-
-
-class _AsyncRun(LiveRun):
-    """One call of ``AsyncCohortStrategy.start``."""
-
-    asynchronous = True
-
-    def _play(self, session: Session, leases: Leases | None) -> str | None:
-        host = cast(FlowerFlowHost, self.host)
-        return play_flow(host, session, host.policy, host.settings.flow, host.num_rounds, leases)
+    def _host(self, grid: Grid, **options: Any) -> FlowerFlowHost:
+        return FlowerFlowHost(self, grid, **options)

@@ -117,7 +117,7 @@ def aggregate(
         attempt.restore()
         blamed = _find_culprits(attempt, replies)
         rest = [reply for reply in replies if reply.name not in blamed]
-        # Under differential privacy, an average of fewer models than the noise is made for must not be released.
+        # Under differential privacy, an average of fewer models than the noise is calibrated for must not be released.
         if not blamed or not rest or private_cohort_size(strategy) is not None:
             return Average(blamed=blamed, error="" if blamed else error_text(error))
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.protocol import Status
@@ -16,8 +16,7 @@ from fedcohort.hosts.flower.npy import as_numpy, to_array
 from fedcohort.hosts.flower.replies import Checked
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
 
-_FORMAT = "fedcohort-flower-2"  # increased when an earlier version could misread a checkpoint
-_OLDER = "fedcohort-flower-1"  # written by version 0.2, which gave arrays without dimensions one
+_FORMAT = "fedcohort-flower-2"  # raise it whenever a released fedcohort could misread a checkpoint
 _ANSWER = "fedcohort-flower-answer-1"
 _MODEL, _STRATEGY = "model/", "strategy/"  # prefixes of tensors in the common file
 
@@ -110,13 +109,6 @@ def _model(types: Mapping[str, str], tensors: Mapping[str, AnyArray]) -> ArrayRe
     return ArrayRecord({key: to_array(tensors[f"{_MODEL}{key}"], dtype) for key, dtype in types.items()})
 
 
-def _older_model(names: Iterable[str], tensors: Mapping[str, AnyArray], like: ArrayRecord | None) -> ArrayRecord:
-    """Return the model of a checkpoint of version 0.2, which gave arrays without dimensions one."""
-    flat = {key for key, array in (like or {}).items() if array.shape == ()}
-    arrays = {key: tensors[f"{_MODEL}{key}"] for key in names}
-    return ArrayRecord({key: Array(array.reshape(()) if key in flat else array) for key, array in arrays.items()})
-
-
 class Checkpoints(CheckpointFiles):
     """Checkpoints with Flower's records and the wrapped strategy's memory."""
 
@@ -136,25 +128,14 @@ class Checkpoints(CheckpointFiles):
         }
         return self.write(rounds, tensors, header)
 
-    def load(
-        self,
-        name: str,
-        memory: StrategyState | None = None,
-        config: ConfigRecord | None = None,
-        like: ArrayRecord | None = None,
-    ) -> ArrayRecord:
-        """Return the model of a checkpoint, and restore the strategy's memory and what it wrote into the config.
-
-        ``like`` is the model that the run was started with. A checkpoint of version 0.2 needs it to tell arrays without
-        dimensions from those with one entry.
-        """
-        header, tensors = self.read(name, _FORMAT, _OLDER)
+    def load(self, name: str, memory: StrategyState | None = None, config: ConfigRecord | None = None) -> ArrayRecord:
+        """Return the model of a checkpoint, and restore the strategy's memory and what it wrote into the config."""
+        header, tensors = self.read(name, _FORMAT)
         if memory is not None:
             state = {key[len(_STRATEGY) :]: value for key, value in tensors.items() if key.startswith(_STRATEGY)}
             plain: dict[str, Any] = json.loads(header["strategy"])
             memory.restore(plain, state)
         if config is not None:
-            written: dict[str, Any] = json.loads(header.get("config", "{}"))
+            written: dict[str, Any] = json.loads(header["config"])
             config.update({k: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for k, v in written.items()})
-        model: dict[str, str] | list[str] = json.loads(header["model"])
-        return _model(model, tensors) if isinstance(model, dict) else _older_model(model, tensors, like)
+        return _model(json.loads(header["model"]), tensors)

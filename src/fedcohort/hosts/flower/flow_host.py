@@ -14,19 +14,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.protocol import Cohort, Status
-from fedcohort.hosts.flow import Answered, Flow, batch_seed
+from fedcohort.core.signals import Signal
+from fedcohort.hosts.flow import BufferedAnswer, Flow, batch_seed
 from fedcohort.hosts.flower.averaging import Average
 from fedcohort.hosts.flower.checkpoint import AnswerFiles, WaitingAnswer
 from fedcohort.hosts.flower.evaluation import scalars
 from fedcohort.hosts.flower.host import FlowerHost, log_corrections, log_failures
 from fedcohort.hosts.flower.logs import say
-from fedcohort.hosts.flower.replies import Checked, measures_of, move_update, sample_counts, with_weight
+from fedcohort.hosts.flower.replies import Checked, measures_of, move_update, with_weight
 from fedcohort.hosts.flower.wrapped_strategy import GridView, taking_all
+from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.live import Aggregation
-from fedcohort.hosts.live_flow import FlowHost, Taken
+from fedcohort.hosts.live_flow import FlowHost, play_flow
 from fedcohort.hosts.round import Reply
 from fedcohort.hosts.run_record import CHECKPOINT
+from fedcohort.session.session import Session
 from fedcohort.training.aggregators import Members, Mix, fitting
 
 if TYPE_CHECKING:
@@ -51,13 +55,17 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         self._models: dict[int, ArrayRecord] = {}  # by number, the models that clients at work began with
         self._flow: Flow
 
+    def play(self, session: Session, leases: Leases | None) -> str | None:
+        """Play until the last model; return why the selector ended the run earlier, or None."""
+        return play_flow(self, session, self.policy, self.settings.flow, self.num_rounds, leases)
+
     def resume(self, flow: Flow) -> None:
         """Load the waiting answers and the models that clients at work began with."""
         self._flow, session, store = flow, self._running, self.settings.checkpoints
         if store is not None and self._files is not None:
             stored = session.host_state or {}
             self._saved = str(stored.get(CHECKPOINT, store.name(0)))
-            tickets = [answered.ticket for answered in flow.waiting]
+            tickets = [answer.ticket for answer in flow.waiting]
             self._files.keep_only(tickets)
             self._answers = {ticket: self._files.load(ticket) for ticket in tickets}
             self._models = {number: store.load(store.name(number)) for number in self._needed_models()}
@@ -65,7 +73,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
 
     def _needed_models(self) -> set[int]:
         """Return the numbers of the models that clients at work, or waiting answers, began with."""
-        return {cohort.round for cohort in self._flow.at_work} | {answered.version for answered in self._flow.waiting}
+        return {cohort.round for cohort in self._flow.at_work} | {answer.version for answer in self._flow.waiting}
 
     # -- messages and replies -----------------------------------------------------------------------------------------
 
@@ -98,7 +106,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
             replies.append(Reply(ticket, reply.name, checked.status, checked.reason, reply.seconds, checked))
         return replies
 
-    def take(self, cohort: Cohort, reply: Reply) -> Taken:
+    def take(self, cohort: Cohort, reply: Reply) -> tuple[Mapping[Signal, FloatArray], Sequence[str]]:
         """Keep an answer, on disk if there is a journal, and measure it against the model that it began with."""
         checked: Checked = reply.content
         model = self._models[cohort.round]
@@ -111,20 +119,20 @@ class FlowerFlowHost(FlowerHost, FlowHost):
             self._files.save(cohort.ticket, answer)
         self._answers[cohort.ticket] = answer
         log_corrections(cohort.round, {reply.client: texts})
-        measures = measures_of(model, [checked], sample_counts([checked]))
-        return Taken(self._columns(measures), texts)
+        measures = measures_of(model, [checked])
+        return self._columns(measures), texts
 
     # -- models -------------------------------------------------------------------------------------------------------
 
-    def make_model(self, answers: Sequence[tuple[Answered, int]]) -> Aggregation:
+    def make_model(self, answers: Sequence[tuple[BufferedAnswer, int]]) -> Aggregation:
         """Weigh answers with the aggregator and let the strategy average them; refuse those that it cannot average."""
         names = self._unique_names(answers)
         sizes = {names[ticket]: self._answers[ticket].size for ticket in names}
         waiting = [self._answers[ticket].reply._replace(name=name) for ticket, name in names.items()]
         checked, corrections = self.training.bound_weights(waiting, sizes)
         sound = [
-            (answered, staleness, reply)
-            for (answered, staleness), reply in zip(answers, checked, strict=True)
+            (answer, staleness, reply)
+            for (answer, staleness), reply in zip(answers, checked, strict=True)
             if reply.status is _OK
         ]
         average = self._weigh_and_average(sound, corrections)
@@ -139,26 +147,26 @@ class FlowerFlowHost(FlowerHost, FlowHost):
             corrections=corrections,
         )
 
-    def _unique_names(self, answers: Sequence[tuple[Answered, int]]) -> dict[int, str]:
+    def _unique_names(self, answers: Sequence[tuple[BufferedAnswer, int]]) -> dict[int, str]:
         """Return a name for each ticket; a client may have answered twice since the newest model."""
         names: dict[int, str] = {}
-        for answered, _ in answers:
-            name = self._answers[answered.ticket].reply.name
-            names[answered.ticket] = f"{name} (ticket {answered.ticket})" if name in names.values() else name
+        for answer, _ in answers:
+            name = self._answers[answer.ticket].reply.name
+            names[answer.ticket] = f"{name} (ticket {answer.ticket})" if name in names.values() else name
         return names
 
     def _weigh_and_average(
-        self, sound: Sequence[tuple[Answered, int, Checked]], corrections: dict[str, list[str]]
+        self, sound: Sequence[tuple[BufferedAnswer, int, Checked]], corrections: dict[str, list[str]]
     ) -> Average:
         if not sound:
             return Average(error="too few valid models")
         session = self._running
         members = Members(
-            clients=np.array([answered.client for answered, _, _ in sound], np.int64),
+            clients=np.array([answer.client for answer, _, _ in sound], np.int64),
             share=np.array([reply.weight for _, _, reply in sound]),
             steps=np.ones(len(sound)),
             federation=session.table.n,
-            multiplicity=np.array([self._answers[answered.ticket].times for answered, _, _ in sound]),
+            multiplicity=np.array([self._answers[answer.ticket].times for answer, _, _ in sound]),
             round=session.round,
             staleness=np.array([float(staleness) for _, staleness, _ in sound]),
         )
@@ -167,8 +175,8 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         # The strategy divides by this sum, so updates are multiplied by it.
         total = float(mix.weights.sum())
         chosen = []
-        for (answered, _, reply), weight in zip(sound, mix.weights.tolist(), strict=True):
-            begun = self.arrays if aggregator.mixes_models else self._models[answered.version]
+        for (answer, _, reply), weight in zip(sound, mix.weights.tolist(), strict=True):
+            begun = self.arrays if aggregator.mixes_models else self._models[answer.version]
             moved = move_update(reply, begun, self.arrays, total)
             chosen.append(with_weight(moved, self.weight_key, weight))
         self._configure()

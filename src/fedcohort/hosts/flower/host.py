@@ -30,9 +30,6 @@ from fedcohort.hosts.flower.replies import (
     Checker,
     measures_of,
     move_update,
-    sample_counts,
-    scale_weight,
-    weight_of,
     weighted_average,
     with_metrics,
     with_weight,
@@ -50,13 +47,14 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     sample_size,
     strategy_copy,
 )
-from fedcohort.hosts.live import Aggregation, Host, Online
+from fedcohort.hosts.leases import Leases
+from fedcohort.hosts.live import Aggregation, Host, Online, play
 from fedcohort.hosts.measures import MEASURED, Measures
 from fedcohort.hosts.orders import Order
 from fedcohort.hosts.questions import try_out
 from fedcohort.hosts.round import Late, Policy, Reply, Round, Shortage
 from fedcohort.hosts.run_record import CHECKPOINT
-from fedcohort.hosts.wire import plain
+from fedcohort.hosts.wire import plain, question
 from fedcohort.journal.events import CORRECTED
 from fedcohort.session.session import Session
 
@@ -103,7 +101,6 @@ class FlowerHost(Host):
         # With an automatic deadline, messages live as long as without one, so that late answers show who is slow.
         deadline = settings.deadline if isinstance(settings.deadline, int | float) else timeout
         self.query_deadline = settings.query_deadline or deadline
-        self.private = private_cohort_size(self.inner)  # None without differential privacy
         self.policy = Policy(
             size=self._size,
             spares=settings.spares,
@@ -113,7 +110,7 @@ class FlowerHost(Host):
             tries=settings.tries,
             wait_for=max(settings.wait_for or min_clients(self.inner), 1),
             patience=settings.patience,
-            private=self.private is not None,
+            private=private_cohort_size(self.inner) is not None,
         )
         self.memory = StrategyState(self.inner)
         self.weight_key, _ = keys(self.inner)
@@ -159,6 +156,10 @@ class FlowerHost(Host):
 
     def _size(self, online: int) -> int | None:
         return self.settings.cohort_size or sample_size(self.levels, "train", online)
+
+    def play(self, session: Session, leases: Leases | None) -> str | None:
+        """Play the rounds that are left; return why the selector ended the run earlier, or None."""
+        return play(self, session, self.policy, self.num_rounds, leases)
 
     def _sleep(self, seconds: float) -> None:
         """Sleep, and check every few seconds who is still connected."""
@@ -217,8 +218,10 @@ class FlowerHost(Host):
             outbox,
             seed=seed,
             required=required,
-            asked=required | (self.optional_signals & self.population.supplied_signals()),
-            commitment=receipt(session.journal, cohort.ticket, cohort.round),
+            ask=question(
+                required | (self.optional_signals & self.population.supplied_signals()),
+                receipt(session.journal, cohort.ticket, cohort.round),
+            ),
             confirmations=self.population.confirmations(session.table.names_of(cohort.clients)),
         )
 
@@ -277,13 +280,12 @@ class FlowerHost(Host):
         }
         sound = sum(reply.status is _OK for reply in checked)
         log.info("valid models: %d, clients without one: %d", sound, len(round_.reasons.keys() | refused.keys()))
-        samples = sample_counts(checked)
-        measures = measures_of(sent, checked, samples)
+        measures = measures_of(sent, checked)
         kept = self._apply_filter(checked, measures)
         average = self._aggregate(round_, checked, kept, corrections, [reply for _, reply in late])
         if average.blamed:
             checked = _with_blame(checked, average.blamed)
-            measures = measures_of(sent, checked, samples)
+            measures = measures_of(sent, checked)
             kept = kept & measures.ok
             refused.update({name: why for name, why in average.blamed.items() if name in round_.cohort.names})
         self._keep_average(average, cohort.round + 1)
@@ -338,15 +340,14 @@ class FlowerHost(Host):
     ) -> Average:
         cohort = round_.cohort
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
-        if self.private is not None:
+        if self.policy.private:
             # An accountant raises an error for unequal weights. Found here, they fail one client and not the round.
             odd = _odd_weights(chosen, self.weight_key) if has_accountant(self.inner) else {}
             if short := round_.shortfall(len(chosen) - len(odd)):
                 return Average(blamed=odd, error=short)
         if cohort.weights is not None:
             share = dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
-            for reply in chosen:
-                scale_weight(reply, self.weight_key, share[reply.name])
+            chosen = [with_weight(reply, self.weight_key, reply.weight * share[reply.name]) for reply in chosen]
         return self._average_models(
             cohort.round + 1, [*chosen, *late], as_errors(checked, self.training.sent), corrections, round_.shortfall
         )
@@ -368,7 +369,7 @@ class FlowerHost(Host):
         if short := shortfall(len(chosen)):
             return Average(error=short)
         # FedAvg divides by the sum of weights.
-        if not any(weight_of(reply, self.weight_key) > 0 for reply in chosen):
+        if not any(reply.weight > 0 for reply in chosen):
             return Average(error="too few valid models")
         average = aggregate(self.inner, server_round, chosen, errors)
         # Checked again without the models that could not be averaged.
@@ -432,7 +433,7 @@ class FlowerHost(Host):
             case Losses(clients=clients, signals=signals):
                 return Answer(query, losses(self.arrays, session.table.names_of(clients), signals))
             case Trial():
-                if self.private is not None:
+                if self.policy.private:
                     raise InnerStrategyError(
                         f"The selector {session.selector.name!r} tries out cohorts, and their models would be "
                         "sent to clients without the noise of differential privacy.",
@@ -447,7 +448,17 @@ class FlowerHost(Host):
         # Copies, because a trial must not change the strategy: no moments, no privacy budget.
         strategy, config = strategy_copy(self.inner), ConfigRecord(dict(self.config))
         server_round = self._running.round + 1
-        messages = self.training.messages(strategy, server_round, cards, arrays, config, seed=seed, work={}, report=())
+        messages = self.training.messages(
+            strategy,
+            server_round,
+            cards,
+            arrays,
+            config,
+            seed=seed,
+            work={},
+            ask=question(()),
+            confirmations=self.population.confirmations(list(cards)),
+        )
         with_ttl(messages.values(), 2 * deadline)
         replies = exchange(self._outbox(), messages, deadline, self.debts)
         sound = self.training.checks(arrays, ()).check_all(replies[name] for name in cards if name in replies)
@@ -456,7 +467,7 @@ class FlowerHost(Host):
         if not models:
             log.warning("a trial of %s returned no model", ", ".join(cards))
             return None
-        return weighted_average(models, self.weight_key)
+        return weighted_average(models)
 
     # -- the log ------------------------------------------------------------------------------------------------------
 
@@ -572,7 +583,7 @@ def _with_blame(replies: Sequence[Checked], blamed: Mapping[str, str]) -> list[C
 
 def _odd_weights(replies: Sequence[Checked], key: str) -> dict[str, str]:
     """Return the clients whose weight differs from the majority's, which a privacy accountant does not allow."""
-    weights = {reply.name: weight_of(reply, key) for reply in replies}
+    weights = {reply.name: reply.weight for reply in replies}
     usual, count = Counter(weights.values()).most_common(1)[0] if weights else (0.0, 0)
     if 2 * count <= len(weights):
         return {}

@@ -108,7 +108,7 @@ _TAPPING = threading.Lock()
 
 
 @contextlib.contextmanager
-def written_to(path: Path | None) -> Iterator[None]:
+def also_log_to(path: Path | None) -> Iterator[None]:
     """Also append the log of a run to ``path``, as JSON lines, whatever the levels of the loggers."""
     if path is None:
         yield

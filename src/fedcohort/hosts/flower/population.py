@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -25,10 +23,8 @@ from fedcohort.hosts.flower.wire import LOSSES
 from fedcohort.hosts.questions import read_losses
 from fedcohort.hosts.round import FederationTimeoutError, join_names
 from fedcohort.hosts.wire import RECORD, Description, most_classes, question
-from fedcohort.journal import read_journal
 from fedcohort.journal.events import REGISTERED
 from fedcohort.privacy.label_decoders import ClientRefusedError, LabelDecoder
-from fedcohort.session.rules import Rules
 
 if TYPE_CHECKING:
     from fedcohort.session.session import Session
@@ -39,19 +35,6 @@ _LOOK_EVERY = 0.25  # seconds between two checks of who is online
 _ARRAYS = "arrays"
 _LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
 _Version = tuple[int, int]
-
-
-def facts_in(journal: Path) -> frozenset[Signal]:
-    """Return the kinds of facts about clients in a journal."""
-    with closing(read_journal(journal)) as record:
-        return record.table()[0].signals
-
-
-def rules_in(journal: Path) -> Rules | None:
-    """Return the current rules of a journal."""
-    with closing(read_journal(journal)) as record:
-        rules = record.meta().get("rules")
-    return None if rules is None else Rules.from_journal(rules)
 
 
 class Population:
@@ -103,7 +86,7 @@ class Population:
         self._roster.describe_every = describe_every
         self.debts = Debts()
         self._refused: set[str] = set()  # clients that could not join
-        self._unfit: dict[str, str] = {}  # by client, why it takes no part, as it was last logged
+        self._unfit: dict[str, str] = {}  # by client, why it is left out, as last logged
         self._impostors: set[int] = set()
         self._registered_names: frozenset[str] | None = None  # that were ever bound to a key; from the journal
         self._facts: dict[str, Description] = {}  # by client, the description behind its facts in the table
@@ -131,7 +114,7 @@ class Population:
             elif self._registered_names and name in self._registered_names and not card.registered:
                 if card.node not in self._impostors:
                     self._impostors.add(card.node)
-                    log.warning("node %d takes no part: %r is the name of a registered node", card.node, name)
+                    log.warning("node %d is left out: %r is the name of a registered node", card.node, name)
             else:
                 fit[name] = card
         self._log_unfit(unfit)
@@ -140,22 +123,20 @@ class Population:
         return fit
 
     def _log_unfit(self, unfit: Mapping[str, str]) -> None:
-        """Log which clients take no part, and why, unless it was logged before."""
+        """Log which clients are left out, and why, unless it was logged before."""
         news: dict[str, list[str]] = {}
         for name, why in unfit.items():
             if self._unfit.get(name) != why:
                 news.setdefault(why, []).append(name)
         for why, (first, *rest) in news.items():  # one message for all clients with the same fault
             more = f" (the same holds for {join_names(rest)})" if rest else ""
-            log.warning("client %r takes no part: %s%s", first, why, more)
+            log.warning("client %r is left out: %s%s", first, why, more)
 
     def _flaw(self, card: Card, classes: int | None) -> str | None:
         """Return why a client cannot take part, or None; sealed labels are checked without opening them."""
         lacking = card.lacks(self._required, self._labels is not None)
-        if self._labels is None and self._required & _LABELS:
-            flaw = _label_flaw(card, classes)
-            if flaw is not None:
-                return flaw
+        if self._labels is None and self._required & _LABELS and (wrong := card.description.label_flaw(classes)):
+            return wrong
         if self._labels is not None and card.description.sealed_labels is not None:
             # Cached, because checking a signature takes long.
             sealed, flaw = self._checked.get(card.name, (None, None))
@@ -207,7 +188,7 @@ class Population:
         for card in everyone.values():
             if not card.registered and card.node not in self._impostors:
                 self._impostors.add(card.node)
-                log.warning("node %d takes no part: %r is not a registered name", card.node, card.name)
+                log.warning("node %d is left out: %r is not a registered name", card.node, card.name)
         return {name: card for name, card in everyone.items() if card.registered}
 
     @property
@@ -244,10 +225,10 @@ class Population:
         """Describe why the run cannot begin yet."""
         online = len(self.online)
         if online < count:
-            return "; ".join([f"{online} of the {count} clients needed are there", *self.absent()])
+            return "; ".join([f"{online} of the {count} clients needed can take part", *self.absent()])
         longest, silent = min(_SETTLE, self._patience), join_names(self._roster.silent)
-        waits = f"at most {longest:g} s for nodes that have not said who they are: {silent}"
-        return f"{online} clients are there, {count} are needed; {waits}"
+        waits = f"at most {longest:g} s for nodes that have not identified themselves: {silent}"
+        return f"{online} clients can take part, {count} are needed; {waits}"
 
     def absent(self) -> list[str]:
         """Describe the clients that are connected but cannot take part, with the reasons."""
@@ -260,14 +241,14 @@ class Population:
                     why = "not registered under a name (registered_only=True)"
                 reasons.setdefault(why, []).append(name)
         if self._roster.silent:
-            reasons["have not said who they are"] = self._roster.silent
+            reasons["have not identified themselves"] = self._roster.silent
         return [f"{why.rstrip('.')}: {join_names(names)}" for why, names in reasons.items()]
 
     def _too_few(self, count: int) -> FedcohortError:
         """Return the error for a run that cannot begin, with the reasons why clients cannot take part."""
         online = self.online
         waited = (
-            f"Waited {self._patience:g} s for {count} clients; {len(online)} are there "
+            f"Waited {self._patience:g} s for {count} clients; {len(online)} can take part "
             f"({', '.join(list(online)[:10]) or 'none'}), "
             f"{'; '.join([f'{self._roster.nodes} nodes are online', *self.absent()])}."
         )
@@ -327,9 +308,8 @@ class Population:
         return ClientTable(names=names, sizes=sizes, labels=labels)
 
     def _plain_labels(self, cards: Sequence[Card]) -> LabelCounts:
-        counts = [card.description.label_counts or () for card in cards]
-        width = self.classes or max(map(len, counts), default=0)
-        return LabelCounts([_pad_counts(c, width) for c in counts])
+        width = self.classes or max((len(card.description.label_counts or ()) for card in cards), default=0)
+        return LabelCounts([card.description.padded_counts(width) for card in cards])
 
     def _decode_labels(
         self, decoder: LabelDecoder, cards: Sequence[Card], before: Sequence[str]
@@ -341,7 +321,7 @@ class Population:
             try:
                 return cards, decoder.open(sealed, sizes, before)
             except ClientRefusedError as error:
-                # Refused clients take no part until they send other labels.
+                # Refused clients are left out until they send other labels.
                 self._checked.update({n: (sealed[n], shorten(why)) for n, why in error.refused.items() if n in sealed})
                 self._demands += 1
                 left = [card for card in cards if card.name not in error.refused]
@@ -422,7 +402,7 @@ class Population:
         if away and self._labels is not None:
             raise FederationTimeoutError(
                 f"The first questions about clients need all of them, but {away[0]!r} is not online.",
-                hint="start the run when everybody is there: sealed labels are opened together",
+                hint="start the run when all clients are online: sealed labels are opened together",
             )
         silent = Description("", size=0, label_counts=())
         session.update_facts(self.table([online.get(n) or Card(n, -1, silent, answers=False) for n in names]))
@@ -451,7 +431,7 @@ class Population:
         counts = before.copy()
         for i, description in descriptions.items():
             if self._labels is None and description.label_counts is not None:
-                counts[i] = _pad_counts(description.label_counts, counts.shape[1])
+                counts[i] = description.padded_counts(counts.shape[1])
         return LabelCounts(counts)
 
     def _changed_descriptions(self, table: ClientTable) -> dict[int, Description]:
@@ -463,7 +443,7 @@ class Population:
             for name, card in self.online.items()
             if name in table
             and self._facts.get(name) != card.description
-            and not (counted and _label_flaw(card, classes))
+            and not (counted and card.description.label_flaw(classes))
         }
 
     def remember(self, session: Session) -> None:
@@ -512,20 +492,3 @@ class Population:
             name: reply.error or reply.message.content.config_records.get(RECORD) for name, reply in replies.items()
         }
         return read_losses(names, signals, reports, partial(log.warning, "client %r gave no losses: %s"))
-
-
-def _label_flaw(card: Card, classes: int | None) -> str | None:
-    """Return why a client's label counts cannot be right if there are ``classes`` classes, or None."""
-    counts, size = card.description.label_counts, card.description.size
-    if counts is None:
-        return None
-    if classes is not None and len(counts) > classes:
-        return f"it names {len(counts)} classes; there are {classes} (CohortStrategy(classes=...) says how many)"
-    if size is not None and sum(counts) > size:
-        return f"it counts {sum(counts)} samples in classes, but {size} in all"
-    return None
-
-
-def _pad_counts(counts: Sequence[int], width: int) -> list[int]:
-    """Return counts for ``width`` classes; a client that names fewer has no samples of the others."""
-    return [*counts, *[0] * (width - len(counts))]

@@ -344,31 +344,17 @@ def _apply_steps(reply: Checked, steps: Mapping[str, FloatArray], model: ArrayRe
     return reply._replace(arrays=arrays)
 
 
-def measures_of(model: ArrayRecord, replies: Sequence[Checked], samples: FloatArray) -> Measures:
-    """Return the measures of replies to ``model``; ``samples`` come from :func:`sample_counts`."""
+def measures_of(model: ArrayRecord, replies: Sequence[Checked]) -> Measures:
+    """Return the measures of replies to ``model``."""
+    samples = np.array([reply.weight if reply.status is _OK else 0.0 for reply in replies], np.float64)
     return Measures(
         replies, samples, sent=lambda: flat(model), model=lambda r: flat(r.arrays), output=lambda: output_of(model)
     )
 
 
-def weight_of(reply: Checked, key: str) -> float:
-    """Return the weight of an OK reply in an average."""
-    return float(reply.metrics[key])  # type: ignore[arg-type]  # checked to be a number
-
-
-def sample_counts(replies: Sequence[Checked]) -> FloatArray:
-    """(r,) the weights of replies; 0 if a reply is not OK."""
-    return np.array([reply.weight if reply.status is _OK else 0.0 for reply in replies], np.float64)
-
-
-def scale_weight(reply: Checked, key: str, factor: float) -> None:
-    """Multiply the weight of a reply by ``factor``."""
-    reply.metrics[key] = weight_of(reply, key) * factor
-
-
-def weighted_average(replies: Sequence[Checked], key: str) -> ArrayRecord:
-    """Return the mean of models weighted by ``key``, as in FedAvg."""
-    weights = np.array([weight_of(reply, key) for reply in replies])
+def weighted_average(replies: Sequence[Checked]) -> ArrayRecord:
+    """Return the weighted mean of models, as in FedAvg."""
+    weights = np.array([reply.weight for reply in replies])
     weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(weights), 1 / len(weights))
     mean = {}
     for name in replies[0].arrays:

@@ -1,7 +1,7 @@
 """Maps temporary node ids to lasting names.
 
 A SuperNode gets a new random node id with every start, so journals use names. Every new node is asked once to describe
-itself. A ClientApp without fedcohort cannot answer, and takes part under a name made from its node id.
+itself. A ClientApp without fedcohort cannot answer, and takes part under a name derived from its node id.
 
 A node keeps the name under which it first took part. Otherwise, it could escape every limit by renaming itself.
 """
@@ -73,7 +73,7 @@ class Roster:
         self._seen: set[int] = set()  # the keys of `_registered`, because comparing two sets is fast
         self._registered: dict[int, str] = {}  # the names under which nodes were registered with the SuperLink
         self._cards: dict[int, Card] = {}
-        self._unfit = Postponed[int](clock)
+        self._unfit = Postponed(clock)
         self._described: dict[int, float] = {}  # node id -> when it was last asked
         self.describe_every: float | None = None
         self._due = math.inf  # when a node must be asked again
@@ -100,12 +100,12 @@ class Roster:
 
     @property
     def unanswered(self) -> int:
-        """How many nodes have not answered the question who they are."""
+        """How many nodes have been asked for a description and have not answered."""
         return len(self._outbox.waiting)
 
     @property
     def silent(self) -> list[str]:
-        """The nodes that have not answered the question who they are, by registered name or node id."""
+        """The nodes that have not described themselves, by registered name or node id."""
         nodes = sorted(int(node) for node in self._outbox.owing())
         return [self._registered.get(node) or f"node {node}" for node in nodes]
 
@@ -115,7 +115,7 @@ class Roster:
         return len(self._registered)
 
     def refresh(self) -> None:
-        """Check who is online, ask new nodes who they are, and read the answers that have arrived. Does not wait."""
+        """Check who is online, ask new nodes to describe themselves, and read the answers so far. Does not wait."""
         nodes = self._grid.get_node_ids()
         ids = nodes if isinstance(nodes, set) else set(nodes)
         # Ids take one short call. Names and descriptions are requested only if the ids change.
@@ -184,7 +184,7 @@ class Roster:
                 del self._cards[other]
 
     def _read(self, node: int, reply: GridReply) -> None:
-        """Read a node's answer to the question who it is."""
+        """Read how a node describes itself."""
         if node not in self._registered or reply.vanished or reply.expired:
             return
         described = self._description_in(node, reply)
@@ -202,7 +202,7 @@ class Roster:
             if node in self._cards:
                 return  # a node that came later has the name now
             log.warning(
-                "node %d answers to the name %r, so node %d is taken for an earlier connection of it and left alone",
+                "node %d answers to the name %r, so node %d is treated as its earlier connection and ignored",
                 node,
                 name,
                 rival,
@@ -228,14 +228,14 @@ class Roster:
             return None  # its earlier description still holds
         if _NOT_OURS.search(reply.error) is not None:
             return Description(""), False
-        log.warning("node %d could not describe itself and takes no part for now: %s", node, reply.error)
+        log.warning("node %d could not describe itself and is left out for now: %s", node, reply.error)
         self._unfit.add(node)
         return None
 
     def _refuse_borrowed_name(self, node: int, name: str) -> None:
         """Leave out a node that gives itself the name of a registered node."""
         if not self._unfit.waits(node):
-            log.warning("node %d takes no part: it calls itself %r, the name of a registered node", node, name)
+            log.warning("node %d is left out: it calls itself %r, the name of a registered node", node, name)
         self._unfit.add(node)
         if node in self._cards:
             self._forget(node)

@@ -1,10 +1,11 @@
-"""One call of ``CohortStrategy.start``: open or continue the session, play its rounds, record the end."""
+"""One call of ``CohortStrategy.start``: open or continue the session, play its rounds, record what happened."""
 
 from __future__ import annotations
 
 import io
 import logging
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -13,18 +14,27 @@ from flwr.serverapp.strategy import Result
 from fedcohort.core.errors import InputError, ParameterError, SignalError
 from fedcohort.core.protocol import Selector
 from fedcohort.core.signals import SIGNALS, Signal
+from fedcohort.core.text import shorten
 from fedcohort.core.vectors import needs_output_layer
-from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import say
-from fedcohort.hosts.flower.population import facts_in, rules_in
 from fedcohort.hosts.flower.replies import output_of
-from fedcohort.hosts.leases import Leases, leases_of
-from fedcohort.hosts.live import play
+from fedcohort.hosts.leases import leases_of
 from fedcohort.hosts.round import join_names
-from fedcohort.hosts.run_record import check_seed, checkpoint_to_load, is_finished, started_with
-from fedcohort.journal import is_blank
+from fedcohort.hosts.run_record import (
+    RULES,
+    check_seed,
+    checkpoint_to_load,
+    is_finished,
+    note_once,
+    record_end,
+    record_failure,
+    started_with,
+)
+from fedcohort.journal import is_blank, read_journal
+from fedcohort.journal.events import PLANNED, SETTINGS
 from fedcohort.session.resume import participations
+from fedcohort.session.rules import Rules, difference
 from fedcohort.session.session import Session
 
 log = logging.getLogger("flwr.fedcohort")
@@ -32,8 +42,6 @@ log = logging.getLogger("flwr.fedcohort")
 
 class LiveRun:
     """One call of ``CohortStrategy.start``."""
-
-    asynchronous = False
 
     def __init__(self, host: FlowerHost) -> None:
         self.host = host
@@ -45,20 +53,30 @@ class LiveRun:
         """The session, or None if there is none yet."""
         return self.host.session
 
-    def close(self, failed: BaseException | None = None) -> None:
-        """Close the journal; ``failed`` is the error that ended the run."""
-        self.host.pulse.stop(failed)
-        if self.session is not None:
-            self.session.close()
-
     def play(self, initial_arrays: ArrayRecord) -> Result:
-        """Run until the journal has ``num_rounds`` rounds."""
+        """Run until the journal has ``num_rounds`` rounds, record how the run ended, and close the journal."""
+        failed: BaseException | None = None
+        try:
+            return self._play(initial_arrays)
+        except BaseException as error:
+            failed = error
+            reason = shorten(str(error) or type(error).__name__)
+            say("failed", "the run ended: %s", reason, level=logging.ERROR, reason=reason)
+            record_failure(self.session, reason)
+            raise
+        finally:
+            self.host.pulse.stop(failed)
+            if self.session is not None:
+                self.session.close()
+
+    def _play(self, initial_arrays: ArrayRecord) -> Result:
         host, settings, num_rounds = self.host, self.settings, self.host.num_rounds
         begun, journal = settings.clock(), settings.journal
         unknown = frozenset[Signal]()
         if journal is not None and not is_blank(journal):
             # If its table lacks facts that new shadows need, the old shadows continue for now.
-            unknown = host.shadow_facts - facts_in(journal)
+            with closing(read_journal(journal)) as record:
+                unknown = host.shadow_facts - record.table()[0].signals
             session = host.session = self._reopen_session(None if unknown else settings.shadows)
             self.population.require(session.selector.requires)
             if is_finished(session, num_rounds):
@@ -82,20 +100,44 @@ class LiveRun:
         host.pulse.running()
         self.population.remember(session)
         # Before anything is asked of clients, so that a run that fails has recorded its settings.
-        notes.record_start(session, settings, host.levels, self.population.supplied_signals(), num_rounds)
+        self._record_start(session)
         self._resume(session, initial_arrays)
         leases = None if settings.leases is None else leases_of(settings.leases, journal, host.policy.fixed_deadline)
-        stop = self._play(session, leases)
+        stop = host.play(session, leases)
         if stop is not None:
             say("stopped", "the selector declares the run finished: %s", stop, reason=stop)
-        notes.record_end(session, settings.clock() - begun)
+        record_end(session, "finished")
+        seconds = settings.clock() - begun
+        say("finished", "Strategy execution finished in %.2fs", seconds, rounds=session.round, seconds=seconds)
         log.info("Metrics by Flower's server round, which is one more than the round:")
         for line in io.StringIO(str(host.result)):
             log.info("\t%s", line.rstrip("\n"))
         return host.result
 
-    def _play(self, session: Session, leases: Leases | None) -> str | None:
-        return play(self.host, session, self.host.policy, self.host.num_rounds, leases)
+    def _record_start(self, session: Session) -> None:
+        """Record the settings of the run; warn if they differ from those of the previous start."""
+        settings = self.settings
+        now = {
+            "cohort-size": settings.cohort_size,
+            "spares": settings.spares,
+            "min-replies": settings.min_replies,
+            "max-share": settings.max_share,
+            "max-update-norm": settings.max_update_norm,
+            "strategy": [type(level).__name__ for level in self.host.levels],
+            "filter": repr(settings.filter),
+            "signals": sorted(self.population.supplied_signals()),
+            RULES: None if settings.rules is None else settings.rules.to_dict(),
+            **settings.more_settings(),
+        }
+        (before,) = session.journal.events(SETTINGS)[-1:] or [{}]
+        changed = [f"{key} was {before[key]}, is {now[key]}" for key in now if before.get(key, now[key]) != now[key]]
+        if changed:
+            log.warning("other settings than when the journal was last written: %s", "; ".join(changed))
+        note_once(session, SETTINGS, now)
+        unknown = [] if session.rules is None else [n for n in session.rules.named if n not in session.table]
+        if unknown:
+            log.warning("no client is called %s so far, which the rules name", ", ".join(map(repr, unknown[:8])))
+        note_once(session, PLANNED, {"rounds": self.host.num_rounds})
 
     def _check_model(self, arrays: ArrayRecord) -> None:
         """Refuse a model without the output layer that the selector needs; shadows do without it."""
@@ -140,21 +182,22 @@ class LiveRun:
     def _reopen_session(self, shadows: Mapping[str, Selector[Any]] | None) -> Session:
         settings = self.settings
         assert settings.journal is not None
-        before = rules_in(settings.journal)
-        # If the run is started with the same rules again, an operator's later orders stay.
-        rules = None if started_with(settings.journal, settings.rules) else settings.rules
+        with closing(read_journal(settings.journal)) as record:
+            before = record.meta()["rules"]
+            # If the run is started with the same rules again, an operator's later orders stay.
+            rules = None if started_with(record, settings.rules) else settings.rules
         session = Session.open(
             settings.journal, settings.selector, shadows=shadows, rules=rules, commit="manual", sign=settings.sign
         )
-        if session.asynchronous != self.asynchronous:
+        if session.asynchronous != settings.asynchronous:
             session.close()
             ways = ("in rounds", "asynchronously")
             raise InputError(
                 f"The run of the journal {settings.journal} went on {ways[session.asynchronous]}; it cannot be "
-                f"continued {ways[self.asynchronous]}.",
+                f"continued {ways[settings.asynchronous]}.",
                 hint="CohortStrategy runs rounds, AsyncCohortStrategy does not; or start a new journal",
             )
-        notes.log_rules(session, before, settings.rules if session.rules == settings.rules else rules)
+        _log_rules(session, Rules(**(before or {})), settings.rules if session.rules == settings.rules else rules)
         check_seed(session, settings.seed)
         try:
             self.population.adopt(session.table)
@@ -186,7 +229,7 @@ class LiveRun:
             commit="manual",  # twice a round, when it is chosen and when it is closed
             audit=settings.audit,
             sign=settings.sign,
-            asynchronous=self.asynchronous,
+            asynchronous=settings.asynchronous,
         )
 
     # -- the model ----------------------------------------------------------------------------------------------------
@@ -201,7 +244,7 @@ class LiveRun:
         if session.round == 0:
             host.evaluation.at_server(0, host.arrays)
             return
-        between_rounds = self.asynchronous or not session.pending
+        between_rounds = self.settings.asynchronous or not session.pending
         evaluated = any(not key.startswith("train/") for key in recorded.get(session.round - 1, {}))
         if between_rounds and self.population.online and not evaluated:
             host.evaluate(session.round - 1, host.arrays)  # the run was interrupted before this was recorded
@@ -214,10 +257,25 @@ class LiveRun:
         if name is None:
             store.save(0, initial_arrays, host.memory, {})
             return initial_arrays
-        arrays = store.load(name, host.memory, host.config, like=initial_arrays)
-        done = session.round - (0 if self.asynchronous else len(session.pending))
+        arrays = store.load(name, host.memory, host.config)
+        done = session.round - (0 if self.settings.asynchronous else len(session.pending))
         say("continued", "continuing after %d rounds with %s", done, store.folder / name, rounds=done)
         return arrays
+
+
+def _log_rules(session: Session, before: Rules, given: Rules | None) -> None:
+    """Log which rules a continued run uses."""
+    now = session.rules or Rules()
+    if given is None and now != Rules():
+        say(
+            "rules", "the rules of the journal stay in force: %r; rules=Rules() drops them", now,
+            round=session.round, rules=now.to_dict(),
+        )  # fmt: skip
+    elif given is not None and given.to_dict() != before.to_dict():
+        say(
+            "rules", "the rules change from round %d on: %s", session.round, difference(before, now),
+            round=session.round, rules=now.to_dict(),
+        )  # fmt: skip
 
 
 def _add_metrics(result: Result, server_round: int, numbers: Mapping[str, float]) -> None:

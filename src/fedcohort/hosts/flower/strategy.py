@@ -32,10 +32,9 @@ from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import Registry
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import short_repr
-from fedcohort.hosts.flower import notes
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.host import FlowerHost
-from fedcohort.hosts.flower.logs import written_to
+from fedcohort.hosts.flower.logs import also_log_to
 from fedcohort.hosts.flower.run import LiveRun
 from fedcohort.hosts.flower.wrapped_strategy import (
     InnerStrategyError,
@@ -182,6 +181,8 @@ class CohortStrategy(Strategy):
         How many of the newest checkpoints stay on disk.
     """
 
+    asynchronous = False
+
     def __init__(
         self,
         selector: Selector[Any] | str,
@@ -327,7 +328,7 @@ class CohortStrategy(Strategy):
         if self.selector.aggregator not in (None, "fedavg"):  # like Flower's strategies
             log.warning(
                 "the selector %r is unbiased with the aggregator %r, which Flower does not have; the wrapped strategy "
-                "takes a mean by size of its weights, and the average may be biased",
+                "averages by the weights of its clients, and the average may be biased",
                 self.selector.name, self.selector.aggregator,
             )  # fmt: skip
 
@@ -364,7 +365,7 @@ class CohortStrategy(Strategy):
         evaluate_fn : callable, optional
             Evaluates the global model at the server, before the first round and after each.
         """
-        with written_to(self.json_log):
+        with also_log_to(self.json_log):
             log.info("Starting %s around %s:", type(self).__name__, type(self.strategy).__name__)
             self.summary()
             everybody = sample_size(levels(self.strategy), "train", 1_000_000) == 1_000_000
@@ -373,7 +374,7 @@ class CohortStrategy(Strategy):
                     "fraction_train=1.0 asks for every client, so there is nothing to choose: give a smaller fraction, "
                     "or cohort_size"
                 )
-            run = self._live_run(
+            host = self._host(
                 grid,
                 num_rounds=num_rounds,
                 timeout=timeout,
@@ -381,18 +382,10 @@ class CohortStrategy(Strategy):
                 evaluate_config=evaluate_config or ConfigRecord(),
                 evaluate_fn=evaluate_fn,
             )
-            failed: BaseException | None = None
-            try:
-                return run.play(initial_arrays)
-            except BaseException as error:
-                failed = error
-                notes.record_failure(run.session, error)
-                raise
-            finally:
-                run.close(failed)
+            return LiveRun(host).play(initial_arrays)
 
-    def _live_run(self, grid: Grid, **options: Any) -> LiveRun:
-        return LiveRun(FlowerHost(self, grid, **options))
+    def _host(self, grid: Grid, **options: Any) -> FlowerHost:
+        return FlowerHost(self, grid, **options)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -24,7 +25,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
     taking_all,
 )
 from fedcohort.hosts.weights import bounded_weights
-from fedcohort.hosts.wire import CONFIRMATION, RECORD, SEED, WORK, question
+from fedcohort.hosts.wire import CONFIRMATION, RECORD, SEED, WORK
 
 log = logging.getLogger("flwr.fedcohort")
 _OK = Status.OK
@@ -83,8 +84,6 @@ class Training:
         self._weight_key, self._config_key = keys(strategy)
         self._records = record_names(strategy)
         self._grows = changes_shape(strategy)
-        self.commitment: str | None = None
-        self.confirmations: Mapping[str, bytes] = {}
         self.checker: Checker  # of the replies to the messages that were sent last
         self.sent: dict[str, Message] = {}
 
@@ -110,7 +109,7 @@ class Training:
         if most is None or reply.status is not _OK:
             return reply, []
         reply, norm = clip_update(reply, arrays, most)
-        return reply, [f"its update of the norm {norm:g} was shortened to {most:g}"] if norm > most else []
+        return reply, [f"its update of norm {norm:g} was shortened to {most:g}"] if norm > most else []
 
     def bound_weights(
         self, replies: Iterable[Checked], sizes: Mapping[str, int | None]
@@ -140,16 +139,21 @@ class Training:
         *,
         seed: int,
         work: Mapping[str, float],
-        report: Iterable[Signal],
+        ask: Mapping[str, Any],
+        confirmations: Mapping[str, bytes],
     ) -> dict[str, Message]:
-        """Return the strategy's own train messages for ``cards``, with fedcohort's additions for each client."""
+        """Return the strategy's own train messages for ``cards``, with fedcohort's additions for each client.
+
+        ``ask`` is the :func:`~fedcohort.hosts.wire.question` for clients that answer; the others are as in
+        :meth:`send`.
+        """
         nodes = [card.node for card in cards.values()]
         if not nodes:
             return {}
         with taking_all(strategy, len(nodes)):
             written = strategy.configure_train(server_round, arrays, config, GridView(self._grid, nodes))
             messages = messages_by_node(strategy, written, nodes)
-        ask = ConfigRecord(question(report, self.commitment))
+        record = ConfigRecord(dict(ask))
         # Equal contents share one object, which Flower then hashes and uploads only once.
         variants: dict[tuple[int, float | None, bool, bytes | None], tuple[RecordDict, RecordDict]] = {}
         by_name: dict[str, Message] = {}
@@ -157,7 +161,7 @@ class Training:
             message = by_name[name] = messages[card.node]
             original = message.content
             factor = work.get(name)
-            confirmation = self.confirmations.get(name)
+            confirmation = confirmations.get(name)
             variant = (id(original), factor, card.answers, confirmation)
             known = variants.get(variant)
             if known is None:
@@ -167,7 +171,8 @@ class Training:
                 # A copy, because the strategy may write into its config while this message is on its way.
                 content[self._config_key] = ConfigRecord({**theirs, **ours})
                 if card.answers:
-                    content[RECORD] = ask if confirmation is None else ConfigRecord({**ask, CONFIRMATION: confirmation})
+                    confirmed = {**ask, CONFIRMATION: confirmation}
+                    content[RECORD] = record if confirmation is None else ConfigRecord(confirmed)
                 # The original must stay alive, or its id could be used again.
                 known = variants[variant] = (original, content)
             message.content = known[1]
@@ -183,8 +188,7 @@ class Training:
         *,
         seed: int,
         required: frozenset[Signal],
-        asked: frozenset[Signal],
-        commitment: str | None,
+        ask: Mapping[str, Any],
         confirmations: Mapping[str, bytes],
     ) -> dict[str, str]:
         """Send a cohort its train messages; return the clients that could not be sent one, with the reasons.
@@ -195,20 +199,27 @@ class Training:
             The global model; replies are checked against it.
         outbox : Outbox
             Sends the messages.
-        required, asked : frozenset of Signal
-            What a reply must report, and what it is asked to report.
-        commitment : str, optional
-            The server's commitment to the choice, for every client.
+        required : frozenset of Signal
+            What a reply must report.
+        ask : mapping
+            The question for every client: what to report, and the server's commitment to the choice.
         confirmations : mapping of str to bytes
             By client, the key holder's confirmation for it.
         """
         cards = {name: card for name in cohort.names if (card := online.get(name)) is not None}
         reasons = {} if len(cards) == cohort.size else {n: "not online" for n in cohort.names if n not in online}
         work = {} if cohort.work is None else dict(zip(cohort.names, cohort.work.tolist(), strict=True))
-        self.commitment, self.confirmations = commitment, confirmations
         self.checker = self.checks(arrays, required)
         self.sent = self.messages(
-            self._strategy, cohort.round + 1, cards, arrays, config, seed=seed, work=work, report=asked
+            self._strategy,
+            cohort.round + 1,
+            cards,
+            arrays,
+            config,
+            seed=seed,
+            work=work,
+            ask=ask,
+            confirmations=confirmations,
         )
         with_ttl(self.sent.values(), self.deadline + max(self.deadline, _AFTERLIFE))
         for name in outbox.send(self.sent):

@@ -120,7 +120,7 @@ def check_strategy(strategy: object) -> Strategy:
 
 
 def check_private(strategy: Strategy, cohort_size: int | None, spares: int, everybody_kept: bool) -> int | None:
-    """Return the cohort size, which under differential privacy is the number that the noise is made for."""
+    """Return the cohort size, which under differential privacy is the number that the noise is calibrated for."""
     size = private_cohort_size(strategy)
     if size is None:
         return cohort_size
@@ -138,8 +138,8 @@ def check_private(strategy: Strategy, cohort_size: int | None, spares: int, ever
         )
     if not everybody_kept:
         raise ParameterError(
-            f"A filter cannot be used under differential privacy: it leaves models out, and the noise is made for "
-            f"{size} of them.",
+            f"A filter cannot be used under differential privacy: it leaves models out, and the noise is "
+            f"calibrated for {size} of them.",
             hint="pass filter='keep-all'",
         )
     return size
@@ -268,7 +268,7 @@ def _has_own_state(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def _rebuilt(kind: str, arrays: dict[str, AnyArray]) -> Any:
+def _rebuild(kind: str, arrays: dict[str, AnyArray]) -> Any:
     match kind:
         case "array":
             return arrays[""]
@@ -352,4 +352,4 @@ class StrategyState:
                 case "state":
                     getattr(level, name).load_state_dict(entry["value"])
                 case kind:
-                    setattr(level, name, _rebuilt(kind, {key: arrays[f"{path}/{key}"] for key in entry["keys"]}))
+                    setattr(level, name, _rebuild(kind, {key: arrays[f"{path}/{key}"] for key in entry["keys"]}))
