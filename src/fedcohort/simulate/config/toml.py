@@ -119,12 +119,8 @@ def _resolve(name: Any, folder: Path) -> Any:
 
 
 def read_started(out: Path) -> dict[str, Any]:
-    """Read the configuration of an experiment that has started, with the defaults it started with."""
-    table = read_table(out / "config.toml")
-    task = table.get("task")
-    if isinstance(task, dict) and task.get("name") == "regression":
-        task.setdefault("standardise", False)  # the experiment started before this option existed
-    return table
+    """Read the configuration of an experiment that has started."""
+    return read_table(out / "config.toml")
 
 
 def builtin_names() -> list[str]:

@@ -104,7 +104,7 @@ class Simulation:
                 experiment,
                 self.device,
                 processes=processes,
-                known={name: facts["federation"] for name, facts in saved.items() if "federation" in facts}
+                known={name: facts["federation"] for name, facts in saved.items()}
                 | {name: info.federation for name, info in before.items()},
                 begun={number: list(point.facts["runs"]) for number, point in begun.items()},
             )
