@@ -8,14 +8,10 @@ from typing import Any
 
 import fedcohort
 from fedcohort.simulate.leaderboard import SelectorRanking, Table
-from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
+from fedcohort.simulate.leaderboard.formats import Cell
 from fedcohort.studies.benchmark.scores import Scores, SelectorScore
 from fedcohort.studies.benchmark.suite import described
 
-UNTIMED = (
-    "Speeds are not shown: these scores are of an earlier version, which counted runs that never reach uniform's "
-    "accuracy by their own length and kept no times for each setting."
-)
 DEFAULT = "balanced"  # the selector we recommend, and whose claims are stated
 _SCALE = 5.0  # points at which a cell has full colour
 
@@ -62,7 +58,7 @@ def robustness(scores: Scores) -> Table:
     most = "never worse by more than"
     head = ("selector", "mean gain", "rank", most, "worst run", "reached", "rounds", "seconds", "bytes")
     title = "Ranks, robustness, and how many times less uniform's accuracy costs"
-    return Table("robustness", title, head, tuple(rows), note="" if _has_times(scores) else UNTIMED)
+    return Table("robustness", title, head, tuple(rows))
 
 
 def _speed(line: SelectorScore, measure: str, settings: int) -> Cell:
@@ -70,10 +66,6 @@ def _speed(line: SelectorScore, measure: str, settings: int) -> Cell:
     if math.isnan(speed):
         return Cell("–")
     return Cell(f"{speed:.2f}×", f"in {covers}" if covers < settings else "")
-
-
-def _has_times(scores: Scores) -> bool:
-    return not scores.lines or any(line.faster for line in scores.lines)
 
 
 def minorities(scores: Scores) -> Table:
@@ -111,16 +103,6 @@ def claims(scores: Scores, label: str) -> Table:
     )
 
 
-def markdown(scores: Scores) -> str:
-    """Return all tables and sentences as Markdown."""
-    tables = [matrix(scores), robustness(scores)]
-    if any(line.minority for line in scores.lines):
-        tables.insert(1, minorities(scores))
-        tables += [claims(scores, DEFAULT) for line in scores.lines if line.label == DEFAULT]
-    sentences = "\n".join(f"- `{line.label}`: {line.sentence}" for line in scores.lines)
-    return "\n\n".join([*map(to_markdown, tables), sentences]) + "\n"
-
-
 PURPOSES = {
     "report": "the seeds reserved for reports",
     "tuning": "the seeds for tuning: not a result to publish",
@@ -137,10 +119,9 @@ def page(scores: Scores, made: str = "") -> str:
     return render(
         "benchmark.html",
         scores=scores,
-        suite_version=scores.version,
+        suite_version=scores.frozen.suite,
         purpose=PURPOSES[scores.purpose],
         made=made or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
-        untimed="" if _has_times(scores) else UNTIMED,
         rows=[_heat_row(line, scores) for line in scores.lines],
         minorities=[_minority_row(line, scores) for line in scores.lines if line.minority],
         claims=[claims(scores, line.label) for line in scores.lines if line.label == DEFAULT and line.minority],
