@@ -97,7 +97,8 @@ def test_an_experiment_can_go_back_to_its_engine_after_a_switch_only_if_that_is_
     interrupted(tmp_path / "x")
     lose_the_compiler(monkeypatch)
     listener = StopAfter(2)
-    listener.simulation = Simulation.open(tmp_path / "x", allow_other_engine=True, listeners=[listener])
+    listener.simulation = Simulation.open(tmp_path / "x", allow_other_engine=True)
+    listener.simulation.listeners.append(listener)
     assert listener.simulation.run() == "interrupted"
     Simulation.open(tmp_path / "x")  # the plain loop made the last rounds
     monkeypatch.delenv("FEDCOHORT_CC")

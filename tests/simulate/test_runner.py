@@ -330,7 +330,7 @@ def test_a_diverged_run_is_marked_and_the_others_finish(tmp_path):
 def test_leaderboard_of_targets_and_baseline(whole):
     curves = load(whole).curves
     target = float(np.median(curves["uniform-s0"].accuracy))
-    (board,) = load(whole).leaderboards(targets=[target], terminal=3)
+    (board,) = load(whole).leaderboards(targets=[target])
     assert board.baseline == "uniform"
     uniform = next(row for row in board.rows if row.label == "uniform")
     reached = [curves[f"uniform-s{seed}"].rounds_to(target) for seed in (0, 1)]
@@ -561,11 +561,12 @@ def test_checkpoints_are_plain_arrays():
         Checkpoint.from_bytes(b"nonsense")
 
 
-def test_default_out_is_a_new_name(tmp_path):
-    first = default_out("a b/c", tmp_path)
+def test_default_out_is_a_new_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = default_out("a b/c")
     first.mkdir(parents=True)
-    assert first.parent == tmp_path
-    assert default_out("a b/c", tmp_path) != first
+    assert first.parent.resolve() == tmp_path / "runs"
+    assert default_out("a b/c") != first
 
 
 def test_run_experiment_takes_plain_values(tmp_path):

@@ -240,7 +240,7 @@ def test_settings_that_differ_in_time_alone_count_once():
 def test_columns_of_speed_say_how_many_settings_they_cover():
     gains = {name: np.ones(2) for name in ("x", "y")}
     some = SelectorScore("a", gains, {"rounds": {"x": 2.0, "y": math.nan}}, {"x": 1.0, "y": 0.0})
-    assert (some.speed("rounds"), some.covers("rounds"), some.arrived) == (2.0, 1, 0.5)
+    assert (some.speed("rounds"), some.covers("rounds"), some.reach_share) == (2.0, 1, 0.5)
     text = to_markdown(robustness(Scores("digits", (1, 2), 60, ("x", "y"), (some,), True, FROZEN)))
     assert "2.00×" in text and "in 1" in text and "50%" in text
 

@@ -115,7 +115,6 @@ def compare(
         out_dir=out,
         device=device,
         processes=processes,
-        engine=engine,
         address=address,
         track=track,
         quiet=quiet,

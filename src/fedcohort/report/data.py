@@ -114,7 +114,7 @@ class Setting:
         return any(run.state == "running" for run in self.runs)
 
     @property
-    def drawn(self) -> dict[str, tuple[int, int]]:
+    def line_styles(self) -> dict[str, tuple[int, int]]:
         """Colour and dash of each selector's line, by label."""
         return {group.label: (group.color, group.dash) for group in self.groups}
 

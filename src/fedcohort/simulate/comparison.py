@@ -109,7 +109,8 @@ class Comparison:
         # Values of a configuration or a preset were chosen by the user or by a paper, so they are not changed.
         fitted = self._fit_demo(table, base) if own_data and self.config is None and self.scenario is None else []
         inherited = describe_inherited(base, table)
-        return [*([f"from {origin}: {inherited}"] if origin and inherited else []), *fitted, *supply(table)]
+        origins = [f"from {origin}: {inherited}"] if origin and inherited else []
+        return [*origins, *fitted, *supply_held_out_data(table)]
 
     def _fit_demo(self, table: dict[str, Any], base: Mapping[str, Any]) -> list[str]:
         """Fit the demo's defaults to the user's data; return notes about what was changed."""
@@ -465,7 +466,7 @@ def _leave_out_unfit(table: dict[str, Any]) -> list[str]:
     return [f"left out, because they need classes: {', '.join(unfit)}"]
 
 
-def supply(table: dict[str, Any]) -> list[str]:
+def supply_held_out_data(table: dict[str, Any]) -> list[str]:
     """Give all selectors the data that one of them needs, so that the comparison is fair; return notes."""
     experiment = Experiment.from_dict(table)
     notes: list[str] = []

@@ -16,8 +16,8 @@ from fedcohort.simulate.rounds.prepare import prepare
 
 
 @dataclass(frozen=True, eq=False)
-class Exposed:
-    """What an audit needs of a federation.
+class Exposure:
+    """What an audit needs to know about a federation.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Exposed:
     step: float
 
 
-def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exposed:
+def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exposure:
     """Divide the data of a configuration among clients, and train each client once from the first seed's model.
 
     Parameters
@@ -63,4 +63,4 @@ def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exp
         group.close()
     counts = federation.label_counts(part="train").astype(np.int64)
     names = federation.client_names or tuple(map(str, range(len(federation))))
-    return Exposed(tuple(names), counts, updates, plan.local.lr * float(run.steps.mean()))
+    return Exposure(tuple(names), counts, updates, plan.local.lr * float(run.steps.mean()))

@@ -97,16 +97,16 @@ class Simulation:
         self._status_due = 0.0
         self._infos: dict[str, RunInfo] = {}
         before = _read_runs(out) if resume else {}
-        begun = checkpoints.all_newest(out / "checkpoint") if resume else {}
-        saved = {name: facts for point in begun.values() for name, facts in point.facts["runs"].items()}
+        started_groups = checkpoints.all_newest(out / "checkpoint") if resume else {}
+        saved = {name: facts for point in started_groups.values() for name, facts in point.facts["runs"].items()}
         with memory_errors():
             self.prepared = prepare(
                 experiment,
                 self.device,
                 processes=processes,
-                known={name: facts["federation"] for name, facts in saved.items()}
+                known_federations={name: facts["federation"] for name, facts in saved.items()}
                 | {name: info.federation for name, info in before.items()},
-                begun={number: list(point.facts["runs"]) for number, point in begun.items()},
+                started_groups={number: list(point.facts["runs"]) for number, point in started_groups.items()},
             )
         if allow_other_engine:
             self.prepared = replace(self.prepared, allow_other_engine=True)
@@ -134,7 +134,6 @@ class Simulation:
         cls,
         out: Path,
         *,
-        listeners: Sequence[Listener] = (),
         device: str | None = None,
         processes: int | None = None,
         engine: str | None = None,
@@ -149,7 +148,6 @@ class Simulation:
             experiment,
             out,
             resume=True,
-            listeners=listeners,
             device=device,
             processes=processes,
             address=address,
@@ -164,7 +162,6 @@ class Simulation:
         seeds: Sequence[int] | int | None = None,
         rounds: int | None = None,
         selectors: Mapping[str, Any] | None = None,
-        listeners: Sequence[Listener] = (),
         device: str | None = None,
         processes: int | None = None,
         command: str = "",
@@ -190,7 +187,6 @@ class Simulation:
                 experiment,
                 out,
                 resume=True,
-                listeners=listeners,
                 device=device,
                 processes=processes,
                 command=command,
@@ -496,10 +492,10 @@ def _read_runs(out: Path) -> dict[str, RunInfo]:
         return {}
 
 
-def default_out(name: str, root: Path | None = None) -> Path:
+def default_out(name: str) -> Path:
     """Return ``runs/<name>-<timestamp>``, made unique."""
     stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:100] or "experiment"
-    base = (root or Path("runs")) / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 2
     while path.exists():
         path = base.with_name(f"{base.name}-{number}")

@@ -483,12 +483,7 @@ class Results:
         return np.split(column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()[1:-1])
 
     def leaderboards(
-        self,
-        *,
-        targets: Sequence[float] | None = None,
-        terminal: int | None = None,
-        baseline: str | None = None,
-        reference: str | None = None,
+        self, *, targets: Sequence[float] | None = None, baseline: str | None = None
     ) -> tuple[Leaderboard, ...]:
         """Return the leaderboard of each setting, finished or still running.
 
@@ -497,13 +492,10 @@ class Results:
         targets : sequence of float, optional
             Accuracies (or values of the task's metric) to reach. Default: the configuration's, or else where the
             baseline ends, rounded down to a whole percent.
-        terminal : int, optional
-            Number of last rounds that terminal accuracy averages. Default: the configuration's, or else 50 or a fifth
-            of a run shorter than 250.
-        baseline, reference : str, optional
-            Label to compare with, and the setting with IID data. Default: the configuration's.
+        baseline : str, optional
+            Label to compare with. Default: the configuration's, or else uniform.
         """
-        options = Options.of(self.config).override(targets, terminal, baseline, reference)
+        options = Options.of(self.config).override(targets, baseline)
         settings: dict[str, list[RunNumbers]] = {}
         own: dict[str, SettingOptions] = {}
         for run in self.runs:

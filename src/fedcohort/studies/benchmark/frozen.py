@@ -96,7 +96,7 @@ def check_same(before: Frozen, now: Frozen, where: Path) -> None:
             "cannot be compared.",
             hint="run it again in another folder",
         )
-    changed = sorted(label for label, sum_ in now.selectors.items() if before.selectors.get(label, sum_) != sum_)
+    changed = sorted(label for label, digest in now.selectors.items() if before.selectors.get(label, digest) != digest)
     if changed:
         raise InputError(
             f"{where} (tag {before.tag}) was run with different code or parameters of {', '.join(changed)} (tag now "

@@ -10,7 +10,7 @@ import fedcohort
 from fedcohort.simulate.leaderboard import SelectorRanking, Table
 from fedcohort.simulate.leaderboard.formats import Cell
 from fedcohort.studies.benchmark.scores import Scores, SelectorScore
-from fedcohort.studies.benchmark.suite import described
+from fedcohort.studies.benchmark.suite import settings_by_name
 
 DEFAULT = "balanced"  # the selector we recommend, and whose claims are stated
 _SCALE = 5.0  # points at which a cell has full colour
@@ -52,7 +52,7 @@ def robustness(scores: Scores) -> Table:
         cells = [Cell(f"{line.mean:+.2f}", "" if math.isnan(line.interval) else f"± {line.interval:.2f}")]
         cells.append(Cell(f"{rank:.1f}", "" if math.isnan(around) else f"± {around:.1f}"))
         cells += [Cell(f"{line.shortfall:.1f}"), Cell(f"{line.worst_run:+.1f}")]
-        cells.append(Cell("–" if math.isnan(line.arrived) else f"{line.arrived:.0%}"))
+        cells.append(Cell("–" if math.isnan(line.reach_share) else f"{line.reach_share:.0%}"))
         cells += [_speed(line, name, len(scores.settings)) for name in ("rounds", "seconds", "bytes")]
         rows.append((Cell(line.label), *cells))
     most = "never worse by more than"
@@ -115,7 +115,7 @@ def page(scores: Scores, made: str = "") -> str:
     """Return the page as HTML; ``made`` names the version and the date, by default this version and today."""
     from fedcohort.report.render import render  # the tables above work without jinja2
 
-    known = described(scores.data)
+    known = settings_by_name(scores.data)
     return render(
         "benchmark.html",
         scores=scores,
@@ -142,7 +142,7 @@ def _heat_row(line: SelectorScore, scores: Scores) -> dict[str, Any]:
             f"{line.mean:+.2f}{width}",
             f"{line.worst[1]:+.1f}",
             f"{rank:.1f}" if math.isnan(around) else f"{rank:.1f} ± {around:.1f}",
-            "–" if math.isnan(line.arrived) else f"{line.arrived:.0%}",
+            "–" if math.isnan(line.reach_share) else f"{line.reach_share:.0%}",
             *(f"{cell.text} {cell.note}".strip() for cell in speeds),
         ],
         "gains": [(f"{gain:+.1f}", _colour(gain)) for gain in gains],

@@ -195,15 +195,15 @@ class SelectorScore:
         return values[np.isfinite(values)]
 
     @property
-    def arrived(self) -> float:
+    def reach_share(self) -> float:
         """Share of all runs that reach uniform's accuracy; NaN if unknown."""
         return float(np.mean(list(self.reached.values()))) if self.reached else math.nan
 
     @property
     def _pace(self) -> str:
         """The part of the sentence about reaching uniform's accuracy."""
-        if self.arrived < 1:  # bytes cannot be compared: nobody knows what the missing runs would have taken
-            return f"; {self.arrived:.0%} of its runs reach uniform's accuracy"
+        if self.reach_share < 1:  # bytes cannot be compared: nobody knows what the missing runs would have taken
+            return f"; {self.reach_share:.0%} of its runs reach uniform's accuracy"
         paid = self.speed("bytes")
         return "" if math.isnan(paid) else f"; reaches uniform's accuracy with {_compared(1 / paid)} bytes"
 
@@ -436,7 +436,7 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], group
         )
         for measure in _SPEEDS:
             faster[measure][board.setting] = _times_faster(board, row, measure)
-        reached[board.setting] = _share_arrived(board, row)
+        reached[board.setting] = _reach_share(board, row)
         lost = [worst_group_accuracy(ours[seed]) - worst_group_accuracy(theirs[seed]) for seed in seeds]
         if np.isfinite(lost).all():
             minority[board.setting] = 100 * np.array(lost)
@@ -452,7 +452,7 @@ def _times_faster(board: Leaderboard, row: LeaderRow, measure: str) -> float:
     return base / mine if comparable else math.nan
 
 
-def _share_arrived(board: Leaderboard, row: LeaderRow) -> float:
+def _reach_share(board: Leaderboard, row: LeaderRow) -> float:
     limit = horizon(board, "rounds")
     times = [_cost_to_target(seed, "rounds")[0] for seed in row.seeds]
     return float(np.mean([time is not None and time <= limit for time in times]))

@@ -55,14 +55,14 @@ class Size:
     model: str
     local: Mapping[str, Any]
     server: int  # samples of each class that the server keeps
-    evaluated: int = 2  # rounds between two evaluations
+    eval_every: int = 2  # rounds between two evaluations
     only: tuple[str, ...] = ()  # the settings to run, if all would take too long
     unit: int = 20  # the fewest clients that divide 3 : 1 between two halves of the classes; 20 for ten classes
 
 
 _SIZES = {
     "digits": Size(60, 40, 6, 60, "mlp", {"batch_size": 16, "steps": 10, "lr": 0.1}, 5),
-    "fashion-mnist": Size(100, 500, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, evaluated=5),
+    "fashion-mnist": Size(100, 500, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, eval_every=5),
     "cifar10": Size(
         100,
         500,
@@ -71,18 +71,18 @@ _SIZES = {
         "lenet",
         {"batch_size": 20, "steps": 20, "lr": 0.05},
         20,
-        evaluated=5,
+        eval_every=5,
         only=(
             *("iid", "2-classes", "dirichlet", "rare-classes", "noise", "skew-slow", "rotated-20%", "inverted-5%-skew"),
             *("concept-20%", "sizes", "rare-slow", "permuted-30%", "cohort-2", "day-night"),
         ),
     ),
-    "femnist": Size(300, 0, 20, 100, "mlp", {"batch_size": 20, "steps": 20, "lr": 0.05}, 2, evaluated=5),
-    "watch": Size(10, 0, 3, 100, "mlp", {"batch_size": 32, "steps": 20, "lr": 0.03}, 5, evaluated=5),
-    "flights": Size(175, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, evaluated=5),
-    "birdstrikes": Size(50, 0, 8, 60, "mlp", {"batch_size": 32, "steps": 10, "lr": 0.05}, 5, evaluated=2),
-    "speeches": Size(43, 0, 5, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, evaluated=5),
-    "stdlib": Size(105, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, evaluated=5),
+    "femnist": Size(300, 0, 20, 100, "mlp", {"batch_size": 20, "steps": 20, "lr": 0.05}, 2, eval_every=5),
+    "watch": Size(10, 0, 3, 100, "mlp", {"batch_size": 32, "steps": 20, "lr": 0.03}, 5, eval_every=5),
+    "flights": Size(175, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, eval_every=5),
+    "birdstrikes": Size(50, 0, 8, 60, "mlp", {"batch_size": 32, "steps": 10, "lr": 0.05}, 5, eval_every=2),
+    "speeches": Size(43, 0, 5, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, eval_every=5),
+    "stdlib": Size(105, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, eval_every=5),
 }
 DATASETS = tuple(_SIZES)
 OWN_ROUNDS = 100
@@ -98,10 +98,10 @@ def suite(data: str) -> tuple[BenchmarkSetting, ...]:
     ['natural', 'natural-30%', 'natural-slow']
     """
     only = _size(data).only
-    return tuple(setting for setting in _every(data) if not only or setting.name in only)
+    return tuple(setting for setting in _all_settings(data) if not only or setting.name in only)
 
 
-def _every(data: str) -> tuple[BenchmarkSetting, ...]:
+def _all_settings(data: str) -> tuple[BenchmarkSetting, ...]:
     """Return all settings that a dataset could have."""
     if data not in _SIZES:  # the user's own data: names and meanings do not depend on the size
         return (*natural_settings(), *drawn_settings(_SIZES["fashion-mnist"]))
@@ -290,9 +290,9 @@ def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
     )
 
 
-def described(data: str) -> dict[str, BenchmarkSetting]:
+def settings_by_name(data: str) -> dict[str, BenchmarkSetting]:
     """Return the settings that results on a dataset may name, by name; any dataset, also the user's own."""
-    return {setting.name: setting for setting in _every(data)}
+    return {setting.name: setting for setting in _all_settings(data)}
 
 
 def kinds(data: str, settings: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -303,7 +303,7 @@ def kinds(data: str, settings: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     >>> kinds("digits", ["noise", "skew-noise", "skew-noise-slow"])
     (('noise',), ('skew-noise', 'skew-noise-slow'))
     """
-    known = described(data)
+    known = settings_by_name(data)
     groups: dict[str, list[str]] = {}
     for name in settings:
         setting = known.get(name)
@@ -364,7 +364,7 @@ def experiment_table(
         "run": {
             "rounds": rounds or size.rounds,
             "cohort": size.cohort,
-            "eval_every": size.evaluated,
+            "eval_every": size.eval_every,
             "baseline": "uniform",
             "lockstep": 96,  # a dozen processes with thousands of runs share one GPU's memory
         },

@@ -102,8 +102,8 @@ def reproduce(
         if time.monotonic() >= until:
             finished = False
             break
-        say(f"{study.name}, {part}: {', '.join(study.settings(part))}{_some_methods(study, part, piece)}")
-        finished, results = _one_part(study, part, piece, out, player, quick=quick, folder=folder)
+        say(f"{study.name}, {part}: {', '.join(study.settings(part))}{_method_list(study, part, piece)}")
+        finished, results = _run_part(study, part, piece, out, player, quick=quick, folder=folder)
         record.add(results)
         path.parent.mkdir(parents=True, exist_ok=True)
         record.write(path)  # after each part, so that an interruption loses at most one
@@ -113,7 +113,7 @@ def reproduce(
     return Reproduction(finished, records, files)
 
 
-def _some_methods(study: Study, part: str, piece: _Piece) -> str:
+def _method_list(study: Study, part: str, piece: _Piece) -> str:
     """Name the methods to run; empty if these are all methods of the part."""
     return f"; {', '.join(piece.labels)}" if len(piece.labels) < len(study.parts[part]["selectors"]) else ""
 
@@ -271,7 +271,7 @@ def _shrink(table: dict[str, Any]) -> None:
             scenario["partition"].pop("samples")
 
 
-def _one_part(
+def _run_part(
     study: Study,
     part: str,
     piece: _Piece,
