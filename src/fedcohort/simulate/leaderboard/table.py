@@ -229,7 +229,7 @@ def _score_columns(board: Leaderboard) -> Iterator[_Column]:
             yield heading, rank, _scores(rows, [row.fair(name) for row in rows], metric)
     if board.reference is not None:
         recovered = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
-        yield f"Recovered of the loss against {board.reference}", 9, recovered
+        yield f"Recovered of the gap to {board.reference}", 9, recovered
     yield "p", 5, [_p_value(row) for row in rows]
 
 

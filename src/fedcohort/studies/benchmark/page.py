@@ -57,7 +57,7 @@ def robustness(scores: Scores) -> Table:
         rows.append((Cell(line.label), *cells))
     most = "never worse by more than"
     head = ("selector", "mean gain", "rank", most, "worst run", "reached", "rounds", "seconds", "bytes")
-    title = "Ranks, robustness, and how many times less uniform's accuracy costs"
+    title = "Ranks, robustness, and savings in reaching uniform's accuracy"
     return Table("robustness", title, head, tuple(rows))
 
 
@@ -111,8 +111,8 @@ PURPOSES = {
 }
 
 
-def page(scores: Scores, made: str = "") -> str:
-    """Return the page as HTML; ``made`` names the version and the date, by default this version and today."""
+def page(scores: Scores, origin: str = "") -> str:
+    """Return the page as HTML; ``origin`` names the version and the date, by default this version and today."""
     from fedcohort.report.render import render  # the tables above work without jinja2
 
     known = settings_by_name(scores.data)
@@ -121,7 +121,7 @@ def page(scores: Scores, made: str = "") -> str:
         scores=scores,
         suite_version=scores.frozen.suite,
         purpose=PURPOSES[scores.purpose],
-        made=made or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
+        origin=origin or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
         rows=[_heat_row(line, scores) for line in scores.lines],
         minorities=[_minority_row(line, scores) for line in scores.lines if line.minority],
         claims=[claims(scores, line.label) for line in scores.lines if line.label == DEFAULT and line.minority],

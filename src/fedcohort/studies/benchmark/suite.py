@@ -141,7 +141,7 @@ def _skews(size: Size) -> tuple[BenchmarkSetting, ...]:
         BenchmarkSetting(
             "rare-classes",
             "Fed-CBS",
-            "half of the classes at three times as many clients, three in ten available",
+            "half of the classes are held by three times as many clients, three in ten available",
             {"partition": {"name": "imbalanced", "clients": n, "ratio": 3}, "availability": _THIRTY},
         ),
         BenchmarkSetting(
@@ -231,7 +231,7 @@ def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
             "inverted-5%-skew", "invert", 0.05, spread(0.3), "one client in twenty sees inverted images, skewed labels"
         ),
         minority("sketch-10%", "sketch", 0.1, _iid(n), "a tenth see only outlines, labels balanced"),
-        minority("concept-20%", "relabel", 0.2, _iid(n), "a fifth give the labels another meaning, and are right"),
+        minority("concept-20%", "relabel", 0.2, _iid(n), "a fifth use the labels with another meaning, and are right"),
         BenchmarkSetting(
             "sizes",
             "no paper",
@@ -241,13 +241,13 @@ def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
         BenchmarkSetting(
             "rare-slow",
             "no paper",
-            "two classes at a tenth of the clients, who take five times as long",
+            "two classes are held by a tenth of the clients, who take five times as long",
             {"partition": rare, "latency": _SLOW, "rare_slowness": 5.0},
         ),
         BenchmarkSetting(
             "rare-wrong",
             "no paper",
-            "two classes at a tenth of the clients, and 40% of their labels wrong",
+            "two classes are held by a tenth of the clients, and 40% of their labels are wrong",
             {"partition": rare, "noise": {"level": 0.4, "rare": 2}},
         ),
         BenchmarkSetting(
