@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from fedcohort.core.files import write_file
-from fedcohort.simulate.rounds.runner import run_experiment
+from tests.experiments import run_experiment
 
 TABLE = {
     "data": {"name": "synthetic", "samples": 120, "test_samples": 40, "classes": 3, "shape": [4]},

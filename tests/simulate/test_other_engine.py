@@ -10,8 +10,9 @@ from fedcohort.core.errors import OtherEngineError
 from fedcohort.report.data import load_bundle
 from fedcohort.simulate.engine.library import load_compiled
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation, run_experiment
+from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
+from tests.experiments import run_experiment
 
 COMPILED, PLAIN = "compiled code on cpu", "plain loop on cpu"
 TABLE = {

@@ -8,7 +8,6 @@ import shutil
 import numpy as np
 import pyarrow.parquet
 import pytest
-import torch
 
 from fedcohort.core.errors import (
     DataError,
@@ -21,14 +20,14 @@ from fedcohort.core.errors import (
 )
 from fedcohort.journal import read_journal
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.config.toml import to_toml
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
-from fedcohort.simulate.rounds.runner import Simulation, default_out, run_experiment
+from fedcohort.simulate.rounds.runner import Simulation, default_out
 from fedcohort.simulate.store import results
 from fedcohort.simulate.store.checkpoint import Checkpoint, by_round
 from fedcohort.simulate.store.results import ResultsError, load
 from fedcohort.simulate.store.writer import ExperimentWriter, lock_folder
+from tests.experiments import run_experiment
 
 TABLE = {
     "name": "small",
@@ -567,16 +566,3 @@ def test_default_out_is_a_new_name(tmp_path, monkeypatch):
     first.mkdir(parents=True)
     assert first.parent.resolve() == tmp_path / "runs"
     assert default_out("a b/c") != first
-
-
-def test_run_experiment_takes_plain_values(tmp_path):
-    assert run_experiment(table(selectors={"uniform": {}}), tmp_path / "x") == "finished"
-    assert torch.get_default_dtype() == torch.float32
-    assert to_toml(load(tmp_path / "x").config)
-
-
-def test_run_experiment_takes_a_file(tmp_path):
-    (tmp_path / "small.toml").write_text(to_toml(table(selectors={"uniform": {}})))
-    assert run_experiment(tmp_path / "small.toml", tmp_path / "x") == "finished"
-    with pytest.raises(FedcohortError, match="There is no configuration"):
-        run_experiment(str(tmp_path / "other.toml"), tmp_path / "y")

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import platform
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment, values_of
 from fedcohort.simulate.config.extend import larger_experiment
-from fedcohort.simulate.config.toml import override, read_started, read_table, to_toml
+from fedcohort.simulate.config.toml import override, read_started, to_toml
 from fedcohort.simulate.data import InMemory, to_npz
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.memory_check import memory_errors
@@ -501,25 +500,3 @@ def default_out(name: str) -> Path:
         path = base.with_name(f"{base.name}-{number}")
         number += 1
     return path
-
-
-def run_experiment(
-    table: Mapping[str, Any] | str | Path,
-    out: str | Path,
-    *,
-    device: str | None = None,
-    listeners: Sequence[Listener] = (),
-) -> str:
-    """Run a configuration, given as a mapping or a file. :mod:`fedcohort.simulate.config.experiment` lists its keys.
-
-    In a mapping, ``data`` may also be a :class:`~fedcohort.simulate.data.Dataset`, for example from
-    :func:`~fedcohort.simulate.data.from_arrays`. The experiment keeps a copy, so it can be continued.
-
-    Returns
-    -------
-    str
-        "finished" or "interrupted". Read the results with :func:`fedcohort.simulate.store.results.load`.
-    """
-    experiment = Experiment.from_dict(table if isinstance(table, Mapping) else read_table(table))
-    simulation = Simulation(experiment, Path(out), device=device, listeners=listeners, command=" ".join(sys.argv))
-    return simulation.run()
