@@ -16,4 +16,4 @@ def read(path, overrides=()):
 def run_experiment(table, out, **options):
     """Run a configuration, given as a mapping or a file; return "finished" or "interrupted"."""
     experiment = Experiment.from_dict(table) if isinstance(table, Mapping) else read(table)
-    return Simulation(experiment, Path(out), **options).run()
+    return Simulation(experiment, Path(out), command="a test", **options).run()
