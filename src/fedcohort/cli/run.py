@@ -27,9 +27,7 @@ from fedcohort.cli.output import Format
 
 
 def run(
-    config: Annotated[
-        str | None, typer.Argument(help="A TOML file, or the name of a built-in configuration such as 'demo'.")
-    ] = None,
+    config: Annotated[str | None, typer.Argument(help="A TOML file, or 'demo' for the built-in one.")] = None,
     sweep: SweepOption = None,
     set_: SetOption = None,
     out: OutOption = None,

@@ -97,7 +97,7 @@ def suite(data: str) -> tuple[BenchmarkSetting, ...]:
     >>> [setting.name for setting in suite("femnist")]
     ['natural', 'natural-30%', 'natural-slow']
     """
-    only = _size(data).only
+    only = size_of(data).only
     return tuple(setting for setting in _all_settings(data) if not only or setting.name in only)
 
 
@@ -105,7 +105,7 @@ def _all_settings(data: str) -> tuple[BenchmarkSetting, ...]:
     """Return all settings that a dataset could have."""
     if data not in _SIZES:  # the user's own data: names and meanings do not depend on the size
         return (*natural_settings(), *drawn_settings(_SIZES["fashion-mnist"]))
-    return natural_settings() if data in NATURAL else drawn_settings(_size(data))
+    return natural_settings() if data in NATURAL else drawn_settings(size_of(data))
 
 
 def drawn_settings(size: Size) -> tuple[BenchmarkSetting, ...]:
@@ -335,7 +335,7 @@ def table(
         Instead of the suite's rounds; such a result cannot be submitted.
     """
     return experiment_table(
-        f"bench-{data}", {"name": data}, _size(data), suite(data), selectors, seeds, settings=settings, rounds=rounds
+        f"bench-{data}", {"name": data}, size_of(data), suite(data), selectors, seeds, settings=settings, rounds=rounds
     )
 
 
@@ -400,7 +400,7 @@ def purpose_of(seeds: Collection[int]) -> str:
 
 def rounds_of(data: str) -> int:
     """Return the rounds of the benchmark on a dataset."""
-    return _size(data).rounds if data in _SIZES else OWN_ROUNDS
+    return size_of(data).rounds if data in _SIZES else OWN_ROUNDS
 
 
 def natural_settings() -> tuple[BenchmarkSetting, ...]:
@@ -418,7 +418,8 @@ def natural_settings() -> tuple[BenchmarkSetting, ...]:
     )
 
 
-def _size(data: str) -> Size:
+def size_of(data: str) -> Size:
+    """Return how a dataset is benchmarked."""
     if data not in _SIZES:
         raise UnknownNameError(
             f"There is no benchmark of {data!r}. Known: {', '.join(_SIZES)}.",
