@@ -160,7 +160,7 @@ def progress_prefix(setting: Setting) -> str:
     if not setting.running:
         return ""
     done = [int(run.round.max(initial=-1)) + 1 for run in setting.runs if run.state == "running"]
-    return f"So far ({RunProgress(min(done), max(done), setting.own.planned, len(done)).words}): "
+    return f"So far ({RunProgress(min(done), max(done), setting.options.planned, len(done)).words}): "
 
 
 def _accuracy_sentence(board: Leaderboard) -> str:

@@ -35,7 +35,6 @@ class Comparison:
     data: Any = None
     label: str | None = None
     client: str | None = None
-    folder: str | None = None
     task: Any = None
     scenario: Any = None
     partition: Any = None
@@ -46,7 +45,6 @@ class Comparison:
     targets: Sequence[float] | None = None
     seeds: Any = None
     sweep: Mapping[str, Any] = field(default_factory=dict)
-    engine: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     config: Any = None
 
@@ -78,8 +76,6 @@ class Comparison:
         changes: dict[str, Any] = {}
         if data is not None:
             changes["data"] = dict(data)
-        if self.folder is not None:
-            changes.setdefault("data", {})["folder"] = self.folder
         scenario = self._changed_scenario(preset)
         if scenario:
             changes["scenario"] = scenario
@@ -87,7 +83,7 @@ class Comparison:
             changes["model"] = _as_table("model", self.model)
         if self.task is not None:
             changes["task"] = _as_table("task", self.task)
-        run = {"rounds": self.rounds, "cohort": self.cohort, "engine": self.engine, "targets": _listed(self.targets)}
+        run = {"rounds": self.rounds, "cohort": self.cohort, "targets": _listed(self.targets)}
         changes["run"] = {key: value for key, value in run.items() if value is not None}
         return changes
 
