@@ -118,6 +118,8 @@ def _run_dataset(options: argparse.Namespace, data: str, out: Path, player: Play
     scores = run_dataset(config, out, player)
     if scores is not None:
         _print(scores)
+        if options.quick:
+            player.say("a trial with --quick: no number here is a result")
     return scores is not None
 
 

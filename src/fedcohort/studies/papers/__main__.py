@@ -62,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for exhibit in find(options.name):
-        print(f"{exhibit.name}: {summary(judge(exhibit, outcome.records[exhibit.study.name]))}")
+        verdicts = judge(exhibit, outcome.records[exhibit.study.name])
+        print(f"{exhibit.name}: {'a trial, no claims are judged.' if options.quick else summary(verdicts)}")
     print("\n".join(str(path) for path in outcome.files))
     if not outcome.finished:
         print("stopped; run the same command to continue", file=sys.stderr)

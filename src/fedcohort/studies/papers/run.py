@@ -130,12 +130,13 @@ def write_pages(exhibit: Exhibit, record: StudyRecord, out: Path, end: str = "")
     """Write an exhibit's comparison and pages; return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     stem = out / f"{exhibit.name}{end}"
-    files = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".html")]
-    write_json(files[0], to_dict(exhibit, record))
-    write_atomically(files[1], markdown(exhibit, record).encode())
+    comparison, text, page = (stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".html"))
+    write_json(comparison, to_dict(exhibit, record))
+    write_atomically(text, markdown(exhibit, record).encode())
     with contextlib.suppress(ModuleNotFoundError):  # the page needs jinja2, the rest does not
-        write_atomically(files[2], html_page(exhibit, record).encode())
-    return files
+        write_atomically(page, html_page(exhibit, record).encode())
+        return [comparison, text, page]
+    return [comparison, text]
 
 
 def _check_names(studies: Collection[Study], parts: Sequence[str], labels: Sequence[str]) -> None:
