@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.simulate.rounds.runner import run_experiment
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.studies.benchmark.scores import half_interval
 
@@ -68,7 +69,8 @@ def main() -> None:
     options = parser.parse_args()
     shutil.rmtree(options.folder, ignore_errors=True)
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    run_experiment(table(options.ways.split(","), seeds, options.tune, options.data), options.folder, device="cpu")
+    config = table(options.ways.split(","), seeds, options.tune, options.data)
+    Simulation(Experiment.from_dict(config), Path(options.folder), device="cpu").run()
     base = None
     for board in load(options.folder).leaderboards():
         runs = board.base.seeds

@@ -1,10 +1,10 @@
 """The leaderboard of a reproduction, as Markdown.
 
-    python reproduce/summary.py RUN [--last 50] [--targets 0.62,0.69] [--noise]
+    python reproduce/summary.py RUN [--targets 0.62,0.69] [--noise]
 
 One table per setting, as ``fedcohort compare`` and ``fedcohort report`` show it, with the rounds of every seed to each
 target. With --noise, it also has the mean share of wrong labels of the clients picked, over all rounds and the last
-fifty. --last and --targets default to the configuration's values.
+fifty. --targets defaults to the configuration's values.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ def noise_of_picks(experiment, setting, label):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
-    parser.add_argument("--last", type=int, default=None)
     parser.add_argument("--targets", default="")
     parser.add_argument("--noise", action="store_true")
     given = parser.parse_args(arguments)
     experiment = results.load(given.run)
     targets = [float(item) for item in given.targets.split(",") if item]
-    for board in experiment.leaderboards(targets=targets, terminal=given.last):
+    for board in experiment.leaderboards(targets=targets):
         table = leaderboard_table(board)
         for i, target in enumerate(board.targets):
             reached = [" ".join(str(seed.rounds_to[i] or "-") for seed in row.seeds) for row in board.rows]

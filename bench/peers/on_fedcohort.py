@@ -3,15 +3,17 @@
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from job import GIVEN
 from models_torch import build
 
 from fedcohort import Cohort, Selector
+from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import from_arrays
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import run_experiment
+from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 
 
@@ -66,7 +68,7 @@ class Peer:
                 "run": {"rounds": len(cohorts), "cohort": len(cohorts[0]), "eval_every": len(cohorts)},
                 "selectors": {"given": {"name": f"{__file__}:Given"}},
             }
-            run_experiment(config, folder, listeners=[clock])
+            Simulation(Experiment.from_dict(config), Path(folder), listeners=[clock]).run()
             results = load(folder)
             self.score = results.rounds.column("accuracy")[-1].as_py()
         self.times = clock.times[0], clock.times[-2]  # without the start, and without the test after the last

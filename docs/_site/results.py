@@ -24,9 +24,9 @@ def write_pages(folder: Path) -> None:
     """Write all HTML pages to a folder."""
     folder.mkdir(parents=True)
     for path in stored_scores(BENCHMARKS):
-        html = page(read_scores(path), made=f"fedcohort {_stored(path, 'fedcohort')}")
+        html = page(read_scores(path), origin=f"fedcohort {_stored(path, 'fedcohort')}")
         (folder / f"{path.stem.replace('_', '-')}.html").write_text(html, encoding="utf-8")
-    html = timed_page.page(read_time_scores(TIME), made=f"fedcohort {_stored(TIME, 'fedcohort')}")
+    html = timed_page.page(read_time_scores(TIME), origin=f"fedcohort {_stored(TIME, 'fedcohort')}")
     (folder / "benchmark-time.html").write_text(html, encoding="utf-8")
     for exhibit in EXHIBITS.values():
         record = StudyRecord.read(RECORDS / f"{exhibit.study.name}.json", exhibit.study)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from fedcohort.core.files import write_file
-from fedcohort.simulate.rounds.runner import run_experiment
+from tests.experiments import run_experiment
 
 TABLE = {
     "data": {"name": "synthetic", "samples": 120, "test_samples": 40, "classes": 3, "shape": [4]},
@@ -18,14 +18,14 @@ TABLE = {
     "run": {"rounds": 2, "cohort": 2, "workers": 1, "device": "cpu"},
     "selectors": {"uniform": {}},
 }
-DIAGNOSE = ["diagnose", "config.toml", "--looks", "2", "--every", "1", "--samples", "20", "-q"]
+WEEK = ["scenario", "show", "devices.toml", "-q"]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("disk")
     run_experiment(TABLE, folder / "x")
-    (folder / "config.toml").write_bytes((folder / "x" / "config.toml").read_bytes())
+    (folder / "devices.toml").write_text("[scenario.devices]\nspeed = 10.0\n")
     return folder
 
 
@@ -45,7 +45,7 @@ def room_for(size):
     [
         (["report", "x", "-o", "report.html"], "report.html", 40_000),
         (["report", "x/journal/uniform-s0.sqlite", "-o", "live.html"], "live.html", 40_000),  # SQLite needs some
-        ([*DIAGNOSE, "--picture", "diagnosis.svg"], "diagnosis.svg", 500),
+        ([*WEEK, "--picture", "week.svg"], "week.svg", 500),
     ],
     ids=["report", "live report", "picture"],
 )

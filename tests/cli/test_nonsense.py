@@ -13,7 +13,7 @@ import typer
 from fedcohort.cli.app import app, main
 from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.config.toml import to_toml
-from fedcohort.simulate.rounds.runner import run_experiment
+from tests.experiments import run_experiment
 
 HUGE, DIGITS, LONG = "1" + "0" * 22, "9" * 5000, "n" * 300
 TABLE = {

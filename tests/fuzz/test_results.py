@@ -66,7 +66,7 @@ def test_folders(folder, lot):
                 file.write_bytes(b"")
             case 2 if file.suffix == ".json":
                 file.write_text(
-                    r.choice(["[]", "{}", "null", "3", '[{"id": 3}]', '{"format": 1}', '{"format": "x"}', "[[]]"])
+                    r.choice(["[]", "{}", "null", "3", '[{"id": 3}]', '{"format": 2}', '{"format": "x"}', "[[]]"])
                 )
             case _:
                 file.write_bytes(damaged(r, file.read_bytes()))

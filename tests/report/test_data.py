@@ -102,7 +102,7 @@ def test_damaged_directories_are_refused_with_the_reason(small, tmp_path):
     rewrite(small / "meta.json", format=99)
     with pytest.raises(FedcohortError, match="newer fedcohort"):
         load_bundle([small])
-    rewrite(small / "meta.json", format=1)
+    rewrite(small / "meta.json", format=2)
     (small / "config.toml").unlink()
     with pytest.raises(FedcohortError, match="half-written"):
         load_bundle([small])

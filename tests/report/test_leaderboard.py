@@ -22,8 +22,8 @@ from fedcohort.simulate.leaderboard import (
 )
 from fedcohort.simulate.leaderboard import leaderboard as compute
 from fedcohort.simulate.leaderboard.significance import holm, paired_t_test
-from fedcohort.simulate.rounds.runner import run_experiment
 from fedcohort.simulate.store.results import load
+from tests.experiments import run_experiment
 
 
 def run(label, seed, accuracy, *, clock=None, selector=None, state="finished"):

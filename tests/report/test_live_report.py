@@ -18,7 +18,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
 from fedcohort.report.account import JournalHistory, account, read_account
 from fedcohort.report.dashboard.sessions import JournalItem
-from fedcohort.report.live_page import ending
+from fedcohort.report.live_page import summary_lines
 from fedcohort.selectors import FedCBS, PowerOfChoice, Uniform
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session import Session
@@ -78,7 +78,7 @@ def test_clients_that_have_not_replied_are_counted(tmp_path: Path) -> None:
         cohort = session.ask(RoundRequest(4))
         status = [Status.OK, Status.FAILED]
         session.tell(RoundReport(cohort.ticket, cohort.clients[:2], status, complete=False))
-        assert "Asked, but no reply yet: 2 clients." in ending(read_account(path))
+        assert "Asked, but no reply yet: 2 clients." in summary_lines(read_account(path))
 
 
 def test_the_account_matches_the_session(live: Any) -> None:

@@ -12,7 +12,7 @@ from fedcohort.report.page import assemble, build_report
 from fedcohort.report.setup import facts
 from fedcohort.scenario import PRESETS, preset
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.runner import run_experiment
+from tests.experiments import run_experiment
 
 TABLE = {
     "name": "cited",

@@ -9,6 +9,7 @@ import pytest
 
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.journal import read_journal
+from fedcohort.report.account import read_account
 from fedcohort.report.data import load_bundle
 from fedcohort.report.why import as_json, explain, find_journal, report_explanations
 
@@ -66,7 +67,11 @@ def test_errors_say_what_is_missing(experiment, tmp_path):
 
 def test_the_report_explains_the_requested_rounds(experiment):
     setting = load_bundle([experiment]).settings[0]
-    groups, warnings = report_explanations(setting, [13, 400], limit=4)
+    groups, warnings = report_explanations(setting, [13, 400])
     assert not warnings and [g["label"] for g in groups] == [g.label for g in setting.groups]
     for group in groups:
-        assert [why["round"] for why in group["rounds"]] == [0, 8, 13, 15, 23]
+        assert [why["round"] for why in group["rounds"]] == [0, 3, 7, 10, 13, 16, 20, 23]
+
+
+def test_a_simulated_run_ends_as_its_experiment_says(experiment):
+    assert read_account(find_journal(experiment, "uniform-s1")).state == "finished"

@@ -327,7 +327,7 @@ def test_shortages_are_counted_with_what_was_spent() -> None:
 
 
 def test_the_simulator_refuses_infeasible_rules(tmp_path: Path) -> None:
-    from fedcohort.simulate.rounds.runner import run_experiment
+    from tests.experiments import run_experiment
 
     table = {
         "seeds": [1],

@@ -410,7 +410,7 @@ def test_an_audit_replays_the_rules(tmp_path: Path) -> None:
 
 def test_rules_hold_in_the_simulator(tmp_path: Path) -> None:
     from fedcohort.simulate.config.experiment import Experiment
-    from fedcohort.simulate.rounds.runner import run_experiment
+    from tests.experiments import run_experiment
 
     table = {
         "seeds": [1],
@@ -433,7 +433,7 @@ def test_rules_hold_in_the_simulator(tmp_path: Path) -> None:
 def test_rules_use_the_attributes_of_a_scenario(tmp_path: Path) -> None:
     """Regions from a file, batteries that change: eligibility and quotas hold in every simulated round."""
     from fedcohort.simulate.config.experiment import Experiment
-    from fedcohort.simulate.rounds.runner import run_experiment
+    from tests.experiments import run_experiment
 
     regions = [REGIONS[c % 3] for c in range(9)]
     rows = "\n".join(f"{c},{regions[c]}" for c in reversed(range(9)))

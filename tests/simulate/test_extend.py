@@ -7,9 +7,10 @@ import pytest
 from fedcohort.core.errors import FedcohortError, SignalError
 from fedcohort.simulate.config.toml import ConfigError, merge_tables
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation, run_experiment
+from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import ResultsError, load
 from fedcohort.simulate.store.writer import lock_folder
+from tests.experiments import run_experiment
 
 TABLE = {
     "name": "small",
@@ -108,7 +109,8 @@ def test_several_extensions_with_an_interruption_equal_a_new_experiment(small, w
         def on_round(self, run, row):
             simulation.stop()
 
-    simulation = Simulation.extend(small, seeds=[5], rounds=8, selectors={"fedacs": {}}, listeners=[Stop()])
+    simulation = Simulation.extend(small, seeds=[5], rounds=8, selectors={"fedacs": {}})
+    simulation.listeners.append(Stop())
     assert simulation.run() == "interrupted"
     assert Simulation.open(small).run() == "finished"
     assert rows(small, evaluated=False) == rows(whole, evaluated=False)
@@ -124,7 +126,9 @@ def test_only_missing_rounds_are_computed(small):
 
     parts = sorted((small / "journal").glob("*.sqlite"))
     old = {path.name: path.read_bytes() for path in parts}
-    assert Simulation.extend(small, seeds=3, listeners=[Count()]).run() == "finished"
+    simulation = Simulation.extend(small, seeds=3)
+    simulation.listeners.append(Count())
+    assert simulation.run() == "finished"
     assert {name for name, _ in made} == {run.id for run in load(small).runs if run.seed == 2}
     assert len(made) == 2 * 2 * 5
     assert all((small / "journal" / name).read_bytes() == data for name, data in old.items())

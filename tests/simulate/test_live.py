@@ -1,11 +1,9 @@
 """What an experiment's directory keeps, and how it is read while the experiment runs and afterwards."""
 
 import contextlib
-import json
 import sqlite3
 import time
 
-import pyarrow
 import pytest
 
 from fedcohort.core.errors import JournalError
@@ -16,7 +14,7 @@ from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.runner import Simulation
-from fedcohort.simulate.store.results import load, part_bytes
+from fedcohort.simulate.store.results import load
 
 TABLE = {
     "seeds": [3],
@@ -75,27 +73,6 @@ def test_a_spoilt_live_file_hides_nothing_else(tmp_path):
         (out / "live.sqlite").write_bytes(text)
         assert whole(load(out)) == expected
         assert explain(load(out).journal("uniform-s3"), 2).explanation.round == 2
-
-
-def test_an_experiment_of_format_1_is_read_from_its_journals(tmp_path):
-    out = tmp_path / "out"
-    assert Simulation(Experiment.from_dict(TABLE), out, device="cpu").run() == "finished"
-    now = load(out)
-    old = now.rounds.drop_columns(["durations", "weights"])
-    old = old.append_column("cohort", pyarrow.array([[0]] * old.num_rows))  # as every older version wrote it
-    (out / "rounds" / "part-00000.parquet").write_bytes(part_bytes(old))
-    (out / "clients").mkdir()
-    (out / "clients" / "part-00000.parquet").write_bytes(b"not looked at")
-    (out / "live.jsonl").write_text("not looked at either\n")
-    meta = json.loads((out / "meta.json").read_text())
-    (out / "meta.json").write_text(json.dumps({**meta, "format": 1}))
-    found = load(out)
-    for run in now.runs:
-        assert [c.tolist() for c in found.cohorts(run)] == [c.tolist() for c in now.cohorts(run)]
-    kept = ["run", "round", "client", "status", "kept"]
-    assert found.clients.select(kept).equals(now.clients.select(kept))
-    assert set(found.clients["weight"].to_pylist()) == {None}
-    assert Simulation.open(out).run() == "finished"
 
 
 def test_every_cohort_is_written_once(tmp_path):

@@ -6,8 +6,9 @@ import shutil
 import pytest
 
 from fedcohort.core.errors import FedcohortError
-from fedcohort.simulate.rounds.runner import Simulation, run_experiment
+from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
+from tests.experiments import run_experiment
 
 TABLE = {
     "seeds": [0],

@@ -10,8 +10,9 @@ from fedcohort.core.errors import OtherEngineError
 from fedcohort.report.data import load_bundle
 from fedcohort.simulate.engine.library import load_compiled
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation, run_experiment
+from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
+from tests.experiments import run_experiment
 
 COMPILED, PLAIN = "compiled code on cpu", "plain loop on cpu"
 TABLE = {
@@ -97,7 +98,8 @@ def test_an_experiment_can_go_back_to_its_engine_after_a_switch_only_if_that_is_
     interrupted(tmp_path / "x")
     lose_the_compiler(monkeypatch)
     listener = StopAfter(2)
-    listener.simulation = Simulation.open(tmp_path / "x", allow_other_engine=True, listeners=[listener])
+    listener.simulation = Simulation.open(tmp_path / "x", allow_other_engine=True)
+    listener.simulation.listeners.append(listener)
     assert listener.simulation.run() == "interrupted"
     Simulation.open(tmp_path / "x")  # the plain loop made the last rounds
     monkeypatch.delenv("FEDCOHORT_CC")
@@ -132,28 +134,14 @@ def test_a_setting_with_a_model_that_is_never_compiled_goes_on(tmp_path, monkeyp
     assert {info.engines for info in load(tmp_path / "x").runs} == {((0, PLAIN),)}
 
 
-def test_an_experiment_of_an_earlier_version_has_no_record_and_goes_on(tmp_path):
-    interrupted(tmp_path / "x")
-    from fedcohort.simulate.store.checkpoint import Checkpoint, all_newest, save
-
-    for number, point in all_newest(tmp_path / "x" / "checkpoint").items():
-        for run in point.facts["runs"].values():
-            del run["engines"]
-        old = Checkpoint(point.round, point.facts, point.arrays)
-        save(tmp_path / "x" / "checkpoint", number, old.to_bytes(), old.round)
-    assert Simulation.open(tmp_path / "x").run() == "finished"
-    assert {info.engines for info in load(tmp_path / "x").runs} == {((3, COMPILED),)}
-
-
-@pytest.mark.parametrize("command", [["run", "--resume"], ["extend", "--rounds", "9"], ["extend", "--seeds", "2"]])
-def test_names_of_an_earlier_version_that_meant_other_rules_do_not_go_on(tmp_path, command):
-    """In version 0.2 'fedavg' let absent clients keep the old model, and 'flash' was another selector."""
+@pytest.mark.parametrize("command", [["run", "--resume"], ["extend", "--rounds", "9"], ["report"]])
+def test_an_experiment_of_version_0_2_is_refused(tmp_path, command):
+    """There 'fedavg' let absent clients keep the old model, and 'flash' was another selector."""
     out = tmp_path / "x"
     interrupted(out, aggregator={"name": "fedavg"})
     meta = json.loads((out / "meta.json").read_text())
-    (out / "meta.json").write_text(json.dumps({**meta, "fedcohort": "0.2.0"}))
+    (out / "meta.json").write_text(json.dumps({**meta, "format": 1, "fedcohort": "0.2.0"}))
     before = content(out)
     done = CliRunner().invoke(app, [command[0], *command[1:], str(out)])
-    assert done.exit_code == 1 and "made by fedcohort 0.2.0" in str(done.exception)
+    assert done.exit_code == 1 and "0.2.0" in str(done.exception) and "with that version" in str(done.exception)
     assert content(out) == before
-    assert len(load(out).runs) == 2  # it can still be read

@@ -202,8 +202,9 @@ def test_workers_of_a_killed_process_end_before_another_continues(alone, own, tm
     out = tmp_path / "x"
     code = (
         "import sys, json, pathlib\n"
-        "from fedcohort.simulate.rounds.runner import run_experiment\n"
-        "run_experiment(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
+        "from fedcohort.simulate.config.experiment import Experiment\n"
+        "from fedcohort.simulate.rounds.runner import Simulation\n"
+        "Simulation(Experiment.from_dict(json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])).run()\n"
     )
     config = {**table(processes=2), "selectors": own}
     process = subprocess.Popen([sys.executable, "-c", code, json.dumps(config), str(out)])

@@ -8,7 +8,6 @@ import shutil
 import numpy as np
 import pyarrow.parquet
 import pytest
-import torch
 
 from fedcohort.core.errors import (
     DataError,
@@ -21,14 +20,14 @@ from fedcohort.core.errors import (
 )
 from fedcohort.journal import read_journal
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.config.toml import to_toml
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
-from fedcohort.simulate.rounds.runner import Simulation, default_out, run_experiment
+from fedcohort.simulate.rounds.runner import Simulation, default_out
 from fedcohort.simulate.store import results
 from fedcohort.simulate.store.checkpoint import Checkpoint, by_round
 from fedcohort.simulate.store.results import ResultsError, load
 from fedcohort.simulate.store.writer import ExperimentWriter, lock_folder
+from tests.experiments import run_experiment
 
 TABLE = {
     "name": "small",
@@ -330,7 +329,7 @@ def test_a_diverged_run_is_marked_and_the_others_finish(tmp_path):
 def test_leaderboard_of_targets_and_baseline(whole):
     curves = load(whole).curves
     target = float(np.median(curves["uniform-s0"].accuracy))
-    (board,) = load(whole).leaderboards(targets=[target], terminal=3)
+    (board,) = load(whole).leaderboards(targets=[target])
     assert board.baseline == "uniform"
     uniform = next(row for row in board.rows if row.label == "uniform")
     reached = [curves[f"uniform-s{seed}"].rounds_to(target) for seed in (0, 1)]
@@ -424,7 +423,7 @@ def test_directories_that_are_not_experiments(tmp_path, whole):
     (tmp_path / "meta.json").write_text('{"format": 99, "fedcohort": "9.9"}')
     with pytest.raises(ResultsError, match=r"newer fedcohort(.|\n)*9\.9"):
         load(tmp_path)
-    (tmp_path / "meta.json").write_text('{"format": 1}')
+    (tmp_path / "meta.json").write_text('{"format": 2}')
     with pytest.raises(ResultsError, match="half-written"):
         load(tmp_path)
     (tmp_path / "config.toml").write_text((whole / "config.toml").read_text())
@@ -475,7 +474,7 @@ def test_a_damaged_part_is_named_wherever_the_damage_is(whole, tmp_path):
     assert len(refused) > 160
     assert all("part-00000.parquet is damaged" in error for error in refused)
     pyarrow.parquet.write_table(pyarrow.table({"round": [1, 2]}), part)
-    with pytest.raises(ResultsError, match=r"no column 'run'(.|\n)*restore it"):
+    with pytest.raises(ResultsError, match=r"is damaged(.|\n)*restore it"):
         load(out).rounds
     pyarrow.parquet.write_table(pyarrow.table({"run": ["a"], "round": ["first"]}), part)
     with pytest.raises(ResultsError, match="is damaged"):
@@ -561,21 +560,9 @@ def test_checkpoints_are_plain_arrays():
         Checkpoint.from_bytes(b"nonsense")
 
 
-def test_default_out_is_a_new_name(tmp_path):
-    first = default_out("a b/c", tmp_path)
+def test_default_out_is_a_new_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = default_out("a b/c")
     first.mkdir(parents=True)
-    assert first.parent == tmp_path
-    assert default_out("a b/c", tmp_path) != first
-
-
-def test_run_experiment_takes_plain_values(tmp_path):
-    assert run_experiment(table(selectors={"uniform": {}}), tmp_path / "x") == "finished"
-    assert torch.get_default_dtype() == torch.float32
-    assert to_toml(load(tmp_path / "x").config)
-
-
-def test_run_experiment_takes_a_file(tmp_path):
-    (tmp_path / "small.toml").write_text(to_toml(table(selectors={"uniform": {}})))
-    assert run_experiment(tmp_path / "small.toml", tmp_path / "x") == "finished"
-    with pytest.raises(FedcohortError, match="There is no configuration"):
-        run_experiment(str(tmp_path / "other.toml"), tmp_path / "y")
+    assert first.parent.resolve() == tmp_path / "runs"
+    assert default_out("a b/c") != first

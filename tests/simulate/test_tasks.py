@@ -18,10 +18,10 @@ from fedcohort.simulate.data import Dataset, from_arrays
 from fedcohort.simulate.engine import ClientData, Engine
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.rounds.prepare import prepare
-from fedcohort.simulate.rounds.runner import run_experiment
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.tasks import Classification, NextToken, Regression
 from fedcohort.training.local import LocalTraining, batch_plan
+from tests.experiments import run_experiment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

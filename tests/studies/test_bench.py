@@ -15,7 +15,7 @@ from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, RunProgress, SeedRow, terminal_window
-from fedcohort.simulate.rounds.runner import run_experiment
+from fedcohort.simulate.leaderboard.formats import to_markdown
 from fedcohort.simulate.store.results import load
 from fedcohort.studies.benchmark import (
     REPORT_SEEDS,
@@ -29,11 +29,14 @@ from fedcohort.studies.benchmark import (
 )
 from fedcohort.studies.benchmark.__main__ import STOPPED, main
 from fedcohort.studies.benchmark.frozen import Frozen, check_same, code_hash
-from fedcohort.studies.benchmark.page import markdown, page
-from fedcohort.studies.benchmark.run import every_selector, read_scores
+from fedcohort.studies.benchmark.page import claims, page, robustness
+from fedcohort.studies.benchmark.run import begin, every_selector, read_scores
 from fedcohort.studies.benchmark.scores import Scores, SelectorScore, horizon, restricted_mean
 from fedcohort.studies.benchmark.suite import DATASETS, kinds
+from fedcohort.studies.play import Player
 
+CPU = Player(device="cpu")
+FROZEN = Frozen(VERSION, {})
 STORED = Path(__file__).parents[2] / "bench" / "results"
 SCORES = sorted(path for path in STORED.glob("benchmark_*.json") if path.name != "benchmark_time.json")
 
@@ -43,7 +46,7 @@ def small(tmp_path_factory):
     """Two settings, two selectors, two seeds."""
     out = tmp_path_factory.mktemp("bench") / "small"
     config = table("digits", {"balanced": {}}, TUNING_SEEDS[:2], settings=["1-class", "skew-slow"], rounds=15)
-    run_experiment(config, out, device="cpu")
+    begin(config, out, CPU).run()
     return load(out)
 
 
@@ -51,7 +54,7 @@ def test_a_result_says_what_it_may_be_used_for():
     every = tuple(setting.name for setting in suite("digits"))
 
     def purpose(seeds, rounds=60, settings=every):
-        return Scores("digits", seeds, rounds, settings, (), True).purpose
+        return Scores("digits", seeds, rounds, settings, (), True, FROZEN).purpose
 
     assert purpose(REPORT_SEEDS) == purpose(REPORT_SEEDS[:2]) == "report"
     assert purpose(TUNING_SEEDS[:3]) == "tuning"
@@ -91,7 +94,8 @@ def test_gains_are_differences_of_terminal_accuracy_with_the_same_seed(small):
 
 
 def test_pieces_are_scored_together_if_they_fit(small, tmp_path):
-    run_experiment(table("digits", {"balanced": {}}, TUNING_SEEDS[:2], settings=["iid"], rounds=15), tmp_path / "more")
+    more = table("digits", {"balanced": {}}, TUNING_SEEDS[:2], settings=["iid"], rounds=15)
+    begin(more, tmp_path / "more", CPU).run()
     both = score(small, load(tmp_path / "more"))
     assert both.settings == ("1-class", "skew-slow", "iid")
     np.testing.assert_array_equal(both.lines[0].gain["1-class"], score(small).lines[0].gain["1-class"])
@@ -141,14 +145,13 @@ def test_nothing_that_takes_no_time_is_faster():
 
 def test_names_are_not_markup_on_the_page():
     every = tuple(setting.name for setting in suite("digits"))
-    scores = Scores("digits", (7,), 60, every, (line("<b>&", **{name: [1.0] for name in every}),), False)
+    scores = Scores("digits", (7,), 60, every, (line("<b>&", **{name: [1.0] for name in every}),), False, FROZEN)
     text = page(scores)
     assert "<b>&" not in text
     assert "&lt;b&gt;&amp;" in text
     assert "Not all runs have ended" in text
     assert "own seeds" in text
     assert "default-src 'none'" in text and "<script" not in text
-    assert "| `<b>&`" not in markdown(scores)
 
 
 def test_the_command_writes_page_and_submission(tmp_path):
@@ -174,6 +177,8 @@ def test_the_command_writes_page_and_submission(tmp_path):
     again = CliRunner().invoke(app, ["bench", "--resume", str(tmp_path / "b"), "-q"])  # nothing left to do
     assert again.exit_code == 0
     assert json.loads((tmp_path / "b" / "bench.json").read_text()) == submission
+    other = CliRunner().invoke(app, [*arguments[:2], "--selectors", "fedcbs", "-q", "-o", str(tmp_path / "b")])
+    assert other.exit_code == 1 and "other options" in str(other.exception)
 
 
 def test_unknown_names_are_named(tmp_path):
@@ -228,22 +233,16 @@ def test_settings_that_differ_in_time_alone_count_once():
     one = SelectorScore("a", {name: np.array(values) for name, values in gains.items()}, kinds=grouped)
     assert one.mean == 1.5
     assert kinds("digits", ["skew-slow", "skew-failures"]) == (("skew-slow",), ("skew-failures",))
-    scores = Scores("digits", (1, 2), 60, tuple(gains), (one,), True)
+    scores = Scores("digits", (1, 2), 60, tuple(gains), (one,), True, FROZEN)
     assert scores.ranking.blocks == 2 and scores.ranking.over == "setting"
 
 
 def test_columns_of_speed_say_how_many_settings_they_cover():
     gains = {name: np.ones(2) for name in ("x", "y")}
     some = SelectorScore("a", gains, {"rounds": {"x": 2.0, "y": math.nan}}, {"x": 1.0, "y": 0.0})
-    assert (some.speed("rounds"), some.covers("rounds"), some.arrived) == (2.0, 1, 0.5)
-    text = markdown(Scores("digits", (1, 2), 60, ("x", "y"), (some,), True))
+    assert (some.speed("rounds"), some.covers("rounds"), some.reach_share) == (2.0, 1, 0.5)
+    text = to_markdown(robustness(Scores("digits", (1, 2), 60, ("x", "y"), (some,), True, FROZEN)))
     assert "2.00×" in text and "in 1" in text and "50%" in text
-
-
-def test_scores_without_times_say_so():
-    old = SelectorScore("a", {"x": np.ones(2), "y": np.ones(2)})
-    scores = Scores("digits", (1, 2), 60, ("x", "y"), (old,), True)
-    assert "of an earlier version" in page(scores) and "of an earlier version" in markdown(scores)
 
 
 def test_bytes_count_questions_to_clients(small):
@@ -267,7 +266,7 @@ def test_bytes_count_questions_to_clients(small):
 def test_ranks_are_means_over_settings_with_an_interval_over_seeds():
     one = line("a", x=[1.0, 1.0], y=[2.0, -1.0])
     two = line("b", x=[0.5, 2.0], y=[-1.0, -2.0])
-    scores = Scores("digits", (1, 2), 60, ("x", "y"), (one, two), True)
+    scores = Scores("digits", (1, 2), 60, ("x", "y"), (one, two), True, FROZEN)
     # x: a 1st, 2nd; b 2nd, 1st; uniform 3rd, 3rd. y: a 1st, 2nd; b 3rd, 3rd; uniform 2nd, 1st.
     assert {label: rank for label, (rank, _) in scores.ranks.items()} == {"a": 1.5, "b": 2.25, "uniform": 2.25}
     assert scores.ranks["a"][1] == pytest.approx(12.706 * np.std([1, 2], ddof=1) / np.sqrt(2), abs=1e-3)
@@ -288,7 +287,7 @@ def submission(tmp_path):
     every = tuple(setting.name for setting in suite("digits"))
     gains = {name: [1.0 + i, 2.0 - i] for i, name in enumerate(every)}
     mine = replace(line("balanced", **gains), kinds=kinds("digits", every))
-    scores = Scores("digits", REPORT_SEEDS[:2], 60, every, (mine,), True)
+    scores = Scores("digits", REPORT_SEEDS[:2], 60, every, (mine,), True, FROZEN)
     (tmp_path / "config.toml").write_text(to_toml(config))
     (tmp_path / "bench.json").write_text(json.dumps(scores.to_dict()))
     return tmp_path
@@ -408,7 +407,7 @@ def test_results_of_changed_selectors_are_neither_continued_nor_merged(tmp_path)
     assert main(["--merge", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
     assert main(["--out", str(tmp_path / "b"), *common]) == 1  # as if its code had changed
     (tmp_path / "b" / "frozen.json").unlink()
-    with pytest.raises(InputError, match="was not frozen"):
+    with pytest.raises(InputError, match=r"no frozen\.json"):
         score(load(tmp_path / "a"), load(tmp_path / "b"))
 
 
@@ -422,8 +421,8 @@ def test_never_worse_is_said_with_its_interval_for_mean_and_worst_group():
     assert one.at_a_cost == ("x",)
     assert one.worst_minority == ("x", pytest.approx(-9.1))
     assert "at a minority's cost in x" in one.sentence
-    scores = Scores("digits", (1, 2, 3), 60, ("x", "y"), (one,), True)
-    text, html = markdown(scores), page(scores)
+    scores = Scores("digits", (1, 2, 3), 60, ("x", "y"), (one,), True, FROZEN)
+    text, html = to_markdown(claims(scores, "balanced")), page(scores)
     assert "-9.1 ± 0.2 | worse" in text and "Is balanced worse than uniform" in html and "Who pays" in html
 
 
@@ -432,18 +431,15 @@ def test_scores_survive_being_written_and_read(small):
     again = Scores.from_dict(json.loads(json.dumps(scores.to_dict())))
     assert [line.label for line in again.lines] == [line.label for line in scores.lines]
     assert again.ranks == scores.ranks
-    assert markdown(again) == markdown(scores)
     assert page(again) == page(scores)
 
 
 @pytest.mark.parametrize("path", SCORES, ids=lambda path: path.stem)
-def test_stored_scores_make_pages(path, capsys):
+def test_stored_scores_make_pages(path):
     scores = read_scores(path)
     html = page(scores)
-    assert main(["--page", str(path)]) == 0
-    printed = capsys.readouterr().out
     for line in scores.lines:
-        assert line.sentence in html.replace("&#39;", "'") and f"- `{line.label}`: {line.sentence}" in printed
+        assert line.sentence in html.replace("&#39;", "'")
 
 
 def test_the_picture_of_the_documentation_shows_the_stored_scores(monkeypatch):
@@ -453,12 +449,12 @@ def test_the_picture_of_the_documentation_shows_the_stored_scores(monkeypatch):
     assert PICTURE.read_text() == draw(STORED), "run PYTHONPATH=src:docs python -m _site.picture"
 
 
-def test_a_page_of_what_is_no_result_says_so(tmp_path, capsys):
+def test_a_file_without_scores_is_refused(tmp_path):
     (tmp_path / "other.json").write_text("{}")
-    assert main(["--page", str(tmp_path / "other.json")]) == 1
-    assert "scores of the benchmark" in capsys.readouterr().err
-    assert main(["--page", str(tmp_path / "none.json")]) == 1
-    assert "cannot be read" in capsys.readouterr().err
+    with pytest.raises(InputError, match="scores of the benchmark"):
+        read_scores(tmp_path / "other.json")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_scores(tmp_path / "none.json")
     with pytest.raises(SystemExit):
         main(["--quick"])
 

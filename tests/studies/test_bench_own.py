@@ -15,6 +15,7 @@ from fedcohort.studies.benchmark.own import own_size
 from fedcohort.studies.benchmark.page import page
 from fedcohort.studies.benchmark.run import begin, plan
 from fedcohort.studies.benchmark.suite import kinds, suite
+from fedcohort.studies.play import Player
 
 
 def samples(n=400, classes=3, shape=None, clients=None):
@@ -115,7 +116,7 @@ def test_an_archive_called_digits_is_not_the_dataset_of_that_name(tmp_path):
         quick=True,
         settings=["noise", "skew-noise", "skew-noise-slow"],
     )
-    begin(config, tmp_path / "b", device="cpu").run()
+    begin(config, tmp_path / "b", Player(device="cpu")).run()
     scores = score(load(tmp_path / "b"))
     assert scores.data == "digits.npz"
     assert scores.purpose == "trial"  # 20 rounds

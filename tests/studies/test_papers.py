@@ -175,7 +175,7 @@ class AtOnce(Deadline):
 
 
 def test_a_table_that_stops_before_some_of_its_runs_begin(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcohort.studies.papers.run.Deadline", AtOnce)
+    monkeypatch.setattr("fedcohort.studies.play.Deadline", AtOnce)
     words = ["fedcm-table-3-fmnist", "--quick", "--parts", "class", "--out", str(tmp_path), "--device", "cpu"]
     assert main([*words, "--minutes", "60"]) == STOPPED  # three aggregators are trained one after the other
     assert "Not run yet." in (tmp_path / "fedcm-table-3-fmnist-quick.md").read_text()
@@ -190,7 +190,7 @@ class InTheLastGroup(Deadline):
 
 
 def test_an_interrupted_table_says_the_rounds_that_all_runs_have(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcohort.studies.papers.run.Deadline", InTheLastGroup)
+    monkeypatch.setattr("fedcohort.studies.play.Deadline", InTheLastGroup)
     words = ["fedcm-table-3-fmnist", "--quick", "--parts", "class", "--out", str(tmp_path), "--device", "cpu"]
     main([*words, "--minutes", "60"])
     found = json.loads((tmp_path / "records" / "fedcm-fmnist-quick.json").read_text())["settings"]["class"]
@@ -201,7 +201,7 @@ def test_a_table_runs_in_pieces_and_is_not_made_twice(tmp_path, capsys, monkeypa
     quick = ["fedcor-figure-7-fmnist", "--quick", "--out", str(tmp_path), "--device", "cpu"]
     assert main([*quick, "--minutes", "0"]) == STOPPED
     assert "Not run yet." in (tmp_path / "fedcor-figure-7-fmnist-quick.md").read_text()
-    monkeypatch.setattr("fedcohort.studies.papers.run.Deadline", AtOnce)
+    monkeypatch.setattr("fedcohort.studies.play.Deadline", AtOnce)
     assert main([*quick, "--minutes", "60"]) == STOPPED
     part = json.loads((tmp_path / "fedcor-figure-7-fmnist-quick.json").read_text())
     assert part["record"]["1spc"]["finished"] is False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -22,13 +23,13 @@ from fedcohort.cli.options import (
 )
 from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.terminal import err, say
-from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt
-from fedcohort.simulate.rounds.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedcohort.simulate.rounds.runner import Simulation
+    from fedcohort.simulate.leaderboard import Table
+    from fedcohort.studies.benchmark.scores import Scores
+    from fedcohort.studies.benchmark.timed_scores import TimeScores
 
 _QUICK = "A trial with --quick: one seed, 20 rounds. It shows that everything runs; no number here is a result."
 
@@ -93,35 +94,37 @@ def bench(
     from fedcohort.simulate.comparison import selector_entries
     from fedcohort.simulate.rounds.runner import default_out
     from fedcohort.studies.benchmark import run
+    from fedcohort.studies.play import Player
 
     console = err(quiet)
     if submit is not None:
         _submit(submit, out_dir or Path("submission"))
         return
-    machine: dict[str, Any] = {"device": device, "processes": processes}
+    player = Player(device=device, processes=processes, command=command_line(), say=partial(say, console), quiet=quiet)
     if resume is not None:
-        _finish(run.resume(resume, **machine), console, quick, format)
+        command = f"fedcohort bench --resume {resume}"
+        _show(run.resume_dataset(resume, player), resume, console, quick, format, command)
         return
     chosen = split_names(selectors, "--selectors") if selectors else run.every_selector()
     entries = selector_entries([name for name in chosen if name != "uniform"])
     only = split_names(settings, "--settings") if settings else ()
-    machine["command"] = command_line()
     if suite == run.TIME:
         target = out_dir or default_out("bench-time")
-        experiments = run.plan_time(data, entries, _seeds(seeds), regimes=only, quick=quick, folder=folder)
-        for name, experiment in experiments.items():
-            simulation = run.begin_or_resume(experiment, target / name, **machine)
-            _run(simulation, console, f"the same command with --out {target}")
-        _show_times(target, console, quick, format)
+        pieces = run.plan_time(data, entries, _seeds(seeds), regimes=only, quick=quick, folder=folder)
+        command = f"the same command with --out {target}"
+        _show_times(run.run_time(pieces, target, player), target, console, quick, format, command)
         return
     columns = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
     for name, target in _targets(data, suite, out_dir).items():
-        experiment, notes = run.plan(
+        config, notes = run.plan(
             name, entries, _seeds(seeds), settings=only, quick=quick, folder=folder, columns=columns
         )
         for note in notes:
             say(console, f"note: {note}")
-        _finish(run.begin(experiment, target, **machine), console, quick, format)
+        command = f"fedcohort bench --resume {target}"
+        if suite is not None:
+            command = f"the same command with --out {target.parent}"
+        _show(run.run_dataset(config, target, player), target, console, quick, format, command)
 
 
 def _targets(data: str, suite: str | None, out_dir: Path | None) -> dict[str, Path]:
@@ -138,48 +141,45 @@ def _targets(data: str, suite: str | None, out_dir: Path | None) -> dict[str, Pa
     return {name: folder / name for name in SUITES[suite]}
 
 
-def _run(simulation: Simulation, console: Console, command: str) -> None:
-    """Run an experiment to its end; ``command`` continues it after an interruption."""
-    simulation.listeners.append(Progress(console))
-    say(console, f"{len(simulation.experiment.plans)} runs; results in {simulation.out}")
-    with finish_round_on_interrupt(simulation, partial(say, console)):
-        state = simulation.run()
-    if state == "interrupted":
-        say(console, f"interrupted; continue with: {command}")
-        raise typer.Exit(INTERRUPTED)
+def _show(scores: Scores | None, folder: Path, console: Console, quick: bool, format: Format, command: str) -> None:
+    """Print the scores of a benchmark; None means that it was interrupted, and ``command`` continues it."""
+    from fedcohort.studies.benchmark.page import matrix, minorities, robustness
+
+    if scores is None:
+        _stop(console, command)
+    tables = [matrix(scores), minorities(scores), robustness(scores)]
+    _print(scores.to_dict(), tables, folder, console, quick, format)
+    if format is Format.TABLE and not quick:
+        for line in scores.lines:
+            say(out(), f"{line.label}: {line.sentence}")
 
 
-def _show_times(target: Path, console: Console, quick: bool, format: Format) -> None:
-    """Score the suite "time" and print its tables."""
-    from fedcohort.studies.benchmark.run import write_time_scores
+def _show_times(
+    scores: TimeScores | None, folder: Path, console: Console, quick: bool, format: Format, command: str
+) -> None:
+    """Print the scores of the suite "time"; None means that it was interrupted, and ``command`` continues it."""
     from fedcohort.studies.benchmark.timed_scores import selection, ways
 
-    scores = write_time_scores(target)
+    if scores is None:
+        _stop(console, command)
+    _print(scores.to_dict(), [ways(scores), selection(scores)], folder, console, quick, format)
+
+
+def _stop(console: Console, command: str) -> NoReturn:
+    say(console, f"interrupted; continue with: {command}")
+    raise typer.Exit(INTERRUPTED)
+
+
+def _print(
+    scores: dict[str, Any], tables: Sequence[Table], folder: Path, console: Console, quick: bool, format: Format
+) -> None:
     if format is Format.JSON:
-        print_json({"out": str(target), **scores.to_dict()})
+        print_json({"out": str(folder), **scores})
     else:
         if quick:
             say(out(), _QUICK)
-        print_tables([ways(scores), selection(scores)], out())
-    say(console, f"page: {target / 'bench.html'}")
-
-
-def _finish(simulation: Simulation, console: Console, quick: bool, format: Format) -> None:
-    """Run a benchmark to its end, and print its scores."""
-    from fedcohort.studies.benchmark.page import matrix, minorities, robustness
-    from fedcohort.studies.benchmark.run import write_scores
-
-    _run(simulation, console, f"fedcohort bench --resume {simulation.out}")
-    scores = write_scores(simulation.out)
-    if format is Format.JSON:
-        print_json({"out": str(simulation.out), **scores.to_dict()})
-    else:
-        if quick:
-            say(out(), _QUICK)
-        print_tables([matrix(scores), minorities(scores), robustness(scores)], out())
-        for line in () if quick else scores.lines:
-            say(out(), f"{line.label}: {line.sentence}")
-    say(console, f"page: {simulation.out / 'bench.html'}")
+        print_tables(tables, out())
+    say(console, f"page: {folder / 'bench.html'}")
 
 
 def _submit(folder: Path, target: Path) -> None:

@@ -89,12 +89,13 @@ def compare(
     from fedcohort.simulate.config.sweep import parse_sweeps
     from fedcohort.simulate.config.toml import parse_override
 
+    options = {"data.folder": folder, "run.engine": engine}
+    given = {key: value for key, value in options.items() if value is not None}
     experiment, notes = Comparison(
         selectors=None if selectors is None else split_names(selectors, "--selectors"),
         data=data,
         label=label,
         client=client,
-        folder=folder,
         task=task,
         scenario=scenario,
         partition=partition,
@@ -105,8 +106,7 @@ def compare(
         targets=None if targets is None else _targets(targets),
         seeds=None if seeds is None else parse_seeds(seeds),
         sweep=parse_sweeps(sweep) if sweep else {},
-        engine=engine,
-        overrides=dict(parse_override(item) for item in set_ or []),
+        overrides={**given, **dict(parse_override(item) for item in set_ or [])},
         config=config,
     ).experiment()
     launch(
@@ -115,7 +115,6 @@ def compare(
         out_dir=out,
         device=device,
         processes=processes,
-        engine=engine,
         address=address,
         track=track,
         quiet=quiet,

@@ -147,7 +147,6 @@ def demo(
         simulate.Simulation(Experiment.from_dict(table), folder, device=device, command=command_line()),
         quiet=quiet,
         format=Format.TABLE,
-        track=(),
         explain=explain,
     )
     results = load(folder)

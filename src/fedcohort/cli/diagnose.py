@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +18,6 @@ from fedcohort.cli.options import (
     SetOption,
 )
 from fedcohort.cli.output import Format, out, print_json, rounds_bar, table
-from fedcohort.core.files import write_file
 from fedcohort.core.terminal import err, say
 
 
@@ -32,9 +30,6 @@ def diagnose(
     looks: Annotated[int, typer.Option("--looks", min=2, help="Number of checks during training.")] = 6,
     every: Annotated[int, typer.Option("--every", min=1, help="Rounds between two checks.")] = 10,
     samples: Annotated[int, typer.Option("--samples", min=20, help="Cohorts tried at each check; paper: 1000.")] = 200,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", help="Also draw the result to this SVG file.", dir_okay=False)
-    ] = None,
     set_: SetOption = None,
     device: DeviceOption = None,
     quiet: QuietOption = False,
@@ -46,7 +41,7 @@ def diagnose(
     discarded. Their loss changes along principal components are compared with a Gaussian, and their covariance with
     that of the previous check, to see whether it is stationary.
 
-    Example: fedcohort diagnose --data digits --scenario fedcor-2spc --picture diagnosis.svg
+    Example: fedcohort diagnose --data digits --scenario fedcor-2spc
     """
     from fedcohort.studies import diagnose as study
 
@@ -56,11 +51,6 @@ def diagnose(
         diagnosis = study.diagnose(
             settings, looks=looks, every=every, samples=samples, device=device, on_start=start, on_round=advance
         )
-    if picture is not None:
-        from fedcohort.studies.diagnosis_plot import diagnosis_svg
-
-        write_file(picture.resolve(), diagnosis_svg(diagnosis).encode())
-        say(console, f"wrote {picture}")
     rows = [
         {
             "round": at,

@@ -28,45 +28,31 @@ INTERRUPTED = 130
 
 
 def launch(
-    experiment: Experiment | None,
+    experiment: Experiment,
     *,
     notes: Sequence[str] = (),
-    resume: Path | None = None,
     out_dir: Path | None,
     device: str | None,
-    processes: int | None = None,
-    engine: str | None,
+    processes: int | None,
     address: str | None,
-    allow_other_engine: bool = False,
     track: Sequence[str] | None,
     quiet: bool,
     format: Format,
-    explain: bool = False,
+    explain: bool,
 ) -> None:
-    """Run a new experiment, or continue the one in ``resume``, with the command line's options."""
+    """Run a new experiment with the command line's options."""
     simulate = simulator()
-    if resume is not None:
-        simulation: Simulation = simulate.Simulation.open(
-            resume,
-            device=device,
-            processes=processes,
-            engine=engine,
-            address=address,
-            allow_other_engine=allow_other_engine,
-        )
-    else:
-        assert experiment is not None
-        for text in [*notes, *experiment.notes]:
-            say(err(quiet), f"note: {text}")
-        simulation = simulate.Simulation(
-            experiment,
-            out_dir or simulate.default_out(experiment.name),
-            device=device,
-            processes=processes,
-            address=address,
-            command=command_line(),
-        )
-    execute(simulation, quiet=quiet, format=format, track=track or (), explain=explain)
+    for text in [*notes, *experiment.notes]:
+        say(err(quiet), f"note: {text}")
+    simulation = simulate.Simulation(
+        experiment,
+        out_dir or simulate.default_out(experiment.name),
+        device=device,
+        processes=processes,
+        address=address,
+        command=command_line(),
+    )
+    execute(simulation, quiet=quiet, format=format, track=track, explain=explain)
 
 
 def command_line() -> str:
@@ -75,7 +61,7 @@ def command_line() -> str:
 
 
 def execute(
-    simulation: Simulation, *, quiet: bool, format: Format, track: Sequence[str], explain: bool = False
+    simulation: Simulation, *, quiet: bool, format: Format, track: Sequence[str] | None = None, explain: bool = False
 ) -> None:
     """Run an experiment to its end, print the table, and exit with the right code."""
     console = err(quiet)

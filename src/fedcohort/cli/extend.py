@@ -83,4 +83,4 @@ def extend(
         command=command_line(),
         allow_other_engine=allow_other_engine,
     )
-    execute(simulation, quiet=quiet, format=format, track=track or (), explain=explain)
+    execute(simulation, quiet=quiet, format=format, track=track, explain=explain)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.resources
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedcohort.cli.options import complete_selector
-from fedcohort.cli.templates import check_name, template_files, write_app
+from fedcohort.cli.templates import check_name, fill_template, write_app
 from fedcohort.core.errors import InputError
 from fedcohort.core.terminal import err, say
 from fedcohort.core.version import __version__
@@ -81,8 +79,4 @@ def job_files(name: str, selector: str) -> dict[str, str]:
         "answers": answers,
         "selectors": "\n\n".join(f"[selectors.{label}]" for label in dict.fromkeys([chosen.name, Uniform.name])),
     }
-    template = importlib.resources.files("fedcohort.hosts") / "flare" / "template"
-    return {
-        path.removesuffix(".txt"): re.sub(r"@(\w+)@", lambda m: values[m[1]], text)
-        for path, text in template_files(template)
-    }
+    return fill_template("flare", values)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.resources
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedcohort.cli.options import complete_selector
-from fedcohort.cli.templates import check_name, template_files, write_app
+from fedcohort.cli.templates import check_name, fill_template, write_app
 from fedcohort.core.terminal import err, say
 from fedcohort.core.version import __version__
 
@@ -111,9 +109,5 @@ def app_files(name: str, selector: str, asynchronous: bool = False) -> dict[str,
         **(_FLOW if asynchronous else _ROUNDS),
         "selectors": "\n\n".join(f"[selectors.{label}]{lines}" for label, lines in sections.items()),
     }
-    template = importlib.resources.files("fedcohort.hosts") / "flower" / "template"
-    files = dict(own)
-    for path, text in template_files(template):
-        target = path.removesuffix(".txt").replace("package/", f"{package}/")
-        files[target] = re.sub(r"@(\w+)@", lambda m: values[m[1]], text)
-    return files
+    files = fill_template("flower", values)
+    return {**own, **{path.replace("package/", f"{package}/"): text for path, text in files.items()}}

@@ -54,7 +54,7 @@ def init(
 def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
     """Return the text of a complete and checked configuration, with the meaning of every key."""
     from fedcohort.scenario.presets import find_preset, preset_table
-    from fedcohort.simulate.comparison import selector_entries, supply
+    from fedcohort.simulate.comparison import selector_entries, supply_held_out_data
     from fedcohort.simulate.config.experiment import Experiment
     from fedcohort.simulate.config.sections import RunOptions
     from fedcohort.simulate.data import DATASETS
@@ -65,7 +65,7 @@ def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
         raise InputError("An experiment needs at least one selector.", hint="--selectors uniform,fedcor")
     table = preset_table(name, data)
     table["selectors"] = selector_entries(selectors)
-    changes = supply(table)
+    changes = supply_held_out_data(table)
     experiment = Experiment.from_dict({**table, "name": file.stem})
     training = preset.training_on(data)
     lines = [

@@ -65,7 +65,7 @@ JournalArgument = Annotated[Path, typer.Argument(metavar="JOURNAL", help="A sess
 OpenJournalArgument = Annotated[
     Path, typer.Argument(metavar="JOURNAL", help="A session's .sqlite journal; it may be in use.")
 ]
-BaseArgument = Annotated[str | None, typer.Argument(help="A TOML file or a built-in configuration; default 'demo'.")]
+BaseArgument = Annotated[str | None, typer.Argument(help="A TOML file; default: the built-in 'demo'.")]
 DataOption = Annotated[
     str | None,
     typer.Option(

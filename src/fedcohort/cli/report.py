@@ -16,7 +16,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.files import write_file
 from fedcohort.core.terminal import err, say
 from fedcohort.report.export import export_charts
-from fedcohort.report.live_page import build_live_report, ending
+from fedcohort.report.live_page import build_live_report, summary_lines
 from fedcohort.report.page import assemble, build_report, figure_files
 from fedcohort.simulate.leaderboard import leaderboard_table
 from fedcohort.simulate.leaderboard.formats import render
@@ -137,7 +137,7 @@ def _report_live(
         print_json({"report": str(output), "runs": [account.to_dict() for account in accounts]})
         return
     for account in accounts:
-        for line in ending(account):
+        for line in summary_lines(account):
             say(messages, line)
     say(out(), str(output))
 

@@ -12,8 +12,6 @@ from fedcohort.cli.experiment import command_line
 from fedcohort.cli.options import DeviceOption, FormatOption, ProcessesOption, QuietOption, split_names
 from fedcohort.cli.output import Format, out, print_json, print_tables, table
 from fedcohort.core.terminal import err, say
-from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt
-from fedcohort.simulate.rounds.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,9 +87,8 @@ def reproduce(
         processes=processes,
         minutes=minutes,
         folder=folder,
-        listener=lambda: Progress(console),
-        guard=lambda simulation: finish_round_on_interrupt(simulation, partial(say, console)),
-        say=lambda text: say(console, text),
+        say=partial(say, console),
+        quiet=quiet,
         command=command_line(),
     )
     if format is Format.JSON:

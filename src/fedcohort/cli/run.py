@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.experiment import launch
+from fedcohort.api import simulator
+from fedcohort.cli.experiment import execute, launch
 from fedcohort.cli.options import (
     AddressOption,
     DeviceOption,
@@ -26,9 +27,7 @@ from fedcohort.cli.output import Format
 
 
 def run(
-    config: Annotated[
-        str | None, typer.Argument(help="A TOML file, or the name of a built-in configuration such as 'demo'.")
-    ] = None,
+    config: Annotated[str | None, typer.Argument(help="A TOML file, or 'demo' for the built-in one.")] = None,
     sweep: SweepOption = None,
     set_: SetOption = None,
     out: OutOption = None,
@@ -62,26 +61,32 @@ def run(
             "--resume continues an experiment as it was configured, without --set, --sweep and --out; "
             "'fedcohort extend' adds seeds, rounds and selectors"
         )
-    experiment = None
-    if config is not None:
-        from fedcohort.simulate.config.experiment import Experiment
-        from fedcohort.simulate.config.sweep import parse_sweeps
-        from fedcohort.simulate.config.toml import find_table, override
+    if resume is not None:
+        simulation = simulator().Simulation.open(
+            resume,
+            device=device,
+            processes=processes,
+            engine=engine,
+            address=address,
+            allow_other_engine=allow_other_engine,
+        )
+        execute(simulation, quiet=quiet, format=format, track=track, explain=explain)
+        return
+    from fedcohort.simulate.config.experiment import Experiment
+    from fedcohort.simulate.config.sweep import parse_sweeps
+    from fedcohort.simulate.config.toml import find_table, override
 
-        changes = [*(set_ or []), *([f'run.engine="{engine}"'] if engine else [])]
-        table = override(find_table(config), changes)
-        if sweep:
-            table["sweep"] = {**table.get("sweep", {}), **parse_sweeps(sweep)}
-        experiment = Experiment.from_dict(table)
+    assert config is not None
+    changes = [*(set_ or []), *([f'run.engine="{engine}"'] if engine else [])]
+    table = override(find_table(config), changes)
+    if sweep:
+        table["sweep"] = {**table.get("sweep", {}), **parse_sweeps(sweep)}
     launch(
-        experiment,
-        resume=resume,
+        Experiment.from_dict(table),
         out_dir=out,
         device=device,
         processes=processes,
-        engine=engine,
         address=address,
-        allow_other_engine=allow_other_engine,
         track=track,
         quiet=quiet,
         format=format,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import keyword
 import re
 import shutil
@@ -42,10 +43,15 @@ def write_app(directory: Path, files: Mapping[str, str]) -> None:
         say(out(), str(directory / path))
 
 
-def template_files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each file of a template."""
+def fill_template(host: str, values: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of a host's template as path -> text, with every ``@key@`` replaced by its value."""
+    template = importlib.resources.files("fedcohort.hosts") / host / "template"
+    return {path: re.sub(r"@(\w+)@", lambda found: values[found[1]], text) for path, text in _files(template)}
+
+
+def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, str]]:
     for item in sorted(folder.iterdir(), key=lambda item: item.name):
         if item.is_dir():
-            yield from template_files(item, f"{prefix}{item.name}/")
+            yield from _files(item, f"{prefix}{item.name}/")
         elif item.name.endswith(".txt"):
-            yield f"{prefix}{item.name}", item.read_text()
+            yield f"{prefix}{item.name.removesuffix('.txt')}", item.read_text()

@@ -11,7 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session.explain import reasons_of
 from fedcohort.session.resume import is_asynchronous
 from fedcohort.simulate.leaderboard.words import quantity
-from fedcohort.simulate.store.results import open_journal
+from fedcohort.simulate.store.results import open_journal, read_runs
 
 _LATE = 20  # this many of the newest cohorts are read again, because late answers may still arrive
 _ALL_LABELS = frozenset({Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS})
@@ -259,8 +259,15 @@ class JournalHistory:
 
 def read_account(path: str | Path) -> Account:
     """Return the account of the run with the journal ``path``."""
-    with closing(open_journal(path)) as journal:
-        return account(journal, Path(path).stem)
+    file = Path(path)
+    with closing(open_journal(file)) as journal:
+        found = account(journal, file.stem)
+    if file.parent.name != "journal" or not (file.parent.parent / "runs.json").is_file():
+        return found
+    # A journal does not say how a simulated run ended; its experiment does.
+    ends = {run.id: run for run in read_runs(file.parent.parent)}
+    run = ends.get(file.stem)
+    return found if run is None else replace(found, state=run.state, reason=run.reason)
 
 
 def account(journal: Journal, name: str, past: JournalHistory | None = None) -> Account:

@@ -92,8 +92,8 @@ class SelectorRuns:
 class Setting:
     """Runs that may be compared: same data, same heterogeneity, same training.
 
-    ``rounds`` is the length of the longest run so far, ``own`` are the setting's options, such as the planned rounds,
-    and ``names`` are the clients' names, if they have any.
+    ``rounds`` is the length of the longest run so far, ``options`` are the setting's own, such as planned rounds, and
+    ``names`` are the clients' names, if they have any.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Setting:
     n_clients: int
     federations: Mapping[str, FederationFacts]
     rounds: int
-    own: SettingOptions = SettingOptions()
+    options: SettingOptions = SettingOptions()
     names: tuple[str, ...] | None = None
 
     def client_name(self, client: int) -> str:
@@ -114,7 +114,7 @@ class Setting:
         return any(run.state == "running" for run in self.runs)
 
     @property
-    def drawn(self) -> dict[str, tuple[int, int]]:
+    def line_styles(self) -> dict[str, tuple[int, int]]:
         """Colour and dash of each selector's line, by label."""
         return {group.label: (group.color, group.dash) for group in self.groups}
 
@@ -151,7 +151,7 @@ class Bundle:
 
 def boards(settings: Sequence[Setting], options: Options) -> tuple[Leaderboard, ...]:
     """Compute the leaderboard of every setting."""
-    return leaderboards_of({s.name: s.runs for s in settings}, options, {s.name: s.own for s in settings})
+    return leaderboards_of({s.name: s.runs for s in settings}, options, {s.name: s.options for s in settings})
 
 
 def load_bundle(paths: Sequence[str | Path]) -> Bundle:
@@ -332,8 +332,9 @@ def setting_of(
         runs = tuple(sorted((run for _, run in members if run.label == label), key=lambda r: r.seed))
         groups.append(SelectorRuns(label, runs[0].selector, runs, *colors[label]))
     rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
-    owns = [SettingOptions.of(result.config, result.run(run.id).setting) for result, run in members]
-    own = dataclasses.replace(owns[0], planned=max((mine.planned for mine in owns if mine.planned), default=None))
+    every = [SettingOptions.of(result.config, result.run(run.id).setting) for result, run in members]
+    planned = max((options.planned for options in every if options.planned), default=None)
+    options = dataclasses.replace(every[0], planned=planned)
     all_names = {facts.names for facts in federations.values()}  # they may differ between seeds
     names = all_names.pop() if len(all_names) == 1 else None
-    return Setting(name, tuple(groups), n, federations, rounds, own, names)
+    return Setting(name, tuple(groups), n, federations, rounds, options, names)

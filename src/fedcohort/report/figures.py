@@ -155,12 +155,12 @@ def _seeds(setting: Setting) -> str:
     return f" Bands show one standard deviation over {seeds} seeds."
 
 
-def so_far(setting: Setting) -> str:
+def progress_prefix(setting: Setting) -> str:
     """Return the beginning of a sentence about runs that have not ended; empty if all have."""
     if not setting.running:
         return ""
     done = [int(run.round.max(initial=-1)) + 1 for run in setting.runs if run.state == "running"]
-    return f"So far ({RunProgress(min(done), max(done), setting.own.planned, len(done)).words}): "
+    return f"So far ({RunProgress(min(done), max(done), setting.options.planned, len(done)).words}): "
 
 
 def _accuracy_sentence(board: Leaderboard) -> str:
@@ -214,7 +214,7 @@ def _quickest(board: Leaderboard, reached: Sequence[LeaderRow]) -> str:
     leaders = f"{names([row.label for row in first])} {verb} first to reach {board.metric.level(board.target)}"
     after = f"after {quantity(quickest, 'round')}"
     alone = len(first) == 1
-    won, seeds = _firsts(board, first[0])
+    won, seeds = _seeds_won(board, first[0])
     if all(row.runs == 1 for row in board.rows):
         text = f"{leaders}, {after}"
     elif alone and won == seeds:
@@ -227,7 +227,7 @@ def _quickest(board: Leaderboard, reached: Sequence[LeaderRow]) -> str:
     return f"{text}, {times(gain)} times as fast as {board.baseline}" if alone and gain > 1 else text
 
 
-def _firsts(board: Leaderboard, row: LeaderRow) -> tuple[int, int]:
+def _seeds_won(board: Leaderboard, row: LeaderRow) -> tuple[int, int]:
     """Return the number of seeds in which this selector reached the target first, and the number of its seeds."""
     others: dict[int, list[int]] = {}
     for other in board.rows:
@@ -254,7 +254,7 @@ def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = (
                 "x": {"label": "mean rank, 1 is best"},
                 "labels": list(order.labels),
                 "ranks": json_numbers(np.array(order.ranks)),
-                "colors": [setting.drawn[label][0] for label in order.labels],
+                "colors": [setting.line_styles[label][0] for label in order.labels],
                 "difference": json_numbers(np.array([order.difference]))[0],
                 "alike": [[places[group[0]], places[group[-1]]] for group in order.alike],
                 "p": [json_numbers(np.array([order.p.get((a, b), 1.0) for b in order.labels])) for a in order.labels],
@@ -274,7 +274,7 @@ def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = (
         "told apart, which also depends on the other selectors."
     )
     spec = {"kind": "ranks", "views": views, "y": {"label": ""}}
-    return Figure("ranks", "All against all", so_far(setting) + " ".join(sentences) + about, spec)
+    return Figure("ranks", "All against all", progress_prefix(setting) + " ".join(sentences) + about, spec)
 
 
 def _rank_sentence(order: SelectorRanking, where: str) -> str:
@@ -319,10 +319,10 @@ def _loss_sentence(setting: Setting, known: Mapping[str, float], left_out: Seque
     high = max(known, key=lambda label: known[label])
     verb = "is" if setting.running else "ends"
     if number(known[high]) == number(known[low]):
-        sentence = f"{so_far(setting)}The loss {verb} {'' if setting.running else 'at '}{number(known[low])}"
+        sentence = f"{progress_prefix(setting)}The loss {verb} {'' if setting.running else 'at '}{number(known[low])}"
         sentence += " for all of them." if len(known) > 1 else "."
     else:
-        sentence = f"{so_far(setting)}The loss {verb} lowest with {low} ({number(known[low])})"
+        sentence = f"{progress_prefix(setting)}The loss {verb} lowest with {low} ({number(known[low])})"
         sentence += f" and highest with {high} ({number(known[high])})."
     if left_out:
         sentence += f" Selectors that lost a run are left out: {names(left_out)}."
@@ -519,12 +519,12 @@ def cost(setting: Setting) -> Figure | None:
             parts = np.mean([split(run) for run in group.runs], axis=0)
             rows.append({"label": group.label, "color": group.color, "parts": json_numbers(parts)})
         views.append({"name": name, "x": {"label": label, "format": unit}, "rows": rows})
-    sentence = so_far(setting) + _question_sentence(views[2]["rows"]) + _duration_sentence(setting, views[0]["rows"])
+    spending = _question_sentence(views[2]["rows"]) + _duration_sentence(setting, views[0]["rows"])
     views = [view for view in views if any(sum(row["parts"]) > 0 for row in view["rows"])]
     if not views:
         return None
     spec = {"kind": "bars", "views": views, "parts": ["training", "queries"]}
-    return Figure("cost", "Cost: training and queries", sentence, spec)
+    return Figure("cost", "Cost: training and queries", progress_prefix(setting) + spending, spec)
 
 
 def _question_sentence(rows: Sequence[Mapping[str, Any]]) -> str:

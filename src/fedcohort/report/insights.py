@@ -88,12 +88,12 @@ def _figure(picture: Picture, views: Sequence[tuple[str, View]]) -> Figure:
     elif isinstance(first, Lines):
         spec |= {"kind": "lines", "views": [_lines(n, v) for n, v in views if isinstance(v, Lines)]}
     else:
-        spec |= _clouds([(label, view) for label, view in views if isinstance(view, Points)])
+        spec |= _point_views([(label, view) for label, view in views if isinstance(view, Points)])
     text = " ".join([view.text for _, view in views if view.text][:2])
     return Figure(picture.name, picture.title, text, spec)
 
 
-def _clouds(views: Sequence[tuple[str, Points]]) -> dict[str, Any]:
+def _point_views(views: Sequence[tuple[str, Points]]) -> dict[str, Any]:
     names = max((list(view.group_names) for _, view in views), key=len) or ["clients"]
     slots = len(palette.LIGHT) - 1  # the first colour is the baseline's
     return {
@@ -105,7 +105,7 @@ def _clouds(views: Sequence[tuple[str, Points]]) -> dict[str, Any]:
     }
 
 
-def _even(order: IntArray) -> IntArray:
+def _evenly_spaced(order: IntArray) -> IntArray:
     """Return at most ``MAX_POINTS`` of the clients, evenly spaced."""
     if len(order) <= MAX_POINTS:
         return order
@@ -113,7 +113,7 @@ def _even(order: IntArray) -> IntArray:
 
 
 def _intervals(label: str, view: Intervals) -> dict[str, Any]:
-    order = _even(np.argsort(-view.middle, kind="stable"))
+    order = _evenly_spaced(np.argsort(-view.middle, kind="stable"))
     drawn: dict[str, Any] = {
         "name": label,
         "x": {"label": "clients, ranked", "format": "integer"},
@@ -137,9 +137,9 @@ def _lines(label: str, view: Lines) -> dict[str, Any]:
 
 
 def _points(label: str, view: Points) -> dict[str, Any]:
-    keep = _even(np.arange(len(view.points)))
+    keep = _evenly_spaced(np.arange(len(view.points)))
     groups = np.zeros(len(view.points), int) if view.groups is None else view.groups
-    place = _flat_map(view.points[keep])
+    place = _tsne(view.points[keep])
     return {
         "name": label,
         "x": {"label": "t-SNE of the embeddings; only nearness is meaningful"},
@@ -150,7 +150,7 @@ def _points(label: str, view: Points) -> dict[str, Any]:
     }
 
 
-def _flat_map(points: FloatArray) -> FloatArray:
+def _tsne(points: FloatArray) -> FloatArray:
     """(n, 2) t-SNE of (n, d) points, the same on every call."""
     with needs_extra("The map of clients needs scikit-learn.", "report"):
         from sklearn.manifold import TSNE

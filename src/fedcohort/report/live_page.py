@@ -97,7 +97,7 @@ def _pane(path: Path, number: int, rounds: Sequence[int]) -> tuple[RunView, Pane
         explained = explanations_of(journal, run.name, run.selector, run.seed, rounds)
     # The tables of all clients and all rounds are long, so figures come before them.
     blocks = [
-        card("sentences", run.name, ending(run)),
+        card("sentences", run.name, summary_lines(run)),
         *(card("table", table) for table in view.tables[:-2]),
         *(card("figure", figure, number) for figure in view.figures),
         *(card("table", table) for table in view.tables[-2:]),
@@ -110,7 +110,7 @@ def _pane(path: Path, number: int, rounds: Sequence[int]) -> tuple[RunView, Pane
 # -- sentences and tables -------------------------------------------------------------------------------------------
 
 
-def ending(run: Account) -> list[str]:
+def summary_lines(run: Account) -> list[str]:
     """Return sentences on a run's progress and end, and on clients that failed or were never picked."""
     of = f" of {run.planned}" if run.planned is not None else ""
     unit = "rounds" if run.models is None else "models"

@@ -77,10 +77,10 @@ def assemble(
     bundle = load_bundle(paths)
     warnings = list(bundle.warnings)
     sections = []
-    options = bundle.options.override(targets, None, baseline, None)
+    options = bundle.options.override(targets, baseline)
     every = boards(bundle.settings, options)
     for setting, board in zip(bundle.settings, every, strict=True):
-        tables = (leaderboard_table(board, setting.drawn), participation_table(setting))
+        tables = (leaderboard_table(board, setting.line_styles), participation_table(setting))
         where = f"{setting.name}, " if len(bundle.settings) > 1 else ""
         warnings += [f"{where}{text}" for text in setting.warnings()]
         figures: tuple[Figure, ...] = ()

@@ -17,6 +17,7 @@ from fedcohort.session.explain import Explanation, ScoreRow, explain_round
 from fedcohort.simulate.store.results import open_journal
 
 NEARLY = 5  # clients to show that were not picked
+_SPREAD = 8  # rounds of a run that a report explains, evenly spaced
 
 
 @dataclass(frozen=True)
@@ -146,12 +147,10 @@ def _shadow(name: str, picks: tuple[str, ...] | str, picked: Iterable[ScoreRow])
     return {"name": name, "note": "", "picked": list(picks), "same": sum(c in cohort for c in picks)}
 
 
-def report_explanations(
-    setting: Setting, rounds: Sequence[int], limit: int = 8
-) -> tuple[list[dict[str, Any]], list[str]]:
+def report_explanations(setting: Setting, rounds: Sequence[int]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return explanations of some rounds of one run per selector, and warnings about journals that cannot be read.
 
-    They cover ``rounds``, and ``limit`` more that are spread evenly over the run.
+    They cover ``rounds``, and others that are spread evenly over the run.
     """
     explanations, warnings = [], []
     for group in setting.groups:
@@ -160,7 +159,7 @@ def report_explanations(
             continue
         try:
             with closing(open_journal(run.journal)) as journal:
-                explained = explanations_of(journal, run.id, group.label, run.seed, rounds, limit, group.color)
+                explained = explanations_of(journal, run.id, group.label, run.seed, rounds, group.color)
         except FedcohortError as error:
             warnings.append(f"The choices of {run.id} cannot be explained: {error.message}")
             continue
@@ -170,11 +169,11 @@ def report_explanations(
 
 
 def explanations_of(
-    journal: Journal, run: str, label: str, seed: int, rounds: Sequence[int], limit: int = 8, color: int = 1
+    journal: Journal, run: str, label: str, seed: int, rounds: Sequence[int], color: int = 1
 ) -> dict[str, Any]:
-    """Return explanations of ``rounds``, and of ``limit`` rounds that are spread evenly over a run, for a page."""
+    """Return explanations of ``rounds``, and of others that are spread evenly over a run, for a page."""
     last, _ = journal.last()
-    spread = {round(i * last / max(1, limit - 1)) for i in range(limit)} if last >= 0 else set()
+    spread = {round(i * last / (_SPREAD - 1)) for i in range(_SPREAD)} if last >= 0 else set()
     chosen = sorted({r for r in rounds if 0 <= r <= last} | spread)
     whys = [as_json(_explain(journal, run, r, None, NEARLY)) for r in chosen]
     return {"label": label, "color": color, "run": run, "seed": seed, "rounds": whys}

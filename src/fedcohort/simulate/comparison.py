@@ -35,7 +35,6 @@ class Comparison:
     data: Any = None
     label: str | None = None
     client: str | None = None
-    folder: str | None = None
     task: Any = None
     scenario: Any = None
     partition: Any = None
@@ -46,7 +45,6 @@ class Comparison:
     targets: Sequence[float] | None = None
     seeds: Any = None
     sweep: Mapping[str, Any] = field(default_factory=dict)
-    engine: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     config: Any = None
 
@@ -78,8 +76,6 @@ class Comparison:
         changes: dict[str, Any] = {}
         if data is not None:
             changes["data"] = dict(data)
-        if self.folder is not None:
-            changes.setdefault("data", {})["folder"] = self.folder
         scenario = self._changed_scenario(preset)
         if scenario:
             changes["scenario"] = scenario
@@ -87,7 +83,7 @@ class Comparison:
             changes["model"] = _as_table("model", self.model)
         if self.task is not None:
             changes["task"] = _as_table("task", self.task)
-        run = {"rounds": self.rounds, "cohort": self.cohort, "engine": self.engine, "targets": _listed(self.targets)}
+        run = {"rounds": self.rounds, "cohort": self.cohort, "targets": _listed(self.targets)}
         changes["run"] = {key: value for key, value in run.items() if value is not None}
         return changes
 
@@ -109,7 +105,8 @@ class Comparison:
         # Values of a configuration or a preset were chosen by the user or by a paper, so they are not changed.
         fitted = self._fit_demo(table, base) if own_data and self.config is None and self.scenario is None else []
         inherited = describe_inherited(base, table)
-        return [*([f"from {origin}: {inherited}"] if origin and inherited else []), *fitted, *supply(table)]
+        origins = [f"from {origin}: {inherited}"] if origin and inherited else []
+        return [*origins, *fitted, *supply_held_out_data(table)]
 
     def _fit_demo(self, table: dict[str, Any], base: Mapping[str, Any]) -> list[str]:
         """Fit the demo's defaults to the user's data; return notes about what was changed."""
@@ -465,7 +462,7 @@ def _leave_out_unfit(table: dict[str, Any]) -> list[str]:
     return [f"left out, because they need classes: {', '.join(unfit)}"]
 
 
-def supply(table: dict[str, Any]) -> list[str]:
+def supply_held_out_data(table: dict[str, Any]) -> list[str]:
     """Give all selectors the data that one of them needs, so that the comparison is fair; return notes."""
     experiment = Experiment.from_dict(table)
     notes: list[str] = []

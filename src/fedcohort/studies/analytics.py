@@ -28,6 +28,7 @@ from fedcohort.simulate.rounds.single_run import play_run
 from fedcohort.training.local import LocalTraining
 
 ROUNDS_PER_CLIENT = 20  # rounds in which a client duels, on average
+_RATE = 0.1  # learning rate of the mean step
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,6 @@ def rank_by_skewness(
     *,
     rounds: int | None = None,
     level: float = 0.95,
-    rate: float = 0.1,
     device: str | None = None,
     on_start: Callable[[int], None] | None = None,
     on_round: OnRound | None = None,
@@ -91,22 +91,18 @@ def rank_by_skewness(
         Default: :func:`rounds_needed`.
     level : float
         Level of the credible intervals.
-    rate : float
-        Learning rate of the mean step, positive.
     on_start : callable, optional
         Called before the first round with the number of rounds.
     on_round : callable, optional
         Called after every round, as by :meth:`fedcohort.simulate.rounds.group.Group.step`.
     """
-    if not rate > 0:
-        raise InputError(f"The learning rate of analytics must be positive. Got {rate!r}.")
 
     def adjust_plan(plan: RunPlan, federation: Federation) -> RunPlan:
         cohort = len(federation) if plan.options.size is None else plan.options.size
         if cohort < 2:
             raise InputError(f"Clients duel with each other, so analytics needs at least two a round. Got {cohort}.")
         # A batch holds all data of a client, so its step is its full-batch gradient.
-        local = LocalTraining(steps=1, batch_size=int(federation.train_sizes.max()), lr=rate)
+        local = LocalTraining(steps=1, batch_size=int(federation.train_sizes.max()), lr=_RATE)
         options = replace(plan.options, rounds=rounds or rounds_needed(len(federation), cohort))
         return replace(plan, local=local, options=options)
 

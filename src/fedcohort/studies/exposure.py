@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,12 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.vectors import output_layer
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.prepare import prepare
+from fedcohort.simulate.rounds.single_run import open_run
 
 
 @dataclass(frozen=True, eq=False)
-class Exposed:
-    """What an audit needs of a federation.
+class Exposure:
+    """What an audit needs to know about a federation.
 
     Attributes
     ----------
@@ -35,7 +34,7 @@ class Exposed:
     step: float
 
 
-def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exposed:
+def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exposure:
     """Divide the data of a configuration among clients, and train each client once from the first seed's model.
 
     Parameters
@@ -43,24 +42,15 @@ def measure_exposure(table: Mapping[str, Any], device: str | None = None) -> Exp
     table : mapping
         A configuration; its data, scenario, model, local training and first seed are used.
     """
-    # Only some sections are used below, so this finds mistakes in the others.
+    # The run below uses only some sections, so this finds mistakes in the others.
     Experiment.from_dict({k: v for k, v in table.items() if k not in ("selectors", "settings", "sweep")})
-    config = copy.deepcopy({key: table[key] for key in ("data", "scenario", "model", "local") if key in table})
-    seeds = table.get("seeds", [0])
-    config |= {"seeds": seeds[:1] if isinstance(seeds, list) else [0], "selectors": {"all": {}}}
-    config["run"] = {"rounds": 1, "cohort": "all", "eval_every": 10**9}
-    prepared = prepare(Experiment.from_dict(config), device)
-    (plan,) = prepared.experiment.plans
-    federation = prepared.federations[prepared.federation_keys[0]]
-    group = prepared.group(0, journals=None, device=device or plan.options.device, workers=None)
-    try:
+    with open_run({**table, "run": {"rounds": 1, "cohort": "all"}}, {"all": {}}, device) as group:
         (run,) = group.runs
+        federation = run.federation
         everyone = np.arange(len(federation))
-        trained = group.batch.train([run], [everyone], np.full(len(everyone), plan.seed, np.int64), None)
+        trained = group.batch.train([run], [everyone], np.full(len(everyone), run.plan.seed, np.int64), None)
         bias = output_layer(group.engine.shapes, federation.classes).bias
         updates = (trained.params[:, bias] - group.models[run.row, bias]).cpu().numpy().astype(np.float64)
-    finally:
-        group.close()
     counts = federation.label_counts(part="train").astype(np.int64)
     names = federation.client_names or tuple(map(str, range(len(federation))))
-    return Exposed(tuple(names), counts, updates, plan.local.lr * float(run.steps.mean()))
+    return Exposure(tuple(names), counts, updates, run.plan.local.lr * float(run.steps.mean()))

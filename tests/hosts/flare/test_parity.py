@@ -23,7 +23,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.hosts.flare import CohortController
 from fedcohort.journal import read_journal
 from fedcohort.simulate.config.toml import read_table, to_toml
-from fedcohort.simulate.rounds.runner import run_experiment
+from tests.experiments import run_experiment
 
 from .federation import Federation
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedcohort.cli.flare import job_files
-from fedcohort.simulate.rounds.runner import run_experiment
+from tests.experiments import run_experiment
 
 from .test_parity import chosen
 

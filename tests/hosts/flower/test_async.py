@@ -44,8 +44,8 @@ from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
-from fedcohort.simulate.rounds.runner import run_experiment
 from fedcohort.training.aggregators import FedAsync, FedBuff
+from tests.experiments import run_experiment
 
 from .conftest import ANSWERS, Clock, FakeGrid, Fleet, Node, client_app, model, step
 from .test_parity import imported, run_in_process, write_app

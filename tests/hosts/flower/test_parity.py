@@ -21,7 +21,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
 from fedcohort.report.account import read_account
 from fedcohort.simulate.config.toml import read_table, to_toml
-from fedcohort.simulate.rounds.runner import run_experiment
+from tests.experiments import run_experiment
 
 from .conftest import Node
 

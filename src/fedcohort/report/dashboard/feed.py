@@ -121,7 +121,7 @@ class ExperimentItem:
             sections.append(
                 {
                     "name": setting.name,
-                    "board": to_html(leaderboard_table(board, setting.drawn)),
+                    "board": to_html(leaderboard_table(board, setting.line_styles)),
                     "figures": [chart_data(f) for f in figures if f is not None],
                 }
             )

@@ -22,7 +22,7 @@ from fedcohort.journal.presence import RunState, planned_rounds, run_state, run_
 from fedcohort.report.account import JournalHistory, account
 from fedcohort.report.dashboard.attendance import SLOW, Attendance, status_name
 from fedcohort.report.dashboard.feed import chart_data
-from fedcohort.report.live_page import ending, run_view
+from fedcohort.report.live_page import run_view, summary_lines
 from fedcohort.report.why import as_json, explain
 from fedcohort.session.explain import history, reasons_of
 from fedcohort.simulate.leaderboard.formats import to_html
@@ -155,7 +155,7 @@ class JournalItem:
             view = run_view(account(self._journal, self.id, self._past), self._past, self._journal.table()[0].n)
             page["warnings"] = list(view.warnings)
             page["sections"] = [{"name": "session", "figures": [chart_data(figure) for figure in view.figures]}]
-            text = "".join(f"<p>{escape_html(line)}</p>" for line in ending(view.account))
+            text = "".join(f"<p>{escape_html(line)}</p>" for line in summary_lines(view.account))
             page["blocks"] = [{"name": "account", "title": "So far", "html": text}]
             page["blocks"] += [{"name": t.name, "title": t.title, "html": to_html(t)} for t in view.tables]
         return {**self.overview(), **page, "table": [self._line()]}

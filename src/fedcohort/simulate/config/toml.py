@@ -13,10 +13,10 @@ from typing import Any
 
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.files import read_file
-from fedcohort.core.registry import nearest
 from fedcohort.core.text import short_repr
 
 _BUILTIN = importlib.resources.files("fedcohort.simulate.config") / "builtin"
+DEMO = "demo"  # the name of the built-in configuration
 _DEEPEST = 30  # levels of nested tables and lists; ours need five
 _TOO_DEEP = f"tables and lists are nested more than {_DEEPEST} deep"
 LENGTHS = ("steps", "epochs", "epochs_of_largest")  # keys of [local], of which only one may be set
@@ -66,7 +66,9 @@ def read_table(path: str | Path) -> dict[str, Any]:
     try:
         return _resolve_paths(parse_toml(read_file(file).decode()), file.parent)
     except FileNotFoundError:
-        raise ConfigError(f"There is no configuration {file}.") from None
+        raise ConfigError(
+            f"There is no configuration {file}.", hint="name a TOML file, or 'demo' for the built-in configuration"
+        ) from None
     except IsADirectoryError:
         raise ConfigError(f"{file} is a directory.", hint="to continue an experiment pass it with --resume") from None
     except OSError as error:
@@ -119,29 +121,15 @@ def _resolve(name: Any, folder: Path) -> Any:
 
 
 def read_started(out: Path) -> dict[str, Any]:
-    """Read the configuration of an experiment that has started, with the defaults it started with."""
-    table = read_table(out / "config.toml")
-    task = table.get("task")
-    if isinstance(task, dict) and task.get("name") == "regression":
-        task.setdefault("standardise", False)  # the experiment started before this option existed
-    return table
-
-
-def builtin_names() -> list[str]:
-    """Return the names of the configurations that come with fedcohort."""
-    return sorted(file.name.removesuffix(".toml") for file in _BUILTIN.iterdir() if file.name.endswith(".toml"))
+    """Read the configuration of an experiment that has started."""
+    return read_table(out / "config.toml")
 
 
 def find_table(config: str) -> dict[str, Any]:
-    """Read a TOML file or, if there is no such file, the built-in configuration of that name."""
-    if Path(config).exists():
+    """Read a TOML file or, if there is none called "demo", the built-in configuration of that name."""
+    if config != DEMO or Path(config).exists():
         return read_table(config)
-    names = builtin_names()
-    if config in names:
-        return tomllib.loads((_BUILTIN / f"{config}.toml").read_text())
-    near = nearest(config, names)
-    hint = f"did you mean the built-in {near!r}?" if near else f"built in are: {', '.join(names)}"
-    raise ConfigError(f"There is no configuration {config}.", hint=hint)
+    return tomllib.loads((_BUILTIN / "demo.toml").read_text())
 
 
 def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ _DAMAGE = (*DAMAGE, IndexError, AttributeError, tarfile.TarError, pickle.Unpickl
 
 
 @contextmanager
-def reading(path: Path, kind: str) -> Iterator[None]:
+def file_errors(path: Path, kind: str) -> Iterator[None]:
     """Turn any error of a damaged file into a DataError that names the file and the problem."""
     try:
         yield
@@ -50,7 +50,7 @@ def content_error(path: Path, problem: str) -> DataError:
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, AnyArray]:
     """Return the named arrays of a NumPy archive."""
-    with reading(path, "a NumPy archive"), np.load(path, allow_pickle=False) as archive:
+    with file_errors(path, "a NumPy archive"), np.load(path, allow_pickle=False) as archive:
         missing = [key for key in keys if key not in archive.files]
         if missing:
             raise content_error(path, f"it has no array {missing[0]!r}, only {', '.join(archive.files) or 'none'}")
@@ -63,7 +63,7 @@ def read_idx(path: Path, dimensions: int) -> AnyArray:
     The header is two zero bytes, the type (8: unsigned byte), the number of dimensions, and the length of each as a
     big-endian 32-bit integer.
     """
-    with reading(path, "an idx file"):
+    with file_errors(path, "an idx file"):
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path, "rb") if packed else open(path, "rb") as file:
@@ -160,7 +160,7 @@ def read_cifar_batch(path: Path, member: str | None) -> tuple[AnyArray, AnyArray
     member : str or None
         Name of the file in the archive; None means that ``path`` is the batch.
     """
-    with reading(path, "a CIFAR python batch"):
+    with file_errors(path, "a CIFAR python batch"):
         if member is None:
             with open(path, "rb") as file:
                 return _parse_batch(path, file)
@@ -193,7 +193,7 @@ def read_leaf(paths: Sequence[Path]) -> dict[str, tuple[AnyArray, AnyArray]]:
     """
     users: dict[str, tuple[AnyArray, AnyArray]] = {}
     for path in paths:
-        with reading(path, "LEAF's json"):
+        with file_errors(path, "LEAF's json"):
             with open(path, encoding="utf-8") as file:
                 table = json.load(file)
             if not isinstance(table, dict) or not isinstance(table.get("user_data"), dict):

@@ -98,7 +98,7 @@ class _PackagedSource(Source):
         package = self.package
         places = [Path(self.path).expanduser()] if self.path is not None else self._places(folder)
         for place in places:
-            with files.reading(place, "data of a package"):
+            with files.file_errors(place, "data of a package"):
                 contents = self._read(place)
             if contents:
                 return place, contents
@@ -233,7 +233,7 @@ class Watch(_PackagedSource):
         """Cut the recordings into windows."""
         (content,) = contents.values()
         where = Path(source)
-        with files.reading(where, "recordings of a watch"):
+        with files.file_errors(where, "recordings of a watch"):
             table = files.read_pickled_arrays(content)
         missing = [key for key in ("X", "y", "subject", "y_labels") if key not in table]
         if missing:
@@ -342,7 +342,7 @@ class Birdstrikes(_PackagedSource):
         (content,) = contents.values()
         where = Path(source)
         sizes = ("Small", "Medium", "Large")
-        with files.reading(where, "a table of reports"):
+        with files.file_errors(where, "a table of reports"):
             reports = csv.DictReader(io.StringIO(content.decode()))
             rows = [row for row in reports if row["Wildlife Size"] in sizes]
         if not rows:

@@ -86,8 +86,8 @@ class Options:
         Whether a missing baseline is an error.
     metric : Metric
         What models are judged by. Targets are its scores, which are negative if lower is better.
-    fixed : frozenset of str
-        Options set by the caller, which a setting's own values do not replace.
+    keep_targets : bool
+        Whether the targets hold in all settings, even in those with targets of their own.
     """
 
     targets: tuple[float, ...] = ()
@@ -96,7 +96,7 @@ class Options:
     reference: str | None = None
     strict: bool = False
     metric: Metric = Metric()
-    fixed: frozenset[str] = frozenset()
+    keep_targets: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Options:
@@ -113,18 +113,14 @@ class Options:
             reference=run.get("reference"),
         )
 
-    def override(
-        self, targets: Sequence[float] | None, terminal: int | None, baseline: str | None, reference: str | None
-    ) -> Options:
-        """Return these options, with those that the caller set replaced."""
+    def override(self, targets: Sequence[float] | None, baseline: str | None) -> Options:
+        """Return these options with the caller's targets and baseline, if there are any."""
         return replace(
             self,
             targets=tuple(self.metric.score(t) for t in targets) if targets else self.targets,
-            terminal=terminal or self.terminal,
             baseline=baseline or self.baseline,
-            reference=reference or self.reference,
-            strict=self.strict or baseline is not None,
-            fixed=frozenset(name for name, value in (("targets", targets), ("terminal", terminal)) if value),
+            strict=baseline is not None,
+            keep_targets=bool(targets),
         )
 
 
@@ -241,7 +237,7 @@ def _rows(
         )
         for label, seeds in by_label.items()
     ]
-    return sorted(rows, key=_place)
+    return sorted(rows, key=_sort_key)
 
 
 def _check_targets(options: Options) -> None:
@@ -262,7 +258,7 @@ def _mean_end(seeds: Sequence[SeedRow]) -> float:
     return Spread.of([seed.terminal for seed in seeds]).mean
 
 
-def _place(row: LeaderRow) -> tuple[bool, float, str]:
+def _sort_key(row: LeaderRow) -> tuple[bool, float, str]:
     """Sort by terminal accuracy. A selector that lost a run comes after all others, because its mean looks too good."""
     end = row.terminal.mean
     return row.lost > 0, math.inf if math.isnan(end) else -end, row.label

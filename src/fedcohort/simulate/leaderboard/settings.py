@@ -72,11 +72,9 @@ class SettingOptions:
 
     def apply_to(self, options: Options) -> Options:
         """Return the experiment's options, with this setting's own values."""
-        if self.targets and "targets" not in options.fixed:
+        if self.targets and not options.keep_targets:
             options = replace(options, targets=tuple(options.metric.score(target) for target in self.targets))
-        if self.terminal and "terminal" not in options.fixed:
-            options = replace(options, terminal=self.terminal)
-        return options
+        return replace(options, terminal=self.terminal or options.terminal)
 
 
 def leaderboards_of(

@@ -166,19 +166,19 @@ class Leaderboard:
 
 
 def leaderboard_table(
-    board: Leaderboard, drawn: Mapping[str, tuple[int, int]] | None = None, *, explain: bool = True
+    board: Leaderboard, line_styles: Mapping[str, tuple[int, int]] | None = None, *, explain: bool = True
 ) -> Table:
     """Return the leaderboard as a table.
 
     Parameters
     ----------
-    drawn : mapping of label to (colour, dash), optional
-        How each selector's line is drawn, shown next to its name.
+    line_styles : mapping of label to (colour, dash), optional
+        How each selector's line is drawn; shown next to its name.
     explain : bool
         Whether the note says how everything is computed, or only what to be careful about.
     """
     most = max(row.runs for row in board.rows)
-    labels = [_label(row, most, (drawn or {}).get(row.label)) for row in board.rows]
+    labels = [_label(row, most, (line_styles or {}).get(row.label)) for row in board.rows]
     columns = [
         ("Selector", 0, labels),
         *_target_columns(board),
@@ -207,7 +207,7 @@ def _target_columns(board: Leaderboard) -> Iterator[_Column]:
     for i, target in enumerate(board.targets):
         cells = [_rounds(row, row.to_target[i].rounds) for row in rows]
         means = [_complete(row, row.to_target[i].rounds) for row in rows]
-        yield f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, _mark(cells, means, min)
+        yield f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, _mark_best(cells, means, min)
     yield "Speed-up", 4, [Cell(_number_or_dash(row.main.speed_up, "{:.2f}×")) for row in rows]
 
 
@@ -229,7 +229,7 @@ def _score_columns(board: Leaderboard) -> Iterator[_Column]:
             yield heading, rank, _scores(rows, [row.fair(name) for row in rows], metric)
     if board.reference is not None:
         recovered = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
-        yield f"Recovered of the loss against {board.reference}", 9, recovered
+        yield f"Recovered of the gap to {board.reference}", 9, recovered
     yield "p", 5, [_p_value(row) for row in rows]
 
 
@@ -237,7 +237,7 @@ def _cost_columns(board: Leaderboard) -> Iterator[_Column]:
     """Yield what the runs cost: time, balance and bytes, each only if it is known for some run."""
     rows = board.rows
     if any(row.main.seconds.mean > 0 for row in rows):  # without latencies, all times are 0
-        times = _mark([_time(row) for row in rows], [_complete(row, row.main.seconds) for row in rows], min)
+        times = _mark_best([_time(row) for row in rows], [_complete(row, row.main.seconds) for row in rows], min)
         yield f"Time to {board.metric.level(board.target)}", 12, times
     if any(row.qcid.count for row in rows):
         yield "Mean QCID", 7, _imbalances(rows)
@@ -250,7 +250,7 @@ def _cost_columns(board: Leaderboard) -> Iterator[_Column]:
 
 def _imbalances(rows: Sequence[LeaderRow]) -> list[Cell]:
     cells = [Cell(number(row.qcid.mean) if row.qcid.count else "–") for row in rows]
-    return _mark(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min)
+    return _mark_best(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min)
 
 
 def _turn_columns(board: Leaderboard) -> Iterator[_Column]:
@@ -365,7 +365,7 @@ def _number_or_dash(value: float, form: str) -> str:
     return "–" if math.isnan(value) else form.format(value)
 
 
-def _mark(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., Any]) -> list[Cell]:
+def _mark_best(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., Any]) -> list[Cell]:
     """Return the cells with the best one marked, and all that show the same text; NaN is never the best."""
     known = {i: v for i, v in enumerate(values) if not math.isnan(v)}
     if len(known) < 2:
@@ -379,7 +379,7 @@ def _complete(row: LeaderRow, value: Spread) -> float:
     return value.mean if value.count == row.runs and not row.lost else math.nan
 
 
-def _label(row: LeaderRow, most: int, drawn: tuple[int, int] | None) -> Cell:
+def _label(row: LeaderRow, most: int, style: tuple[int, int] | None) -> Cell:
     notes = ["baseline"] if row.baseline else []
     if row.runs != most:
         notes.append(f"{row.runs} seed{'s' if row.runs != 1 else ''}")
@@ -387,7 +387,7 @@ def _label(row: LeaderRow, most: int, drawn: tuple[int, int] | None) -> Cell:
         notes.append(f"{row.diverged} diverged")
     if row.failed:
         notes.append(f"{row.failed} failed")
-    color, dash = drawn or (None, 0)
+    color, dash = style or (None, 0)
     return Cell(row.label, ", ".join(notes), color=color, dash=dash)
 
 
@@ -399,7 +399,7 @@ def _scores(rows: Sequence[LeaderRow], values: Sequence[Spread], metric: Metric)
         else Cell(metric.value(value.mean), metric.spread(value.std) if value.count > 1 else "")
         for value in values
     ]
-    return _mark(cells, [math.nan if row.lost else v.mean for row, v in zip(rows, values, strict=True)], max)
+    return _mark_best(cells, [math.nan if row.lost else v.mean for row, v in zip(rows, values, strict=True)], max)
 
 
 def _rounds(row: LeaderRow, value: Spread) -> Cell:

@@ -108,8 +108,8 @@ def prepare(
     device: str | None = None,
     *,
     processes: int | None = 1,
-    known: Mapping[str, str] | None = None,
-    begun: Mapping[int, Sequence[str]] | None = None,
+    known_federations: Mapping[str, str] | None = None,
+    started_groups: Mapping[int, Sequence[str]] | None = None,
 ) -> Prepared:
     """Load data, divide it, form groups, and check that every run is possible.
 
@@ -118,9 +118,9 @@ def prepare(
     processes : int or None
         How many processes need work: there are at least as many groups, if there are enough runs. None means what
         the configuration says, or else what is fastest.
-    known : mapping of run id to str, optional
+    known_federations : mapping of run id to str, optional
         Keys of the federations that are already on disk.
-    begun : mapping of int to sequence of str, optional
+    started_groups : mapping of int to sequence of str, optional
         Runs of the groups that have checkpoints. These groups stay as they are; other runs form new ones.
     """
     if experiment.options.engine == "local":  # with Ray, the workers choose their devices
@@ -129,7 +129,7 @@ def prepare(
     federations: dict[str, Federation] = {}
     data_keys = []
     identities = [_federation_identity(plan) for plan in experiment.plans]
-    names = _federation_names(experiment.plans, identities, known or {})
+    names = _federation_names(experiment.plans, identities, known_federations or {})
     built: dict[tuple[str, str], list[torch.Size]] = {}  # shapes of the parameters
     work = 0.0
     for plan, identity in zip(experiment.plans, identities, strict=True):
@@ -150,9 +150,9 @@ def prepare(
         work = max(work, training_operations(built[data_key, plan.model.name], trained))
         data_keys.append(data_key)
     keys = tuple(names[identity] for identity in identities)
-    divided = choose_process_count(experiment, device or experiment.options.device, processes, work)
-    groups = _groups(experiment, divided, begun or {})
-    return Prepared(experiment, datasets, federations, tuple(data_keys), keys, groups, divided)
+    process_count = choose_process_count(experiment, device or experiment.options.device, processes, work)
+    groups = _groups(experiment, process_count, started_groups or {})
+    return Prepared(experiment, datasets, federations, tuple(data_keys), keys, groups, process_count)
 
 
 def _check_run(plan: RunPlan, dataset: Dataset, federation: Federation) -> None:
@@ -212,19 +212,19 @@ def _federation_names(plans: Sequence[RunPlan], identities: Sequence[str], known
     return names
 
 
-def _groups(experiment: Experiment, processes: int, begun: Mapping[int, Sequence[str]]) -> dict[int, tuple[int, ...]]:
+def _groups(experiment: Experiment, processes: int, started: Mapping[int, Sequence[str]]) -> dict[int, tuple[int, ...]]:
     """Return the lock-step groups: those with checkpoints, and groups of the other runs that can share a batch."""
     place_of = {plan.id: i for i, plan in enumerate(experiment.plans)}
-    foreign = [name for names in begun.values() for name in names if name not in place_of]
+    foreign = [name for names in started.values() for name in names if name not in place_of]
     if foreign:
         raise ResultsError(f"There is a checkpoint of the run {foreign[0]!r}, which is not in the configuration.")
-    groups = {number: tuple(place_of[name] for name in names) for number, names in begun.items()}
+    groups = {number: tuple(place_of[name] for name in names) for number, names in started.items()}
     whole = _split(experiment, range(len(experiment.plans)), processes, itertools.count())
     if groups.items() <= whole.items():  # nothing was added, so the batches are the same as without an interruption
         return whole
     placed = {place for places in groups.values() for place in places}
     rest = [place for place in range(len(experiment.plans)) if place not in placed]
-    free = (number for number in itertools.count() if number not in begun)
+    free = (number for number in itertools.count() if number not in started)
     return dict(sorted((groups | _split(experiment, rest, processes, free)).items()))
 
 

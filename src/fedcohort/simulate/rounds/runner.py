@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import platform
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment, values_of
 from fedcohort.simulate.config.extend import larger_experiment
-from fedcohort.simulate.config.toml import override, read_started, read_table, to_toml
+from fedcohort.simulate.config.toml import override, read_started, to_toml
 from fedcohort.simulate.data import InMemory, to_npz
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.memory_check import memory_errors
@@ -97,16 +96,16 @@ class Simulation:
         self._status_due = 0.0
         self._infos: dict[str, RunInfo] = {}
         before = _read_runs(out) if resume else {}
-        begun = checkpoints.all_newest(out / "checkpoint") if resume else {}
-        saved = {name: facts for point in begun.values() for name, facts in point.facts["runs"].items()}
+        started_groups = checkpoints.all_newest(out / "checkpoint") if resume else {}
+        saved = {name: facts for point in started_groups.values() for name, facts in point.facts["runs"].items()}
         with memory_errors():
             self.prepared = prepare(
                 experiment,
                 self.device,
                 processes=processes,
-                known={name: facts["federation"] for name, facts in saved.items() if "federation" in facts}
+                known_federations={name: facts["federation"] for name, facts in saved.items()}
                 | {name: info.federation for name, info in before.items()},
-                begun={number: list(point.facts["runs"]) for number, point in begun.items()},
+                started_groups={number: list(point.facts["runs"]) for number, point in started_groups.items()},
             )
         if allow_other_engine:
             self.prepared = replace(self.prepared, allow_other_engine=True)
@@ -134,7 +133,6 @@ class Simulation:
         cls,
         out: Path,
         *,
-        listeners: Sequence[Listener] = (),
         device: str | None = None,
         processes: int | None = None,
         engine: str | None = None,
@@ -149,7 +147,6 @@ class Simulation:
             experiment,
             out,
             resume=True,
-            listeners=listeners,
             device=device,
             processes=processes,
             address=address,
@@ -164,7 +161,6 @@ class Simulation:
         seeds: Sequence[int] | int | None = None,
         rounds: int | None = None,
         selectors: Mapping[str, Any] | None = None,
-        listeners: Sequence[Listener] = (),
         device: str | None = None,
         processes: int | None = None,
         command: str = "",
@@ -190,7 +186,6 @@ class Simulation:
                 experiment,
                 out,
                 resume=True,
-                listeners=listeners,
                 device=device,
                 processes=processes,
                 command=command,
@@ -496,34 +491,12 @@ def _read_runs(out: Path) -> dict[str, RunInfo]:
         return {}
 
 
-def default_out(name: str, root: Path | None = None) -> Path:
+def default_out(name: str) -> Path:
     """Return ``runs/<name>-<timestamp>``, made unique."""
     stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:100] or "experiment"
-    base = (root or Path("runs")) / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = Path("runs") / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 2
     while path.exists():
         path = base.with_name(f"{base.name}-{number}")
         number += 1
     return path
-
-
-def run_experiment(
-    table: Mapping[str, Any] | str | Path,
-    out: str | Path,
-    *,
-    device: str | None = None,
-    listeners: Sequence[Listener] = (),
-) -> str:
-    """Run a configuration, given as a mapping or a file. :mod:`fedcohort.simulate.config.experiment` lists its keys.
-
-    In a mapping, ``data`` may also be a :class:`~fedcohort.simulate.data.Dataset`, for example from
-    :func:`~fedcohort.simulate.data.from_arrays`. The experiment keeps a copy, so it can be continued.
-
-    Returns
-    -------
-    str
-        "finished" or "interrupted". Read the results with :func:`fedcohort.simulate.store.results.load`.
-    """
-    experiment = Experiment.from_dict(table if isinstance(table, Mapping) else read_table(table))
-    simulation = Simulation(experiment, Path(out), device=device, listeners=listeners, command=" ".join(sys.argv))
-    return simulation.run()

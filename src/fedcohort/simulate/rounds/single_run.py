@@ -18,16 +18,13 @@ _OF_COMPARISONS = ("baseline", "reference", "patience", "targets")
 
 
 @contextmanager
-def play_run(
+def open_run(
     table: Mapping[str, Any],
     selectors: Mapping[str, Any],
-    adjust_plan: Callable[[RunPlan, Federation], RunPlan],
-    *,
     device: str | None,
-    on_start: Callable[[int], None] | None,
-    on_round: OnRound | None,
+    adjust_plan: Callable[[RunPlan, Federation], RunPlan] = lambda plan, federation: plan,
 ) -> Iterator[Group]:
-    """Play a run to its end and yield its group, which is closed afterwards.
+    """Yield the group of a single run before its first round; it is closed afterwards.
 
     Parameters
     ----------
@@ -37,10 +34,6 @@ def play_run(
         The section of that name, with one entry.
     adjust_plan : function
         Given the configured plan and the federation, returns the plan to play.
-    on_start : callable or None
-        Called with the number of rounds, before the first one.
-    on_round : callable or None
-        Called after every round, as in :meth:`fedcohort.simulate.rounds.group.Group.step`.
     """
     config = copy.deepcopy({key: value for key, value in table.items() if key in _SECTIONS})
     seeds = table.get("seeds", [0])
@@ -55,11 +48,34 @@ def play_run(
     prepared = replace(prepared, experiment=replace(prepared.experiment, plans=(plan,)))
     group = prepared.group(0, journals=None, device=device or plan.options.device, workers=plan.options.workers)
     try:
-        group.start()
-        if on_start is not None:
-            on_start(plan.options.rounds)
-        while not group.done:
-            group.step(on_round)
         yield group
     finally:
         group.close()
+
+
+@contextmanager
+def play_run(
+    table: Mapping[str, Any],
+    selectors: Mapping[str, Any],
+    adjust_plan: Callable[[RunPlan, Federation], RunPlan],
+    *,
+    device: str | None,
+    on_start: Callable[[int], None] | None,
+    on_round: OnRound | None,
+) -> Iterator[Group]:
+    """Play the run of :func:`open_run` to its end and yield its group.
+
+    Parameters
+    ----------
+    on_start : callable or None
+        Called with the number of rounds, before the first one.
+    on_round : callable or None
+        Called after every round, as in :meth:`fedcohort.simulate.rounds.group.Group.step`.
+    """
+    with open_run(table, selectors, device, adjust_plan) as group:
+        group.start()
+        if on_start is not None:
+            on_start(group.runs[0].plan.options.rounds)
+        while not group.done:
+            group.step(on_round)
+        yield group

@@ -41,7 +41,7 @@ def read_facts(path: Path) -> FederationFacts:
 
 
 def _read_groups(arrays: Mapping[str, AnyArray], clients: int) -> tuple[IntArray | None, tuple[str, ...]]:
-    """Return the group of each client and the groups' names; files of earlier versions have no groups."""
+    """Return the group of each client and the groups' names; a federation may have none."""
     if "groups" not in arrays:
         return None, ()
     groups, names = np.asarray(arrays["groups"]), tuple(map(str, arrays["group_names"].tolist()))

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
-FORMAT_VERSION = 2  # version 1 also had the cohorts in rounds/ and in a table clients/, which are not read
+FORMAT_VERSION = 2  # fedcohort 0.2 wrote version 1
 FOLDERS = ("rounds", "journal", "checkpoint")
 LIVE = "live.sqlite"
 _CREATED = re.compile(r"(federation-.*|data)\.npz|runs\.json|config\.toml|\..*\.tmp")  # written before meta.json
@@ -78,7 +78,7 @@ _RESTORE = "restore it from a copy, or run the experiment again with another --o
 
 
 class ResultsError(FedcohortError, OSError):
-    """An experiment's directory is missing, empty, half-written, foreign, too new, or cannot be written."""
+    """An experiment's directory is missing, empty, half-written, foreign, of another format, or cannot be written."""
 
     __str__ = FedcohortError.__str__
 
@@ -104,7 +104,7 @@ class RunInfo:
     reason : str
         Why it stopped, diverged or failed.
     engines : tuple of (int, str)
-        Kinds of engine that trained, each with its first round; empty for an experiment of an earlier version.
+        Kinds of engine that trained, each with its first round.
     """
 
     id: str
@@ -227,15 +227,11 @@ def read_part(path: Path) -> pa.Table:
     try:
         data = read_file(path)
         file = pa.parquet.ParquetFile(pa.BufferReader(data))
-        digest = (file.metadata.metadata or {}).get(_DIGEST.encode())  # files of earlier versions have none
-        if digest is not None and hashlib.sha256(data.replace(digest, _BLANK.encode())).hexdigest() != digest.decode():
+        digest = (file.metadata.metadata or {}).get(_DIGEST.encode())
+        if digest is None or hashlib.sha256(data.replace(digest, _BLANK.encode())).hexdigest() != digest.decode():
             raise ValueError("it was changed after it was written")
         # Threads that Arrow starts may abort the process when it ends.
-        table = file.read(use_threads=False)
-        missing = {"run", "round"} - set(table.column_names)
-        if missing:
-            raise ValueError(f"it has no column {min(missing)!r}")
-        return _with_all_columns(table)
+        return file.read(use_threads=False)
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
@@ -254,15 +250,6 @@ def read_parts(parts: Mapping[int, Path], read: Callable[[Path], pa.Table] = rea
             covered = _parts_covered(table)
         tables.append(table.replace_schema_metadata(None))
     return pa.concat_tables(tables)
-
-
-def _with_all_columns(table: pa.Table) -> pa.Table:
-    """Return a table with all columns of ``rounds``; those that an older version did not write are null."""
-    pa, schema = arrow(), rounds_schema()
-    for column in schema:
-        if column.name not in table.column_names:
-            table = table.append_column(column, pa.nulls(len(table), column.type))
-    return table.select(schema.names).cast(schema.with_metadata(table.schema.metadata))
 
 
 def _with_live(table: pa.Table, rows: Sequence[str]) -> pa.Table:
@@ -496,12 +483,7 @@ class Results:
         return np.split(column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()[1:-1])
 
     def leaderboards(
-        self,
-        *,
-        targets: Sequence[float] | None = None,
-        terminal: int | None = None,
-        baseline: str | None = None,
-        reference: str | None = None,
+        self, *, targets: Sequence[float] | None = None, baseline: str | None = None
     ) -> tuple[Leaderboard, ...]:
         """Return the leaderboard of each setting, finished or still running.
 
@@ -510,13 +492,10 @@ class Results:
         targets : sequence of float, optional
             Accuracies (or values of the task's metric) to reach. Default: the configuration's, or else where the
             baseline ends, rounded down to a whole percent.
-        terminal : int, optional
-            Number of last rounds that terminal accuracy averages. Default: the configuration's, or else 50 or a fifth
-            of a run shorter than 250.
-        baseline, reference : str, optional
-            Label to compare with, and the setting with IID data. Default: the configuration's.
+        baseline : str, optional
+            Label to compare with. Default: the configuration's, or else uniform.
         """
-        options = Options.of(self.config).override(targets, terminal, baseline, reference)
+        options = Options.of(self.config).override(targets, baseline)
         settings: dict[str, list[RunNumbers]] = {}
         own: dict[str, SettingOptions] = {}
         for run in self.runs:
@@ -615,6 +594,13 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     version = meta.get("format")
     if not isinstance(version, int):
         raise ResultsError(f"{folder / 'meta.json'} names no format, so this is not a fedcohort experiment.")
+    if version < FORMAT_VERSION:
+        writer = str(meta.get("fedcohort", "0.2"))[:40]
+        raise ResultsError(
+            f"{folder} was written by fedcohort {writer} (format {version}), which this version cannot read: some "
+            "names of selectors and aggregators mean other rules now.",
+            hint="read or continue it with that version, or run the experiment again",
+        )
     if version > FORMAT_VERSION:
         raise ResultsError(
             f"{folder} was written by a newer fedcohort (format {version}; this one reads up to {FORMAT_VERSION}).",
@@ -655,7 +641,7 @@ def load(path: str | Path, before: Results | None = None) -> Results:
     Raises
     ------
     ResultsError
-        If there is no experiment, or it is damaged or too new for this version.
+        If there is no experiment, or it is damaged, or another version wrote it in another format.
     """
     folder = check_path(path, "The directory of an experiment")
     meta = read_meta(folder)

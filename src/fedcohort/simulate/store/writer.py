@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 WORKERS_SECONDS = 60
-_SAME_RULES_SINCE = (0, 3)  # the first version in which names of selectors and aggregators mean what they mean now
 
 
 @contextmanager
@@ -137,23 +135,13 @@ def _digest(config: bytes) -> str:
 
 
 def check_continuable(path: Path, meta: Mapping[str, Any]) -> None:
-    """Refuse an experiment whose rules or configuration have changed since its runs began."""
-    version = re.match(r"(\d{1,9})\.(\d{1,9})", str(meta.get("fedcohort", "")), re.ASCII)
-    if version is not None and (int(version[1]), int(version[2])) < _SAME_RULES_SINCE:
-        raise ResultsError(
-            f"{path} was made by fedcohort {str(meta['fedcohort'])[:40]}. Some selectors and aggregators have changed "
-            "since then, so its runs would not continue as they began.",
-            hint="continue it with that version, or run a new experiment; this version can still report it",
-        )
-    digests = meta.get("config")
-    if not digests:
-        return
+    """Refuse an experiment whose configuration has changed since its runs began."""
     file = path / "config.toml"
     try:
         digest = _digest(read_file(file))
     except OSError as error:
         raise ResultsError(f"{file} cannot be read: {error.strerror or error}.") from error
-    if digest not in digests:
+    if digest not in meta.get("config", ()):
         raise ResultsError(
             f"{file} was changed after the experiment began, so its runs would no longer be comparable.",
             hint="restore it; to add seeds, rounds or selectors use 'fedcohort extend', and for a new experiment "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -11,28 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import DataError, FedcohortError
-from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt, print_to_stderr
-from fedcohort.simulate.rounds.listener import Deadline
-from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.studies.benchmark import timed_scores
-from fedcohort.studies.benchmark.page import markdown
 from fedcohort.studies.benchmark.run import (
     TIME,
-    begin,
-    begin_or_resume,
     every_selector,
-    is_timed,
     parse_seeds,
     plan,
     plan_time,
-    read_scores,
-    read_time_scores,
-    resume,
+    run_dataset,
+    run_time,
     write_scores,
-    write_time_scores,
 )
 from fedcohort.studies.benchmark.scores import Scores
 from fedcohort.studies.benchmark.suite import DATASETS, SUITES
+from fedcohort.studies.play import Player
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
@@ -66,9 +58,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--folder", help="where the datasets are")
     parser.add_argument("--merge", type=Path, nargs="+", help="only score these finished pieces together")
-    parser.add_argument("--page", type=Path, help="only print the tables of a bench.json as Markdown")
     options = parser.parse_args(arguments)
-    if options.out is None and not options.merge and options.page is None:
+    if options.out is None and not options.merge:
         parser.error("a run needs --out FOLDER, a new folder or one to continue")
     return options
 
@@ -76,69 +67,64 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0 done, 75 stopped with more to do, 1 error."""
     options = _parse(arguments)
-    until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
-    command = " ".join(["fedcohort bench", *(sys.argv[1:] if arguments is None else arguments)])
+    player = Player(
+        device=options.device,
+        processes=options.processes,
+        command=" ".join(["fedcohort bench", *(sys.argv[1:] if arguments is None else arguments)]),
+        until=math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes,
+    )
     try:
-        if options.page is not None:
-            print(_tables(options.page), end="")
-            return 0
         if options.merge:
             _print(write_scores(*options.merge))
             return 0
-        if options.suite == TIME:
-            return _run_time(options, until, command)
-        if options.suite is not None:
-            return _run_suite(options, until, command)
-        return 0 if _run(options, options.data, options.out, until, command) else _stopped()
+        finished = _run_time(options, player) if options.suite == TIME else _run(options, player)
     except FedcohortError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    if not finished:
+        player.say("stopped; run the same command to continue")
+    return 0 if finished else STOPPED
 
 
-def _tables(path: Path) -> str:
-    """Return the tables of a bench.json as Markdown."""
-    return timed_scores.markdown(read_time_scores(path)) if is_timed(path) else markdown(read_scores(path))
-
-
-def _run_suite(options: argparse.Namespace, until: float | None, command: str) -> int:
-    """Run every dataset of a suite; datasets that are not on this machine are skipped and named at the end."""
+def _run(options: argparse.Namespace, player: Player) -> bool:
+    """Run one dataset, or every dataset of a suite, and print the scores; return whether all are finished."""
+    if options.suite is None:
+        return _run_dataset(options, options.data, options.out, player)
     missing = []
     for data in SUITES[options.suite]:
         try:
-            if not _run(options, data, options.out / data, until, command):
-                return _stopped()
-        except DataError as error:
+            if not _run_dataset(options, data, options.out / data, player):
+                return False
+        except DataError as error:  # it is not on this machine; the others may be
             missing.append(f"{data}: {error}")
-    for text in missing:
-        print(f"error: {text}", file=sys.stderr)
-    return 1 if missing else 0
-
-
-def _run(options: argparse.Namespace, data: str, out: Path, until: float | None, command: str) -> bool:
-    """Run one dataset and print its scores; return whether it finished."""
-    if (out / "meta.json").is_file():
-        simulation = resume(out, device=options.device, processes=options.processes)
-    else:
-        config, notes = plan(
-            data,
-            _selectors(options),
-            parse_seeds(options.seeds),
-            settings=_names(options.settings),
-            quick=options.quick,
-            folder=options.folder,
-            columns={key: getattr(options, key) for key in ("label", "client") if getattr(options, key) is not None},
-        )
-        for note in notes:
-            print_to_stderr(f"note: {note}")
-        simulation = begin(config, out, device=options.device, processes=options.processes, command=command)
-    if not _play(simulation, until):
-        return False
-    _print(write_scores(out))
+    if missing:
+        raise DataError("\n".join(missing))
     return True
 
 
-def _run_time(options: argparse.Namespace, until: float | None, command: str) -> int:
-    """Run both pieces of the suite "time" and print its tables."""
+def _run_dataset(options: argparse.Namespace, data: str, out: Path, player: Player) -> bool:
+    columns = {key: getattr(options, key) for key in ("label", "client") if getattr(options, key) is not None}
+    config, notes = plan(
+        data,
+        _selectors(options),
+        parse_seeds(options.seeds),
+        settings=_names(options.settings),
+        quick=options.quick,
+        folder=options.folder,
+        columns=columns,
+    )
+    for note in notes:
+        player.say(f"note: {note}")
+    scores = run_dataset(config, out, player)
+    if scores is not None:
+        _print(scores)
+        if options.quick:
+            player.say("a trial with --quick: no number here is a result")
+    return scores is not None
+
+
+def _run_time(options: argparse.Namespace, player: Player) -> bool:
+    """Run both pieces of the suite "time" and print its tables; return whether it is finished."""
     pieces = plan_time(
         options.data,
         _selectors(options),
@@ -147,14 +133,10 @@ def _run_time(options: argparse.Namespace, until: float | None, command: str) ->
         quick=options.quick,
         folder=options.folder,
     )
-    for name, config in pieces.items():
-        simulation = begin_or_resume(
-            config, options.out / name, device=options.device, processes=options.processes, command=command
-        )
-        if not _play(simulation, until):
-            return _stopped()
-    print(timed_scores.markdown(write_time_scores(options.out)), end="")
-    return 0
+    scores = run_time(pieces, options.out, player)
+    if scores is not None:
+        print(timed_scores.markdown(scores), end="")
+    return scores is not None
 
 
 def _names(text: str) -> list[str]:
@@ -165,29 +147,10 @@ def _selectors(options: argparse.Namespace) -> dict[str, Any]:
     return {name: {} for name in _names(options.selectors) or every_selector()}
 
 
-def _stopped() -> int:
-    print_to_stderr("stopped; run the same command to continue")
-    return STOPPED
-
-
-def _play(simulation: Simulation, until: float | None) -> bool:
-    """Run an experiment; return whether it finished."""
-    with contextlib.suppress(ImportError):  # rich draws it, and the simulator runs without rich
-        from fedcohort.simulate.rounds.progress import Progress
-
-        simulation.listeners.append(Progress())
-    if until is not None:
-        simulation.listeners.append(Deadline(simulation.stop, until))
-    with finish_round_on_interrupt(simulation, print_to_stderr):
-        state = simulation.run()
-    return state == "finished"
-
-
 def _print(scores: Scores) -> None:
     for line in scores.lines:
         print(f"{line.label}: {line.sentence}")
-    if scores.frozen is not None:
-        print(f"{scores.data}: frozen before the first round as {scores.frozen.tag}")
+    print(f"{scores.data}: frozen before the first round as {scores.frozen.tag}")
 
 
 if __name__ == "__main__":

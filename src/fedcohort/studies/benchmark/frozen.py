@@ -56,12 +56,15 @@ class Frozen:
         return cls(VERSION, hashes)
 
     @classmethod
-    def read(cls, folder: Path) -> Frozen | None:
-        """Read what a folder ran; None if an earlier version made it and nothing was frozen."""
+    def read(cls, folder: Path) -> Frozen:
+        """Read what a folder ran."""
         try:
             return cls.from_dict(json.loads(read_file(folder / FILE)))
         except FileNotFoundError:
-            return None
+            raise InputError(
+                f"{folder} has no {FILE}, so nobody knows whether its selectors have changed since it was run.",
+                hint="run it with 'fedcohort bench', which writes that file before the first round",
+            ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{folder / FILE} is damaged ({type(error).__name__}: {error}).") from error
 
@@ -93,7 +96,7 @@ def check_same(before: Frozen, now: Frozen, where: Path) -> None:
             "cannot be compared.",
             hint="run it again in another folder",
         )
-    changed = sorted(label for label, sum_ in now.selectors.items() if before.selectors.get(label, sum_) != sum_)
+    changed = sorted(label for label, digest in now.selectors.items() if before.selectors.get(label, digest) != digest)
     if changed:
         raise InputError(
             f"{where} (tag {before.tag}) was run with different code or parameters of {', '.join(changed)} (tag now "
@@ -103,22 +106,14 @@ def check_same(before: Frozen, now: Frozen, where: Path) -> None:
         )
 
 
-def together(folders: Sequence[Path]) -> Frozen | None:
-    """Return what several folders ran together; None if nothing was frozen in any of them."""
-    by_folder = {folder: Frozen.read(folder) for folder in folders}
-    frozen = [one for one in by_folder.values() if one is not None]
-    if not frozen:
-        return None
-    for folder, one in by_folder.items():
-        if one is None:
-            raise InputError(
-                f"{folder} has no {FILE}: what it ran was not frozen, so it cannot be merged with results of the tag "
-                f"{frozen[0].tag}.",
-                hint="run it again with this version",
-            )
-        check_same(frozen[0], one, folder)
-    labels = {label: sum_ for one in frozen for label, sum_ in one.selectors.items()}
-    return Frozen(frozen[0].suite, labels)
+def merge_frozen(folders: Sequence[Path]) -> Frozen:
+    """Return what several folders ran; they must agree on the suite and on the selectors they share."""
+    first, *others = [Frozen.read(folder) for folder in folders]
+    labels = dict(first.selectors)
+    for folder, other in zip(folders[1:], others, strict=True):
+        check_same(first, other, folder)
+        labels |= other.selectors
+    return Frozen(first.suite, labels)
 
 
 def code_hash(cls: type, *more: str) -> str:

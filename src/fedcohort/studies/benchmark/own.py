@@ -77,7 +77,7 @@ def _possible(
     possible, reasons = [], {}
     for setting in settings:
         try:
-            _try(setting, dataset, size, seeds)
+            _check_setting(setting, dataset, size, seeds)
             possible.append(setting)
         except FedcohortError as error:
             reasons[setting.name] = getattr(error, "message", str(error))
@@ -119,7 +119,7 @@ def own_size(dataset: Dataset) -> Size:
         model="lenet" if large else "mlp",
         local={"batch_size": batch, "steps": 20, "lr": 0.05},
         server=min(20, int(counts[scarce]) // 5),
-        evaluated=5,
+        eval_every=5,
         unit=unit,
     )
 
@@ -146,7 +146,7 @@ def data_title(data: Mapping[str, Any]) -> str:
     return path.name if path.suffix else f"{path.name}/"
 
 
-def _try(setting: BenchmarkSetting, dataset: Dataset, size: Size, seeds: Sequence[int]) -> None:
+def _check_setting(setting: BenchmarkSetting, dataset: Dataset, size: Size, seeds: Sequence[int]) -> None:
     """Raise an error if a federation, its first round's availability or a view of the setting cannot be built."""
     prepared = prepare(Experiment.from_dict(experiment_table("bench-own", dataset, size, [setting], {}, seeds)), "cpu")
     for plan, key in zip(prepared.experiment.plans, prepared.federation_keys, strict=True):

@@ -8,14 +8,10 @@ from typing import Any
 
 import fedcohort
 from fedcohort.simulate.leaderboard import SelectorRanking, Table
-from fedcohort.simulate.leaderboard.formats import Cell, to_markdown
+from fedcohort.simulate.leaderboard.formats import Cell
 from fedcohort.studies.benchmark.scores import Scores, SelectorScore
-from fedcohort.studies.benchmark.suite import described
+from fedcohort.studies.benchmark.suite import settings_by_name
 
-UNTIMED = (
-    "Speeds are not shown: these scores are of an earlier version, which counted runs that never reach uniform's "
-    "accuracy by their own length and kept no times for each setting."
-)
 DEFAULT = "balanced"  # the selector we recommend, and whose claims are stated
 _SCALE = 5.0  # points at which a cell has full colour
 
@@ -56,13 +52,13 @@ def robustness(scores: Scores) -> Table:
         cells = [Cell(f"{line.mean:+.2f}", "" if math.isnan(line.interval) else f"± {line.interval:.2f}")]
         cells.append(Cell(f"{rank:.1f}", "" if math.isnan(around) else f"± {around:.1f}"))
         cells += [Cell(f"{line.shortfall:.1f}"), Cell(f"{line.worst_run:+.1f}")]
-        cells.append(Cell("–" if math.isnan(line.arrived) else f"{line.arrived:.0%}"))
+        cells.append(Cell("–" if math.isnan(line.reach_share) else f"{line.reach_share:.0%}"))
         cells += [_speed(line, name, len(scores.settings)) for name in ("rounds", "seconds", "bytes")]
         rows.append((Cell(line.label), *cells))
     most = "never worse by more than"
     head = ("selector", "mean gain", "rank", most, "worst run", "reached", "rounds", "seconds", "bytes")
-    title = "Ranks, robustness, and how many times less uniform's accuracy costs"
-    return Table("robustness", title, head, tuple(rows), note="" if _has_times(scores) else UNTIMED)
+    title = "Ranks, robustness, and savings in reaching uniform's accuracy"
+    return Table("robustness", title, head, tuple(rows))
 
 
 def _speed(line: SelectorScore, measure: str, settings: int) -> Cell:
@@ -70,10 +66,6 @@ def _speed(line: SelectorScore, measure: str, settings: int) -> Cell:
     if math.isnan(speed):
         return Cell("–")
     return Cell(f"{speed:.2f}×", f"in {covers}" if covers < settings else "")
-
-
-def _has_times(scores: Scores) -> bool:
-    return not scores.lines or any(line.faster for line in scores.lines)
 
 
 def minorities(scores: Scores) -> Table:
@@ -111,16 +103,6 @@ def claims(scores: Scores, label: str) -> Table:
     )
 
 
-def markdown(scores: Scores) -> str:
-    """Return all tables and sentences as Markdown."""
-    tables = [matrix(scores), robustness(scores)]
-    if any(line.minority for line in scores.lines):
-        tables.insert(1, minorities(scores))
-        tables += [claims(scores, DEFAULT) for line in scores.lines if line.label == DEFAULT]
-    sentences = "\n".join(f"- `{line.label}`: {line.sentence}" for line in scores.lines)
-    return "\n\n".join([*map(to_markdown, tables), sentences]) + "\n"
-
-
 PURPOSES = {
     "report": "the seeds reserved for reports",
     "tuning": "the seeds for tuning: not a result to publish",
@@ -129,18 +111,17 @@ PURPOSES = {
 }
 
 
-def page(scores: Scores, made: str = "") -> str:
-    """Return the page as HTML; ``made`` names the version and the date, by default this version and today."""
+def page(scores: Scores, origin: str = "") -> str:
+    """Return the page as HTML; ``origin`` names the version and the date, by default this version and today."""
     from fedcohort.report.render import render  # the tables above work without jinja2
 
-    known = described(scores.data)
+    known = settings_by_name(scores.data)
     return render(
         "benchmark.html",
         scores=scores,
-        suite_version=scores.version,
+        suite_version=scores.frozen.suite,
         purpose=PURPOSES[scores.purpose],
-        made=made or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
-        untimed="" if _has_times(scores) else UNTIMED,
+        origin=origin or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
         rows=[_heat_row(line, scores) for line in scores.lines],
         minorities=[_minority_row(line, scores) for line in scores.lines if line.minority],
         claims=[claims(scores, line.label) for line in scores.lines if line.label == DEFAULT and line.minority],
@@ -161,7 +142,7 @@ def _heat_row(line: SelectorScore, scores: Scores) -> dict[str, Any]:
             f"{line.mean:+.2f}{width}",
             f"{line.worst[1]:+.1f}",
             f"{rank:.1f}" if math.isnan(around) else f"{rank:.1f} ± {around:.1f}",
-            "–" if math.isnan(line.arrived) else f"{line.arrived:.0%}",
+            "–" if math.isnan(line.reach_share) else f"{line.reach_share:.0%}",
             *(f"{cell.text} {cell.note}".strip() for cell in speeds),
         ],
         "gains": [(f"{gain:+.1f}", _colour(gain)) for gain in gains],

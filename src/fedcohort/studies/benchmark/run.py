@@ -1,4 +1,4 @@
-"""Plan, start and score a benchmark; both commands use this."""
+"""Plan, run and score a benchmark; ``fedcohort bench`` and ``python -m fedcohort.studies.benchmark`` use this."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.files import read_file
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import to_toml
 from fedcohort.simulate.data import Dataset
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
@@ -22,6 +23,7 @@ from fedcohort.studies.benchmark.own import own_table
 from fedcohort.studies.benchmark.scores import Scores, score
 from fedcohort.studies.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEEDS, table
 from fedcohort.studies.benchmark.timed_scores import TimeScores, score_time
+from fedcohort.studies.play import Player
 
 QUICK_ROUNDS = 20
 TIME = "time"  # the suite in simulated time
@@ -116,38 +118,53 @@ def plan_time(
     return pieces
 
 
-def begin(
-    config: Mapping[str, Any],
-    out: Path,
-    *,
-    device: str | None = None,
-    processes: int | None = None,
-    command: str = "",
-) -> Simulation:
+def begin(config: Mapping[str, Any], out: Path, player: Player) -> Simulation:
     """Prepare a planned benchmark in a new folder, and freeze what it is going to run."""
     simulation = Simulation(
-        Experiment.from_dict(dict(config)), out, device=device, processes=processes, command=command
+        Experiment.from_dict(dict(config)),
+        out,
+        device=player.device,
+        processes=player.processes,
+        command=player.command,
     )
     Frozen.of(simulation.experiment).write(out)
     return simulation
 
 
-def resume(out: Path, *, device: str | None = None, processes: int | None = None) -> Simulation:
-    """Continue a benchmark, unless its selectors have changed since it began."""
-    simulation = Simulation.open(out, device=device, processes=processes)
-    known = Frozen.read(out)
-    if known is not None:
-        check_same(known, Frozen.of(simulation.experiment), out)
+def resume(out: Path, player: Player) -> Simulation:
+    """Open a benchmark to continue it, unless its selectors have changed since it began."""
+    simulation = Simulation.open(out, device=player.device, processes=player.processes)
+    check_same(Frozen.read(out), Frozen.of(simulation.experiment), out)
     return simulation
 
 
-def begin_or_resume(
-    config: Mapping[str, Any], out: Path, *, device: str | None = None, processes: int | None = None, command: str = ""
-) -> Simulation:
-    """Continue the benchmark in a folder, or begin it there."""
-    if (out / "meta.json").is_file():
-        return resume(out, device=device, processes=processes)
-    return begin(config, out, device=device, processes=processes, command=command)
+def run_dataset(config: Mapping[str, Any], out: Path, player: Player) -> Scores | None:
+    """Run a planned benchmark, or continue it in its folder; return its scores, or None if it was stopped."""
+    return write_scores(out) if _play(config, out, player) else None
+
+
+def resume_dataset(out: Path, player: Player) -> Scores | None:
+    """Continue the benchmark in a folder; return its scores, or None if it was stopped."""
+    return write_scores(out) if player.play(resume(out, player)) else None
+
+
+def run_time(pieces: Mapping[str, Mapping[str, Any]], out: Path, player: Player) -> TimeScores | None:
+    """Run the planned pieces of the suite "time", or continue them; return the scores, or None if they were stopped."""
+    finished = all(_play(config, out / name, player) for name, config in pieces.items())
+    return write_time_scores(out) if finished else None
+
+
+def _play(config: Mapping[str, Any], out: Path, player: Player) -> bool:
+    """Continue the benchmark in a folder, or begin it there; return whether it finished."""
+    if not (out / "meta.json").is_file():
+        return player.play(begin(config, out, player))
+    simulation = resume(out, player)
+    if to_toml(simulation.experiment.table) != to_toml(Experiment.from_dict(dict(config)).table):
+        raise InputError(
+            f"{out} holds a benchmark with other options, which cannot become this one.",
+            hint="name another folder with --out, or repeat the command that the benchmark was begun with",
+        )
+    return player.play(simulation)
 
 
 def write_scores(*folders: Path) -> Scores:
@@ -178,11 +195,6 @@ def read_scores(path: Path) -> Scores:
 def read_time_scores(path: Path) -> TimeScores:
     """Return the scores of a bench.json of the suite "time"."""
     return _read(path, TimeScores.from_dict)
-
-
-def is_timed(path: Path) -> bool:
-    """Whether a bench.json is of the suite "time"."""
-    return _read(path, lambda stored: bool(stored.get("suite") == TIME))
 
 
 def _read(path: Path, make: Callable[[Any], T]) -> T:

@@ -23,7 +23,7 @@ from fedcohort.simulate.leaderboard import (
 from fedcohort.simulate.leaderboard.numbers import LOST
 from fedcohort.simulate.leaderboard.words import names
 from fedcohort.simulate.store.results import Results
-from fedcohort.studies.benchmark.frozen import Frozen, together
+from fedcohort.studies.benchmark.frozen import Frozen, merge_frozen
 from fedcohort.studies.benchmark.own import data_title
 from fedcohort.studies.benchmark.suite import DATASETS, VERSION, kinds, purpose_of, rounds_of, suite
 
@@ -91,14 +91,13 @@ class SelectorScore:
         How many times less than uniform it takes to reach the target, on average within the horizon that all runs of
         the setting share. A run that never reaches the target takes the whole horizon. NaN if neither selector reaches
         it, or if the setting has no time. Bytes include models in both directions and every question to a client.
-        Empty for scores of an earlier version, which counted runs that never reach the target by their own length.
     reached : mapping of setting to float
         Share of its seeds that reach the target within the common horizon of rounds.
     kinds : tuple of tuple of str
         Settings that count as one for the mean gain; see :func:`~fedcohort.studies.benchmark.suite.kinds`.
     minority : mapping of setting to (seeds,) array
         Points of the worst group's accuracy above that of uniform's worst group. With too many owners to be groups,
-        the worst tenth of clients takes their place. Empty for scores of the first version.
+        the worst tenth of clients takes their place.
     """
 
     label: str
@@ -196,15 +195,15 @@ class SelectorScore:
         return values[np.isfinite(values)]
 
     @property
-    def arrived(self) -> float:
+    def reach_share(self) -> float:
         """Share of all runs that reach uniform's accuracy; NaN if unknown."""
         return float(np.mean(list(self.reached.values()))) if self.reached else math.nan
 
     @property
     def _pace(self) -> str:
         """The part of the sentence about reaching uniform's accuracy."""
-        if self.arrived < 1:  # bytes cannot be compared: nobody knows what the missing runs would have taken
-            return f"; {self.arrived:.0%} of its runs reach uniform's accuracy"
+        if self.reach_share < 1:  # bytes cannot be compared: nobody knows what the missing runs would have taken
+            return f"; {self.reach_share:.0%} of its runs reach uniform's accuracy"
         paid = self.speed("bytes")
         return "" if math.isnan(paid) else f"; reaches uniform's accuracy with {_compared(1 / paid)} bytes"
 
@@ -272,10 +271,8 @@ class Scores:
         Best mean gain first; ``uniform`` is not among them.
     complete : bool
         Whether every run has finished.
-    frozen : Frozen or None
-        What was run, as recorded before the first round.
-    version : int
-        Version of the suite.
+    frozen : Frozen
+        The version of the suite and the selectors, as recorded before the first round.
     stated_purpose : str
         The purpose that scores of an earlier version state; this version does not know their seeds and settings.
     """
@@ -286,13 +283,12 @@ class Scores:
     settings: tuple[str, ...]
     lines: tuple[SelectorScore, ...]
     complete: bool
-    frozen: Frozen | None = None
-    version: int = VERSION
+    frozen: Frozen
     stated_purpose: str = ""
 
     @staticmethod
     def from_dict(submission: Mapping[str, Any]) -> Scores:
-        """Read a submission; those of an earlier version have no speeds."""
+        """Read a submission."""
 
         def numbers(values: Mapping[str, float | None]) -> dict[str, float]:
             return {name: math.nan if value is None else float(value) for name, value in values.items()}
@@ -302,10 +298,10 @@ class Scores:
             SelectorScore(
                 entry["label"],
                 {name: np.array(entry["gains"][name], np.float64) for name in submission["settings"]},
-                {measure: numbers(values) for measure, values in entry.get("faster", {}).items()},
-                numbers(entry.get("reached", {})),
+                {measure: numbers(values) for measure, values in entry["faster"].items()},
+                numbers(entry["reached"]),
                 grouped,
-                {name: np.array(values, np.float64) for name, values in entry.get("worst_group_gains", {}).items()},
+                {name: np.array(values, np.float64) for name, values in entry["worst_group_gains"].items()},
             )
             for entry in submission["selectors"]
         ]
@@ -316,15 +312,14 @@ class Scores:
             settings=tuple(submission["settings"]),
             lines=tuple(lines),
             complete=submission["complete"],
-            frozen=None if submission.get("frozen") is None else Frozen.from_dict(submission["frozen"]),
-            version=submission["benchmark"],
+            frozen=Frozen.from_dict(submission["frozen"]),
             stated_purpose=submission["purpose"],
         )
 
     @property
     def purpose(self) -> str:
         """What the result may be used for: "report", "tuning", "own" seeds, or "trial" if it is not the whole suite."""
-        if self.version != VERSION:
+        if self.frozen.suite != VERSION:
             return self.stated_purpose
         whole = {setting.name for setting in suite(self.data)} if self.data in DATASETS else set(self.settings)
         if self.rounds != rounds_of(self.data) or set(self.settings) != whole:
@@ -371,14 +366,14 @@ class Scores:
     def to_dict(self) -> dict[str, Any]:
         """Return the submission as plain values."""
         return {
-            "benchmark": self.version,
+            "benchmark": self.frozen.suite,
             "fedcohort": fedcohort.__version__,
             "data": self.data,
             "seeds": list(self.seeds),
             "rounds": self.rounds,
             "purpose": self.purpose,
             "complete": self.complete,
-            "frozen": None if self.frozen is None else self.frozen.to_dict(),
+            "frozen": self.frozen.to_dict(),
             "settings": list(self.settings),
             "critical_difference": None if self.ranking is None else self.ranking.difference,
             "uniform_rank": _plain(self.ranks["uniform"][0]) if self.ranks else None,
@@ -388,7 +383,7 @@ class Scores:
 
 def score(*results: Results) -> Scores:
     """Score experiments of :func:`fedcohort.studies.benchmark.suite.table`: one, or several with different settings."""
-    frozen = together([part.path for part in results])
+    frozen = merge_frozen([part.path for part in results])
     data, rounds = _data_and_rounds(results)
     boards = [board for part in results for board in part.leaderboards()]
     labels = _check_boards(boards)
@@ -403,7 +398,6 @@ def score(*results: Results) -> Scores:
         lines=tuple(sorted(lines, key=lambda line: -line.mean)),
         complete=all(board.finished for board in boards),
         frozen=frozen,
-        version=VERSION if frozen is None else frozen.suite,
     )
 
 
@@ -442,7 +436,7 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], group
         )
         for measure in _SPEEDS:
             faster[measure][board.setting] = _times_faster(board, row, measure)
-        reached[board.setting] = _share_arrived(board, row)
+        reached[board.setting] = _reach_share(board, row)
         lost = [worst_group_accuracy(ours[seed]) - worst_group_accuracy(theirs[seed]) for seed in seeds]
         if np.isfinite(lost).all():
             minority[board.setting] = 100 * np.array(lost)
@@ -458,7 +452,7 @@ def _times_faster(board: Leaderboard, row: LeaderRow, measure: str) -> float:
     return base / mine if comparable else math.nan
 
 
-def _share_arrived(board: Leaderboard, row: LeaderRow) -> float:
+def _reach_share(board: Leaderboard, row: LeaderRow) -> float:
     limit = horizon(board, "rounds")
     times = [_cost_to_target(seed, "rounds")[0] for seed in row.seeds]
     return float(np.mean([time is not None and time <= limit for time in times]))

@@ -55,14 +55,14 @@ class Size:
     model: str
     local: Mapping[str, Any]
     server: int  # samples of each class that the server keeps
-    evaluated: int = 2  # rounds between two evaluations
+    eval_every: int = 2  # rounds between two evaluations
     only: tuple[str, ...] = ()  # the settings to run, if all would take too long
     unit: int = 20  # the fewest clients that divide 3 : 1 between two halves of the classes; 20 for ten classes
 
 
 _SIZES = {
     "digits": Size(60, 40, 6, 60, "mlp", {"batch_size": 16, "steps": 10, "lr": 0.1}, 5),
-    "fashion-mnist": Size(100, 500, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, evaluated=5),
+    "fashion-mnist": Size(100, 500, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, eval_every=5),
     "cifar10": Size(
         100,
         500,
@@ -71,18 +71,18 @@ _SIZES = {
         "lenet",
         {"batch_size": 20, "steps": 20, "lr": 0.05},
         20,
-        evaluated=5,
+        eval_every=5,
         only=(
             *("iid", "2-classes", "dirichlet", "rare-classes", "noise", "skew-slow", "rotated-20%", "inverted-5%-skew"),
             *("concept-20%", "sizes", "rare-slow", "permuted-30%", "cohort-2", "day-night"),
         ),
     ),
-    "femnist": Size(300, 0, 20, 100, "mlp", {"batch_size": 20, "steps": 20, "lr": 0.05}, 2, evaluated=5),
-    "watch": Size(10, 0, 3, 100, "mlp", {"batch_size": 32, "steps": 20, "lr": 0.03}, 5, evaluated=5),
-    "flights": Size(175, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, evaluated=5),
-    "birdstrikes": Size(50, 0, 8, 60, "mlp", {"batch_size": 32, "steps": 10, "lr": 0.05}, 5, evaluated=2),
-    "speeches": Size(43, 0, 5, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, evaluated=5),
-    "stdlib": Size(105, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, evaluated=5),
+    "femnist": Size(300, 0, 20, 100, "mlp", {"batch_size": 20, "steps": 20, "lr": 0.05}, 2, eval_every=5),
+    "watch": Size(10, 0, 3, 100, "mlp", {"batch_size": 32, "steps": 20, "lr": 0.03}, 5, eval_every=5),
+    "flights": Size(175, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 20, "lr": 0.05}, 20, eval_every=5),
+    "birdstrikes": Size(50, 0, 8, 60, "mlp", {"batch_size": 32, "steps": 10, "lr": 0.05}, 5, eval_every=2),
+    "speeches": Size(43, 0, 5, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, eval_every=5),
+    "stdlib": Size(105, 0, 10, 100, "mlp", {"batch_size": 50, "steps": 40, "lr": 0.1}, 2, eval_every=5),
 }
 DATASETS = tuple(_SIZES)
 OWN_ROUNDS = 100
@@ -97,15 +97,15 @@ def suite(data: str) -> tuple[BenchmarkSetting, ...]:
     >>> [setting.name for setting in suite("femnist")]
     ['natural', 'natural-30%', 'natural-slow']
     """
-    only = _size(data).only
-    return tuple(setting for setting in _every(data) if not only or setting.name in only)
+    only = size_of(data).only
+    return tuple(setting for setting in _all_settings(data) if not only or setting.name in only)
 
 
-def _every(data: str) -> tuple[BenchmarkSetting, ...]:
+def _all_settings(data: str) -> tuple[BenchmarkSetting, ...]:
     """Return all settings that a dataset could have."""
     if data not in _SIZES:  # the user's own data: names and meanings do not depend on the size
         return (*natural_settings(), *drawn_settings(_SIZES["fashion-mnist"]))
-    return natural_settings() if data in NATURAL else drawn_settings(_size(data))
+    return natural_settings() if data in NATURAL else drawn_settings(size_of(data))
 
 
 def drawn_settings(size: Size) -> tuple[BenchmarkSetting, ...]:
@@ -141,7 +141,7 @@ def _skews(size: Size) -> tuple[BenchmarkSetting, ...]:
         BenchmarkSetting(
             "rare-classes",
             "Fed-CBS",
-            "half of the classes at three times as many clients, three in ten available",
+            "half of the classes are held by three times as many clients, three in ten available",
             {"partition": {"name": "imbalanced", "clients": n, "ratio": 3}, "availability": _THIRTY},
         ),
         BenchmarkSetting(
@@ -231,7 +231,7 @@ def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
             "inverted-5%-skew", "invert", 0.05, spread(0.3), "one client in twenty sees inverted images, skewed labels"
         ),
         minority("sketch-10%", "sketch", 0.1, _iid(n), "a tenth see only outlines, labels balanced"),
-        minority("concept-20%", "relabel", 0.2, _iid(n), "a fifth give the labels another meaning, and are right"),
+        minority("concept-20%", "relabel", 0.2, _iid(n), "a fifth use the labels with another meaning, and are right"),
         BenchmarkSetting(
             "sizes",
             "no paper",
@@ -241,13 +241,13 @@ def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
         BenchmarkSetting(
             "rare-slow",
             "no paper",
-            "two classes at a tenth of the clients, who take five times as long",
+            "two classes are held by a tenth of the clients, who take five times as long",
             {"partition": rare, "latency": _SLOW, "rare_slowness": 5.0},
         ),
         BenchmarkSetting(
             "rare-wrong",
             "no paper",
-            "two classes at a tenth of the clients, and 40% of their labels wrong",
+            "two classes are held by a tenth of the clients, and 40% of their labels are wrong",
             {"partition": rare, "noise": {"level": 0.4, "rare": 2}},
         ),
         BenchmarkSetting(
@@ -290,9 +290,9 @@ def _worlds(size: Size) -> tuple[BenchmarkSetting, ...]:
     )
 
 
-def described(data: str) -> dict[str, BenchmarkSetting]:
+def settings_by_name(data: str) -> dict[str, BenchmarkSetting]:
     """Return the settings that results on a dataset may name, by name; any dataset, also the user's own."""
-    return {setting.name: setting for setting in _every(data)}
+    return {setting.name: setting for setting in _all_settings(data)}
 
 
 def kinds(data: str, settings: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -303,7 +303,7 @@ def kinds(data: str, settings: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     >>> kinds("digits", ["noise", "skew-noise", "skew-noise-slow"])
     (('noise',), ('skew-noise', 'skew-noise-slow'))
     """
-    known = described(data)
+    known = settings_by_name(data)
     groups: dict[str, list[str]] = {}
     for name in settings:
         setting = known.get(name)
@@ -335,7 +335,7 @@ def table(
         Instead of the suite's rounds; such a result cannot be submitted.
     """
     return experiment_table(
-        f"bench-{data}", {"name": data}, _size(data), suite(data), selectors, seeds, settings=settings, rounds=rounds
+        f"bench-{data}", {"name": data}, size_of(data), suite(data), selectors, seeds, settings=settings, rounds=rounds
     )
 
 
@@ -364,7 +364,7 @@ def experiment_table(
         "run": {
             "rounds": rounds or size.rounds,
             "cohort": size.cohort,
-            "eval_every": size.evaluated,
+            "eval_every": size.eval_every,
             "baseline": "uniform",
             "lockstep": 96,  # a dozen processes with thousands of runs share one GPU's memory
         },
@@ -400,7 +400,7 @@ def purpose_of(seeds: Collection[int]) -> str:
 
 def rounds_of(data: str) -> int:
     """Return the rounds of the benchmark on a dataset."""
-    return _size(data).rounds if data in _SIZES else OWN_ROUNDS
+    return size_of(data).rounds if data in _SIZES else OWN_ROUNDS
 
 
 def natural_settings() -> tuple[BenchmarkSetting, ...]:
@@ -418,7 +418,8 @@ def natural_settings() -> tuple[BenchmarkSetting, ...]:
     )
 
 
-def _size(data: str) -> Size:
+def size_of(data: str) -> Size:
+    """Return how a dataset is benchmarked."""
     if data not in _SIZES:
         raise UnknownNameError(
             f"There is no benchmark of {data!r}. Known: {', '.join(_SIZES)}.",

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fedcohort.core.errors import UnknownNameError
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.studies.benchmark.suite import check_choice
+from fedcohort.studies.benchmark.suite import Size, check_choice, size_of
 
 VERSION = 1
 DAY = 86_400.0
@@ -41,33 +40,10 @@ WAYS = {
 """The ways to make a global model."""
 PIECES = {"rounds": (ROUNDS, SPARES), "flow": (PERIOD, BUFFER)}
 _TICK = 600.0  # seconds between two semi-synchronous models
+_WORK = 300.0  # seconds that the median client trains
 
 
-@dataclass(frozen=True)
-class _Size:
-    """How a dataset is benchmarked."""
-
-    clients: int
-    cohort: int  # k
-    local: Mapping[str, Any]
-    server: int  # samples of each class that the server keeps
-
-    @property
-    def at_work(self) -> int:
-        """1.3 k."""
-        return math.ceil(1.3 * self.cohort)
-
-    @property
-    def speed(self) -> float:
-        """Samples per second with which the median client works for five minutes."""
-        return float(self.local["batch_size"] * self.local["steps"]) / 300.0
-
-
-_SIZES = {
-    "digits": _Size(60, 6, {"batch_size": 16, "steps": 10, "lr": 0.1}, 5),
-    "fashion-mnist": _Size(100, 10, {"batch_size": 50, "steps": 20, "lr": 0.05}, 20),
-}
-DATASETS = tuple(_SIZES)
+DATASETS = ("digits", "fashion-mnist")
 
 
 def setting_name(regime: str, way: str) -> str:
@@ -83,8 +59,8 @@ def tables(
     ``regimes`` chooses kinds of availability. With ``rounds``, a run makes at most this many models instead of a whole
     day, and the result is a trial. The rest is as in :func:`~fedcohort.studies.benchmark.suite.table`.
     """
-    if data not in _SIZES:
-        raise UnknownNameError(f"The suite 'time' is run on {' or '.join(_SIZES)}. Got {data!r}.")
+    if data not in DATASETS:
+        raise UnknownNameError(f"The suite 'time' is run on {' or '.join(DATASETS)}. Got {data!r}.")
     check_choice("The suite 'time'", regimes, REGIMES, seeds)
     chosen = list(regimes) or list(REGIMES)
     every = {"uniform": {}, **selectors}
@@ -99,8 +75,9 @@ def tables(
 def _table(
     data: str, piece: str, selectors: Mapping[str, Any], seeds: Sequence[int], regimes: Sequence[str], rounds: int
 ) -> dict[str, Any]:
-    size = _SIZES[data]
-    devices = {"speed": size.speed, "speed_spread": 0.8}
+    size = size_of(data)
+    samples = size.local["batch_size"] * size.local["steps"]
+    devices = {"speed": samples / _WORK, "speed_spread": 0.8}
     partition = {"name": "rare-holders", "clients": size.clients, "rare": 2, "share": 0.1, "alpha": 0.3}
     return {
         "name": f"time-{piece}",
@@ -129,14 +106,15 @@ def _table(
     }
 
 
-def _run(size: _Size, way: str) -> dict[str, Any]:
+def _run(size: Size, way: str) -> dict[str, Any]:
     """Return what a way changes in ``[run]``. Evaluations are about equally far apart in seconds."""
+    at_work = math.ceil(1.3 * size.cohort)
     match way:
         case "rounds":
             return {}
         case "over-committed":
-            return {"spares": size.at_work - size.cohort, "eval_every": 3}
+            return {"spares": at_work - size.cohort, "eval_every": 3}
         case "semi-synchronous":
-            return {"mode": "async", "cohort": size.at_work, "period": _TICK, "eval_every": 3}
+            return {"mode": "async", "cohort": at_work, "period": _TICK, "eval_every": 3}
         case _:
-            return {"mode": "async", "cohort": size.at_work, "buffer": size.cohort // 2, "eval_every": 10}
+            return {"mode": "async", "cohort": at_work, "buffer": size.cohort // 2, "eval_every": 10}

@@ -19,15 +19,15 @@ _LEFT, _WIDTH, _BAR, _GAP, _TOP = 150, 560, 11, 10, 64
 _DAY = 24.0
 
 
-def page(scores: TimeScores, made: str = "") -> str:
-    """Return the page as HTML; ``made`` names the version and the date, by default this version and today."""
+def page(scores: TimeScores, origin: str = "") -> str:
+    """Return the page as HTML; ``origin`` names the version and the date, by default this version and today."""
     from fedcohort.report.render import render  # the tables work without jinja2
 
     return render(
         "benchmark_time.html",
         scores=scores,
         purpose=PURPOSES[scores.purpose],
-        made=made or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
+        origin=origin or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
         ways=WAYS,
         picture=draw(scores),
         tables=[ways(scores), selection(scores), *(every(scores, regime) for regime in scores.targets)],

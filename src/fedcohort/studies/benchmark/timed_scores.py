@@ -15,7 +15,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.simulate.leaderboard import Leaderboard, SeedRow
 from fedcohort.simulate.leaderboard.formats import Cell, Table, to_markdown
 from fedcohort.simulate.store.results import Results
-from fedcohort.studies.benchmark.frozen import Frozen, together
+from fedcohort.studies.benchmark.frozen import Frozen, merge_frozen
 from fedcohort.studies.benchmark.scores import half_interval, seeds_of, terminal_accuracy, worst_group_accuracy
 from fedcohort.studies.benchmark.suite import VERSION as SUITE_VERSION
 from fedcohort.studies.benchmark.suite import purpose_of
@@ -95,14 +95,14 @@ class TimeScores:
     targets: Mapping[str, float]
     cells: tuple[TimeCell, ...]
     complete: bool
+    frozen: Frozen
     whole: bool = True
-    frozen: Frozen | None = None
     stated_purpose: str = ""
 
     @property
     def purpose(self) -> str:
         """What the result may be used for: "report", "tuning", "own" seeds, or "trial" if it is not the whole suite."""
-        if self.frozen is not None and self.frozen.suite != SUITE_VERSION:
+        if self.frozen.suite != SUITE_VERSION:
             return self.stated_purpose
         if not self.whole or set(self.targets) != set(REGIMES):
             return "trial"
@@ -153,7 +153,7 @@ class TimeScores:
             "purpose": self.purpose,
             "whole": self.whole,
             "complete": self.complete,
-            "frozen": None if self.frozen is None else self.frozen.to_dict(),
+            "frozen": self.frozen.to_dict(),
             "regimes": {name: {"target": target, "online": REGIMES[name]} for name, target in self.targets.items()},
             "cells": [
                 {
@@ -169,7 +169,6 @@ class TimeScores:
     @staticmethod
     def from_dict(stored: Mapping[str, Any]) -> TimeScores:
         """Read the scores of a bench.json of this suite."""
-        frozen = stored.get("frozen")
         return TimeScores(
             data=stored["data"],
             seeds=tuple(stored["seeds"]),
@@ -185,14 +184,14 @@ class TimeScores:
             ),
             complete=stored["complete"],
             whole=stored["whole"],
-            frozen=None if frozen is None else Frozen.from_dict(frozen),
+            frozen=Frozen.from_dict(stored["frozen"]),
             stated_purpose=stored["purpose"],
         )
 
 
 def score_time(*results: Results) -> TimeScores:
     """Score the pieces of the suite together."""
-    frozen = together([part.path for part in results])
+    frozen = merge_frozen([part.path for part in results])
     targets = _targets(results)
     # Every way is timed to the targets that plain rounds set, so the tables are computed a second time.
     levels = sorted(set(targets.values()))

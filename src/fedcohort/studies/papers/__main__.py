@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedcohort.core.errors import FedcohortError
-from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt, print_to_stderr
 from fedcohort.studies.papers.catalogue import EXHIBITS, find
-from fedcohort.studies.papers.page import overview, summary
+from fedcohort.studies.papers.page import summary
 from fedcohort.studies.papers.run import reproduce
 from fedcohort.studies.papers.verdicts import judge
 
@@ -33,16 +32,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--minutes", type=float, help="stop cleanly after this many minutes; the same command continues"
     )
     parser.add_argument("--folder", help="where the datasets are")
-    parser.add_argument("--page", type=Path, help="only print a table of all records in this folder")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0 done, 75 stopped with more to do, 1 error."""
     options = _parse(arguments)
-    if options.page is not None:
-        print(overview(options.page), end="")
-        return 0
     if options.list or options.name is None:
         for exhibit in EXHIBITS.values():
             print(f"{exhibit.name}\t{exhibit.paper}, {exhibit.place}: {exhibit.title}")
@@ -61,15 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             processes=options.processes,
             minutes=options.minutes,
             folder=options.folder,
-            guard=lambda simulation: finish_round_on_interrupt(simulation, print_to_stderr),
-            say=print_to_stderr,
             command=" ".join(["fedcohort reproduce", *words]),
         )
     except FedcohortError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for exhibit in find(options.name):
-        print(f"{exhibit.name}: {summary(judge(exhibit, outcome.records[exhibit.study.name]))}")
+        verdicts = judge(exhibit, outcome.records[exhibit.study.name])
+        print(f"{exhibit.name}: {'a trial, no claims are judged.' if options.quick else summary(verdicts)}")
     print("\n".join(str(path) for path in outcome.files))
     if not outcome.finished:
         print("stopped; run the same command to continue", file=sys.stderr)

@@ -34,17 +34,17 @@ def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
         for setting, figures in grid.published.items():
             cells += [
                 _published_cell(figures, label, measure),
-                _ours(record.mean(setting, label, grid.measure), measure),
+                _our_cell(record.mean(setting, label, grid.measure), measure),
             ]
         rows.append(tuple(cells))
     columns = [
         "method",
-        *(text for s in grid.published for text in (f"{_head(record, s, grid.measure)}: paper", "ours")),
+        *(text for s in grid.published for text in (f"{_heading(record, s, grid.measure)}: paper", "ours")),
     ]
     return Table(grid.measure, measure.title.capitalize(), tuple(columns), tuple(rows))
 
 
-def _head(record: StudyRecord, setting: str, measure: str) -> str:
+def _heading(record: StudyRecord, setting: str, measure: str) -> str:
     """Return a setting's name, with the target if the measure is the rounds to it."""
     target = record.settings.get(setting, {}).get("target")
     return f"{setting} ({100 * target:g}%)" if measure == "rounds" and target is not None else setting
@@ -63,7 +63,7 @@ def _published_cell(figures: Mapping[str, tuple[float, float | None] | None], la
     return Cell(text if deviation is None else f"{text} ± {deviation:g}")
 
 
-def _ours(mean: tuple[float | None, float, int] | None, measure: Measure) -> Cell:
+def _our_cell(mean: tuple[float | None, float, int] | None, measure: Measure) -> Cell:
     if mean is None:
         return Cell("–")
     value, std, _ = mean
@@ -132,9 +132,9 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
         return ["Not run yet."]
     groups: dict[str, list[str]] = {}
     for name, entry in settings.items():
-        groups.setdefault(_run_with(study, entry), []).append(name)
+        groups.setdefault(_conditions_of(study, entry), []).append(name)
     sentences = [f"{', '.join(names)}: {text}." for text, names in groups.items()]
-    sentences += _later(study, record)
+    sentences += _added_later(study, record)
     sentences += [
         f"The rows of {label} are from version {version}; its rule has changed since."
         for label, version in _OLDER.items()
@@ -160,7 +160,7 @@ def _other_targets(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     return sentences
 
 
-def _run_with(study: Study, entry: Mapping[str, Any]) -> str:
+def _conditions_of(study: Study, entry: Mapping[str, Any]) -> str:
     """Return how a setting was run, and whether with fewer seeds or rounds than the paper."""
     made = entry["made"]
     fewer = ["a trial on small data, not a result"] if made.get("trial") else []
@@ -176,7 +176,7 @@ def _run_with(study: Study, entry: Mapping[str, Any]) -> str:
     )
 
 
-def _later(study: Study, record: StudyRecord) -> list[str]:
+def _added_later(study: Study, record: StudyRecord) -> list[str]:
     """Say which methods were added later, and how much the methods that were run again differ from the record."""
     groups: dict[str, tuple[list[str], dict[str, list[float]]]] = {}
     for setting, entry in record.settings.items():
@@ -232,10 +232,10 @@ def _figures_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
     for name in dict.fromkeys(claim.measure for claim in exhibit.claims):
         measure, settings = MEASURES[name], list(exhibit.study.rounds)
         rows = tuple(
-            (Cell(called), *(_ours(record.mean(setting, label, name), measure) for setting in settings))
+            (Cell(called), *(_our_cell(record.mean(setting, label, name), measure) for setting in settings))
             for label, called in exhibit.study.names.items()
         )
-        heads = (_head(record, setting, name) for setting in settings)
+        heads = (_heading(record, setting, name) for setting in settings)
         tables.append(Table(name, measure.title.capitalize(), ("method", *heads), rows))
     return tables
 
@@ -307,7 +307,7 @@ def overview(folder: Path) -> str:
     for exhibit in EXHIBITS.values():
         record = StudyRecord.read(folder / f"{exhibit.study.name}.json", exhibit.study)
         tally = count_verdicts(judge(exhibit, record))
-        state = "" if _whole(exhibit, record) else "fewer seeds or rounds than the paper"
+        state = "" if _is_complete(exhibit, record) else "fewer seeds or rounds than the paper"
         state = state if _has_results(exhibit, record) else "not run"
         rows.append(
             (
@@ -330,7 +330,7 @@ def _has_results(exhibit: Exhibit, record: StudyRecord) -> bool:
     return any(label in entry["labels"] for entry in record.settings.values() for label in shown)
 
 
-def _whole(exhibit: Exhibit, record: StudyRecord) -> bool:
+def _is_complete(exhibit: Exhibit, record: StudyRecord) -> bool:
     return all(
         name in record.settings
         and record.settings[name]["finished"]

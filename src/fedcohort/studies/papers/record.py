@@ -132,7 +132,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
             continue  # a setting is recorded once all its runs have a result
         record.settings[board.setting] = {
             "seeds": [seed.seed for seed in board.rows[0].seeds],
-            "rounds": _rounds_made(board),
+            "rounds": _recorded_rounds(board),
             "planned": study.rounds[board.setting],
             "finished": board.finished,
             "target": _number(board.target),
@@ -142,7 +142,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
     return record
 
 
-def _rounds_made(board: Leaderboard) -> int:
+def _recorded_rounds(board: Leaderboard) -> int:
     """Return the rounds of a setting; if runs were interrupted, the rounds that all of them have."""
     if not board.finished:
         return board.progress.least

@@ -7,7 +7,6 @@ import copy
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.registry import suggest
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.listener import Deadline, Listener
+from fedcohort.simulate.processes.interrupts import print_to_stderr
 from fedcohort.simulate.rounds.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically, write_json
@@ -23,10 +22,10 @@ from fedcohort.studies.papers.declare import Exhibit, Study
 from fedcohort.studies.papers.page import html_page, markdown
 from fedcohort.studies.papers.record import StudyRecord, record_of
 from fedcohort.studies.papers.verdicts import to_dict
+from fedcohort.studies.play import Player
 
 FIRST_SEED = 100  # seeds 0 to 99 are for choosing parameters
 QUICK_ROUNDS = 18  # beyond FedCor's warm-up
-Guard = Callable[[Simulation], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,8 @@ def reproduce(
     processes: int | None = None,
     minutes: float | None = None,
     folder: str | None = None,
-    listener: Callable[[], Listener] | None = None,
-    guard: Guard = lambda simulation: nullcontext(),
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = print_to_stderr,
+    quiet: bool = False,
     command: str = "",
 ) -> Reproduction:
     """Run the studies of tables and figures, and write their pages.
@@ -78,16 +76,17 @@ def reproduce(
         Stop cleanly after this many minutes.
     folder : str, optional
         Where the datasets are.
-    listener : callable, optional
-        Returns a listener for the runs of one part; by default one that shows the progress, if rich is installed.
-    guard : callable
-        Returns a context for one simulation in which a signal may call its ``stop``.
+    say : callable
+        Receives messages for the user.
+    quiet : bool
+        Whether to hide the progress.
     command : str
         The command to record.
     """
     if quick:
         seeds, rounds = 1, rounds or QUICK_ROUNDS
     until = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    player = Player(device=device, processes=processes, command=command, say=say, quiet=quiet, until=until)
     studies = {exhibit.study.name: exhibit.study for exhibit in exhibits}
     _check_names(studies.values(), parts, labels)
     end = "-quick" if quick else ""
@@ -103,12 +102,8 @@ def reproduce(
         if time.monotonic() >= until:
             finished = False
             break
-        say(f"{study.name}, {part}: {', '.join(study.settings(part))}{_some_methods(study, part, piece)}")
-        finished, results = _one_part(
-            study, part, piece, out, quick=quick, device=device, processes=processes,
-            until=until, folder=folder, listeners=_progress() if listener is None else [listener()], guard=guard,
-            command=command,
-        )  # fmt: skip
+        say(f"{study.name}, {part}: {', '.join(study.settings(part))}{_method_list(study, part, piece)}")
+        finished, results = _run_part(study, part, piece, out, player, quick=quick, folder=folder)
         record.add(results)
         path.parent.mkdir(parents=True, exist_ok=True)
         record.write(path)  # after each part, so that an interruption loses at most one
@@ -118,15 +113,7 @@ def reproduce(
     return Reproduction(finished, records, files)
 
 
-def _progress() -> list[Listener]:
-    with contextlib.suppress(ModuleNotFoundError):  # rich draws it, and the simulator runs without rich
-        from fedcohort.simulate.rounds.progress import Progress
-
-        return [Progress()]
-    return []
-
-
-def _some_methods(study: Study, part: str, piece: _Piece) -> str:
+def _method_list(study: Study, part: str, piece: _Piece) -> str:
     """Name the methods to run; empty if these are all methods of the part."""
     return f"; {', '.join(piece.labels)}" if len(piece.labels) < len(study.parts[part]["selectors"]) else ""
 
@@ -143,12 +130,13 @@ def write_pages(exhibit: Exhibit, record: StudyRecord, out: Path, end: str = "")
     """Write an exhibit's comparison and pages; return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     stem = out / f"{exhibit.name}{end}"
-    files = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".html")]
-    write_json(files[0], to_dict(exhibit, record))
-    write_atomically(files[1], markdown(exhibit, record).encode())
+    comparison, text, page = (stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".html"))
+    write_json(comparison, to_dict(exhibit, record))
+    write_atomically(text, markdown(exhibit, record).encode())
     with contextlib.suppress(ModuleNotFoundError):  # the page needs jinja2, the rest does not
-        write_atomically(files[2], html_page(exhibit, record).encode())
-    return files
+        write_atomically(page, html_page(exhibit, record).encode())
+        return [comparison, text, page]
+    return [comparison, text]
 
 
 def _check_names(studies: Collection[Study], parts: Sequence[str], labels: Sequence[str]) -> None:
@@ -284,21 +272,17 @@ def _shrink(table: dict[str, Any]) -> None:
             scenario["partition"].pop("samples")
 
 
-def _one_part(
+def _run_part(
     study: Study,
     part: str,
     piece: _Piece,
     out: Path,
+    player: Player,
     *,
     quick: bool,
-    device: str | None,
-    processes: int | None,
-    until: float,
     folder: str | None,
-    listeners: Sequence[Listener],
-    guard: Guard,
-    command: str,
 ) -> tuple[bool, StudyRecord]:
+    """Run what is left of a part; return whether it finished, and its record so far."""
     table = table_of(
         study, part, seeds=piece.seeds, rounds=piece.rounds, labels=piece.labels, quick=quick, folder=folder
     )
@@ -308,19 +292,13 @@ def _one_part(
     # The folder's name has the rounds, because more seeds extend an experiment but more rounds need a new one.
     place = out / "runs" / ".".join([study.name, part, *(["quick"] if quick else []), f"r{table['run']['rounds']}"])
     began = time.monotonic()
-    simulation = _begin_or_extend(table, place, device=device, processes=processes, command=command)
-    simulation.listeners += listeners
-    if until < math.inf:
-        simulation.listeners.append(Deadline(simulation.stop, until))
-    with guard(simulation):
-        state = simulation.run()
-    return state == "finished", record_of(load(place), study, part, seconds=time.monotonic() - began, quick=quick)
+    finished = player.play(_begin_or_extend(table, place, player))
+    return finished, record_of(load(place), study, part, seconds=time.monotonic() - began, quick=quick)
 
 
-def _begin_or_extend(
-    table: dict[str, Any], place: Path, *, device: str | None, processes: int | None, command: str
-) -> Simulation:
+def _begin_or_extend(table: dict[str, Any], place: Path, player: Player) -> Simulation:
     """Open the simulation of a folder and add the seeds and methods it lacks, or begin a new one."""
+    device, processes, command = player.device, player.processes, player.command
     if not (place / "meta.json").is_file():
         return Simulation(Experiment.from_dict(table), place, device=device, processes=processes, command=command)
     runs = load(place).runs
