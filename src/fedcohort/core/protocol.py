@@ -347,11 +347,8 @@ class Selector(Parameterized, ABC, Generic[State]):
     # learn from one client's report. Its clock, slate.round, is then the number of global models.
     one_at_a_time: ClassVar[bool] = False
     pictures: ClassVar[tuple[Picture, ...]] = ()  # for reports: what it has learned
-    # Parameters that older versions did not have, with the values that reproduce the choices of those versions.
-    added: ClassVar[Mapping[str, object]] = _EMPTY
     # Parameter sets that the conformance suite checks besides the defaults: other forms of a paper, extremes.
     checked_params: ClassVar[ParamSets] = _EMPTY
-    formerly: ClassVar[tuple[str, ...]] = ()  # its names in older journals, which now belong to other selectors
     default_filter: ClassVar[str] = "fedca"  # used if no filter is configured and it learns from Signal.KEPT
 
     @property

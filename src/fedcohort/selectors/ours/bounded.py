@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -136,7 +135,6 @@ class Bounded(Selector[Any]):
         "largest ratio between a loss and the loss on the server's own samples; None: not compared",
     )
     is_wrapper: ClassVar[bool] = True
-    added: ClassVar[Mapping[str, object]] = MappingProxyType({"most": None})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -58,8 +58,6 @@ class FedAcsNear(FedAcs):
         "updates": {"mean": "samples", "insight": "update", "duels": "all"},
     }
 
-    formerly = ("fedacs",)
-
     duels: str = param(
         "near",
         OneOf(("near", "all")),

@@ -57,8 +57,6 @@ class FedCBSChance(FedCBS):
         "the paper's floor": {"floor": 1e-20},
     }
 
-    formerly = ("fedcbs",)
-
     floor: float | Literal["chance"] = param(  # type: ignore[assignment]
         "chance",
         Either(OneOf(("chance",)), Interval(float, 0, 1, "neither")),
