@@ -14,7 +14,6 @@ N x N matrix is formed.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from fedcohort.core.errors import InputError
 RESOLUTION = 16 * float(np.finfo(np.float64).eps)
 """A QCID below this is rounding error of the difference in Theorem 3.1 and counts as 0."""
 
-_LARGE = 2.0**400  # the squares of larger counts overflow
 _SOLVE_STEPS, _SOLVE_ERROR = 200, 1e-12
 BLOCK = 32_768  # candidates processed at a time, so that their vectors stay in the second-level cache
 
@@ -66,13 +64,11 @@ class ClassBalance(ABC):
         B.
     own : (c,) float array
         S_nn.
-    unit : float
-        How many samples a size of 1 stands for; 1 unless counts are too large to square.
     past : float
-        Samples of the past, in units.
+        Samples of the past.
     """
 
-    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray, unit: float = 1.0, past: float = 0.0) -> None:
+    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray, past: float = 0.0) -> None:
         if classes < 1:
             raise InputError(f"There must be at least one class. Got classes={classes}.")
         self.n = len(sizes)
@@ -80,7 +76,6 @@ class ClassBalance(ABC):
         self.classes = classes
         self.sizes = sizes
         self._own = own
-        self._unit = unit
         self._past_size = past
         self._size = past
         self._empty = np.flatnonzero(sizes == 0)
@@ -162,7 +157,7 @@ class ClassBalance(ABC):
 
     def by_chance(self) -> float:
         """Return the QCID that chance alone would leave in this group."""
-        return float(chance(np.asarray(self._size * self._unit), self.classes))
+        return float(chance(np.asarray(self._size), self.classes))
 
     def extended_by_chance(self) -> FloatArray:
         """Return (c,) the QCID that chance alone would leave in the group with each candidate added.
@@ -170,7 +165,7 @@ class ClassBalance(ABC):
         >>> group_of(LabelCounts([[4, 0], [3, 3]])).extended_by_chance()
         array([0.125     , 0.08333333])
         """
-        return chance((self.sizes + self._size) * self._unit, self.classes)
+        return chance(self.sizes + self._size, self.classes)
 
 
 def chance(samples: FloatArray, classes: int) -> FloatArray:
@@ -188,13 +183,12 @@ class _FactorBalance(ClassBalance):
         factor: FloatArray,
         sizes: FloatArray,
         classes: int,
-        unit: float,
         past: FloatArray,
         past_size: float,
         own: FloatArray | None = None,
     ) -> None:
         own = np.einsum("nr,nr->n", factor, factor) if own is None else own
-        super().__init__(sizes, classes, own, unit, past_size)
+        super().__init__(sizes, classes, own, past_size)
         self._factor = factor
         self._past = self._sum = past
 
@@ -224,12 +218,11 @@ class _GramBalance(ClassBalance):
         columns: IntArray | None,
         sizes: FloatArray,
         classes: int,
-        unit: float,
         past: Past,
         past_size: float,
     ) -> None:
         own = np.diagonal(gram)
-        super().__init__(sizes, classes, own.copy() if columns is None else own[columns], unit, past_size)
+        super().__init__(sizes, classes, own.copy() if columns is None else own[columns], past_size)
         self._gram, self._columns = gram, columns
         with_all = past.weights @ gram[past.clients]
         self._past_sums = with_all if columns is None else with_all[columns]
@@ -288,58 +281,27 @@ def group_of(
         raise InputError(
             f"{type(labels).__name__} does not say how many samples a client has.", hint="pass sizes as well"
         )
-    rows: IntArray | slice = slice(None) if candidates is None else candidates
     weights = past.weights
     match labels:
         case LabelCounts():
             past_rows = labels.counts[past.clients]
-            counts = _rows(labels.counts, candidates)
-            # Precomputed sums of other arrays would be rounded differently.
-            if labels.largest <= _LARGE and labels.counts.flags.c_contiguous:
-                sizes, own = _rows(labels.sizes, candidates), _rows(labels.squares, candidates)
-                past_size = float(weights @ past_rows.sum(axis=1))
-                return _FactorBalance(counts, sizes, labels.classes, 1.0, weights @ past_rows, past_size, own)
-            unit = _unit(counts, past_rows)
-            counts = counts if unit == 1.0 else counts / unit
-            weights = weights / unit
             return _FactorBalance(
-                counts,
-                counts.sum(axis=1),
+                _rows(labels.counts, candidates),
+                _rows(labels.sizes, candidates),
                 labels.classes,
-                unit,
                 weights @ past_rows,
                 float(weights @ past_rows.sum(axis=1)),
+                _rows(labels.squares, candidates),
             )
         case LabelFactor():
             assert sizes is not None
-            past_rows = labels.factor[past.clients]
-            return _factor_group(
-                labels.factor[rows], sizes[rows], past_rows, sizes[past.clients], weights, labels.classes
-            )
+            past_sum, past_size = weights @ labels.factor[past.clients], float(weights @ sizes[past.clients])
+            factor = _rows(labels.factor, candidates)
+            return _FactorBalance(factor, _rows(sizes, candidates), labels.classes, past_sum, past_size)
         case LabelGram():
             assert sizes is not None
-            gram, own = labels.gram, sizes[rows]
-            unit = _unit(np.sqrt(np.abs(np.diagonal(gram))), sizes)
-            if unit != 1.0:
-                gram, own = gram / unit / unit, own / unit
-            samples = float(weights @ sizes[past.clients]) / unit
-            return _GramBalance(gram, candidates, own, labels.classes, unit, past, samples)
-
-
-def _factor_group(
-    factor: FloatArray,
-    sizes: FloatArray,
-    past_rows: FloatArray,
-    past_sizes: FloatArray,
-    weights: FloatArray,
-    classes: int,
-) -> ClassBalance:
-    """Return an empty group over candidates with rows ``factor`` (c, r) and a past of rows ``past_rows`` (p, r)."""
-    unit = _unit(factor, sizes, past_rows)
-    if unit != 1.0:
-        factor, sizes = factor / unit, sizes / unit
-    weights = weights / unit
-    return _FactorBalance(factor, sizes, classes, unit, weights @ past_rows, float(weights @ past_sizes))
+            own, past_size = _rows(sizes, candidates), float(weights @ sizes[past.clients])
+            return _GramBalance(labels.gram, candidates, own, labels.classes, past, past_size)
 
 
 def group_off_mix(labels: LabelInfo, sizes: FloatArray, candidates: IntArray, past: Past) -> ClassBalance:
@@ -349,7 +311,10 @@ def group_off_mix(labels: LabelInfo, sizes: FloatArray, candidates: IntArray, pa
     clients, count = np.concatenate([candidates, past.clients]), len(candidates)
     own = sizes.take(clients)
     rows = label_rows(labels).take(clients, axis=0) - np.outer(own, _off_mix(labels, sizes))
-    return _factor_group(rows[:count], own[:count], rows[count:], own[count:], past.weights, labels.classes)
+    weights = past.weights
+    return _FactorBalance(
+        rows[:count], own[:count], labels.classes, weights @ rows[count:], float(weights @ own[count:])
+    )
 
 
 def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> FloatArray:
@@ -459,12 +424,6 @@ def _ones(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
 def _rows(values: FloatArray, clients: IntArray | None) -> FloatArray:
     """Return the rows of some clients, or all rows without a copy. ``take`` is several times as fast as indexing."""
     return values if clients is None else values.take(clients, axis=0)
-
-
-def _unit(*arrays: FloatArray) -> float:
-    """Return the power of two by which counts are divided before they are squared; nearly always 1."""
-    largest = max(max(float(a.max(initial=0.0)), -float(a.min(initial=0.0))) for a in arrays)
-    return 1.0 if largest <= _LARGE else float(2.0 ** (math.frexp(largest)[1] - 1))
 
 
 def qcid(labels: LabelInfo, clients: Iterable[int], sizes: FloatArray | None = None) -> float:
