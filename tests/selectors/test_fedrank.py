@@ -12,11 +12,13 @@ import pytest
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Slate
 from fedcohort.selectors.baselines.fedrank import FedRank
-from fedcohort.selectors.baselines.fedrank.imitation import Demonstration, agreement, gradient, imitate, pairwise_loss
 from fedcohort.selectors.baselines.fedrank.network import FEATURES, Network, features, ranks, shipped
 from fedcohort.selectors.baselines.fedrank.selector import RankState
 
 NAN = np.nan
+BENCH = Path(__file__).parents[2] / "bench"
+sys.path.append(str(BENCH))
+from fedrank_imitation import Demonstration, agreement, gradient, imitate, pairwise_loss  # noqa: E402
 
 
 def test_features_by_hand():
@@ -142,6 +144,6 @@ def test_the_shipped_network_has_learned_something():
 @pytest.mark.slow
 def test_the_script_writes_weights(tmp_path):
     pytest.importorskip("torch")
-    script, out = Path(__file__).parents[2] / "bench/fedrank_pretrain.py", tmp_path / "weights.json"
+    script, out = BENCH / "fedrank_pretrain.py", tmp_path / "weights.json"
     subprocess.run([sys.executable, script, "--rounds", "6", "--seeds", "1", "--out", out], check=True, timeout=300)
     assert json.loads(out.read_text())["network"].keys() == {"weight", "bias", "output"}

@@ -394,13 +394,19 @@ class Selector(Parameterized, ABC, Generic[State]):
         """Return the state after a round's outcome."""
 
     def grow(self, state: State, clients: ClientTable, rng: np.random.Generator) -> State:
-        """Return the state after clients joined: the old rows, then new rows from ``init``."""
+        """Return the state after clients joined: the old rows, then new rows from ``init``.
+
+        Rows that ``init`` cannot know the length of have no entries there. Once others have, new rows are zeros.
+        """
         fresh: Any = self.init(clients, rng)
         changes = {}
         for f in dataclasses.fields(fresh):
             value: Any = getattr(state, f.name)
             if is_per_client(f):
-                value = np.concatenate([value, getattr(fresh, f.name)[len(value) :]])
+                rows = getattr(fresh, f.name)[len(value) :]
+                if rows.shape[1:] == (0,):
+                    rows = np.zeros((len(rows), *value.shape[1:]), rows.dtype)
+                value = np.concatenate([value, rows])
             changes[f.name] = value
         return dataclasses.replace(fresh, **changes)  # type: ignore[no-any-return]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Boolean, Interval, Optional, Parameterized, ParamSets, param
+from fedcohort.core.params import Interval, Optional, Parameterized, ParamSets, param
 from fedcohort.core.plots import Picture
 from fedcohort.core.protocol import Outcome, Slate, per_client
 from fedcohort.core.signals import Signal
@@ -75,7 +75,7 @@ class Guidance(Parameterized):
     checked_params: ClassVar[ParamSets] = {
         "exploit": {"exploration": 0.0, "least_exploration": 0.0, "cut_off": 0.0, "blacklist": None},
         "explore": {"least_exploration": 1.0, "window": 1, "blacklist": 1},
-        "losses alone": {"penalty": 0.0, "clip": 1.0, "normalise": True},
+        "losses alone": {"penalty": 0.0, "clip": 1.0},
         "fixed step": {"step": 1e-06, "penalty": 50.0},
     }
 
@@ -97,9 +97,6 @@ class Guidance(Parameterized):
     )
     blacklist: int | None = param(
         10, Optional(Interval(int, 1, None)), "picks after which a client is left out; None: never"
-    )
-    normalise: bool = param(
-        False, Boolean(), "whether utilities are divided by their cap, so that the bonus for old reports matters"
     )
 
     def __post_init__(self) -> None:
@@ -172,8 +169,6 @@ class Guidance(Parameterized):
             return utility, last, seconds
         cap = float(np.quantile(utility, self.clip))
         statistical = np.minimum(utility, cap)
-        if self.normalise and cap > 0:
-            statistical /= cap
         bonus = np.sqrt(0.1 * np.log(slate.round + 1) / last)
         factor = np.ones(len(known))
         preferred = state.preferred

@@ -42,8 +42,7 @@ class Oort(Guidance, Selector[OortState]):
     by speed, which is unknown in advance. If :math:`\epsilon K` is not an integer, its fraction is the chance of one
     more client. If the blacklist leaves too few clients, those with the fewest picks come back. No Delta in seconds
     suits every federation, so the default is the median of the first durations reported. For a client that does not
-    report, only the number of picks changes. The bonus is added to U as printed in the paper, where it hardly counts;
-    ``normalise`` divides U by its cap first.
+    report, only the number of picks changes. The bonus is added to U as printed in the paper, where it hardly counts.
 
     Examples
     --------

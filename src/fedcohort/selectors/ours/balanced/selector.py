@@ -173,13 +173,12 @@ class Balanced(Selector[BalanceState]):
 
     def grow(self, state: BalanceState, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
         """Let new clients start with the mean number of turns, and compute the rates again."""
-        old, width = len(state.turns), state.directions.shape[1]
-        grown = super().grow(dataclasses.replace(state, directions=state.directions[:, :0]), clients, rng)
+        old = len(state.turns)
+        grown = super().grow(state, clients, rng)
         rates, natural = self._rates(clients)
         turns = grown.turns.copy()
         turns[old:] = state.rates @ state.turns / state.rates.sum() if old else 0.0
-        directions = np.concatenate([state.directions, np.zeros((clients.n - old, width))])
-        return dataclasses.replace(grown, natural=natural, rates=rates, turns=turns, directions=directions)
+        return dataclasses.replace(grown, natural=natural, rates=rates, turns=turns)
 
     def _rates(self, clients: ClientTable) -> tuple[FloatArray, bool]:
         """(N,) r_n, and whether they remove too little imbalance to be used."""
