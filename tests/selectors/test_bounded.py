@@ -157,11 +157,6 @@ def test_clients_that_had_their_share_are_named():
     assert notes == [(0, None), (0, None), (1, "0"), (1, "0")]
 
 
-def test_without_a_limit_no_places_are_counted():
-    session = Session(create("bounded", of="active-fl", most=None), ClientTable(sizes=[1.0] * 4))
-    assert not hasattr(session.state, "bounded_places")
-
-
 def test_a_liar_counts_as_the_largest_honest_client_does():
     table = ClientTable(sizes=[1.0] * 20)
     said = np.linspace(1.0, 2.0, 20)

@@ -30,7 +30,7 @@ import numpy as np
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import MissingExtraError, ScenarioError
+from fedcohort.core.errors import ScenarioError, needs_extra
 from fedcohort.core.files import open_file, read_file, write_file
 from fedcohort.core.params import Boolean, Optional, Text, param
 from fedcohort.core.params import Sequence as ListOf
@@ -229,12 +229,8 @@ def _write(path: str | Path, columns: Sequence[str], values: Sequence[Any]) -> N
 
 
 def _parquet() -> Any:
-    try:
+    with needs_extra("Traces as Parquet need pyarrow; CSV files do not.", "sim"):
         import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            "Traces as Parquet need pyarrow.", hint="pip install 'fedcohort[sim]', or use CSV"
-        ) from error
     return pyarrow.parquet
 
 

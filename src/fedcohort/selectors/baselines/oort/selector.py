@@ -64,15 +64,7 @@ class Oort(Guidance, Selector[OortState]):
         self, state: OortState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, OortState]:
         """Draw known clients by utility, and explore new ones."""
-        choice = self.choose(state, slate, rng)
-        cohort = Cohort(
-            slate.candidates[choice.positions],
-            candidates=slate.candidates,
-            score=choice.score,
-            parts=choice.parts,
-            notes=choice.notes,
-        )
-        return cohort, state
+        return self.choose(state, slate, rng), state
 
     def update(self, state: OortState, outcome: Outcome) -> OortState:
         """Learn utilities and durations; extend the preferred duration when utility falls."""
