@@ -21,13 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelInfo, label_rows
+from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelInfo
 from fedcohort.core.errors import InputError
 
 RESOLUTION = 16 * float(np.finfo(np.float64).eps)
 """A QCID below this is rounding error of the difference in Theorem 3.1 and counts as 0."""
 
-_SOLVE_STEPS, _SOLVE_ERROR = 200, 1e-12
 BLOCK = 32_768  # candidates processed at a time, so that their vectors stay in the second-level cache
 
 
@@ -177,7 +176,9 @@ def chance(samples: FloatArray, classes: int) -> FloatArray:
     return np.asarray((1.0 - 1.0 / classes) / np.maximum(samples, 1.0))
 
 
-class _FactorBalance(ClassBalance):
+class FactorBalance(ClassBalance):
+    """A group over rows of a factor F of S = F F', such as label counts. ``past`` is the sum of rows of the past."""
+
     def __init__(
         self,
         factor: FloatArray,
@@ -203,6 +204,7 @@ class _FactorBalance(ClassBalance):
 
     @property
     def total(self) -> float:
+        """Sum of S over all pairs of members."""
         return float(self._sum @ self._sum)
 
     @property
@@ -285,7 +287,7 @@ def group_of(
     match labels:
         case LabelCounts():
             past_rows = labels.counts[past.clients]
-            return _FactorBalance(
+            return FactorBalance(
                 _rows(labels.counts, candidates),
                 _rows(labels.sizes, candidates),
                 labels.classes,
@@ -297,128 +299,11 @@ def group_of(
             assert sizes is not None
             past_sum, past_size = weights @ labels.factor[past.clients], float(weights @ sizes[past.clients])
             factor = _rows(labels.factor, candidates)
-            return _FactorBalance(factor, _rows(sizes, candidates), labels.classes, past_sum, past_size)
+            return FactorBalance(factor, _rows(sizes, candidates), labels.classes, past_sum, past_size)
         case LabelGram():
             assert sizes is not None
             own, past_size = _rows(sizes, candidates), float(weights @ sizes[past.clients])
             return _GramBalance(labels.gram, candidates, own, labels.classes, past, past_size)
-
-
-def group_off_mix(labels: LabelInfo, sizes: FloatArray, candidates: IntArray, past: Past) -> ClassBalance:
-    """Return an empty group over :func:`centre_on_mix` of the labels, but compute only the rows that are needed."""
-    if isinstance(labels, LabelGram) or float(sizes.sum()) <= 0:
-        return group_of(centre_on_mix(labels, sizes), sizes, candidates, past)
-    clients, count = np.concatenate([candidates, past.clients]), len(candidates)
-    own = sizes.take(clients)
-    rows = label_rows(labels).take(clients, axis=0) - np.outer(own, _off_mix(labels, sizes))
-    weights = past.weights
-    return _FactorBalance(
-        rows[:count], own[:count], labels.classes, weights @ rows[count:], float(weights @ own[count:])
-    )
-
-
-def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> FloatArray:
-    r"""Return (N,) how often clients should take part, 1 on average, so that all data together are balanced.
-
-    The rates r minimise :math:`QCID(r) + \mu \, \overline{(r_n - 1)^2}`, where QCID is that of the whole federation
-    with client n counted r_n times. Clients with a rare class come more often, within what ``stiffness``
-    (:math:`\mu`) allows. Solved by conjugate gradients to six digits, so that all forms of labels give the same result.
-
-    Examples
-    --------
-    >>> counts = LabelCounts([[6, 0], [6, 0], [6, 0], [0, 6]])
-    >>> balancing_rates(counts, counts.counts.sum(axis=1), stiffness=0.01).round(2).tolist()
-    [0.68, 0.68, 0.68, 1.97]
-    """
-    n, samples = len(sizes), float(sizes.sum())
-    if n == 0 or samples <= 0:
-        return np.ones(n)
-    shares = sizes / samples
-    if isinstance(labels, LabelGram):
-        gram = labels.gram / samples / samples
-
-        def imbalance(rates: FloatArray) -> FloatArray:
-            return np.asarray(gram @ rates - shares * (shares @ rates) / labels.classes)
-    else:
-        rows = label_rows(labels) / samples
-        rows = rows - np.outer(shares, _ones(labels, sizes) / labels.classes)
-
-        def imbalance(rates: FloatArray) -> FloatArray:
-            return np.asarray(rows @ (rates @ rows))
-
-    def product(rates: FloatArray) -> FloatArray:
-        return np.asarray(n * imbalance(rates) + stiffness * rates)
-
-    rates = np.ones(n)
-    rest = stiffness * rates - product(rates)
-    step = rest.copy()
-    length = float(rest @ rest)
-    for _ in range(_SOLVE_STEPS):
-        if length <= n * _SOLVE_ERROR**2:
-            break
-        moved = product(step)
-        curve = float(step @ moved)
-        if curve <= 0:  # S is not a matrix of inner products
-            return np.ones(n)
-        rates += length / curve * step
-        rest -= length / curve * moved
-        length, before = float(rest @ rest), length
-        step = rest + length / before * step
-    mean = float(rates.mean())
-    return np.round(rates / mean, 6) if mean > 0 else np.ones(n)
-
-
-def mix_qcid(labels: LabelInfo, sizes: FloatArray, rates: FloatArray) -> float:
-    """Return the QCID of all clients' data together, with client n counted ``rates[n]`` times.
-
-    >>> counts = LabelCounts([[6, 0], [6, 0], [0, 6]])
-    >>> mix_qcid(counts, counts.counts.sum(axis=1), np.array([0.75, 0.75, 1.5]))
-    0.0
-    """
-    no_candidates = np.zeros(0, np.int64)
-    return group_of(labels, sizes, no_candidates, Past(np.arange(len(sizes)), rates)).qcid()
-
-
-def centre_on_mix(labels: LabelInfo, sizes: FloatArray) -> LabelInfo:
-    r"""Return labels whose QCID is the squared distance from the mix of all clients' data, not from the uniform one.
-
-    With p that mix and u the uniform one, client n has :math:`c_n - q_n (p - u)` instead of its counts. If only the
-    products S are known, they become :math:`S - a q^T - q a^T + k q q^T` with :math:`a = S 1 / \sum q - q / B` and
-    :math:`k = QCID` of all clients.
-
-    Examples
-    --------
-    Two of three clients have class 0. One of them and the third are balanced, but only all three match the federation.
-
-    >>> counts = LabelCounts([[6, 0], [6, 0], [0, 6]])
-    >>> same = centre_on_mix(counts, counts.counts.sum(axis=1))
-    >>> [round(qcid(same, group, np.full(3, 6.0)), 4) for group in ([0, 2], [0, 1, 2])]
-    [0.0556, 0.0]
-    """
-    samples = float(sizes.sum())
-    if samples <= 0:
-        return labels
-    if isinstance(labels, LabelGram):
-        gram = labels.gram
-        off = (gram / samples).sum(axis=1) - sizes / labels.classes
-        k = float(off.sum()) / samples
-        return LabelGram(
-            gram - np.outer(off, sizes) - np.outer(sizes, off) + k * np.outer(sizes, sizes), labels.classes
-        )
-    return LabelFactor(label_rows(labels) - np.outer(sizes, _off_mix(labels, sizes)), labels.classes)
-
-
-def _off_mix(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
-    """Return p - u."""
-    totals = labels.totals if isinstance(labels, LabelCounts) else labels.factor.sum(axis=0)
-    return np.asarray(totals / float(sizes.sum()) - _ones(labels, sizes) / labels.classes)
-
-
-def _ones(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
-    """Return the vector of ones in the coordinates of the labels, which may be rotated."""
-    if isinstance(labels, LabelCounts):
-        return np.ones(labels.classes)
-    return np.asarray(np.linalg.lstsq(labels.factor, sizes, rcond=None)[0], np.float64)
 
 
 def _rows(values: FloatArray, clients: IntArray | None) -> FloatArray:
