@@ -12,7 +12,7 @@ import pytest
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Slate
 from fedcohort.selectors.baselines.fedrank import FedRank
-from fedcohort.selectors.baselines.fedrank.network import FEATURES, Network, features, ranks, shipped
+from fedcohort.selectors.baselines.fedrank.network import FEATURES, Network, features, ranks, shipped_network
 from fedcohort.selectors.baselines.fedrank.selector import RankState
 
 NAN = np.nan
@@ -115,7 +115,7 @@ def test_the_cohort_is_the_top_of_the_scores():
     slate = Slate(round=20, size=6, candidates=np.arange(n), clients=clients)
     cohort, after = FedRank(exploration=0.0).select(state, slate, None, rng)
     seen = features(clients.sizes.astype(float), state.loss, state.seconds, state.last, state.picks, 20)
-    best = np.argsort(-shipped().score(seen), kind="stable")[:6]
+    best = np.argsort(-shipped_network().score(seen), kind="stable")[:6]
     assert sorted(cohort.clients) == sorted(best)
     np.testing.assert_array_equal(after.picks - state.picks, np.isin(np.arange(n), cohort.clients))
     drawn = [FedRank(exploration=0.5).select(state, slate, None, rng)[0].clients for _ in range(50)]
@@ -135,7 +135,7 @@ def test_the_shipped_network_has_learned_something():
     def with_(name, value):
         row = middle.copy()
         row[0, FEATURES.index(name)] = value
-        return float(shipped().score(row)[0])
+        return float(shipped_network().score(row)[0])
 
     assert with_("loss", 0.95) > with_("loss", 0.05)
     assert with_("duration", 0.05) > with_("duration", 0.95)

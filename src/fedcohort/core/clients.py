@@ -359,7 +359,7 @@ class ClientTable:
             raise InputError("New clients need names, because the others have names.")
         names = None if other._names is None else self.names + other._names
         sizes = None if self._sizes is None or other._sizes is None else np.concatenate([self._sizes, other._sizes])
-        labels = None if self._labels is None else _grown_labels(self._labels, other._labels)
+        labels = None if self._labels is None else _append_labels(self._labels, other._labels)
         return ClientTable(names=names, sizes=sizes, labels=labels, n=self.n + other.n)
 
     def __repr__(self) -> str:
@@ -405,7 +405,7 @@ def _agreed_count(counts: Mapping[str, int]) -> int:
     return next(iter(counts.values()))
 
 
-def _grown_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGramRows | None) -> LabelInfo:
+def _append_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGramRows | None) -> LabelInfo:
     """Return the labels of a federation and of the clients that join it."""
     match ours, theirs:
         case LabelCounts(), LabelCounts():
@@ -413,7 +413,7 @@ def _grown_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGram
         case LabelFactor(), LabelFactor():
             return LabelFactor(_stack_rows("label factor", ours.factor, theirs.factor), ours.classes)
         case LabelGram(), LabelGramRows():
-            return LabelGram(_grown(ours.gram, theirs.rows), ours.classes)
+            return LabelGram(_append_gram_rows(ours.gram, theirs.rows), ours.classes)
         case _:
             raise InputError(
                 "In a federation with a matrix of label inner products, new clients need rows of that matrix.",
@@ -421,7 +421,7 @@ def _grown_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGram
             )
 
 
-def _grown(gram: FloatArray, rows: FloatArray) -> FloatArray:
+def _append_gram_rows(gram: FloatArray, rows: FloatArray) -> FloatArray:
     before, new = len(gram), len(rows)
     if rows.shape[1] != before + new:
         raise InputError(

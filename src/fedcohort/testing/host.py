@@ -171,7 +171,7 @@ class ScriptedHost:
         return [one.ticket] if status is Status.OK else []
 
 
-def failing(cohort: Cohort) -> list[int]:
+def mixed_statuses(cohort: Cohort) -> list[int]:
     """Return statuses that take turns, shifted by the round."""
     kinds = list(Status)
     return [int(kinds[(i + cohort.round) % len(kinds)]) for i in range(cohort.size)]

@@ -18,7 +18,7 @@ from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
-from fedcohort.selectors.baselines.fedrank.network import FEATURES, features, shipped
+from fedcohort.selectors.baselines.fedrank.network import FEATURES, features, shipped_network
 
 _LARGEST = 1e100  # larger losses and durations are clipped
 
@@ -138,7 +138,7 @@ class FedRank(Selector[RankState]):
     ) -> tuple[Cohort, RankState]:
         """Take the highest scores, and some clients at random."""
         columns = state.features(slate)
-        score = shipped().score(columns)
+        score = shipped_network().score(columns)
         expected = self.exploration * slate.size
         random = min(int(expected) + int(rng.random() < expected % 1.0), slate.size)
         best = top_k(score, slate.size - random, rng)
