@@ -20,8 +20,6 @@ from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 from fedcohort.selectors.baselines.fedrank.network import FEATURES, features, shipped_network
 
-_LARGEST = 1e100  # larger losses and durations are clipped
-
 
 @dataclass(frozen=True)
 class RankState:
@@ -59,8 +57,8 @@ class RankState:
         """Return the state with the reported losses and durations."""
         clients = outcome.clients[outcome.ok]
         loss, seconds, last = self.loss.copy(), self.seconds.copy(), self.last.copy()
-        loss[clients] = np.clip(outcome[Signal.LOSS][outcome.ok], -_LARGEST, _LARGEST)
-        seconds[clients] = np.clip(outcome[Signal.DURATION][outcome.ok], 0.0, _LARGEST)
+        loss[clients] = outcome[Signal.LOSS][outcome.ok]
+        seconds[clients] = np.maximum(outcome[Signal.DURATION][outcome.ok], 0.0)
         last[clients] = outcome.round
         return RankState(loss, seconds, last, self.picks)
 

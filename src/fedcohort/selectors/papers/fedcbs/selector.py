@@ -15,7 +15,6 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable, LabelCounts
-from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
@@ -253,8 +252,6 @@ def draw_group(group: ClassBalance, size: int, weighting: Weighting, rng: np.ran
     size : int
         M, at most the number of candidates.
     """
-    if not 1 <= size <= group.n:
-        raise InputError(f"Between 1 and {group.n} clients can be drawn. Got size={size}.")
     values = np.empty(group.n)
     picks, chances = np.empty(size, dtype=np.int64), np.empty(size)
     first = weighting.first(weighting.imbalance(group, values))
