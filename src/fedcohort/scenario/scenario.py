@@ -209,10 +209,10 @@ class Scenario(Parameterized):
         held: IntArray = np.where(sizes >= 2, np.clip(rounded, 1, np.maximum(sizes - 1, 1)), 0)
         return held
 
-    def available(self, federation: Federation, *, seed: int, round: int, time: float = 0.0) -> BoolArray:
-        """Return which clients can take part in a round (N,); with devices, a round that begins at ``time``."""
+    def available(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
+        """Return which clients can take part in a round (N,); with devices, those that are on at the start."""
         if self.devices is not None:
-            return self.devices.presence(np.arange(len(federation)), seed=seed, time=time).on
+            return self.devices.presence(np.arange(len(federation)), seed=seed, time=0.0).on
         return self.availability.mask(federation, seed=seed, round=round)
 
     def seconds(

@@ -67,7 +67,7 @@ class ClassBalance(ABC):
         Samples of the past.
     """
 
-    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray, past: float = 0.0) -> None:
+    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray, past: float) -> None:
         if classes < 1:
             raise InputError(f"There must be at least one class. Got classes={classes}.")
         self.n = len(sizes)
