@@ -15,10 +15,10 @@ import json
 from pathlib import Path
 
 import numpy as np
+from fedrank_imitation import Demonstration, agreement, imitate
 
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.fedrank.imitation import Demonstration, agreement, imitate
 from fedcohort.selectors.baselines.fedrank.network import FEATURES
 from fedcohort.selectors.baselines.fedrank.selector import RankState
 from fedcohort.simulate.config.experiment import Experiment

@@ -14,7 +14,9 @@ import torch
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.vectors import output_layer
-from fedcohort.selectors.numerics.label_shares import by_moments, by_relative_softmax, nearest_shares
+from fedcohort.privacy.attacks import shares_by_moments
+from fedcohort.privacy.noise import fit_rows
+from fedcohort.selectors.numerics.label_shares import by_relative_softmax
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
 
@@ -55,7 +57,7 @@ def by_auxiliary_moments(updates: FloatArray, step: float, confusion: FloatArray
     # (I - P') D = Delta b / eta R is singular, because both sides sum to 0; the shares sum to 1.
     system = np.vstack([np.eye(b) - p.T, np.ones(b)])
     right = np.vstack([(moved / step).T, np.ones(len(moved))])
-    return nearest_shares(np.linalg.lstsq(system, right, rcond=None)[0].T)
+    return fit_rows(np.linalg.lstsq(system, right, rcond=None)[0].T, np.ones(len(moved)))
 
 
 def by_gradient_norms(norms: FloatArray, beta: float) -> FloatArray:
@@ -133,7 +135,7 @@ def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]
             estimates = {
                 "nothing but the federation's shares": shared,
                 "softmax of the bias update (HiCS-FL, Eq. 6; relative T)": by_relative_softmax(updates, 0.5),
-                "moments of the bias update": by_moments(updates, step),
+                "moments of the bias update": shares_by_moments(updates, step),
                 "moments with an auxiliary set": by_auxiliary_moments(updates, step, confusion),
                 "gradient norms on an auxiliary set (Fed-cucb), best beta": min(
                     (by_gradient_norms(norms, beta) for beta in np.logspace(-4, 0, 17)),

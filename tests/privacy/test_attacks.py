@@ -22,8 +22,9 @@ from fedcohort.privacy.attacks import (
     name_classes,
     reduced_basis,
     share_error,
+    shares_by_moments,
 )
-from fedcohort.privacy.noise import GeometricNoise
+from fedcohort.privacy.noise import GeometricNoise, fit_rows
 
 
 def dirichlet(n: int, classes: int, seed: int, alpha: float = 0.3) -> Any:
@@ -166,3 +167,51 @@ def test_errors_are_distances_of_shares() -> None:
     assert share_error(Recovered(np.array([[0.0, 5.0], [5.0, 0.0]]), named=True), truth).tolist() == [1.0, 1.0]
     assert share_error(Recovered(np.array([[0.0, 5.0], [5.0, 0.0]]), named=False), truth).tolist() == [0.0, 0.0]
     assert share_error(Recovered(np.zeros((2, 2)), named=True), truth).tolist() == [0.5, 0.5]
+
+
+# -- what gradient descent really does to a bias -----------------------------------------------------------------------
+
+
+def softmax(z):
+    e = np.exp(z - z.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def one_step(rng, counts, classes, features=5, rate=0.1):
+    """Bias update of one full-batch step of softmax regression, by finite differences of the loss, and predictions."""
+    weights, bias = rng.normal(size=(features, classes)), rng.normal(size=classes)
+    labels = np.repeat(np.arange(classes), counts)
+    inputs = rng.normal(size=(len(labels), features)) + labels[:, None]
+
+    def loss(b):
+        p = softmax(inputs @ weights + b)
+        return -np.log(p[np.arange(len(labels)), labels]).mean()
+
+    h = 1e-5
+    gradient = np.array([(loss(bias + h * e) - loss(bias - h * e)) / (2 * h) for e in np.eye(classes)])
+    return -rate * gradient, softmax(inputs @ weights + bias)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 6))
+def test_moments_are_exact_for_one_step(seed, classes):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, 30, classes)
+    update, predictions = one_step(rng, counts, classes)
+    shares = counts / counts.sum()
+    assert np.allclose(fit_rows(predictions.mean(axis=0) + update[None] / 0.1, np.ones(1))[0], shares, atol=1e-6)
+
+
+def test_untrained_model_needs_no_predictions():
+    # At zero weights every prediction is 1 / B.
+    counts = np.array([7, 0, 3])
+    update = 0.5 * (counts / counts.sum() - 1 / 3)
+    assert np.allclose(shares_by_moments([update], 0.5)[0], [0.7, 0, 0.3])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=8), st.floats(1e-3, 2))
+def test_estimates_are_always_shares(update, scale):
+    found = shares_by_moments([update], scale)
+    assert found.shape == (1, len(update)) and (found >= 0).all()
+    assert found.sum() == pytest.approx(1.0)

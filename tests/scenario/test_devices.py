@@ -141,8 +141,8 @@ def test_a_scenario_has_devices():
     assert "devices       drawn(" in scenario.describe() and "latency" not in scenario.describe()
     federation = Federation.of([[0]] * 50, labels=[0], classes=1)
     assert scenario.devices is not None
-    expected = scenario.devices.presence(np.arange(50), seed=3, time=7000.0).on
-    assert (scenario.available(federation, seed=3, round=0, time=7000.0) == expected).all()
+    expected = scenario.devices.presence(np.arange(50), seed=3, time=0.0).on
+    assert (scenario.available(federation, seed=3, round=0) == expected).all()
 
 
 def test_random_failures_are_added():

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -14,12 +16,13 @@ def test_many_clients_are_thinned_out_and_the_last_line_says_so():
 
 
 def test_text_shows_classes_sizes_and_noise():
-    noisy = Scenario(partition=Shards(clients=4, per_client=1), noise=LabelNoise(level=0.5, concentration=100)).build(
-        np.repeat([0, 1], 40), seed=0
-    )
-    lines = text_picture(noisy, true=True).splitlines()
+    scenario = Scenario(partition=Shards(clients=4, per_client=1))
+    lines = text_picture(scenario.build(np.repeat([0, 1], 40), seed=0)).splitlines()
     assert len(lines) == 5 and lines[0] == "client  classes 0 to 1"
     assert all(("|█ |" in line) != ("| █|" in line) for line in lines[1:])
+    assert all("20 samples" in line and "wrong labels" not in line for line in lines[1:])
+    noisy = dataclasses.replace(scenario, noise=LabelNoise(level=0.5, concentration=100))
+    lines = text_picture(noisy.build(np.repeat([0, 1], 40), seed=0)).splitlines()
     assert all("20 samples" in line and "wrong labels" in line for line in lines[1:])
 
 

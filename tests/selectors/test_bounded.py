@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from fedcohort import ClientTable, LabelCounts, Session, Signal, create
 from fedcohort.core.clients import LabelFactor, LabelGram
-from fedcohort.core.errors import JournalError, ParameterError, SignalError
+from fedcohort.core.errors import ParameterError, SignalError
 from fedcohort.core.protocol import Answer, Cohort, RoundReport, RoundRequest
-from fedcohort.core.selector_spec import describe, rebuild_selector
 from fedcohort.selectors import Bounded
 from fedcohort.selectors.ours.bounded import tail_quantiles
 from fedcohort.testing.host import ScriptedHost
@@ -156,18 +155,6 @@ def test_clients_that_had_their_share_are_named():
         session.tell(RoundReport(cohort.ticket, cohort.clients))
         notes.append((int(cohort.clients[0]), cohort.notes.get("had its share")))
     assert notes == [(0, None), (0, None), (1, "0"), (1, "0")]
-
-
-def test_a_journal_without_a_limit_on_places_continues_without_one():
-    """Version 0.2 had none."""
-    old = describe(create("bounded", of="active-fl"))
-    del old["params"]["most"]
-    found = rebuild_selector(old, None, None)
-    assert found == create("bounded", of="active-fl", most=None)
-    assert rebuild_selector(old, create("bounded", of="active-fl"), None) == found  # no limit was requested
-    with pytest.raises(JournalError, match=r"cannot be continued with .*'most': 3.0"):
-        rebuild_selector(old, create("bounded", of="active-fl", most=3.0), None)
-    assert not hasattr(Session(found, ClientTable(sizes=[1.0] * 4)).state, "bounded_places")
 
 
 def test_a_liar_counts_as_the_largest_honest_client_does():

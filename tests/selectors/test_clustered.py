@@ -174,14 +174,14 @@ def test_groups_are_those_of_scipy():
 
 def test_memory_replaces_in_place_and_drops_the_oldest():
     book = RecentVectors.empty()
-    book = book.heard(np.array([4, 1]), np.array([[4.0], [1.0]]), 0, 3)
-    book = book.heard(np.array([9, 1]), np.array([[9.0], [1.5]]), 1, 3)
+    book = book.with_reports(np.array([4, 1]), np.array([[4.0], [1.0]]), 0, 3)
+    book = book.with_reports(np.array([9, 1]), np.array([[9.0], [1.5]]), 1, 3)
     assert book.rows_of(np.array([0, 1, 4, 9])).tolist() == [-1, 0, 1, 2]
-    book = book.heard(np.array([7, 8]), np.array([[7.0], [8.0]]), 2, 3)
+    book = book.with_reports(np.array([7, 8]), np.array([[7.0], [8.0]]), 2, 3)
     assert sorted(zip(book.known.tolist(), book.vectors[:, 0].tolist(), strict=True)) in (
         [(1, 1.5), (7, 7.0), (8, 8.0)],
         [(7, 7.0), (8, 8.0), (9, 9.0)],
     )
     assert 4 not in book.known
-    other = book.heard(np.array([2]), np.array([[1.0, 2.0]]), 3, 3)  # vectors of another length: another model
+    other = book.with_reports(np.array([2]), np.array([[1.0, 2.0]]), 3, 3)  # vectors of another length: another model
     assert other.known.tolist() == [2]

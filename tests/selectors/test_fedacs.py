@@ -97,16 +97,18 @@ def test_near_with_weights_by_brute_force(k):
 
 def test_a_mean_of_samples():
     """Client 2 has nearly all samples, so the weighted mean is its gradient, and it wins by its size."""
-    vectors = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+    vectors = np.array([[1.0, 0.0], [1.0, 0.1], [0.6, 0.6]])
     sizes = np.array([1.0, 1.0, 98.0])
     outcomes = {}
     for mean, weights in (("clients", np.ones(3)), ("samples", sizes)):
-        selector = FedAcsNear(mean=mean, duels="all", pool_share=1.0)
+        selector = FedAcsNear(mean=mean, pool_share=1.0)
         distance = np.linalg.norm(vectors - np.average(vectors, axis=0, weights=weights), axis=1)
         session = Session(selector, ClientTable(sizes=sizes), seed=0)
         cohort = session.ask(RoundRequest(size=3))
-        (signal,) = selector.requires
-        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics={signal: distance[cohort.clients]}))
+        (signal,) = selector.requires - {Signal.GRADIENT_NORM, Signal.SIZES}
+        norm = np.linalg.norm(vectors, axis=1)
+        metrics = {signal: distance[cohort.clients], Signal.GRADIENT_NORM: norm[cohort.clients]}
+        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
         outcomes[mean] = session.state.wins.tolist()
     assert outcomes["clients"][2] == 0
     assert outcomes["samples"][2] == 2
@@ -146,8 +148,8 @@ def test_gradients_of_equal_skew_leave_the_pool_uniform():
     classes = np.arange(60) % 10
     length = np.linspace(0.3, 3.0, 10)
     easy = {}
-    for duels in ("near", "all"):
-        session = Session(FedAcsNear(duels=duels), ClientTable(n=60), seed=2)
+    for duels, selector in (("near", FedAcsNear()), ("all", FedAcs())):
+        session = Session(selector, ClientTable(n=60), seed=2)
         picked = []
         for _ in range(120):
             cohort = session.ask(RoundRequest(size=10))
@@ -219,9 +221,9 @@ def test_insights_read_their_signal():
         Signal.GRADIENT_NORM,
         Signal.SIZES,
     }
-    assert FedAcsNear(mean="samples", duels="all", insight="update").requires == {Signal.WEIGHTED_UPDATE_DISTANCE}
-    with pytest.raises(ParameterError, match="duels"):
-        FedAcsNear(duels="some")
+    assert Signal.WEIGHTED_UPDATE_DISTANCE in FedAcsNear(mean="samples", insight="update").requires
+    with pytest.raises(ParameterError, match="mean"):
+        FedAcsNear(mean="some")
     for bad in ({"pool_share": 0.0}, {"pool_share": 1.1}, {"eta": 0.0}, {"insight": "loss"}):
         with pytest.raises(ParameterError):
             FedAcs(**bad)

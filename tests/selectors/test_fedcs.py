@@ -7,7 +7,7 @@ from fedcohort import create
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.fedcs import round_ends
+from fedcohort.selectors.baselines.fedcs import expected_seconds, round_ends
 from fedcohort.session import Session
 
 
@@ -101,3 +101,10 @@ def test_zero_durations_and_no_client_in_time():
     cohort = slow.ask(RoundRequest(size=3))
     assert cohort.clients.tolist() == [1]
     assert cohort.notes["did not fit"] == 2
+
+
+def test_clients_never_asked_count_as_fast_and_failed_ones_as_slow():
+    seconds, timed, asked = np.array([2.0, 7.0, 0.0, 0.0]), np.array([1.0, 2.0, 0.0, 0.0]), np.array([1.0, 2.0, 0.0, 4])
+    assert expected_seconds(seconds, timed, asked).tolist() == [2.0, 7.0, 0.0, 7.0]
+    nothing = expected_seconds(np.zeros(3), np.zeros(3), np.array([0.0, 2.0, 0.0]))
+    assert nothing[1] > nothing[0] == nothing[2]

@@ -12,11 +12,13 @@ import pytest
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Slate
 from fedcohort.selectors.baselines.fedrank import FedRank
-from fedcohort.selectors.baselines.fedrank.imitation import Demonstration, agreement, gradient, imitate, pairwise_loss
-from fedcohort.selectors.baselines.fedrank.network import FEATURES, Network, features, ranks, shipped
+from fedcohort.selectors.baselines.fedrank.network import FEATURES, Network, features, ranks, shipped_network
 from fedcohort.selectors.baselines.fedrank.selector import RankState
 
 NAN = np.nan
+BENCH = Path(__file__).parents[2] / "bench"
+sys.path.append(str(BENCH))
+from fedrank_imitation import Demonstration, agreement, gradient, imitate, pairwise_loss  # noqa: E402
 
 
 def test_features_by_hand():
@@ -113,7 +115,7 @@ def test_the_cohort_is_the_top_of_the_scores():
     slate = Slate(round=20, size=6, candidates=np.arange(n), clients=clients)
     cohort, after = FedRank(exploration=0.0).select(state, slate, None, rng)
     seen = features(clients.sizes.astype(float), state.loss, state.seconds, state.last, state.picks, 20)
-    best = np.argsort(-shipped().score(seen), kind="stable")[:6]
+    best = np.argsort(-shipped_network().score(seen), kind="stable")[:6]
     assert sorted(cohort.clients) == sorted(best)
     np.testing.assert_array_equal(after.picks - state.picks, np.isin(np.arange(n), cohort.clients))
     drawn = [FedRank(exploration=0.5).select(state, slate, None, rng)[0].clients for _ in range(50)]
@@ -133,7 +135,7 @@ def test_the_shipped_network_has_learned_something():
     def with_(name, value):
         row = middle.copy()
         row[0, FEATURES.index(name)] = value
-        return float(shipped().score(row)[0])
+        return float(shipped_network().score(row)[0])
 
     assert with_("loss", 0.95) > with_("loss", 0.05)
     assert with_("duration", 0.05) > with_("duration", 0.95)
@@ -142,6 +144,6 @@ def test_the_shipped_network_has_learned_something():
 @pytest.mark.slow
 def test_the_script_writes_weights(tmp_path):
     pytest.importorskip("torch")
-    script, out = Path(__file__).parents[2] / "bench/fedrank_pretrain.py", tmp_path / "weights.json"
+    script, out = BENCH / "fedrank_pretrain.py", tmp_path / "weights.json"
     subprocess.run([sys.executable, script, "--rounds", "6", "--seeds", "1", "--out", out], check=True, timeout=300)
     assert json.loads(out.read_text())["network"].keys() == {"weight", "bias", "output"}

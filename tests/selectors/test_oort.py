@@ -51,7 +51,7 @@ def test_util_by_hand():
     np.testing.assert_allclose(choice.score, expected, rtol=1e-12)
     parts = choice.parts
     np.testing.assert_allclose(parts["statistical"] + parts["staleness"] + parts["slowness"], expected, rtol=1e-12)
-    assert choice.positions.tolist() == [1]
+    assert choice.clients.tolist() == [1]
 
 
 def test_utility_is_size_times_root_mean_square_and_is_kept_with_duration_and_round():
@@ -66,15 +66,12 @@ def test_utility_is_size_times_root_mean_square_and_is_kept_with_duration_and_ro
     assert state.step == 5.0  # the median of the first durations
 
 
-def test_clipping_caps_at_the_quantile_and_normalising_divides_by_it():
+def test_clipping_caps_at_the_quantile():
     utility = [*range(1, 21), 1000.0]  # 0.95 of 20 steps: the 20th value
     selector = Oort(**GREEDY)
     choice = selector.choose(state_of(selector, 21, utility=utility), slate(21, 1), np.random.default_rng(0))
     assert choice.score.max() == 20.0
     assert choice.score[:20].tolist() == list(range(1, 21))
-    scaled = Oort(**GREEDY, normalise=True)
-    choice = scaled.choose(state_of(scaled, 21, utility=utility), slate(21, 1), np.random.default_rng(0))
-    np.testing.assert_allclose(choice.score[:20], np.arange(1, 21) / 20)
 
 
 def brute_force(utility, k, c, rng):
@@ -95,7 +92,7 @@ def test_cut_off_draw_has_the_distribution_of_algorithm_1():
     ours, theirs = {}, {}
     rng, other = np.random.default_rng(1), np.random.default_rng(2)
     for _ in range(times):
-        pair = tuple(sorted(selector.choose(state, slate(6, 2), rng).positions.tolist()))
+        pair = tuple(sorted(selector.choose(state, slate(6, 2), rng).clients.tolist()))
         ours[pair] = ours.get(pair, 0) + 1
         pair = brute_force(utility, 2, 0.95, other)
         theirs[pair] = theirs.get(pair, 0) + 1
@@ -109,7 +106,7 @@ def test_exploration_falls_from_09_to_02(round_, expected):
     selector = Oort()
     state = state_of(selector, 100, utility=[1.0] * 100, last=[1.0] * 50 + [0.0] * 50)
     rng = np.random.default_rng(0)
-    new = [(selector.choose(state, slate(100, 10, round_), rng).positions >= 50).sum() for _ in range(300)]
+    new = [(selector.choose(state, slate(100, 10, round_), rng).clients >= 50).sum() for _ in range(300)]
     assert {math.floor(expected), math.ceil(expected)} >= set(map(int, new))
     assert np.mean(new) == pytest.approx(expected, abs=0.12)
 
@@ -118,9 +115,9 @@ def test_explored_and_unexplored_clients_fill_up_for_each_other():
     rng = np.random.default_rng(0)
     selector = Oort()
     one_new = state_of(selector, 5, utility=[1.0] * 5, last=[1, 1, 1, 1, 0])
-    assert 4 in selector.choose(one_new, slate(5, 4), rng).positions
+    assert 4 in selector.choose(one_new, slate(5, 4), rng).clients
     all_new = state_of(selector, 5, utility=[0.0] * 5, last=[0, 0, 0, 0, 1e-9])
-    assert len(set(selector.choose(all_new, slate(5, 5), rng).positions.tolist())) == 5
+    assert len(set(selector.choose(all_new, slate(5, 5), rng).clients.tolist())) == 5
 
 
 def test_pacer_extends_when_a_window_has_less_utility_than_the_one_before():
@@ -149,12 +146,12 @@ def test_blacklisted_clients_come_back_if_too_few_remain():
     selector = Oort(**GREEDY, clip=1.0)
     state = state_of(selector, 4, utility=[100.0, 90.0, 1.0, 1.0], picks=[12, 10, 9, 0])
     rng = np.random.default_rng(0)
-    assert sorted(selector.choose(state, slate(4, 2), rng).positions.tolist()) == [2, 3]
+    assert sorted(selector.choose(state, slate(4, 2), rng).clients.tolist()) == [2, 3]
     three = selector.choose(state, slate(4, 3), rng)
-    assert sorted(three.positions.tolist()) == [1, 2, 3]  # of the two blacklisted ones, the one with fewer picks
+    assert sorted(three.clients.tolist()) == [1, 2, 3]  # of the two blacklisted ones, the one with fewer picks
     assert three.notes["blacklisted"] == 1
     free = Oort(**GREEDY, clip=1.0, cut_off=1.0, blacklist=None)
-    assert sorted(free.choose(state, slate(4, 2), rng).positions.tolist()) == [0, 1]
+    assert sorted(free.choose(state, slate(4, 2), rng).clients.tolist()) == [0, 1]
 
 
 def test_equal_and_zero_utilities_and_zero_durations_draw_uniformly():
@@ -162,7 +159,7 @@ def test_equal_and_zero_utilities_and_zero_durations_draw_uniformly():
         selector = Oort(**GREEDY)
         state = state_of(selector, 4, utility=[value] * 4)
         rng = np.random.default_rng(0)
-        counts = np.bincount([selector.choose(state, slate(4, 1), rng).positions[0] for _ in range(2000)], minlength=4)
+        counts = np.bincount([selector.choose(state, slate(4, 1), rng).clients[0] for _ in range(2000)], minlength=4)
         assert counts.min() > 400
     session = Session(Oort(), ClientTable(sizes=[1, 1, 1]), seed=0)
     told(session, [0, 1, 2], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0])

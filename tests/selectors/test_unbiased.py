@@ -110,13 +110,13 @@ def test_size_mean_is_biased_and_the_configuration_says_so(label):
 
 
 def test_each_selector_has_a_default_aggregator():
-    table = {"selectors": {"uniform": {}, "gradnorm": {}, "feel": {"unbiased": False}, "bounded": {"of": "gradnorm"}}}
+    table = {"selectors": {"uniform": {}, "gradnorm": {}, "active-fl": {}, "bounded": {"of": "gradnorm"}}}
     experiment = Experiment.from_dict(table)
     names = {plan.label: plan.aggregator.name for plan in experiment.plans}
     assert names == {
         "uniform": "fedavg",
         "gradnorm": "inverse-probability",
-        "feel": "fedavg",
+        "active-fl": "fedavg",
         "bounded": "inverse-probability",
     }
     assert any("gradnorm comes with the aggregator 'inverse-probability'" in note for note in experiment.notes)

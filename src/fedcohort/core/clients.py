@@ -22,14 +22,16 @@ from fedcohort.core.signals import Signal
 from fedcohort.core.validate import array, instance, listing, numbers, refuse, whole_number
 
 _MOST = 2**31 - 1  # clients or classes; compiled code and journals store indices as 32-bit integers
+_MOST_SAMPLES = 2.0**53  # larger whole numbers are not exact, and selectors may square and add sizes without overflow
+_MOST_FACTOR = 2.0**60  # of an entry of a label factor, which may be noisy or centred
 
 
-def _finite_non_negative(name: str, array: FloatArray) -> None:
-    bad = ~np.isfinite(array) | (array < 0)
+def _check_sizes(name: str, array: FloatArray) -> None:
+    bad = ~((array >= 0) & (array <= _MOST_SAMPLES))
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         raise InputError(
-            f"{name} must be finite and not negative. Got {array[first]!r} for client {first[0]}"
+            f"{name} must be from 0 to 2^53. Got {array[first]!r} for client {first[0]}"
             f"{f' (and {int(bad.sum()) - 1} more)' if bad.sum() > 1 else ''}."
         )
 
@@ -38,13 +40,13 @@ def _matrix(name: str, values: ArrayLike) -> FloatArray:
     matrix = numbers(values, name, "a matrix with one row per client, all rows of one length")
     if matrix.ndim != 2:
         raise InputError(f"{name} must be a matrix with one row per client. Got an array of shape {matrix.shape}.")
-    return read_only(matrix)
+    return read_only(np.ascontiguousarray(matrix))  # so that sums round alike, as in a journal
 
 
-def _finite_matrix(name: str, values: ArrayLike) -> FloatArray:
+def _products_matrix(name: str, values: ArrayLike, most: float) -> FloatArray:
     matrix = _matrix(name, values)
-    if not np.isfinite(matrix).all():
-        raise InputError(f"{name} must be finite. Got NaN or infinite entries.")
+    if not (np.abs(matrix) <= most).all():
+        raise InputError(f"{name} must be between -{most:.0e} and {most:.0e}. Got NaN, infinite or larger entries.")
     return matrix
 
 
@@ -56,7 +58,7 @@ class LabelCounts:
 
     def __init__(self, counts: ArrayLike) -> None:
         array = _matrix("label counts", counts)
-        _finite_non_negative("label counts", array)
+        _check_sizes("label counts", array)
         object.__setattr__(self, "counts", array)
 
     @property
@@ -79,11 +81,6 @@ class LabelCounts:
         """(N,) sums of the squared counts of each client."""
         return read_only(np.einsum("nb,nb->n", self.counts, self.counts))
 
-    @cached_property
-    def largest(self) -> float:
-        """The largest count."""
-        return float(self.counts.max(initial=0.0))
-
 
 @dataclass(frozen=True)
 class LabelFactor:
@@ -93,7 +90,7 @@ class LabelFactor:
     classes: int
 
     def __init__(self, factor: ArrayLike, classes: int) -> None:
-        object.__setattr__(self, "factor", _finite_matrix("label factor", factor))
+        object.__setattr__(self, "factor", _products_matrix("label factor", factor, _MOST_FACTOR))
         object.__setattr__(self, "classes", whole_number(classes, "The number of classes", 1, _MOST))
 
 
@@ -105,7 +102,7 @@ class LabelGram:
     classes: int
 
     def __init__(self, gram: ArrayLike, classes: int) -> None:
-        array = _finite_matrix("label inner products", gram)
+        array = _products_matrix("label inner products", gram, _MOST_FACTOR**2)
         if array.shape[0] != array.shape[1]:
             raise InputError(f"label inner products must be a square matrix. Got shape {array.shape}.")
         object.__setattr__(self, "gram", array)
@@ -123,7 +120,7 @@ class LabelGramRows:
     classes: int
 
     def __init__(self, rows: ArrayLike, classes: int) -> None:
-        array = _finite_matrix("label inner products", rows)
+        array = _products_matrix("label inner products", rows, _MOST_FACTOR**2)
         new = array.shape[0]
         if array.shape[1] < new:
             raise InputError(f"The rows of {new} new clients must have at least {new} columns. Got {array.shape}.")
@@ -203,9 +200,7 @@ class ClientTable:
                 raise refuse("labels", "LabelCounts, LabelFactor, LabelGram or LabelGramRows", labels)
             counts["labels"] = len(label_rows(labels))
         if size_array is None and isinstance(labels, LabelCounts):
-            with np.errstate(over="ignore"):
-                size_array = labels.sizes
-            _finite_non_negative("sums of label counts", size_array)
+            size_array = labels.sizes
         object.__setattr__(self, "n", _agreed_count(counts))
         object.__setattr__(self, "_names", name_tuple)
         object.__setattr__(self, "_sizes", size_array)
@@ -240,13 +235,8 @@ class ClientTable:
     @property
     def weights(self) -> FloatArray:
         """(N,) p_k, each client's share of all training samples; equal shares if all sizes are 0."""
-        sizes = self.sizes
-        with np.errstate(over="ignore"):
-            total = float(sizes.sum())
-        if total == np.inf:  # sizes near the largest double
-            sizes = sizes / sizes.max()
-            total = float(sizes.sum())
-        return sizes / total if total > 0 else np.full(self.n, 1.0 / max(self.n, 1))
+        total = float(self.sizes.sum())
+        return self.sizes / total if total > 0 else np.full(self.n, 1.0 / max(self.n, 1))
 
     @property
     def labels(self) -> LabelInfo:
@@ -369,7 +359,7 @@ class ClientTable:
             raise InputError("New clients need names, because the others have names.")
         names = None if other._names is None else self.names + other._names
         sizes = None if self._sizes is None or other._sizes is None else np.concatenate([self._sizes, other._sizes])
-        labels = None if self._labels is None else _grown_labels(self._labels, other._labels)
+        labels = None if self._labels is None else _append_labels(self._labels, other._labels)
         return ClientTable(names=names, sizes=sizes, labels=labels, n=self.n + other.n)
 
     def __repr__(self) -> str:
@@ -401,7 +391,7 @@ def _sizes(values: ArrayLike) -> FloatArray:
     sizes = read_only(numbers(values, "sizes", "one number per client"))
     if sizes.ndim != 1:
         raise InputError(f"sizes must be one number per client. Got shape {sizes.shape}.")
-    _finite_non_negative("sizes", sizes)
+    _check_sizes("sizes", sizes)
     return sizes
 
 
@@ -415,7 +405,7 @@ def _agreed_count(counts: Mapping[str, int]) -> int:
     return next(iter(counts.values()))
 
 
-def _grown_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGramRows | None) -> LabelInfo:
+def _append_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGramRows | None) -> LabelInfo:
     """Return the labels of a federation and of the clients that join it."""
     match ours, theirs:
         case LabelCounts(), LabelCounts():
@@ -423,7 +413,7 @@ def _grown_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGram
         case LabelFactor(), LabelFactor():
             return LabelFactor(_stack_rows("label factor", ours.factor, theirs.factor), ours.classes)
         case LabelGram(), LabelGramRows():
-            return LabelGram(_grown(ours.gram, theirs.rows), ours.classes)
+            return LabelGram(_append_gram_rows(ours.gram, theirs.rows), ours.classes)
         case _:
             raise InputError(
                 "In a federation with a matrix of label inner products, new clients need rows of that matrix.",
@@ -431,7 +421,7 @@ def _grown_labels(ours: LabelInfo | LabelGramRows, theirs: LabelInfo | LabelGram
             )
 
 
-def _grown(gram: FloatArray, rows: FloatArray) -> FloatArray:
+def _append_gram_rows(gram: FloatArray, rows: FloatArray) -> FloatArray:
     before, new = len(gram), len(rows)
     if rows.shape[1] != before + new:
         raise InputError(

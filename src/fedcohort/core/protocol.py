@@ -347,11 +347,8 @@ class Selector(Parameterized, ABC, Generic[State]):
     # learn from one client's report. Its clock, slate.round, is then the number of global models.
     one_at_a_time: ClassVar[bool] = False
     pictures: ClassVar[tuple[Picture, ...]] = ()  # for reports: what it has learned
-    # Parameters that older versions did not have, with the values that reproduce the choices of those versions.
-    added: ClassVar[Mapping[str, object]] = _EMPTY
     # Parameter sets that the conformance suite checks besides the defaults: other forms of a paper, extremes.
     checked_params: ClassVar[ParamSets] = _EMPTY
-    formerly: ClassVar[tuple[str, ...]] = ()  # its names in older journals, which now belong to other selectors
     default_filter: ClassVar[str] = "fedca"  # used if no filter is configured and it learns from Signal.KEPT
 
     @property
@@ -397,13 +394,19 @@ class Selector(Parameterized, ABC, Generic[State]):
         """Return the state after a round's outcome."""
 
     def grow(self, state: State, clients: ClientTable, rng: np.random.Generator) -> State:
-        """Return the state after clients joined: the old rows, then new rows from ``init``."""
+        """Return the state after clients joined: the old rows, then new rows from ``init``.
+
+        Rows that ``init`` cannot know the length of have no entries there. Once others have, new rows are zeros.
+        """
         fresh: Any = self.init(clients, rng)
         changes = {}
         for f in dataclasses.fields(fresh):
             value: Any = getattr(state, f.name)
             if is_per_client(f):
-                value = np.concatenate([value, getattr(fresh, f.name)[len(value) :]])
+                rows = getattr(fresh, f.name)[len(value) :]
+                if rows.shape[1:] == (0,):
+                    rows = np.zeros((len(rows), *value.shape[1:]), rows.dtype)
+                value = np.concatenate([value, rows])
             changes[f.name] = value
         return dataclasses.replace(fresh, **changes)  # type: ignore[no-any-return]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,27 +28,6 @@ def describe(selector: Selector[Any]) -> dict[str, Any]:
     }
 
 
-def current_name(spec: Mapping[str, Any]) -> str | None:
-    """Return the name under which the selector of a description is registered now.
-
-    Some selectors were renamed because a paper's own form took their name. They list the old name in ``formerly``, and
-    their journals are recognised by parameters that the paper's form lacks or does not allow.
-    """
-    name: str | None = spec["name"]
-    if name is None or name not in SELECTORS or _allows(SELECTORS.get(name), spec["params"]):
-        return name
-    for other in SELECTORS:
-        kind = SELECTORS.get(other)
-        if name in getattr(kind, "formerly", ()) and _allows(kind, spec["params"]):
-            return other
-    return name
-
-
-def _allows(kind: Any, params: Mapping[str, Any]) -> bool:
-    constraints = {info.name: info.constraint for info in parameters(kind)} if isinstance(kind, type) else {}
-    return all(name in constraints and constraints[name].admits(value) for name, value in params.items())
-
-
 def class_of(spec: Mapping[str, Any]) -> type[Selector[Any]] | None:
     """Return the class that a description names, or None if it is neither registered nor imported.
 
@@ -57,7 +35,7 @@ def class_of(spec: Mapping[str, Any]) -> type[Selector[Any]] | None:
     imports it first: with ``SELECTORS.get(reference)``, by importing its module, or with ``--selector`` on the command
     line.
     """
-    name, reference = current_name(spec), spec.get("reference")
+    name, reference = spec["name"], spec.get("reference")
     kind: Any = None
     if name is not None and name in SELECTORS:
         kind = SELECTORS.get(name)
@@ -88,7 +66,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 def rebuild_selector(spec: Mapping[str, Any], selector: Selector[Any] | None, path: Path | None) -> Selector[Any]:
     """Return the selector a journal was written with: built from the registry, or ``selector`` if it is the same."""
-    spec = {**spec, "name": current_name(spec)}
     if selector is None:
         untrusted = untrusted_reference(spec)
         if untrusted is not None:
@@ -102,16 +79,11 @@ def rebuild_selector(spec: Mapping[str, Any], selector: Selector[Any] | None, pa
         assert kind is not None
         _check_version(spec, kind, path)
         name = spec["name"] if spec["name"] in SELECTORS else SELECTORS.reference(kind)
-        return SELECTORS.create(name or "", **_as_recorded(kind, spec["params"], spec["params"]))
-    now, recorded = describe(selector), spec["params"]
+        return SELECTORS.create(name or "", **spec["params"])
+    now = describe(selector)
     if spec["name"] == now["name"]:
         _check_version(spec, type(selector), path)
-        then = _as_recorded(type(selector), recorded, now["params"])
-        recorded = _as_recorded(type(selector), recorded, recorded)
-        if then != now["params"]:
-            selector = dataclasses.replace(selector, **then)  # type: ignore[type-var]
-            now = describe(selector)
-    original = (spec["name"] or spec["class"], _plain(recorded))
+    original = (spec["name"] or spec["class"], _plain(spec["params"]))
     current = (now["name"] or now["class"], _plain(now["params"]))
     if original != current:
         raise JournalError(
@@ -123,22 +95,17 @@ def rebuild_selector(spec: Mapping[str, Any], selector: Selector[Any] | None, pa
 
 
 def _check_version(spec: Mapping[str, Any], cls: type[Selector[Any]], path: Path | None) -> None:
-    """Raise an error for parameters, or values of them, that the selector of this version no longer accepts."""
-    for name, value in sorted(spec["params"].items()):
-        if not _allows(cls, {name: value}):
-            raise JournalError(
-                f"The journal {path} was written with {spec['name'] or spec['class']!r} of another version of "
-                f"fedcohort, which had the parameter {name}={value!r}; this version cannot continue it.",
-                hint="finish it with the version that wrote it, or start a new journal",
-            )
-
-
-def _as_recorded(cls: type[Selector[Any]], recorded: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with the values of the version that wrote ``recorded``, before later ones got new defaults."""
-    defaults = {info.name: info.default for info in parameters(cls)}
-    # Only defaults are replaced; a value that the caller chose stays.
-    later = [n for n in cls.added if n not in recorded and now.get(n, defaults[n]) == defaults[n]]
-    return {**now, **{n: cls.added[n] for n in later}}
+    """Raise an error if the selector of this version has other parameters, or does not accept a recorded value."""
+    known, recorded = {info.name: info.constraint for info in parameters(cls)}, spec["params"]
+    for name in sorted(known.keys() | recorded.keys()):
+        if name in known and name in recorded and known[name].admits(recorded[name]):
+            continue
+        had = f"had the parameter {name}={recorded[name]!r}" if name in recorded else f"had no parameter {name}"
+        raise JournalError(
+            f"The journal {path} was written with {spec['name'] or spec['class']!r} of another version of fedcohort, "
+            f"which {had}; this version cannot continue it.",
+            hint="finish it with the version that wrote it, or start a new journal",
+        )
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from scipy.optimize import linear_sum_assignment
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError, needs_extra
+from fedcohort.privacy.noise import fit_rows
 
 with needs_extra("The attacks need python-flint, which is not installed.", "attacks"):
     from flint import fmpz, fmpz_mat
@@ -260,8 +261,6 @@ def from_factor(
     Alternates between the rotation that brings a factor of S nearest to the counts (Procrustes) and the counts of the
     given size that are nearest to the rotated factor (projection); returns the best of several random starts.
     """
-    from fedcohort.privacy.noise import fit_rows
-
     s = np.asarray(gram, np.float64)
     total = np.asarray(sizes, np.float64)
     values, vectors = np.linalg.eigh((s + s.T) / 2)
@@ -281,6 +280,25 @@ def from_factor(
             best, best_miss = counts, miss
     assert best is not None
     return Recovered(np.asarray(best, np.float64), named=False)
+
+
+# -- updates ------------------------------------------------------------------------------------------------------
+
+
+def shares_by_moments(updates: ArrayLike, step: float) -> FloatArray:
+    r"""Return (k, B) label shares :math:`1 / B + \Delta b / \eta R`, from updates of the output layer's bias.
+
+    They are exact for one full-batch step of an untrained model; see
+    :mod:`fedcohort.selectors.numerics.label_shares`. Shares below 0 are moved to the nearest possible ones.
+
+    Parameters
+    ----------
+    updates : (k, B) array
+    step : float
+        :math:`\eta R`, learning rate times local steps.
+    """
+    moved = np.atleast_2d(np.asarray(updates, np.float64))
+    return fit_rows(1.0 / moved.shape[1] + moved / step, np.ones(len(moved)))
 
 
 # -- coalitions ---------------------------------------------------------------------------------------------------

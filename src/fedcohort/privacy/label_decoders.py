@@ -6,16 +6,20 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelGramRows, LabelInfo
 from fedcohort.core.errors import CiphertextError, FedcohortError, KeyHolderError, UnknownNameError
 from fedcohort.core.validate import whole_number
 from fedcohort.privacy.rotation import unpack_rotated_counts
 from fedcohort.privacy.scheme import PublicKey, check_statement, unwrap_row, wrap_row
+
+if TYPE_CHECKING:
+    from fedcohort.privacy.keyholder import KeyHolder
+    from fedcohort.privacy.service import RemoteKeyHolder
 
 log = logging.getLogger("flwr.fedcohort")
 _NOISY = "noisy labels"
@@ -69,23 +73,6 @@ class LabelDecoder(Protocol):
         """Return confirmations with which clients can check how their labels are used, for some of them or none."""
 
 
-class KeyHolderLike(Protocol):
-    """The key holder as the server sees it, in the same process or over the network."""
-
-    @property
-    def public(self) -> PublicKey:
-        """The public key."""
-
-    def admit(self, statements: Mapping[str, bytes]) -> Mapping[str, str]:
-        """Accept statements; return the clients that were refused, each with the reason."""
-
-    def products(self, rows: Sequence[str], columns: Sequence[str]) -> IntArray:
-        """Return inner products of the counts that clients have stated."""
-
-    def confirm(self, clients: Sequence[str]) -> Mapping[str, bytes]:
-        """Return a signed confirmation for each client."""
-
-
 class EncryptedLabels:
     """Class balance from sealed label counts. The server passes them on, and the key holder returns S.
 
@@ -96,7 +83,7 @@ class EncryptedLabels:
     holder : KeyHolder or RemoteKeyHolder
     """
 
-    def __init__(self, public: PublicKey | str | Path, holder: KeyHolderLike) -> None:
+    def __init__(self, public: PublicKey | str | Path, holder: KeyHolder | RemoteKeyHolder) -> None:
         self._public = PublicKey.read(public)
         self._holder = holder
         self._confirmed: dict[str, bytes] = {}

@@ -38,8 +38,6 @@ class _Book:
     lines: list[str] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
     answers: dict[_Question, list[float]] = field(default_factory=dict)  # noisy counts, as they were drawn
-    old_answers: dict[int, list[float]] = field(default_factory=dict)  # of version 0.2, by number of classes
-    has_digests: bool = False  # whether the file holds digests of the true counts, as version 0.2 wrote them
 
     @classmethod
     def of(cls, lines: list[str], path: Path) -> _Book:
@@ -47,34 +45,23 @@ class _Book:
         for number, line in enumerate(lines, 1):
             try:
                 book._read_line(line)
-            except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise JournalError(
                     f"Line {number} of the privacy ledger {path} cannot be read: {error}.",
-                    hint="a damaged ledger must be treated as spent, because more releases could exceed its budget",
+                    hint="a ledger that cannot be read must be treated as spent: more releases could exceed its budget",
                 ) from error
         return book
 
     def _read_line(self, line: str) -> None:
         entry = json.loads(line)
-        if "said" in entry:  # version 0.2, an answer
-            said = [float(value) for value in entry["said"]]
-            self.old_answers[len(said)] = said
-            self.has_digests |= "of" in entry
-            entry.pop("of", None)
-            line = json.dumps(entry)
-        elif "rho" in entry:  # version 0.2, a release; Gaussian noise was on two counts, with rho = 1 / variance
-            if entry["epsilon"] is None:
-                self.releases.append(Release(entry["kind"], variance=1 / float(entry["rho"]), parts=2))
-            else:
-                self.releases.append(Release(entry["kind"], float(entry["epsilon"])))
-        else:
-            answer = entry.pop("answer", None)
-            self.releases.append(Release(**entry))
-            if answer is not None:
-                epsilon, mechanism, delta = answer["noise"]
-                delta = 0.0 if mechanism == "geometric" else delta  # early ledgers have a meaningless delta here
-                noisy = [float(value) for value in answer["noisy"]]
-                self.answers[epsilon, mechanism, delta, len(noisy)] = noisy
+        if "said" in entry or "rho" in entry:
+            raise ValueError("version 0.2 wrote it, in another format")
+        answer = entry.pop("answer", None)
+        self.releases.append(Release(**entry))
+        if answer is not None:
+            epsilon, mechanism, delta = answer["noise"]
+            noisy = [float(value) for value in answer["noisy"]]
+            self.answers[epsilon, mechanism, delta, len(noisy)] = noisy
         self.lines.append(line)
 
 
@@ -117,10 +104,9 @@ class Ledger:
             raise InputError(f"A ledger must be a file; {self._path} is a directory.")
         self._memory: list[str] = []
         self._alone = threading.Lock()
-        with self._hold() as book:
-            path = self._path
-            if path is not None and path.exists() and (book.has_digests or path.stat().st_mode & 0o077):
-                self._write(book.lines)
+        with self._hold():  # a file that cannot be read is refused now, not at the first release
+            if self._path is not None and self._path.exists():
+                self._path.chmod(0o600)
 
     # -- the file -----------------------------------------------------------------------------------------------
 
@@ -193,7 +179,7 @@ class Ledger:
         noise.check(values)
         question = (*noise.question, len(values))
         with self._hold() as book:
-            noisy = None if refresh else book.answers.get(question, book.old_answers.get(len(values)))
+            noisy = None if refresh else book.answers.get(question)
             if noisy is None:
                 release = noise.release
                 self._check_budget(book, release)

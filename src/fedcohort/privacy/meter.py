@@ -20,9 +20,10 @@ from fedcohort.privacy.attacks import (
     guess_bound,
     name_classes,
     share_error,
+    shares_by_moments,
 )
 from fedcohort.privacy.noise import GeometricNoise, fit_rows
-from fedcohort.selectors.numerics.label_shares import by_moments, by_relative_softmax
+from fedcohort.selectors.numerics.label_shares import by_relative_softmax
 
 _CLOSE = 0.1  # total variation below which shares count as known
 
@@ -216,7 +217,7 @@ class _Attacker:
 
     def updates(self, updates: FloatArray, step: float) -> Exposure:
         estimates = {
-            "update of the output bias, moments": by_moments(updates, step),
+            "update of the output bias, moments": shares_by_moments(updates, step),
             "update of the output bias, softmax (HiCS-FL)": by_relative_softmax(updates, 0.5),
         }
         findings = tuple(

@@ -176,14 +176,14 @@ def _column(attribute: str, entry: Any, rows: list[int], count: int, seed: int, 
     position = (zlib.crc32(attribute.encode()), 1 + round if entry.get("changes") else 0)
     draws: FloatArray = uniforms(seed, rng.ATTRIBUTES, np.arange(len(rows)), *position)
     if "values" in entry:
-        return _drawn_values(entry, draws)
+        return _choose_values(entry, draws)
     low, high = entry["low"], entry["high"]
     if isinstance(low, int) and isinstance(high, int):
         return [int(v) for v in np.floor(low + draws * (high - low + 1)).tolist()]
     return [float(v) for v in (low + draws * (high - low)).tolist()]
 
 
-def _drawn_values(entry: Mapping[str, Any], draws: FloatArray) -> list[Value]:
+def _choose_values(entry: Mapping[str, Any], draws: FloatArray) -> list[Value]:
     """Turn uniform numbers (n,) into values with the given shares, by default equal ones."""
     values = list(entry["values"])
     shares = np.asarray(entry.get("shares") or [1.0] * len(values), np.float64)

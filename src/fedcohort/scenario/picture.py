@@ -11,11 +11,10 @@ from fedcohort.scenario.federation import Federation
 SHADES = " ░▒▓█"
 
 
-def text_picture(federation: Federation, *, limit: int = 40, true: bool = False) -> str:
+def text_picture(federation: Federation, *, limit: int = 40) -> str:
     """Return a line per client and a column per class, which is darker the more of the client's samples are in it.
 
-    At most ``limit`` clients are shown, evenly spaced. With ``true``, the labels are those of the dataset instead of
-    those that the clients see.
+    At most ``limit`` clients are shown, evenly spaced. The labels are those that the clients see.
 
     >>> print(text_picture(Federation.of([[0, 1, 2, 3], [4, 5]], labels=[0, 0, 0, 1, 2, 2], classes=3)))
     client  classes 0 to 2
@@ -23,7 +22,7 @@ def text_picture(federation: Federation, *, limit: int = 40, true: bool = False)
     1       |  █|  2 samples
     """
     shown = spaced_clients(len(federation), limit)
-    counts = federation.label_counts(part="all", true=true)[shown]
+    counts = federation.label_counts(part="all")[shown]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     levels = shade_levels(shares)
     names = [federation.names[k] for k in shown]

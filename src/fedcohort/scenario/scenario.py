@@ -209,10 +209,10 @@ class Scenario(Parameterized):
         held: IntArray = np.where(sizes >= 2, np.clip(rounded, 1, np.maximum(sizes - 1, 1)), 0)
         return held
 
-    def available(self, federation: Federation, *, seed: int, round: int, time: float = 0.0) -> BoolArray:
-        """Return which clients can take part in a round (N,); with devices, a round that begins at ``time``."""
+    def available(self, federation: Federation, *, seed: int, round: int) -> BoolArray:
+        """Return which clients can take part in a round (N,); with devices, those that are on at the start."""
         if self.devices is not None:
-            return self.devices.presence(np.arange(len(federation)), seed=seed, time=time).on
+            return self.devices.presence(np.arange(len(federation)), seed=seed, time=0.0).on
         return self.availability.mask(federation, seed=seed, round=round)
 
     def seconds(
@@ -220,9 +220,9 @@ class Scenario(Parameterized):
     ) -> FloatArray:
         """Return how long each of ``clients`` (k,) takes for a share of its usual work if it does not fail."""
         durations = self.latency.durations(federation.sizes, clients, seed=seed, round=round, work=work)
-        return self._slowed(durations, federation, clients)
+        return self._slow_rare_holders(durations, federation, clients)
 
-    def _slowed(self, durations: FloatArray, federation: Federation, clients: IntArray) -> FloatArray:
+    def _slow_rare_holders(self, durations: FloatArray, federation: Federation, clients: IntArray) -> FloatArray:
         if self.rare_slowness == 1:
             return durations
         return durations * np.where(federation.holds_rare[clients], self.rare_slowness, 1.0)
@@ -252,7 +252,9 @@ class Scenario(Parameterized):
             Bytes that each client receives and sends.
         """
         assert self.devices is not None
-        seconds = self._slowed(self.devices.durations(clients, samples, transfer, seed=seed), federation, clients)
+        seconds = self._slow_rare_holders(
+            self.devices.durations(clients, samples, transfer, seed=seed), federation, clients
+        )
         durations, status = self.devices.work(clients, seconds, seed=seed, time=time)
         if self.failure:
             failed = uniforms(seed, rng.FAILURE, clients, _WHETHER, ticket) < self.failure
@@ -347,7 +349,7 @@ class Scenario(Parameterized):
                     hint=suggest(str(key), known),
                 )
         base = preset(table["preset"]) if "preset" in table else cls()
-        changes = {key: _changed(base, key, value) for key, value in table.items() if key != "preset"}
+        changes = {key: _field_from(base, key, value) for key, value in table.items() if key != "preset"}
         return dataclasses.replace(base, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -365,7 +367,7 @@ class Scenario(Parameterized):
         return table | _plain({info.name: getattr(self, info.name) for info in parameters(Scenario)})
 
 
-def _changed(base: Scenario, key: str, value: Any) -> Any:
+def _field_from(base: Scenario, key: str, value: Any) -> Any:
     """Return the new value of the field ``key`` of ``base``, from the value in a table."""
     if key == "attributes":
         return read_attributes(value)

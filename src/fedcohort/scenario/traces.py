@@ -30,7 +30,7 @@ import numpy as np
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import MissingExtraError, ScenarioError
+from fedcohort.core.errors import ScenarioError, needs_extra
 from fedcohort.core.files import open_file, read_file, write_file
 from fedcohort.core.params import Boolean, Optional, Text, param
 from fedcohort.core.params import Sequence as ListOf
@@ -129,9 +129,9 @@ class Trace:
         merged = []
         for index in needed:
             mask = self.state == index
-            merged.append(_covered(self.device[mask], self.begin[mask], self.end[mask], 1))
+            merged.append(_overlaps(self.device[mask], self.begin[mask], self.end[mask], 1))
         device, begin, end = (np.concatenate(columns) for columns in zip(*merged, strict=True))
-        device, begin, end = _covered(device, begin, end, len(needed))
+        device, begin, end = _overlaps(device, begin, end, len(needed))
         if not len(device):
             raise ScenarioError(f"In the trace, no client ever has the states {', '.join(needs)} together.")
         one_state = np.zeros(len(device), np.int64)
@@ -146,7 +146,7 @@ def _check_speeds(speeds: Sequence[tuple[str, float, float]], source: str) -> No
             )
 
 
-def _covered(
+def _overlaps(
     device: IntArray, begin: FloatArray, end: FloatArray, times: int
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     """Return the intervals covered by at least ``times`` of a device's intervals, sorted by device and time."""
@@ -229,12 +229,8 @@ def _write(path: str | Path, columns: Sequence[str], values: Sequence[Any]) -> N
 
 
 def _parquet() -> Any:
-    try:
+    with needs_extra("Traces as Parquet need pyarrow; CSV files do not.", "sim"):
         import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            "Traces as Parquet need pyarrow.", hint="pip install 'fedcohort[sim]', or use CSV"
-        ) from error
     return pyarrow.parquet
 
 
@@ -260,7 +256,7 @@ _DAMAGE = (
 )  # fmt: skip
 
 
-def _unpickled(path: str | Path) -> Mapping[Any, Any]:
+def _read_pickle(path: str | Path) -> Mapping[Any, Any]:
     try:
         with open_file(Path(path)) as stream:
             devices = _PlainUnpickler(stream).load()
@@ -279,14 +275,14 @@ def read_fedscale(availability: str | Path, capacity: str | Path | None = None) 
     one sample; training takes three times as long. ``communication`` is in kilobits a second.
     """
     rows = []
-    for name, entry in _unpickled(availability).items():
+    for name, entry in _read_pickle(availability).items():
         try:
             pairs = list(zip(entry["active"], entry["inactive"], strict=False))
             rows += [(str(name), float(a), float(b), ON) for a, b in pairs if float(b) > float(a)]
         except (KeyError, TypeError, ValueError) as error:
             raise _invalid_device(availability, name, "'active' and 'inactive' with equally many times") from error
     speeds = []
-    for name, entry in _unpickled(capacity).items() if capacity is not None else ():
+    for name, entry in _read_pickle(capacity).items() if capacity is not None else ():
         try:
             speed = 1000.0 / (_PASSES * float(entry["computation"]))
             speeds.append((str(name), speed, float(entry["communication"]) * _KILOBIT))
@@ -426,7 +422,7 @@ class _Lines:
 
 
 @lru_cache(maxsize=8)
-def _loaded(path: str, stamp: int, speeds: str | None, needs: tuple[str, ...] | None) -> tuple[Trace, _Lines]:
+def _load(path: str, stamp: int, speeds: str | None, needs: tuple[str, ...] | None) -> tuple[Trace, _Lines]:
     trace = read_trace(path, speeds)
     return trace, _Lines.of(trace.sessions(needs), trace.span)
 
@@ -461,7 +457,7 @@ class TraceDevices(Devices):
             stamp = Path(self.path).stat().st_mtime_ns
         except OSError as error:
             raise ScenarioError(f"The trace {self.path} cannot be read: {error.strerror or error}.") from error
-        return _loaded(self.path, stamp, self.speeds_path, self.needs)
+        return _load(self.path, stamp, self.speeds_path, self.needs)
 
     def _device(self, clients: IntArray, seed: int) -> IntArray:
         count = len(self._trace[0].names)

@@ -35,7 +35,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.journal.codec import state_fields
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
-from fedcohort.testing.host import ScriptedHost, Trace, failing
+from fedcohort.testing.host import ScriptedHost, Trace, mixed_statuses
 
 AnySelector = Selector[Any]
 Check = Callable[[AnySelector], None]
@@ -369,7 +369,7 @@ def check_reports(selector: AnySelector) -> None:
     host = ScriptedHost()
     session = host.session(selector)
     for _ in range(12):
-        host.play_round(session, size=6, status=failing)
+        host.play_round(session, size=6, status=mixed_statuses)
     request = RoundRequest(size=4)
     cohort = session.ask(request, host.answer(session.query(request), session.round))
     if cohort.stop:

@@ -124,12 +124,12 @@ class ScriptedHost:
         return trace
 
     def play_one_by_one(
-        self, open_session: Callable[[], Session], events: int, *, busy: int = 4, buffer: int = 3, reopen: bool = False
+        self, open_session: Callable[[], Session], events: int, *, reopen: bool = False
     ) -> list[tuple[frozenset[int], int]]:
         """Play an asynchronous session; return for each choice the clients at work and the client chosen.
 
-        While fewer than ``busy`` clients work, another one is asked for; otherwise one of them replies or fails. A new
-        model is made of ``buffer`` models of clients.
+        While fewer than four clients work, another one is asked for; otherwise one of them replies or fails. A new
+        model is made of three models of clients.
 
         Parameters
         ----------
@@ -143,10 +143,10 @@ class ScriptedHost:
         session = open_session()
         for _ in range(events):
             pending = session.pending
-            if len(models) >= buffer:
+            if len(models) >= 3:
                 session.advance(models)
                 models, nobody = [], False
-            elif len(pending) < busy and not (nobody and pending):
+            elif len(pending) < 4 and not (nobody and pending):
                 request = RoundRequest(1)
                 cohort = session.ask(request, self.answer(session.query(request), session.round))
                 if cohort.stop:
@@ -171,7 +171,7 @@ class ScriptedHost:
         return [one.ticket] if status is Status.OK else []
 
 
-def failing(cohort: Cohort) -> list[int]:
+def mixed_statuses(cohort: Cohort) -> list[int]:
     """Return statuses that take turns, shifted by the round."""
     kinds = list(Status)
     return [int(kinds[(i + cohort.round) % len(kinds)]) for i in range(cohort.size)]

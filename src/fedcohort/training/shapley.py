@@ -78,7 +78,7 @@ def _from_orders(
     recent: list[FloatArray] = []  # the estimates after the last orders
     while drawn < _MOST_ORDERS * members:
         # Guided sampling: the first places matter most, and every member has them equally often.
-        orders = np.stack([_led_by(i, members, rng) for i in range(members)])
+        orders = np.stack([_order_beginning_with(i, members, rng) for i in range(members)])
         for gains in _gains(orders, worth, known, first, last):
             total += gains
             drawn += 1
@@ -104,7 +104,7 @@ def exact_shapley(worth: Worth, members: int) -> FloatArray:
     return shapley
 
 
-def _led_by(member: int, members: int, rng: np.random.Generator) -> IntArray:
+def _order_beginning_with(member: int, members: int, rng: np.random.Generator) -> IntArray:
     """Return a random order of all members in which ``member`` is first."""
     others = np.delete(np.arange(members), member)
     return np.concatenate([[member], rng.permutation(others)])

@@ -5,7 +5,7 @@ import pytest
 
 from fedcohort import LabelCounts
 from fedcohort.core.clients import LabelFactor, LabelGram
-from fedcohort.selectors.numerics.class_balance import Past, balancing_rates, centre_on_mix, group_of, mix_qcid
+from fedcohort.selectors.numerics.class_balance import Past, group_of
 
 
 def imbalance(total):
@@ -24,7 +24,7 @@ def in_form(form, counts):
 
 @pytest.mark.parametrize("form", ["counts", "factor", "gram"])
 @pytest.mark.parametrize("candidates", [None, np.array([1, 2, 5, 6])])
-@pytest.mark.parametrize("scale", [1.0, 2.0**450])
+@pytest.mark.parametrize("scale", [1.0, 2.0**47])
 def test_the_past_counts_in_every_sum_except_that_of_the_members(form, candidates, scale):
     rng = np.random.default_rng(4)
     counts = rng.integers(1, 30, (8, 3)).astype(float) * scale
@@ -53,51 +53,3 @@ def test_the_past_counts_in_every_sum_except_that_of_the_members(form, candidate
     check([2, 0])
     group.remove(2)
     check([0])
-
-
-@pytest.mark.parametrize("form", ["counts", "factor", "gram"])
-def test_rates_that_balance_the_federation_are_those_of_the_linear_system(form):
-    rng = np.random.default_rng(4)
-    counts = np.array([rng.multinomial(50, share) for share in rng.dirichlet([0.2, 0.2, 0.2, 0.05], size=40)], float)
-    labels = in_form(form, counts)
-    off = (counts - counts.sum(1, keepdims=True) / 4) / counts.sum()
-    wanted = np.linalg.solve(40 * off @ off.T + 0.02 * np.eye(40), np.ones(40))
-    found = balancing_rates(labels, counts.sum(1), 0.02)
-    np.testing.assert_allclose(found, wanted / wanted.mean(), atol=2e-6)
-    assert imbalance(found @ counts) < 0.2 * imbalance(counts.sum(0))
-
-
-def test_rates_without_clients_samples_or_valid_products():
-    assert balancing_rates(LabelCounts(np.zeros((0, 3))), np.zeros(0), 0.02).shape == (0,)
-    assert balancing_rates(LabelCounts(np.zeros((2, 3))), np.zeros(2), 0.02).tolist() == [1.0, 1.0]
-    impossible = LabelGram(np.array([[1.0, 90.0], [90.0, 1.0]]), 2)
-    assert np.isfinite(balancing_rates(impossible, np.array([5.0, 9.0]), 0.02)).all()
-
-
-@pytest.mark.parametrize("form", ["counts", "factor", "gram"])
-def test_centred_labels_measure_the_distance_from_the_mix_of_all(form):
-    rng = np.random.default_rng(2)
-    counts = rng.integers(0, 40, (7, 5)) * np.array([9.0, 3.0, 1.0, 1.0, 1.0])
-    mix = counts.sum(0) / counts.sum()
-    sizes = counts.sum(1)
-    group = group_of(centre_on_mix(in_form(form, counts), sizes), sizes)
-    for position in (4, 1, 6):
-        group.add(position)
-        total = counts[group.members].sum(0)
-        assert group.qcid() == pytest.approx(((total / total.sum() - mix) ** 2).sum(), rel=1e-9, abs=1e-12)
-    for position in (0, 2, 3, 5):
-        group.add(position)
-    assert group.qcid() == pytest.approx(0.0, abs=1e-12)
-
-
-@pytest.mark.parametrize("form", ["counts", "factor", "gram"])
-def test_the_imbalance_of_all_clients_at_given_rates(form):
-    counts = np.random.default_rng(3).integers(1, 40, (7, 5)).astype(float)
-    rates = np.linspace(0.5, 1.5, 7)
-    found = mix_qcid(in_form(form, counts), counts.sum(1), rates)
-    assert found == pytest.approx(imbalance(rates @ counts), rel=1e-9)
-
-
-def test_nothing_is_centred_without_samples():
-    empty = LabelCounts(np.zeros((2, 3)))
-    assert centre_on_mix(empty, np.zeros(2)) is empty

@@ -11,6 +11,10 @@ from fedcohort.training.filters import CMFL, FILTERS, FedCA, KeepAll, Need, Repl
 from fedcohort.training.filters.subsets import best_by_beam, best_of_all, margins, score_all
 
 
+def keep(filter_, replies):
+    return filter_.judge(replies).kept
+
+
 def brute_force(logits, labels, score):
     """Eq. 4 literally: every subset, its mean logits, its score; the largest subset among equals."""
     m = len(logits)
@@ -48,14 +52,14 @@ def test_fedca_is_the_best_of_all_subsets(m, score, kind):
     for seed in range(4):
         logits, labels = federation(seed, m)
         given = (logits, labels) if torch is None else (torch.tensor(logits), torch.tensor(labels))
-        kept = FedCA(score=score).keep(Replies(np.ones(m, bool), logits=given[0], labels=given[1]))
+        kept = keep(FedCA(score=score), Replies(np.ones(m, bool), logits=given[0], labels=given[1]))
         assert kept.tolist() == brute_force(logits, labels, score).tolist()
 
 
 def test_single_precision_finds_the_same_subset():
     logits, labels = federation(3, 8, dtype=np.float32)
     for score in ("accuracy", "loss"):
-        kept = FedCA(score=score).keep(Replies(np.ones(8, bool), logits=logits, labels=labels))
+        kept = keep(FedCA(score=score), Replies(np.ones(8, bool), logits=logits, labels=labels))
         assert kept.tolist() == brute_force(logits.astype(np.float64), labels, score).tolist()
 
 
@@ -70,7 +74,7 @@ def test_half_precision_tensors_are_widened():
     torch = pytest.importorskip("torch")
     logits, labels = federation(2, 4)
     half = torch.tensor(logits).bfloat16()
-    kept = FedCA().keep(Replies(np.ones(4, bool), logits=half, labels=torch.tensor(labels)))
+    kept = keep(FedCA(), Replies(np.ones(4, bool), logits=half, labels=torch.tensor(labels)))
     assert kept.tolist() == brute_force(half.double().numpy(), labels, "loss").tolist()
 
 
@@ -80,7 +84,7 @@ def test_fedca_stays_on_the_device():
     for score in ("accuracy", "loss"):
         logits, labels = federation(5, 9)
         given = torch.tensor(logits, device="cuda"), torch.tensor(labels, device="cuda")
-        kept = FedCA(score=score).keep(Replies(np.ones(9, bool), logits=given[0], labels=given[1]))
+        kept = keep(FedCA(score=score), Replies(np.ones(9, bool), logits=given[0], labels=given[1]))
         assert kept.tolist() == brute_force(logits, labels, score).tolist()
 
 
@@ -89,13 +93,13 @@ def test_equal_subsets_keep_the_largest_then_the_first():
     right = np.array([[1.0, 0], [0, 1]])
     wrong = -9 * right
     # Each of the right models is perfect, and so are all three together; a wrong one spoils every mean.
-    kept = FedCA(score="accuracy").keep(
-        Replies([True] * 4, logits=np.stack([right, wrong, right, right]), labels=labels)
+    kept = keep(
+        FedCA(score="accuracy"), Replies([True] * 4, logits=np.stack([right, wrong, right, right]), labels=labels)
     )
     assert kept.tolist() == [True, False, True, True]
     # Each model has one right and one wrong sample. Pairs cancel to ties, which are wrong, so one model is best.
     first, second = np.array([[1.0, 0], [1, 0]]), np.array([[0, 1.0], [0, 1]])
-    kept = FedCA(score="accuracy").keep(Replies([True] * 2, logits=np.stack([first, second]), labels=labels))
+    kept = keep(FedCA(score="accuracy"), Replies([True] * 2, logits=np.stack([first, second]), labels=labels))
     assert kept.tolist() == [True, False]
 
 
@@ -112,7 +116,7 @@ def test_huge_logits_do_not_overflow():
         logits = np.concatenate([wild, calm]).astype(dtype)
         scores = score_all(margins(logits, labels), "loss")
         assert not np.isnan(scores).any()
-        assert FedCA().keep(Replies([True, True], logits=logits, labels=labels)).tolist() == [False, True]
+        assert keep(FedCA(), Replies([True, True], logits=logits, labels=labels)).tolist() == [False, True]
     moderate = np.array([[[200.0, 0], [0, 90], [120, 0]]])
     expected = -(np.log1p(np.exp(-200)) + np.log1p(np.exp(-90)) + 120)
     assert score_all(margins(moderate, labels), "loss")[1] == pytest.approx(expected)
@@ -123,13 +127,13 @@ def test_failed_and_invalid_models_are_never_kept():
     logits[1, 3, 2] = np.nan
     logits[2, 0, 0] = np.inf
     ok = np.array([True, True, True, False, True])
-    kept = FedCA().keep(Replies(ok, logits=logits, labels=labels))
+    kept = keep(FedCA(), Replies(ok, logits=logits, labels=labels))
     expected = brute_force(logits[[0, 4]], labels, "loss")
     assert kept.tolist() == [expected[0], False, False, False, expected[1]]
     logits[:] = np.nan
-    assert not FedCA().keep(Replies(ok, logits=logits, labels=labels)).any()
-    assert not FedCA().keep(Replies([False] * 5, logits=logits, labels=labels)).any()
-    assert FedCA().keep(Replies([])).shape == (0,)
+    assert not keep(FedCA(), Replies(ok, logits=logits, labels=labels)).any()
+    assert not keep(FedCA(), Replies([False] * 5, logits=logits, labels=labels)).any()
+    assert keep(FedCA(), Replies([])).shape == (0,)
 
 
 def test_beam_search_warns_and_beats_simple_choices(caplog):
@@ -181,7 +185,7 @@ def test_notes_carry_the_score():
 )
 def test_bad_logits_and_labels_are_named(logits, labels, says):
     with pytest.raises(InputError, match=says):
-        FedCA().keep(Replies([True] * (1 if isinstance(logits, list) else 2), logits=logits, labels=labels))
+        keep(FedCA(), Replies([True] * (1 if isinstance(logits, list) else 2), logits=logits, labels=labels))
 
 
 def test_hosts_compute_only_what_is_read():
@@ -195,9 +199,9 @@ def test_hosts_compute_only_what_is_read():
         raise AssertionError("nobody asked for logits")
 
     replies = Replies([True, True], updates=updates, logits=logits)
-    assert KeepAll().keep(replies).all() and calls == []
-    assert CMFL().keep(replies).all()
-    assert CMFL().keep(replies).all() and calls == ["updates"]
+    assert keep(KeepAll(), replies).all() and calls == []
+    assert keep(CMFL(), replies).all()
+    assert keep(CMFL(), replies).all() and calls == ["updates"]
     assert CMFL().needs == {Need.UPDATES} and FedCA().needs == {Need.LOGITS} and KeepAll().needs == set()
 
 
@@ -216,7 +220,7 @@ def test_cmfl_matches_its_definition(kind):
             expected = np.arange(6) == relevance.argmax()
         if kind == "torch":
             updates = pytest.importorskip("torch").tensor(updates)
-        assert CMFL().keep(Replies([True] * 6, updates=updates)).tolist() == expected.tolist(), seed
+        assert keep(CMFL(), Replies([True] * 6, updates=updates)).tolist() == expected.tolist(), seed
 
 
 def test_cmfl_keeps_the_best_update_if_none_passes():
@@ -228,9 +232,9 @@ def test_cmfl_keeps_the_best_update_if_none_passes():
 
 def test_cmfl_ignores_failed_and_invalid_updates():
     updates = np.array([[1.0, 1.0], [np.nan, 1.0], [-9.0, -9.0], [1.0, 0.5]])
-    assert CMFL().keep(Replies([True, True, False, True], updates=updates)).tolist() == [True, False, False, True]
-    assert not CMFL().keep(Replies([False] * 4, updates=updates)).any()
-    assert not CMFL().keep(Replies([True], updates=np.array([[np.inf]]))).any()
+    assert keep(CMFL(), Replies([True, True, False, True], updates=updates)).tolist() == [True, False, False, True]
+    assert not keep(CMFL(), Replies([False] * 4, updates=updates)).any()
+    assert not keep(CMFL(), Replies([True], updates=np.array([[np.inf]]))).any()
 
 
 def test_registry():

@@ -176,7 +176,7 @@ class Clustered(Selector[RecentVectors]):
         if self.by == "size":
             return state
         ok = outcome.ok
-        return state.heard(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
+        return state.with_reports(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
 
 
 def pour(amount: FloatArray, order: IntArray, room: FloatArray) -> Allocation:

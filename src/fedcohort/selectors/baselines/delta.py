@@ -19,8 +19,6 @@ from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, pe
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.sampling import inclusion_probabilities, scale_to_all_clients, systematic_sample
 
-_LARGEST = 1e100  # larger distances are clipped, so that their squares stay finite
-
 
 @dataclass(frozen=True)
 class DeltaState:
@@ -137,7 +135,7 @@ def shared_mass(mass: FloatArray, distance: FloatArray, local_variance: float) -
     array([3., 1.])
     """
     largest = max(float(distance.max()), np.finfo(np.float64).tiny)
-    square = (np.clip(distance, 0.0, _LARGEST) / min(largest, _LARGEST)) ** 2
+    square = (np.maximum(distance, 0.0) / largest) ** 2
     diversity = np.sqrt(square + local_variance * square.mean())
     total = diversity.sum()
     share = diversity / total if total > 0 else np.full(len(mass), 1 / len(mass))

@@ -163,7 +163,7 @@ class DivFL(Selector[DiverseState]):
     def update(self, state: DiverseState, outcome: Outcome) -> DiverseState:
         """Remember the updates."""
         ok = outcome.ok
-        return state.heard(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
+        return state.with_reports(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
 
 
 def lazy_greedy(apart: FloatArray, size: int) -> tuple[IntArray, FloatArray]:

@@ -8,7 +8,6 @@ r"""Fed-cucb: greedy class balance from estimated label shares, with a combinato
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -156,9 +155,3 @@ class FedCucb(Selector[CucbState]):
             1.0 / np.maximum(divergence_from_uniform(estimated), _LEAST_DIVERGENCE) - reward[clients]
         )
         return CucbState(pulls, weight, reward, shares)
-
-    def grow(self, state: CucbState, clients: ClientTable, rng: np.random.Generator) -> CucbState:
-        """Add clients that were never seen."""
-        grown = super().grow(dataclasses.replace(state, shares=state.shares[:, :0]), clients, rng)
-        new = np.zeros((clients.n - len(state.shares), state.shares.shape[1]))
-        return dataclasses.replace(grown, shares=np.concatenate([state.shares, new]))

@@ -18,7 +18,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.running import expected_seconds, update_means
+from fedcohort.selectors.numerics.running import update_means
 
 _MEMORY = 10  # a client's expected duration is the mean of about this many
 
@@ -141,3 +141,25 @@ def round_ends(seconds: FloatArray, upload: float) -> FloatArray:
         end = max(end, (1 - upload) * duration) + upload * duration
         ends[i] = end
     return ends
+
+
+def expected_seconds(seconds: FloatArray, timed: FloatArray, asked: FloatArray) -> FloatArray:
+    """(n,) expected seconds of each client: its mean, 0 if never asked, the largest mean if it never answered.
+
+    Parameters
+    ----------
+    seconds : (n,) float array
+        Mean duration.
+    timed : (n,) float array
+        Number of durations in that mean.
+    asked : (n,) float array
+        Number of cohorts the client was in.
+
+    >>> expected_seconds(np.array([2.0, 5.0, 0.0, 0.0]), np.array([1.0, 3.0, 0.0, 0.0]), np.array([1.0, 3.0, 0.0, 1.0]))
+    array([2., 5., 0., 5.])
+    """
+    known = timed > 0
+    if known.all():
+        return seconds
+    most = float(seconds[known].max()) if known.any() else 1.0
+    return np.where(known, seconds, np.where(asked > 0, most, 0.0))

@@ -147,7 +147,7 @@ class FedStas(Selector[RecentVectors]):
     def update(self, state: RecentVectors, outcome: Outcome) -> RecentVectors:
         """Remember the sketches."""
         ok = outcome.ok
-        return state.heard(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
+        return state.with_reports(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
 
 
 def stratum_weights(chance: FloatArray, stratum: IntArray, sizes: FloatArray, total: FloatArray) -> FloatArray:

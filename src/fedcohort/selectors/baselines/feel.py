@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Boolean, Interval, OneOf, ParamSets, param
+from fedcohort.core.params import Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.sampling import scale_to_all_clients, weighted_sample
@@ -79,7 +79,7 @@ class Feel(Selector[FeelState]):
 
     checked_params: ClassVar[ParamSets] = {
         "variance alone": {"rho": 0.0},
-        "time above all": {"rho": 0.999, "unbiased": False},
+        "time above all": {"rho": 0.999},
         "updates": {"importance": "update-norm"},
     }
 
@@ -89,7 +89,6 @@ class Feel(Selector[FeelState]):
         OneOf(("gradient-norm", "update-norm")),
         "norm of the full gradient (as in the paper) or of the update",
     )
-    unbiased: bool = param(True, Boolean(), "whether rarely drawn clients count more in the average")
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -98,9 +97,9 @@ class Feel(Selector[FeelState]):
         return frozenset(needed | {Signal.DURATION} if self.rho > 0 else needed)
 
     @property
-    def aggregator(self) -> str | None:
-        """The aggregator that does not divide by the sum of the weights; any without such weights."""
-        return "inverse-probability" if self.unbiased else None
+    def aggregator(self) -> str:
+        """The aggregator that does not divide by the sum of the weights."""
+        return "inverse-probability"
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> FeelState:
         """Start without reports."""
@@ -123,7 +122,7 @@ class Feel(Selector[FeelState]):
             candidates=slate.candidates,
             score=p,
             parts={"importance": importance, "seconds": seconds},
-            weights=scale_to_all_clients(slate.clients.weights, slate.candidates) * weights if self.unbiased else None,
+            weights=scale_to_all_clients(slate.clients.weights, slate.candidates) * weights,
             notes={"never reported": int(np.isnan(slate.of_candidates(state.norm)).sum())},
         )
         return cohort, state

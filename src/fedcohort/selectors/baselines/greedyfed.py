@@ -19,8 +19,6 @@ from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, pe
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 
-_LARGEST = 1e100  # larger values are clipped, so that their means stay finite
-
 
 @dataclass(frozen=True)
 class ShapleyState:
@@ -122,7 +120,7 @@ class GreedyFed(Selector[ShapleyState]):
     def update(self, state: ShapleyState, outcome: Outcome) -> ShapleyState:
         """Update the values of the clients whose models arrived."""
         clients = outcome.clients[outcome.ok]
-        new = np.clip(outcome[Signal.SHAPLEY_VALUE][outcome.ok], -_LARGEST, _LARGEST)
+        new = outcome[Signal.SHAPLEY_VALUE][outcome.ok]
         value, rounds = state.value.copy(), state.rounds.copy()
         rounds[clients] += 1
         past = (rounds[clients] - 1) / rounds[clients] if self.memory is None else self.memory

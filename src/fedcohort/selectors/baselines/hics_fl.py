@@ -195,7 +195,9 @@ class HicsFL(Selector[HicsState]):
     def update(self, state: HicsState, outcome: Outcome) -> HicsState:
         """Remember the bias updates."""
         ok = outcome.ok
-        return state.heard(outcome.clients[ok], outcome[Signal.OUTPUT_BIAS_UPDATE][ok], outcome.round, self.memory)
+        return state.with_reports(
+            outcome.clients[ok], outcome[Signal.OUTPUT_BIAS_UPDATE][ok], outcome.round, self.memory
+        )
 
 
 def label_entropy(updates: FloatArray, temperature: float) -> FloatArray:

@@ -81,18 +81,15 @@ class PyramidFL(Guidance, Selector[PyramidState]):
         self, state: PyramidState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, PyramidState]:
         """Draw as Oort does, and assign work."""
-        choice = self.choose(state, slate, rng)
-        clients = slate.candidates[choice.positions]
-        work = self._work(state, clients)
+        cohort = self.choose(state, slate, rng)
+        work = self._work(state, cohort.clients)
         given = state.given.copy()
-        given[clients] = work
-        cohort = Cohort(
-            clients,
-            candidates=slate.candidates,
-            score=choice.score,
-            parts={**choice.parts, "seconds": np.where(_has_duration(state), state.seconds, np.nan)[slate.candidates]},
+        given[cohort.clients] = work
+        cohort = dataclasses.replace(
+            cohort,
+            parts={**cohort.parts, "seconds": np.where(_has_duration(state), state.seconds, np.nan)[slate.candidates]},
             work=work,
-            notes={**choice.notes, "mean work": round(float(work.mean()), 4)},
+            notes={**cohort.notes, "mean work": round(float(work.mean()), 4)},
         )
         return cohort, dataclasses.replace(state, given=given)
 

@@ -19,8 +19,6 @@ from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, pe
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 
-_LARGEST = 1e100  # larger magnitudes are clipped, so that their squares stay finite
-
 
 @dataclass(frozen=True)
 class TerraformState:
@@ -111,7 +109,7 @@ class Terraform(Selector[TerraformState]):
     def update(self, state: TerraformState, outcome: Outcome) -> TerraformState:
         """Divide the clients whose models arrived into easy and hard ones."""
         clients = outcome.clients[outcome.ok]
-        norms = np.clip(outcome[Signal.OUTPUT_UPDATE_NORM][outcome.ok], 0.0, _LARGEST)
+        norms = np.maximum(outcome[Signal.OUTPUT_UPDATE_NORM][outcome.ok], 0.0)
         magnitude, hard = state.magnitude.copy(), np.zeros(len(state.hard), np.bool_)
         magnitude[clients] = norms
         if len(clients) > 1:

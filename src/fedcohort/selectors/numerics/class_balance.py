@@ -14,7 +14,6 @@ N x N matrix is formed.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,14 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelInfo, label_rows
+from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram, LabelInfo
 from fedcohort.core.errors import InputError
 
 RESOLUTION = 16 * float(np.finfo(np.float64).eps)
 """A QCID below this is rounding error of the difference in Theorem 3.1 and counts as 0."""
 
-_LARGE = 2.0**400  # the squares of larger counts overflow
-_SOLVE_STEPS, _SOLVE_ERROR = 200, 1e-12
 BLOCK = 32_768  # candidates processed at a time, so that their vectors stay in the second-level cache
 
 
@@ -66,13 +63,11 @@ class ClassBalance(ABC):
         B.
     own : (c,) float array
         S_nn.
-    unit : float
-        How many samples a size of 1 stands for; 1 unless counts are too large to square.
     past : float
-        Samples of the past, in units.
+        Samples of the past.
     """
 
-    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray, unit: float = 1.0, past: float = 0.0) -> None:
+    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray, past: float) -> None:
         if classes < 1:
             raise InputError(f"There must be at least one class. Got classes={classes}.")
         self.n = len(sizes)
@@ -80,7 +75,6 @@ class ClassBalance(ABC):
         self.classes = classes
         self.sizes = sizes
         self._own = own
-        self._unit = unit
         self._past_size = past
         self._size = past
         self._empty = np.flatnonzero(sizes == 0)
@@ -162,7 +156,7 @@ class ClassBalance(ABC):
 
     def by_chance(self) -> float:
         """Return the QCID that chance alone would leave in this group."""
-        return float(chance(np.asarray(self._size * self._unit), self.classes))
+        return float(chance(np.asarray(self._size), self.classes))
 
     def extended_by_chance(self) -> FloatArray:
         """Return (c,) the QCID that chance alone would leave in the group with each candidate added.
@@ -170,7 +164,7 @@ class ClassBalance(ABC):
         >>> group_of(LabelCounts([[4, 0], [3, 3]])).extended_by_chance()
         array([0.125     , 0.08333333])
         """
-        return chance((self.sizes + self._size) * self._unit, self.classes)
+        return chance(self.sizes + self._size, self.classes)
 
 
 def chance(samples: FloatArray, classes: int) -> FloatArray:
@@ -182,19 +176,20 @@ def chance(samples: FloatArray, classes: int) -> FloatArray:
     return np.asarray((1.0 - 1.0 / classes) / np.maximum(samples, 1.0))
 
 
-class _FactorBalance(ClassBalance):
+class FactorBalance(ClassBalance):
+    """A group over rows of a factor F of S = F F', such as label counts. ``past`` is the sum of rows of the past."""
+
     def __init__(
         self,
         factor: FloatArray,
         sizes: FloatArray,
         classes: int,
-        unit: float,
         past: FloatArray,
         past_size: float,
         own: FloatArray | None = None,
     ) -> None:
         own = np.einsum("nr,nr->n", factor, factor) if own is None else own
-        super().__init__(sizes, classes, own, unit, past_size)
+        super().__init__(sizes, classes, own, past_size)
         self._factor = factor
         self._past = self._sum = past
 
@@ -209,6 +204,7 @@ class _FactorBalance(ClassBalance):
 
     @property
     def total(self) -> float:
+        """Sum of S over all pairs of members."""
         return float(self._sum @ self._sum)
 
     @property
@@ -224,12 +220,11 @@ class _GramBalance(ClassBalance):
         columns: IntArray | None,
         sizes: FloatArray,
         classes: int,
-        unit: float,
         past: Past,
         past_size: float,
     ) -> None:
         own = np.diagonal(gram)
-        super().__init__(sizes, classes, own.copy() if columns is None else own[columns], unit, past_size)
+        super().__init__(sizes, classes, own.copy() if columns is None else own[columns], past_size)
         self._gram, self._columns = gram, columns
         with_all = past.weights @ gram[past.clients]
         self._past_sums = with_all if columns is None else with_all[columns]
@@ -288,183 +283,32 @@ def group_of(
         raise InputError(
             f"{type(labels).__name__} does not say how many samples a client has.", hint="pass sizes as well"
         )
-    rows: IntArray | slice = slice(None) if candidates is None else candidates
     weights = past.weights
     match labels:
         case LabelCounts():
             past_rows = labels.counts[past.clients]
-            counts = _rows(labels.counts, candidates)
-            # Precomputed sums of other arrays would be rounded differently.
-            if labels.largest <= _LARGE and labels.counts.flags.c_contiguous:
-                sizes, own = _rows(labels.sizes, candidates), _rows(labels.squares, candidates)
-                past_size = float(weights @ past_rows.sum(axis=1))
-                return _FactorBalance(counts, sizes, labels.classes, 1.0, weights @ past_rows, past_size, own)
-            unit = _unit(counts, past_rows)
-            counts = counts if unit == 1.0 else counts / unit
-            weights = weights / unit
-            return _FactorBalance(
-                counts,
-                counts.sum(axis=1),
+            return FactorBalance(
+                _rows(labels.counts, candidates),
+                _rows(labels.sizes, candidates),
                 labels.classes,
-                unit,
                 weights @ past_rows,
                 float(weights @ past_rows.sum(axis=1)),
+                _rows(labels.squares, candidates),
             )
         case LabelFactor():
             assert sizes is not None
-            past_rows = labels.factor[past.clients]
-            return _factor_group(
-                labels.factor[rows], sizes[rows], past_rows, sizes[past.clients], weights, labels.classes
-            )
+            past_sum, past_size = weights @ labels.factor[past.clients], float(weights @ sizes[past.clients])
+            factor = _rows(labels.factor, candidates)
+            return FactorBalance(factor, _rows(sizes, candidates), labels.classes, past_sum, past_size)
         case LabelGram():
             assert sizes is not None
-            gram, own = labels.gram, sizes[rows]
-            unit = _unit(np.sqrt(np.abs(np.diagonal(gram))), sizes)
-            if unit != 1.0:
-                gram, own = gram / unit / unit, own / unit
-            samples = float(weights @ sizes[past.clients]) / unit
-            return _GramBalance(gram, candidates, own, labels.classes, unit, past, samples)
-
-
-def _factor_group(
-    factor: FloatArray,
-    sizes: FloatArray,
-    past_rows: FloatArray,
-    past_sizes: FloatArray,
-    weights: FloatArray,
-    classes: int,
-) -> ClassBalance:
-    """Return an empty group over candidates with rows ``factor`` (c, r) and a past of rows ``past_rows`` (p, r)."""
-    unit = _unit(factor, sizes, past_rows)
-    if unit != 1.0:
-        factor, sizes = factor / unit, sizes / unit
-    weights = weights / unit
-    return _FactorBalance(factor, sizes, classes, unit, weights @ past_rows, float(weights @ past_sizes))
-
-
-def group_off_mix(labels: LabelInfo, sizes: FloatArray, candidates: IntArray, past: Past) -> ClassBalance:
-    """Return an empty group over :func:`centre_on_mix` of the labels, but compute only the rows that are needed."""
-    if isinstance(labels, LabelGram) or float(sizes.sum()) <= 0:
-        return group_of(centre_on_mix(labels, sizes), sizes, candidates, past)
-    clients, count = np.concatenate([candidates, past.clients]), len(candidates)
-    own = sizes.take(clients)
-    rows = label_rows(labels).take(clients, axis=0) - np.outer(own, _off_mix(labels, sizes))
-    return _factor_group(rows[:count], own[:count], rows[count:], own[count:], past.weights, labels.classes)
-
-
-def balancing_rates(labels: LabelInfo, sizes: FloatArray, stiffness: float) -> FloatArray:
-    r"""Return (N,) how often clients should take part, 1 on average, so that all data together are balanced.
-
-    The rates r minimise :math:`QCID(r) + \mu \, \overline{(r_n - 1)^2}`, where QCID is that of the whole federation
-    with client n counted r_n times. Clients with a rare class come more often, within what ``stiffness``
-    (:math:`\mu`) allows. Solved by conjugate gradients to six digits, so that all forms of labels give the same result.
-
-    Examples
-    --------
-    >>> counts = LabelCounts([[6, 0], [6, 0], [6, 0], [0, 6]])
-    >>> balancing_rates(counts, counts.counts.sum(axis=1), stiffness=0.01).round(2).tolist()
-    [0.68, 0.68, 0.68, 1.97]
-    """
-    n, samples = len(sizes), float(sizes.sum())
-    if n == 0 or samples <= 0:
-        return np.ones(n)
-    shares = sizes / samples
-    if isinstance(labels, LabelGram):
-        gram = labels.gram / samples / samples
-
-        def imbalance(rates: FloatArray) -> FloatArray:
-            return np.asarray(gram @ rates - shares * (shares @ rates) / labels.classes)
-    else:
-        rows = label_rows(labels) / samples
-        rows = rows - np.outer(shares, _ones(labels, sizes) / labels.classes)
-
-        def imbalance(rates: FloatArray) -> FloatArray:
-            return np.asarray(rows @ (rates @ rows))
-
-    def product(rates: FloatArray) -> FloatArray:
-        return np.asarray(n * imbalance(rates) + stiffness * rates)
-
-    rates = np.ones(n)
-    rest = stiffness * rates - product(rates)
-    step = rest.copy()
-    length = float(rest @ rest)
-    for _ in range(_SOLVE_STEPS):
-        if length <= n * _SOLVE_ERROR**2:
-            break
-        moved = product(step)
-        curve = float(step @ moved)
-        if curve <= 0:  # S is not a matrix of inner products
-            return np.ones(n)
-        rates += length / curve * step
-        rest -= length / curve * moved
-        length, before = float(rest @ rest), length
-        step = rest + length / before * step
-    mean = float(rates.mean())
-    return np.round(rates / mean, 6) if mean > 0 else np.ones(n)
-
-
-def mix_qcid(labels: LabelInfo, sizes: FloatArray, rates: FloatArray) -> float:
-    """Return the QCID of all clients' data together, with client n counted ``rates[n]`` times.
-
-    >>> counts = LabelCounts([[6, 0], [6, 0], [0, 6]])
-    >>> mix_qcid(counts, counts.counts.sum(axis=1), np.array([0.75, 0.75, 1.5]))
-    0.0
-    """
-    no_candidates = np.zeros(0, np.int64)
-    return group_of(labels, sizes, no_candidates, Past(np.arange(len(sizes)), rates)).qcid()
-
-
-def centre_on_mix(labels: LabelInfo, sizes: FloatArray) -> LabelInfo:
-    r"""Return labels whose QCID is the squared distance from the mix of all clients' data, not from the uniform one.
-
-    With p that mix and u the uniform one, client n has :math:`c_n - q_n (p - u)` instead of its counts. If only the
-    products S are known, they become :math:`S - a q^T - q a^T + k q q^T` with :math:`a = S 1 / \sum q - q / B` and
-    :math:`k = QCID` of all clients.
-
-    Examples
-    --------
-    Two of three clients have class 0. One of them and the third are balanced, but only all three match the federation.
-
-    >>> counts = LabelCounts([[6, 0], [6, 0], [0, 6]])
-    >>> same = centre_on_mix(counts, counts.counts.sum(axis=1))
-    >>> [round(qcid(same, group, np.full(3, 6.0)), 4) for group in ([0, 2], [0, 1, 2])]
-    [0.0556, 0.0]
-    """
-    samples = float(sizes.sum())
-    if samples <= 0:
-        return labels
-    if isinstance(labels, LabelGram):
-        gram = labels.gram
-        off = (gram / samples).sum(axis=1) - sizes / labels.classes
-        k = float(off.sum()) / samples
-        return LabelGram(
-            gram - np.outer(off, sizes) - np.outer(sizes, off) + k * np.outer(sizes, sizes), labels.classes
-        )
-    return LabelFactor(label_rows(labels) - np.outer(sizes, _off_mix(labels, sizes)), labels.classes)
-
-
-def _off_mix(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
-    """Return p - u."""
-    totals = labels.totals if isinstance(labels, LabelCounts) else labels.factor.sum(axis=0)
-    return np.asarray(totals / float(sizes.sum()) - _ones(labels, sizes) / labels.classes)
-
-
-def _ones(labels: LabelCounts | LabelFactor, sizes: FloatArray) -> FloatArray:
-    """Return the vector of ones in the coordinates of the labels, which may be rotated."""
-    if isinstance(labels, LabelCounts):
-        return np.ones(labels.classes)
-    return np.asarray(np.linalg.lstsq(labels.factor, sizes, rcond=None)[0], np.float64)
+            own, past_size = _rows(sizes, candidates), float(weights @ sizes[past.clients])
+            return _GramBalance(labels.gram, candidates, own, labels.classes, past, past_size)
 
 
 def _rows(values: FloatArray, clients: IntArray | None) -> FloatArray:
     """Return the rows of some clients, or all rows without a copy. ``take`` is several times as fast as indexing."""
     return values if clients is None else values.take(clients, axis=0)
-
-
-def _unit(*arrays: FloatArray) -> float:
-    """Return the power of two by which counts are divided before they are squared; nearly always 1."""
-    largest = max(max(float(a.max(initial=0.0)), -float(a.min(initial=0.0))) for a in arrays)
-    return 1.0 if largest <= _LARGE else float(2.0 ** (math.frexp(largest)[1] - 1))
 
 
 def qcid(labels: LabelInfo, clients: Iterable[int], sizes: FloatArray | None = None) -> float:

@@ -43,25 +43,3 @@ def by_relative_softmax(updates: ArrayLike, temperature: float) -> FloatArray:
     if scale == 0.0:
         return np.full(moved.shape, 1.0 / moved.shape[-1])
     return by_softmax(moved, temperature * scale)
-
-
-def by_moments(updates: ArrayLike, step: float) -> FloatArray:
-    r"""Return (k, B) shares :math:`D = 1 / B + \Delta b / \eta R`, exact for one full-batch step of an untrained model.
-
-    Parameters
-    ----------
-    updates : (k, B) array
-        Updates of the output layer's bias.
-    step : float
-        :math:`\eta R`, learning rate times local steps.
-    """
-    moved = np.atleast_2d(np.asarray(updates, np.float64))
-    return nearest_shares(1.0 / moved.shape[1] + moved / step)
-
-
-def nearest_shares(values: FloatArray) -> FloatArray:
-    """Return for each row the closest point whose entries are at least 0 and sum to 1."""
-    ordered = np.sort(values, axis=1)[:, ::-1]
-    excess = (np.cumsum(ordered, axis=1) - 1.0) / np.arange(1, values.shape[1] + 1)
-    last = (ordered > excess).sum(axis=1) - 1
-    return np.asarray(np.maximum(values - excess[np.arange(len(values)), last][:, None], 0.0))

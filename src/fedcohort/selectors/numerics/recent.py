@@ -39,7 +39,7 @@ class RecentVectors:
         rows = order[at]
         return np.asarray(np.where(self.known[rows] == clients, rows, -1))
 
-    def heard(self, clients: IntArray, vectors: FloatArray, round_: int, limit: int) -> Self:
+    def with_reports(self, clients: IntArray, vectors: FloatArray, round_: int, limit: int) -> Self:
         """Return the vectors after a round's reports.
 
         Parameters
@@ -53,8 +53,8 @@ class RecentVectors:
 
         Examples
         --------
-        >>> recent = RecentVectors.empty().heard(np.array([7, 3]), np.eye(2), 0, 2)
-        >>> recent.heard(np.array([3, 5]), np.ones((2, 2)), 1, 2).known
+        >>> recent = RecentVectors.empty().with_reports(np.array([7, 3]), np.eye(2), 0, 2)
+        >>> recent.with_reports(np.array([3, 5]), np.ones((2, 2)), 1, 2).known
         array([3, 5])
         """
         if not len(clients):

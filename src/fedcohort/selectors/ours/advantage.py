@@ -6,7 +6,6 @@ r"""FLASH and its other bandits with our own reward and draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -150,8 +149,6 @@ class FlashAdvantage(Advantage[FlashState], Flash):
     (array([ True,  True]), 3)
     """
 
-    formerly = ("flash",)
-
     exploration: float = param(0.1, Interval(float, 0, None), "factor on alpha_t (c)")
 
 
@@ -159,9 +156,6 @@ class FlashAdvantage(Advantage[FlashState], Flash):
 @dataclass(frozen=True, kw_only=True)
 class NeuralBanditAdvantage(Advantage[NeuralState], NeuralBandit):
     """The neural bandit of [Chang2024]_ with the reward, the draw and the contexts of :class:`FlashAdvantage`."""
-
-    formerly = ("neural-bandit",)
-    added: ClassVar[Mapping[str, object]] = {"contexts": "last"}
 
 
 @register("restless-bandit-advantage")
@@ -172,5 +166,3 @@ class RestlessBanditAdvantage(Advantage[RestlessState], RestlessBandit):
     starves = (
         "a client whose context promises no reward gets only places drawn from all clients and rounds that explore"
     )
-    formerly = ("restless-bandit",)
-    added: ClassVar[Mapping[str, object]] = {"contexts": "last"}

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -136,7 +135,6 @@ class Bounded(Selector[Any]):
         "largest ratio between a loss and the loss on the server's own samples; None: not compared",
     )
     is_wrapper: ClassVar[bool] = True
-    added: ClassVar[Mapping[str, object]] = MappingProxyType({"most": None})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,15 +178,15 @@ class Bounded(Selector[Any]):
     def init(self, clients: ClientTable, rng: np.random.Generator) -> Any:
         """Start without reports, and with all places saved up."""
         last = np.full((clients.n, len(self._columns)), np.nan)
-        places = None if self.most is None else np.full(clients.n, _SAVED)
-        return _join_state(self.inner.init(self.bounded_facts(clients)[0], rng), _Own(last, np.nan, places))
+        own = _Own(last, np.nan, np.full(clients.n, _SAVED))
+        return _join_state(self.inner.init(self.bounded_facts(clients)[0], rng), own)
 
     def grow(self, state: Any, clients: ClientTable, rng: np.random.Generator) -> Any:
         """Grow the state of the wrapped selector, and add clients without reports."""
         inner_state, own = _split_state(state)
         new = clients.n - len(own.last)
         last = np.concatenate([own.last, np.full((new, own.last.shape[1]), np.nan)])
-        places = None if own.places is None else np.concatenate([own.places, np.full(new, _SAVED)])
+        places = np.concatenate([own.places, np.full(new, _SAVED)])
         grown = self.inner.grow(inner_state, self.bounded_facts(clients)[0], rng)
         return _join_state(grown, _Own(last, own.server, places))
 
@@ -215,7 +213,7 @@ class Bounded(Selector[Any]):
         able = self._able(places, slate)
         shown = dataclasses.replace(slate, candidates=slate.candidates[able], clients=table)
         cohort, inner_state = self.inner.select(inner_state, shown, answer, rng)
-        if places is not None:
+        if self.most is not None:
             places[cohort.clients] -= 1.0
         doubted = odd_size | _outliers(last)
         notes = dict(cohort.notes)
@@ -255,18 +253,18 @@ class Bounded(Selector[Any]):
 
     # -- places --------------------------------------------------------------------------------------------------------
 
-    def _add_earned_places(self, places: FloatArray | None, slate: Slate) -> FloatArray | None:
+    def _add_earned_places(self, places: FloatArray, slate: Slate) -> FloatArray:
         """(N,) the places of all clients, after the available ones earned theirs for this round."""
-        if places is None or self.most is None:
-            return None
+        if self.most is None:
+            return places
         earned = places.copy()
         grown = earned[slate.candidates] + self.most * slate.size / len(slate.candidates)
         earned[slate.candidates] = np.minimum(grown, _SAVED)
         return earned
 
-    def _able(self, places: FloatArray | None, slate: Slate) -> BoolArray:
+    def _able(self, places: FloatArray, slate: Slate) -> BoolArray:
         """(c,) which candidates have a place; if there are too few, those with the most saved up."""
-        if places is None:
+        if self.most is None:
             return np.ones(len(slate.candidates), np.bool_)
         saved = slate.of_candidates(places)
         able = np.asarray(saved >= 1.0 - _ROUNDING)
@@ -423,18 +421,16 @@ class _Own:
 
     last: FloatArray  # (N, h) last values
     server: float  # the server's last loss
-    places: FloatArray | None  # (N,) saved up; None if they are not limited
+    places: FloatArray  # (N,) saved up
 
 
 @cache
-def _state_class(inner: Any, limited: bool) -> Any:
-    """Return a state class with the fields of ``inner`` and ours; without a limit on places, as in version 0.2."""
+def _state_class(inner: Any) -> Any:
+    """Return a state class with the fields of ``inner`` and ours."""
     fields: list[Any] = [
         (f.name, f.type, dataclasses.field(metadata=dict(f.metadata))) for f in dataclasses.fields(inner)
     ]
-    fields += [(_LAST, Any, per_client()), (_SERVER, float)]
-    if limited:
-        fields.append((_PLACES, Any, per_client()))
+    fields += [(_LAST, Any, per_client()), (_SERVER, float), (_PLACES, Any, per_client())]
     joined: Any = dataclasses.make_dataclass(f"Bounded{inner.__name__}", fields, frozen=True)
     joined.inner = inner
     return joined
@@ -443,13 +439,10 @@ def _state_class(inner: Any, limited: bool) -> Any:
 def _join_state(inner_state: Any, own: _Own) -> Any:
     cls: Any = type(inner_state)
     values = {f.name: getattr(inner_state, f.name) for f in dataclasses.fields(cls)}
-    values |= {_LAST: own.last, _SERVER: own.server}
-    if own.places is not None:
-        values[_PLACES] = own.places
-    return _state_class(cls, own.places is not None)(**values)
+    return _state_class(cls)(**values, **{_LAST: own.last, _SERVER: own.server, _PLACES: own.places})
 
 
 def _split_state(state: Any) -> tuple[Any, _Own]:
     cls: Any = type(state).inner
     values = {f.name: getattr(state, f.name) for f in dataclasses.fields(cls)}
-    return cls(**values), _Own(getattr(state, _LAST), getattr(state, _SERVER), getattr(state, _PLACES, None))
+    return cls(**values), _Own(getattr(state, _LAST), getattr(state, _SERVER), getattr(state, _PLACES))

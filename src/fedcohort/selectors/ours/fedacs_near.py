@@ -53,27 +53,17 @@ class FedAcsNear(FedAcs):
     """
 
     checked_params: ClassVar[ParamSets] = {
-        "all duels": {"duels": "all"},
         "samples": {"mean": "samples"},
-        "updates": {"mean": "samples", "insight": "update", "duels": "all"},
+        "updates": {"mean": "samples", "insight": "update"},
     }
 
-    formerly = ("fedacs",)
-
-    duels: str = param(
-        "near",
-        OneOf(("near", "all")),
-        "rounds whose duels count: those in which two clients are near the others, or all",
-    )
     mean: str = param(
         "clients", OneOf(("clients", "samples")), "what counts once in the cohort's mean: a client, or a sample"
     )
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """The distance from the cohort's mean; unless all duels count, also norms, and sizes for a mean of samples."""
-        if self.duels == "all":
-            return frozenset({self._distance})
+        """The distance from the cohort's mean, norms, and sizes for a mean of samples."""
         return frozenset({self._distance, self._norm} | ({Signal.SIZES} if self.mean == "samples" else set()))
 
     @property
@@ -88,8 +78,6 @@ class FedAcsNear(FedAcs):
 
     def update(self, state: FedAcsState, outcome: Outcome) -> FedAcsState:
         """Let the clients that delivered duel with each other, if two of them are near the others."""
-        if self.duels == "all":
-            return super().update(state, outcome)
         distance, norm = outcome[self._distance], outcome[self._norm]
         usable = outcome.ok & np.isfinite(distance) & np.isfinite(norm)
         clients = outcome.clients[usable]

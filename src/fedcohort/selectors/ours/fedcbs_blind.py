@@ -133,9 +133,3 @@ class BlindFedCBS(Selector[BlindState]):
         seen[clients] += 1
         shares[clients] += (by_relative_softmax(updates, self.temperature) - shares[clients]) / seen[clients, None]
         return dataclasses.replace(state, seen=seen, shares=shares)
-
-    def grow(self, state: BlindState, clients: ClientTable, rng: np.random.Generator) -> BlindState:
-        """Add clients that were never seen."""
-        grown = super().grow(dataclasses.replace(state, shares=state.shares[:, :0]), clients, rng)
-        new = np.zeros((clients.n - len(state.shares), state.shares.shape[1]))
-        return dataclasses.replace(grown, shares=np.concatenate([state.shares, new]))

@@ -14,8 +14,15 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.params import Either, Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import register
-from fedcohort.selectors.numerics.class_balance import ClassBalance
-from fedcohort.selectors.papers.fedcbs.selector import DrawnGroup, FedCBS, Weighting, draw_group
+from fedcohort.selectors.numerics.class_balance import RESOLUTION, ClassBalance
+from fedcohort.selectors.papers.fedcbs.selector import (
+    DrawnGroup,
+    FedCBS,
+    Weighting,
+    draw_group,
+    draw_next,
+    drawn_group,
+)
 
 
 @register("fedcbs-chance")
@@ -57,8 +64,6 @@ class FedCBSChance(FedCBS):
         "the paper's floor": {"floor": 1e-20},
     }
 
-    formerly = ("fedcbs",)
-
     floor: float | Literal["chance"] = param(  # type: ignore[assignment]
         "chance",
         Either(OneOf(("chance",)), Interval(float, 0, 1, "neither")),
@@ -68,5 +73,51 @@ class FedCBSChance(FedCBS):
 
     def draw(self, group: ClassBalance, size: int, bonus: FloatArray, rng: np.random.Generator) -> DrawnGroup:
         """Draw, then move the group by swaps."""
-        weighting = Weighting(beta=self.beta, floor=self.floor, exploration=bonus)
-        return draw_group(group, size, weighting, rng, self.swaps)
+        weighting = (
+            ChanceWeighting(beta=self.beta, floor=RESOLUTION, exploration=bonus)
+            if self.floor == "chance"
+            else Weighting(beta=self.beta, floor=self.floor, exploration=bonus)
+        )
+        drawn = draw_group(group, size, weighting, rng)
+        return swap_members(group, drawn, weighting, self.swaps, rng) if self.swaps else drawn
+
+
+class ChanceWeighting(Weighting):
+    """The weights of Fed-CBS, with the QCID that balanced data shows by chance as the least value."""
+
+    def imbalance(self, group: ClassBalance, out: FloatArray) -> FloatArray:
+        """Write to ``out`` (c,) the QCID of a group with each candidate, or that of chance if it is larger."""
+        return np.maximum(group.qcid_with_each(out), group.extended_by_chance(), out=out)
+
+
+def swap_members(
+    group: ClassBalance, drawn: DrawnGroup, weighting: Weighting, swaps: int, rng: np.random.Generator
+) -> DrawnGroup:
+    r"""Move a drawn group towards :math:`P(M) \propto QCID(M)^{-\beta_M}`, one member at a time.
+
+    ``swaps`` times, one member (each in turn, in random order) is removed and its replacement drawn, which may be the
+    same client, with probability proportional to :math:`QCID(M)^{-\beta_M}` of the resulting group. Each swap is a
+    Metropolis-Hastings move with P(M) as its target. The replacement is proposed from the exact conditional
+    distribution, so the move is always accepted, and P(M) is stationary.
+
+    A group of a single client or of all candidates is returned as it is. A replacement has the place of the member it
+    replaced in ``picks``.
+    """
+    size = len(drawn.picks)
+    if not 1 < size < group.n:
+        return drawn
+    values = np.empty(group.n)
+    picks, chances = drawn.picks.copy(), drawn.log_probability[drawn.picks]
+    bonus = drawn.exploration[picks]
+    order = np.empty(0, dtype=np.int64)
+    for move in range(swaps):
+        if move % size == 0:
+            order = rng.permutation(size)
+        place = int(order[move % size])
+        group.remove(int(picks[place]))
+        picks[place], chances[place] = draw_next(weighting.imbalance(group, values), size, weighting, rng.random())
+        bonus[place] = 0.0
+        group.add(int(picks[place]))
+    exploration = np.zeros(group.n)
+    exploration[picks] = bonus
+    return drawn_group(group, picks, chances, weighting.balance(values, size), exploration)

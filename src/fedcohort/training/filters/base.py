@@ -128,10 +128,6 @@ class Filter(Parameterized, ABC):
     def judge(self, replies: Replies) -> FilterDecision:
         """Decide which models to keep. Never keep a reply that is not OK; keep none if no reply is usable."""
 
-    def keep(self, replies: Replies) -> BoolArray:
-        """Return (m,) which clients' models enter the average."""
-        return self.judge(replies).kept
-
 
 def checked_decision(filter_: Filter, replies: Replies) -> FilterDecision:
     """Return a filter's decision after checking its type and shape; for hosts, which run other people's code."""

@@ -33,7 +33,7 @@ class CMFL(Filter):
     Examples
     --------
     >>> updates = np.array([[1.0, 1, 1, -1], [1, 1, 1, 1], [-1, -1, -1, 1]])
-    >>> CMFL().keep(Replies([True] * 3, updates=updates))
+    >>> CMFL().judge(Replies([True] * 3, updates=updates)).kept
     array([ True,  True, False])
     """
 

@@ -44,7 +44,7 @@ class FedCA(Filter):
     >>> good = np.array([[2.0, 0], [0, 1], [0, 2], [0, 2]])  # wrong on the second sample
     >>> other = np.array([[1.0, 0], [2, 0], [0, 1], [1, 0]])  # wrong on the last one
     >>> biased = np.array([[0, 9.0], [0, 9], [0, 9], [0, 9]])  # everything is class 1
-    >>> FedCA().keep(Replies([True] * 3, logits=np.stack([good, other, biased]), labels=labels))
+    >>> FedCA().judge(Replies([True] * 3, logits=np.stack([good, other, biased]), labels=labels)).kept
     array([ True,  True, False])
     """
 

@@ -18,9 +18,7 @@ from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
-from fedcohort.selectors.baselines.fedrank.network import FEATURES, features, shipped
-
-_LARGEST = 1e100  # larger losses and durations are clipped
+from fedcohort.selectors.baselines.fedrank.network import FEATURES, features, shipped_network
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,8 @@ class RankState:
         """Return the state with the reported losses and durations."""
         clients = outcome.clients[outcome.ok]
         loss, seconds, last = self.loss.copy(), self.seconds.copy(), self.last.copy()
-        loss[clients] = np.clip(outcome[Signal.LOSS][outcome.ok], -_LARGEST, _LARGEST)
-        seconds[clients] = np.clip(outcome[Signal.DURATION][outcome.ok], 0.0, _LARGEST)
+        loss[clients] = outcome[Signal.LOSS][outcome.ok]
+        seconds[clients] = np.maximum(outcome[Signal.DURATION][outcome.ok], 0.0)
         last[clients] = outcome.round
         return RankState(loss, seconds, last, self.picks)
 
@@ -138,7 +136,7 @@ class FedRank(Selector[RankState]):
     ) -> tuple[Cohort, RankState]:
         """Take the highest scores, and some clients at random."""
         columns = state.features(slate)
-        score = shipped().score(columns)
+        score = shipped_network().score(columns)
         expected = self.exploration * slate.size
         random = min(int(expected) + int(rng.random() < expected % 1.0), slate.size)
         best = top_k(score, slate.size - random, rng)

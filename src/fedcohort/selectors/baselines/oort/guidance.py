@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Boolean, Interval, Optional, Parameterized, ParamSets, param
+from fedcohort.core.params import Interval, Optional, Parameterized, ParamSets, param
 from fedcohort.core.plots import Picture
-from fedcohort.core.protocol import Outcome, Slate, per_client
+from fedcohort.core.protocol import Cohort, Outcome, Slate, per_client
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 from fedcohort.selectors.baselines.oort.plots import PACE
@@ -46,15 +46,6 @@ class OortState:
 State = TypeVar("State", bound=OortState)
 
 
-class Choice(NamedTuple):
-    """The clients drawn, and why."""
-
-    positions: IntArray  # (k,) among the candidates
-    score: FloatArray  # (c,) Util(i); NaN for clients that are unexplored or barred
-    parts: dict[str, FloatArray]
-    notes: dict[str, str | float | int]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Guidance(Parameterized):
     """The parameters of Oort, and the ranking they define."""
@@ -75,7 +66,7 @@ class Guidance(Parameterized):
     checked_params: ClassVar[ParamSets] = {
         "exploit": {"exploration": 0.0, "least_exploration": 0.0, "cut_off": 0.0, "blacklist": None},
         "explore": {"least_exploration": 1.0, "window": 1, "blacklist": 1},
-        "losses alone": {"penalty": 0.0, "clip": 1.0, "normalise": True},
+        "losses alone": {"penalty": 0.0, "clip": 1.0},
         "fixed step": {"step": 1e-06, "penalty": 50.0},
     }
 
@@ -98,9 +89,6 @@ class Guidance(Parameterized):
     blacklist: int | None = param(
         10, Optional(Interval(int, 1, None)), "picks after which a client is left out; None: never"
     )
-    normalise: bool = param(
-        False, Boolean(), "whether utilities are divided by their cap, so that the bonus for old reports matters"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,8 +106,8 @@ class Guidance(Parameterized):
         zeros = np.zeros(clients.n)
         return OortState(np.zeros(2 * self.window), 0, self.step or 0.0, 0, zeros, zeros, zeros, zeros)
 
-    def choose(self, state: OortState, slate: Slate, rng: np.random.Generator) -> Choice:
-        """Draw ``slate.size`` candidates: exploit, then explore."""
+    def choose(self, state: OortState, slate: Slate, rng: np.random.Generator) -> Cohort:
+        """Draw ``slate.size`` candidates: exploit, then explore. Unexplored and barred clients have no score."""
         last = slate.of_candidates(state.last)
         barred = self._exclusions(slate.of_candidates(state.picks), slate.size, rng)
         explored = last > 0
@@ -138,20 +126,24 @@ class Guidance(Parameterized):
             best = known[pool[weighted_sample(utility[pool], exploiting, rng)]]
         new = rng.choice(unseen, exploring, replace=False) if exploring else np.empty(0, np.int64)
         count = len(last)
-        parts = {
-            "statistical": _spread(statistical, known, count),
-            "staleness": _spread(bonus, known, count),
-            "slowness": _spread((statistical + bonus) * (factor - 1.0), known, count),
-            "unexplored": (~explored).astype(np.float64),
-        }
-        notes: dict[str, str | float | int] = {
-            "exploration": round(epsilon, 4),
-            "unexplored picked": len(new),
-            "blacklisted": int(barred.sum()),
-            "preferred seconds": round(state.preferred, 6),
-            "cut-off": cut_off,
-        }
-        return Choice(np.concatenate([best, new]), _spread(utility, known, count), parts, notes)
+        return Cohort(
+            slate.candidates[np.concatenate([best, new])],
+            candidates=slate.candidates,
+            score=_spread(utility, known, count),
+            parts={
+                "statistical": _spread(statistical, known, count),
+                "staleness": _spread(bonus, known, count),
+                "slowness": _spread((statistical + bonus) * (factor - 1.0), known, count),
+                "unexplored": (~explored).astype(np.float64),
+            },
+            notes={
+                "exploration": round(epsilon, 4),
+                "unexplored picked": len(new),
+                "blacklisted": int(barred.sum()),
+                "preferred seconds": round(state.preferred, 6),
+                "cut-off": cut_off,
+            },
+        )
 
     def _exclusions(self, picks: FloatArray, size: int, rng: np.random.Generator) -> BoolArray:
         """(c,) which candidates are left out; if too few remain, those with the fewest picks come back."""
@@ -172,8 +164,6 @@ class Guidance(Parameterized):
             return utility, last, seconds
         cap = float(np.quantile(utility, self.clip))
         statistical = np.minimum(utility, cap)
-        if self.normalise and cap > 0:
-            statistical /= cap
         bonus = np.sqrt(0.1 * np.log(slate.round + 1) / last)
         factor = np.ones(len(known))
         preferred = state.preferred

@@ -42,8 +42,7 @@ class Oort(Guidance, Selector[OortState]):
     by speed, which is unknown in advance. If :math:`\epsilon K` is not an integer, its fraction is the chance of one
     more client. If the blacklist leaves too few clients, those with the fewest picks come back. No Delta in seconds
     suits every federation, so the default is the median of the first durations reported. For a client that does not
-    report, only the number of picks changes. The bonus is added to U as printed in the paper, where it hardly counts;
-    ``normalise`` divides U by its cap first.
+    report, only the number of picks changes. The bonus is added to U as printed in the paper, where it hardly counts.
 
     Examples
     --------
@@ -65,15 +64,7 @@ class Oort(Guidance, Selector[OortState]):
         self, state: OortState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, OortState]:
         """Draw known clients by utility, and explore new ones."""
-        choice = self.choose(state, slate, rng)
-        cohort = Cohort(
-            slate.candidates[choice.positions],
-            candidates=slate.candidates,
-            score=choice.score,
-            parts=choice.parts,
-            notes=choice.notes,
-        )
-        return cohort, state
+        return self.choose(state, slate, rng), state
 
     def update(self, state: OortState, outcome: Outcome) -> OortState:
         """Learn utilities and durations; extend the preferred duration when utility falls."""

@@ -22,8 +22,8 @@ class Objective:
         Which candidates may be drawn.
     seconds : (c,) float array or None
         tau times the logarithm of each candidate's duration; None if time does not count.
-    floor, luck : float
-        The least imbalance that counts: a number, and a multiple of the imbalance that chance leaves in the group.
+    floor : float or None
+        The least imbalance that counts; None: the imbalance that chance leaves in the group.
     before : int
         Number of busy clients, which count as drawn before.
     """
@@ -34,8 +34,7 @@ class Objective:
         turns: FloatArray,
         eligible: BoolArray,
         seconds: FloatArray | None,
-        floor: float,
-        luck: float,
+        floor: float | None,
         before: int = 0,
     ) -> None:
         self.group = group
@@ -43,7 +42,6 @@ class Objective:
         self.eligible = eligible
         self.seconds = seconds
         self.floor = floor
-        self.luck = luck
         self.before = before
         self.members: list[int] = []
         self._values = np.empty(len(turns))
@@ -52,10 +50,8 @@ class Objective:
         """(c,) log QCID of the group with each candidate added; infinite for members."""
         if self.group is None:
             return 0.0
-        value = np.maximum(self.group.qcid_with_each(self._values), self.floor)
-        if self.luck > 0:
-            np.maximum(value, self.luck * self.group.extended_by_chance(), out=value)
-        return np.asarray(np.log(value))
+        least = self.group.extended_by_chance() if self.floor is None else self.floor
+        return np.asarray(np.log(np.maximum(self.group.qcid_with_each(self._values), least)))
 
     def slowest(self) -> FloatArray | float:
         """(c,) tau times the logarithm of the round's duration with each candidate added."""
@@ -93,7 +89,7 @@ class Objective:
         parts = {"turn": -self.turns}
         if self.group is not None:
             balance = np.broadcast_to(self.balance(), len(self.turns)).copy()
-            least = max(self.floor, self.luck * self.group.by_chance())
+            least = self.group.by_chance() if self.floor is None else self.floor
             balance[self.members] = np.log(max(self.group.qcid(), least))
             parts["balance"] = -balance
         if self.seconds is not None:

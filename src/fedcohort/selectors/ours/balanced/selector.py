@@ -21,18 +21,11 @@ from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.params import Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.class_balance import (
-    ClassBalance,
-    Past,
-    balancing_rates,
-    chance,
-    group_of,
-    group_off_mix,
-    mix_qcid,
-)
+from fedcohort.selectors.numerics.class_balance import ClassBalance, Past, chance, group_of
 from fedcohort.selectors.numerics.running import update_means
 from fedcohort.selectors.ours.balanced.directions import direction_group, update_directions
 from fedcohort.selectors.ours.balanced.draw import Objective
+from fedcohort.selectors.ours.balanced.mix import balancing_rates, group_off_mix, mix_qcid
 from fedcohort.selectors.ours.balanced.turns import cap_debt, first_and_eligible
 
 _STIFFNESS = 0.05  # resistance to rates other than 1, see balancing_rates
@@ -173,13 +166,12 @@ class Balanced(Selector[BalanceState]):
 
     def grow(self, state: BalanceState, clients: ClientTable, rng: np.random.Generator) -> BalanceState:
         """Let new clients start with the mean number of turns, and compute the rates again."""
-        old, width = len(state.turns), state.directions.shape[1]
-        grown = super().grow(dataclasses.replace(state, directions=state.directions[:, :0]), clients, rng)
+        old = len(state.turns)
+        grown = super().grow(state, clients, rng)
         rates, natural = self._rates(clients)
         turns = grown.turns.copy()
         turns[old:] = state.rates @ state.turns / state.rates.sum() if old else 0.0
-        directions = np.concatenate([state.directions, np.zeros((clients.n - old, width))])
-        return dataclasses.replace(grown, natural=natural, rates=rates, turns=turns, directions=directions)
+        return dataclasses.replace(grown, natural=natural, rates=rates, turns=turns)
 
     def _rates(self, clients: ClientTable) -> tuple[FloatArray, bool]:
         """(N,) r_n, and whether they remove too little imbalance to be used."""
@@ -203,12 +195,13 @@ class Balanced(Selector[BalanceState]):
         mean = float((rates @ own) / rates.sum())
         lead = own - mean
         first, eligible = first_and_eligible(lead, slate.size, self.slack)
-        group, floor, luck = self._group(state, slate)
+        group = self._group(state, slate)
+        floor = _FLOOR_DIRECTIONS if self.balance == "directions" else None
         before = 0 if slate.busy is None else len(slate.busy)
         # If all clients are alike, the same cohorts would repeat with every turn. A random fraction of a turn mixes
         # them, and weighs less than balance.
         turn = self.coverage * (lead + rng.random(len(lead)))
-        draw = Objective(group, turn, eligible, self._seconds(state, slate), floor, luck, before)
+        draw = Objective(group, turn, eligible, self._seconds(state, slate), floor, before)
         for position in np.flatnonzero(first).tolist():
             draw.add(position)
         fixed = len(draw.members)
@@ -235,11 +228,8 @@ class Balanced(Selector[BalanceState]):
         )
         return cohort, dataclasses.replace(state, turns=turns, recent=recent)
 
-    def _group(self, state: BalanceState, slate: Slate) -> tuple[ClassBalance | None, float, float]:
-        """Return an empty group over the candidates, and the least imbalance that counts.
-
-        The latter is a number, and a multiple of the imbalance that chance leaves.
-        """
+    def _group(self, state: BalanceState, slate: Slate) -> ClassBalance | None:
+        """Return an empty group over the candidates; None if there is nothing to balance."""
         if slate.busy is not None:
             past = Past(slate.busy, np.ones(len(slate.busy)))
         else:
@@ -249,12 +239,11 @@ class Balanced(Selector[BalanceState]):
             labels = slate.clients.labels
             sizes = labels.sizes if isinstance(labels, LabelCounts) else slate.clients.sizes
             if state.natural:
-                return group_off_mix(labels, sizes, slate.candidates, past), 0.0, 1.0
-            return group_of(labels, sizes, None if slate.everyone else slate.candidates, past), 0.0, 1.0
+                return group_off_mix(labels, sizes, slate.candidates, past)
+            return group_of(labels, sizes, None if slate.everyone else slate.candidates, past)
         if self.balance == "nothing" or not (state.seen > 0).any():
-            return None, 0.0, 0.0
-        group = direction_group(state.directions, state.seen, slate.clients.sizes, slate.candidates, past)
-        return group, _FLOOR_DIRECTIONS, 0.0
+            return None
+        return direction_group(state.directions, state.seen, slate.clients.sizes, slate.candidates, past)
 
     def _seconds(self, state: BalanceState, slate: Slate) -> FloatArray | None:
         """(c,) tau log d_n, with the median d_n for clients never timed; None if time does not count."""

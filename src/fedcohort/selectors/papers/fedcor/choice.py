@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
-from fedcohort.core.errors import InputError
 
 BLOCK = 32_768  # rows processed at a time, so that intermediate results stay in the cache
 
@@ -77,8 +76,6 @@ def pick_by_expected_drop(
     array([0, 2])
     """
     c, d = embedding.shape
-    if not 0 <= size <= c:
-        raise InputError(f"Between 0 and {c} clients can be picked out of {c} candidates. Got size={size}.")
     s2 = noise * noise
     scale = np.broadcast_to(np.asarray(alpha, dtype=np.float64), (c,))
     variance = np.einsum("nd,nd->n", embedding, embedding)

@@ -7,6 +7,8 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.plots import Picture, Points, SelectorRun
 
+_COMPARED = 600  # clients, evenly spaced: the cost grows with their square
+
 
 def _client_map(record: SelectorRun) -> Points | None:
     """Show the clients' embeddings (Fig. 7), coloured by each client's main class if it is known."""
@@ -29,10 +31,10 @@ def _client_map(record: SelectorRun) -> Points | None:
     return Points(embedding, main, names, text)
 
 
-def _same_neighbour(points: FloatArray, label: IntArray, most: int = 600) -> tuple[float, float]:
+def _same_neighbour(points: FloatArray, label: IntArray) -> tuple[float, float]:
     """Return how often a point's nearest neighbour has its label, and how often it would by chance."""
-    if len(points) > most:  # evenly spaced, to limit the cost
-        keep = np.linspace(0, len(points) - 1, most).astype(int)
+    if len(points) > _COMPARED:
+        keep = np.linspace(0, len(points) - 1, _COMPARED).astype(int)
         points, label = points[keep], label[keep]
     distance = ((points[:, None, :] - points[None, :, :]) ** 2).sum(axis=2)
     np.fill_diagonal(distance, np.inf)
