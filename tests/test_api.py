@@ -90,6 +90,19 @@ def test_compare_returns_results_that_show_themselves(results):
     assert "4 runs" in repr(results) and "\n" not in repr(results)
 
 
+@pytest.mark.parametrize("width", [60, 80, 120, 250])
+def test_printed_results_explain_only_the_columns_they_show(results, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    table, _, hidden = " ".join(str(results).split()).partition(f"Not shown in {width} columns:")
+    for heading in ("Worst group", "Worst tenth", "Spread", "Jain", "Longest absence"):
+        assert (f"{heading}: " in table) != (heading in hidden)
+
+
+def test_results_explain_a_choice(results):
+    run = results.runs[0]
+    assert "Round 1" in str(results.explain(run, 1)) and "Client 3" in str(results.explain(run.id, 1, client=3))
+
+
 def test_a_temporary_folder_lives_as_long_as_its_results():
     first = fc.compare("uniform", **SMALL)
     path = first.path
