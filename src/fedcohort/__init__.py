@@ -29,6 +29,7 @@ from fedcohort.session.session import Session
 
 if TYPE_CHECKING:
     from fedcohort.api import compare, extend, load, run
+    from fedcohort.core import plots
     from fedcohort.hosts import flare, flower
     from fedcohort.simulate.data import from_arrays, from_pandas
     from fedcohort.testing import check_selector
@@ -43,7 +44,11 @@ _LAZY = {
     "from_arrays": "fedcohort.simulate.data",
     "from_pandas": "fedcohort.simulate.data",
 }
-_LAZY_MODULES = {"flare": "fedcohort.hosts.flare", "flower": "fedcohort.hosts.flower"}
+_LAZY_MODULES = {
+    "flare": "fedcohort.hosts.flare",
+    "flower": "fedcohort.hosts.flower",
+    "plots": "fedcohort.core.plots",
+}
 
 
 def create(name: str, /, **params: object) -> "Selector[object]":
@@ -95,6 +100,7 @@ __all__ = [
     "load",
     "param",
     "per_client",
+    "plots",
     "register",
     "run",
     "top_k",
