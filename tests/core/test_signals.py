@@ -85,6 +85,10 @@ def test_a_signal_declared_elsewhere_is_known_by_how_it_is_computed() -> None:
         Signal("odd-sketch", meaning="some numbers", how=VectorOf("update", "sketch"), width=3)
     with pytest.raises(ValueError, match="LossOf"):
         Signal("odd-how", meaning="some numbers", how="loss")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'norm', .*'nrom'"):
+        VectorOf("update", "nrom")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'received', 'own'.*'mine'"):
+        LossOf(model="mine")  # type: ignore[arg-type]
 
 
 def test_the_new_signals_say_everything_about_themselves() -> None:

@@ -16,17 +16,18 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from fedcohort.core.errors import InputError
 from fedcohort.core.text import short_repr
-from fedcohort.core.validate import refuse, whole_number
+from fedcohort.core.validate import instance, one_of, refuse, whole_number
 
 FORWARD, BACKWARD = 1.0, 2.0  # sample passes
 SKETCH_WIDTH = 64  # keeps squared distances to about 18%, sqrt(2 / 64), which tells clusters of clients apart
 
 Model = Literal["received", "own"]  # the global model as the client receives it, or its own after local training
 Part = Literal["train", "validation"]
+Take = Literal["norm", "distance", "weighted-distance", "output-bias", "output-norm", "sketch"]
 
 
 class Known(Enum):
@@ -65,6 +66,11 @@ class LossMeasure:
     loss: Literal["label", "pseudo", "robust"] = "label"
     mean: Literal["mean", "root-mean-square"] = "mean"
 
+    def __post_init__(self) -> None:
+        one_of(self.part, get_args(Part), "The samples of a LossMeasure")
+        one_of(self.loss, ("label", "pseudo", "robust"), "The loss of a LossMeasure")
+        one_of(self.mean, ("mean", "root-mean-square"), "The mean of a LossMeasure")
+
 
 @dataclass(frozen=True)
 class LossOf:
@@ -73,6 +79,10 @@ class LossOf:
     measure: LossMeasure = LossMeasure()
     model: Model = "received"
     width: ClassVar[None] = None  # a single number
+
+    def __post_init__(self) -> None:
+        instance(self.measure, LossMeasure, "The measure of LossOf")
+        one_of(self.model, get_args(Model), "The model of LossOf")
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,11 @@ class VectorOf:
     """
 
     vector: Literal["update", "gradient"]
-    take: Literal["norm", "distance", "weighted-distance", "output-bias", "output-norm", "sketch"]
+    take: Take
+
+    def __post_init__(self) -> None:
+        one_of(self.vector, ("update", "gradient"), "The vector of VectorOf")
+        one_of(self.take, get_args(Take), "What VectorOf takes of it")
 
     @property
     def width(self) -> int | Literal["classes"] | None:

@@ -103,6 +103,8 @@ def test_a_report_of_a_signal_that_is_measured_elsewhere_is_refused() -> None:
 def test_an_exact_report_is_refused_beside_local_noise(kit: Any) -> None:
     from flwr.clientapp.mod import LocalDpMod
 
+    with pytest.raises(ParameterError, match="private"):
+        torch_answers(lambda context: None, data, private=object(), reports={"battery-used": lambda *arguments: 1.0})
     with pytest.raises(ParameterError, match="exact reports"):
         cohort_client(kit.client_app(mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)]), gentle_answers())
     assert cohort_client(kit.client_app(mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)]), gentle_answers(noised=True))

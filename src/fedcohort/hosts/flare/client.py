@@ -98,7 +98,7 @@ def torch_answers(
         losses=lambda params, received: measures.losses(_tensors(params), _tensors(received)),
         signals=TorchMeasures.signals(validation is not None, robust is not None),
         gradient=lambda params: measures.gradient(_tensors(params)),
-        reports=reports or {},
+        reports={} if reports is None else reports,
     )
 
 

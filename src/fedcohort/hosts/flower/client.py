@@ -118,7 +118,8 @@ def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
     instance(app, ClientApp, "'app'")
     answers = Answers() if answers is None else instance(answers, Answers, "'answers'")
     bare = _adds_local_noise(app) and not answers.noised
-    exact = [name for name in ("losses", "gradient", "reports") if getattr(answers, name)]
+    exact = [name for name in ("losses", "gradient") if getattr(answers, name) is not None]
+    exact += ["reports"] if answers.reports else []
     if bare and exact:
         raise _useless_noise(" and ".join(exact), f"leave {' and '.join(map(repr, exact))} out of the Answers")
     return _CohortClient(app, answers, bare)
@@ -276,10 +277,9 @@ def torch_answers(
     """
     if seal is not None and not hasattr(seal, "seal"):
         raise ParameterError(f"'seal' must be a LabelSeal or a SecretRotation of fedcohort.privacy. Got {seal!r}.")
-    if private is not None and reports:
+    if private is not None and reports is not None:
         raise ParameterError(
-            f"'reports' would leave the client without noise, and 'private' would not record them. Got "
-            f"{', '.join(map(str, reports))}.",
+            "'reports' would leave the client without noise, and 'private' would not record them.",
             hint="leave out 'reports' or 'private'",
         )
 
@@ -295,7 +295,7 @@ def torch_answers(
         losses=client.losses,
         signals=TorchMeasures.signals(validation is not None, robust is not None),
         gradient=client.gradient,
-        reports=reports or {},
+        reports={} if reports is None else reports,
         name=name,
         confirm=client.confirm if isinstance(seal, LabelSeal) and classes is not None else None,
     )
