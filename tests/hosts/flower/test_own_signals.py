@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.serverapp.strategy import FedAvg
 from torch.nn.functional import cross_entropy
 
+from fedcohort.cli.flower import app_files
 from fedcohort.core.errors import InputError, ParameterError, SignalError
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower import Answers, cohort_client, torch_answers
@@ -98,6 +99,14 @@ def test_a_report_of_a_signal_that_is_measured_elsewhere_is_refused() -> None:
         Answers(reports={"battery-usde": lambda *arguments: 1.0})
     with pytest.raises(InputError, match=r"'battery-used'.*function"):
         Answers(reports={"battery-used": 3.0})
+
+
+def test_a_new_app_tells_its_clients_about_the_signals_of_the_selectors_file() -> None:
+    client = app_files("my-app", f"{own.__file__}:Curious")["my_app/client_app.py"]
+    assert "\nimport my_app.own_signals_selector  # noqa" in client
+    assert client.index("own_signals_selector") < client.index("torch_answers")
+    compile(client, "client_app.py", "exec")
+    assert "noqa" not in app_files("my-app", "fedcor")["my_app/client_app.py"]
 
 
 def test_an_exact_report_is_refused_beside_local_noise(kit: Any) -> None:
