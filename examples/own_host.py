@@ -2,7 +2,7 @@
 
 python examples/own_host.py
 
-The server plays rounds with `fedcohort.hosts.live.play`: questions, deadline, journal and restarts are its business. A
+The server plays rounds with `fedcohort.hosts.play`: questions, deadline, journal and restarts are its business. A
 host says who is online, sends, receives and averages. Clients only ever call the server, as they would from behind a
 firewall: GET /work, POST /result. The model is one number, and a client pulls it towards its own.
 """
@@ -21,9 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 import fedcohort as fc
-from fedcohort.core.protocol import Answer
-from fedcohort.hosts.live import Aggregation, Host, Online, play
-from fedcohort.hosts.round import Policy, Reply
+from fedcohort.hosts import Aggregation, Host, Online, Policy, Reply, play
 
 NAMES = ["anna", "ben", "cem"]
 
@@ -85,7 +83,7 @@ class HttpHost(Host):
         while len(found) < len(names) and self.now() < end:
             result = self.results.get(timeout=5)
             found[result["client"]] = result["value"]
-        return Answer(query, {s: np.array([found.get(n, np.nan) for n in names]) for s in query.signals})
+        return fc.Answer(query, {s: np.array([found.get(n, np.nan) for n in names]) for s in query.signals})
 
     def on_closed(self, round_, aggregation):
         print(f"round {round_.cohort.round}: {', '.join(round_.cohort.names)}; the model is {self.model:.2f}")

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 import fedcohort as fc
-from fedcohort.core.protocol import RoundRequest
 
 NAMES = [f"hospital-{i}" for i in range(12)]
 rng = np.random.default_rng(0)
@@ -28,7 +27,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     for _ in range(5):
         awake = [name for name in NAMES if rng.random() < 0.7]
-        cohort = session.ask(RoundRequest(size=3, available=awake), loss=measure)
+        cohort = session.ask(fc.RoundRequest(size=3, available=awake), loss=measure)
         failed = {name: rng.random() < 0.1 for name in cohort.names}  # send the model, wait, and average here
         for name in cohort.names:
             loss_of[name] *= 1.0 if failed[name] else 0.9

@@ -1,6 +1,7 @@
 """The public surface: what ``import fedcohort`` loads, compare, run, extend and load, and what they refuse."""
 
 import gc
+import importlib.util
 import json
 import subprocess
 import sys
@@ -34,13 +35,26 @@ def loaded_by(code):
 
 
 def test_importing_loads_nothing_heavy():
-    heavy = {"torch", "flwr", "pyarrow", "scipy", "rich", "typer", "pandas", "sklearn", "cryptography", "IPython"}
+    heavy = {
+        "torch",
+        "flwr",
+        "nvflare",
+        "pyarrow",
+        "scipy",
+        "rich",
+        "typer",
+        "pandas",
+        "sklearn",
+        "cryptography",
+        "IPython",
+    }
     assert not heavy & loaded_by("import fedcohort as fc; dir(fc)")
 
 
 def test_every_public_name_exists_and_is_listed():
     assert set(fc.__all__) <= set(dir(fc))
-    for name in fc.__all__:
+    missing = {"flare"} if importlib.util.find_spec("nvflare") is None else set()
+    for name in set(fc.__all__) - missing:
         assert getattr(fc, name) is not None
     with pytest.raises(AttributeError, match="comparee"):
         fc.comparee
@@ -50,9 +64,13 @@ def test_flower_is_imported_on_first_use():
     assert fc.flower.CohortStrategy.__name__ == "CohortStrategy"
 
 
-def test_without_flower_the_hint_names_the_extra():
-    code = "import sys; sys.modules['flwr'] = None\nimport fedcohort as fc\ntry: fc.flower\n"
-    code += "except fc.FedcohortError as error: assert 'fedcohort[flower]' in error.hint, error.hint"
+@pytest.mark.parametrize(
+    ("module", "package", "extra"), [("flower", "flwr", "flower"), ("flare", "nvflare", "nvflare")]
+)
+def test_without_a_host_the_hint_names_the_extra(module, package, extra):
+    code = f"import sys; sys.modules[{package!r}] = None\nimport fedcohort as fc\ntry: fc.{module}\n"
+    code += f"except fc.FedcohortError as error: assert 'fedcohort[{extra}]' in error.hint, error.hint\n"
+    code += "else: raise AssertionError"
     assert "fedcohort" in loaded_by(code)
     assert issubclass(MissingExtraError, fc.FedcohortError)
 
@@ -70,6 +88,19 @@ def test_compare_returns_results_that_show_themselves(results):
         assert label in text and label in page
     assert "Terminal" in text and "<table" in page
     assert "4 runs" in repr(results) and "\n" not in repr(results)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 250])
+def test_printed_results_explain_only_the_columns_they_show(results, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    table, _, hidden = " ".join(str(results).split()).partition(f"Not shown in {width} columns:")
+    for heading in ("Worst group", "Worst tenth", "Spread", "Jain", "Longest absence"):
+        assert (f"{heading}: " in table) != (heading in hidden)
+
+
+def test_results_explain_a_choice(results):
+    run = results.runs[0]
+    assert "Round 1" in str(results.explain(run, 1)) and "Client 3" in str(results.explain(run.id, 1, client=3))
 
 
 def test_a_temporary_folder_lives_as_long_as_its_results():

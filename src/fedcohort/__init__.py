@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import FedcohortError
+from fedcohort.core.params import Interval, param
 from fedcohort.core.protocol import (
     SELECTORS,
+    Answer,
     Cohort,
     Losses,
     Outcome,
+    RoundReport,
+    RoundRequest,
     Selector,
     Slate,
     Status,
@@ -17,13 +21,16 @@ from fedcohort.core.protocol import (
     per_client,
     register,
 )
-from fedcohort.core.signals import Signal
+from fedcohort.core.signals import LossMeasure, LossOf, Signal, VectorOf
+from fedcohort.core.top import top_k
 from fedcohort.core.version import __version__ as __version__
+from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 
 if TYPE_CHECKING:
     from fedcohort.api import compare, extend, load, run
-    from fedcohort.hosts import flower
+    from fedcohort.core import plots
+    from fedcohort.hosts import flare, flower
     from fedcohort.simulate.data import from_arrays, from_pandas
     from fedcohort.testing import check_selector
 
@@ -34,9 +41,13 @@ _LAZY = {
     "load": "fedcohort.api",
     "run": "fedcohort.api",
     "check_selector": "fedcohort.testing",
-    "flower": "fedcohort.hosts",
     "from_arrays": "fedcohort.simulate.data",
     "from_pandas": "fedcohort.simulate.data",
+}
+_LAZY_MODULES = {
+    "flare": "fedcohort.hosts.flare",
+    "flower": "fedcohort.hosts.flower",
+    "plots": "fedcohort.core.plots",
 }
 
 
@@ -46,8 +57,8 @@ def create(name: str, /, **params: object) -> "Selector[object]":
 
 
 def __getattr__(name: str) -> Any:
-    if name == "flower":
-        return importlib.import_module("fedcohort.hosts.flower")
+    if name in _LAZY_MODULES:
+        return importlib.import_module(_LAZY_MODULES[name])
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'fedcohort' has no attribute {name!r}")
@@ -58,27 +69,39 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Answer",
     "ClientTable",
     "Cohort",
     "FedcohortError",
+    "Interval",
     "LabelCounts",
+    "LossMeasure",
+    "LossOf",
     "Losses",
     "Outcome",
+    "RoundReport",
+    "RoundRequest",
+    "Rules",
     "Selector",
     "Session",
     "Signal",
     "Slate",
     "Status",
     "Trial",
+    "VectorOf",
     "check_selector",
     "compare",
     "create",
     "extend",
+    "flare",
     "flower",
     "from_arrays",
     "from_pandas",
     "load",
+    "param",
     "per_client",
+    "plots",
     "register",
     "run",
+    "top_k",
 ]

@@ -1,8 +1,12 @@
 """What a user types in the first ten minutes, with their own data and without reading much."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
+import fedcohort
 from fedcohort.simulate.store.results import load
 
 N = 240
@@ -125,3 +129,8 @@ def test_the_note_says_what_comes_from_a_preset_or_the_demo(command, tmp_path):
 def test_lists_contain_no_documentation_markup(command, kind):
     listed = command("list", kind, "--format", "json").stdout
     assert ":math:" not in listed and "``" not in listed and "frac{" not in listed
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "fedcohort", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith(fedcohort.__version__)

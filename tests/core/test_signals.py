@@ -23,7 +23,7 @@ from fedcohort.core.signals import (
     Signal,
     VectorOf,
     losses_of,
-    same_of_received,
+    unaided_signals,
     vectors_of,
 )
 
@@ -52,8 +52,9 @@ def test_kinds_follow_from_the_objects() -> None:
     } == LOSS_SIGNALS
     known_anyway = {Signal.KEPT, Signal.DURATION, Signal.STALENESS, Signal.SERVER_LOSS}
     assert known_anyway | set(vectors_of(SIGNALS, "update")) == UNAIDED_SIGNALS
-    after = losses_of(SIGNALS, "own")
-    assert {same_of_received(s).value + "-after" for s in after} == {s.value for s in after}
+    assert {s for s in SIGNALS if s.of_received} == set(losses_of(SIGNALS, "received")) == LOSS_SIGNALS
+    sent = {s for s in SIGNALS if s.sent_by_clients}
+    assert sent == LOSS_SIGNALS | set(losses_of(SIGNALS, "own"))
     assert {s for s in SIGNALS if s.held_out} == {Signal.VALIDATION_LOSS}
 
 
@@ -66,6 +67,28 @@ def test_costs_follow_from_how_it_is_computed() -> None:
     sent = {s: (s.numbers_sent(10), s.models_sent) for s in REPORT_SIGNALS}
     assert {s for s, cost in sent.items() if cost == (0, 0)} == UNAIDED_SIGNALS | {Signal.SHAPLEY_VALUE}
     assert sent[Signal.GRADIENT_NORM] == (1, 0) and sent[Signal.GRADIENT_DISTANCE] == (0, 1)
+
+
+def test_a_signal_declared_elsewhere_is_known_by_how_it_is_computed() -> None:
+    far = Signal("how-far", meaning="a length", how=VectorOf("update", "norm"))
+    apart = Signal("how-far-apart", meaning="a distance", how=VectorOf("gradient", "distance"))
+    steep = Signal("how-steep", meaning="a length", how=VectorOf("gradient", "norm"))
+    drawn = Signal("own-sketch", meaning="some numbers", how=VectorOf("update", "sketch"))
+    worse = Signal("how-bad", meaning="a loss", how=LossOf(LossMeasure(loss="pseudo")))
+    told = Signal("what-it-says", meaning="a number that only the client knows")
+    assert [s.by for s in (far, apart, steep, drawn)] == [Party.SERVER, Party.SERVER, Party.CLIENT, Party.SERVER]
+    assert {far, drawn} <= unaided_signals() and not {apart, steep, worse, told} & unaided_signals()
+    assert drawn.width == Signal.UPDATE_SKETCH.width and (apart.models_sent, steep.models_sent) == (1, 0)
+    assert worse.of_received and worse.sent_by_clients and told.sent_by_clients and not told.of_received
+    assert Signal.get("how-far") is far and Signal.get("no-such-signal") is None and Signal.get(3) is None
+    with pytest.raises(ValueError, match="width of the signal 'odd-sketch'"):
+        Signal("odd-sketch", meaning="some numbers", how=VectorOf("update", "sketch"), width=3)
+    with pytest.raises(ValueError, match="LossOf"):
+        Signal("odd-how", meaning="some numbers", how="loss")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'norm', .*'nrom'"):
+        VectorOf("update", "nrom")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'received', 'own'.*'mine'"):
+        LossOf(model="mine")  # type: ignore[arg-type]
 
 
 def test_the_new_signals_say_everything_about_themselves() -> None:

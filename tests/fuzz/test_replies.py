@@ -20,14 +20,14 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.replies import Checker, measures_of, weighted_average, with_common_names
-from fedcohort.hosts.wire import RECORD, REPORTABLE, Description, report
+from fedcohort.hosts.wire import RECORD, Description, report
 
 LOT = st.integers(0, 2**31 - 1)
 CLASSES = 3
 SENT = {"weight": np.ones((2, CLASSES), np.float32), "bias": np.zeros(CLASSES, np.float32), "seen": np.array(3)}
 DTYPES = ["f2", "f4", ">f4", "f8", "i1", "i8", "u8", "?", "c8", "U3", "S2", "M8[s]", "O"]
 NUMBERS = [0, 1, -1, 5, 2**53, 2**62, 10**18, 0.5, -1e30, 1e30, 1e300, float("nan"), float("inf"), True]
-REPORTED = sorted({s for s in METRIC_SIGNALS if isinstance(s.how, VectorOf)} | {*REPORTABLE.values(), Signal.DURATION})
+REPORTED = sorted(s for s in METRIC_SIGNALS if isinstance(s.how, VectorOf) or s.sent_by_clients or s is Signal.DURATION)
 
 
 def model() -> ArrayRecord:

@@ -78,6 +78,16 @@ def test_text_fits_and_leaves_out_the_least_important_first(experiment, width):
         assert "Query" in text and "Not shown" not in text
 
 
+@pytest.mark.parametrize("explain", [True, False])
+def test_p_is_explained_only_where_it_is_shown(experiment, explain):
+    (board,) = load(experiment).leaderboards()
+    table = leaderboard_table(board, explain=explain)
+    narrow, wide = (" ".join(to_text(table, width).split()) for width in (50, 250))
+    assert "paired t-test" in wide and "Not shown" not in wide
+    assert " p" in narrow.partition("Not shown in 50 columns:")[2] and "paired t-test" not in narrow
+    assert "paired t-test" in board.note and "paired t-test" in to_html(leaderboard_table(board))
+
+
 def test_columns_are_stacked_if_there_is_no_room_for_three():
     wide = Table("t", "Title", ("Selector", "Long heading", "Other"), ((Cell("name"), Cell("x" * 30), Cell("y" * 9)),))
     lines = to_text(wide, 30).splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcohort import ClientTable, LabelCounts, Session, Signal, create
+from fedcohort import ClientTable, LabelCounts, Losses, LossMeasure, LossOf, Session, Signal, create, register
 from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import ParameterError, SignalError
 from fedcohort.core.protocol import Answer, Cohort, RoundReport, RoundRequest
-from fedcohort.selectors import Bounded
+from fedcohort.selectors import Bounded, PowerOfChoice
 from fedcohort.selectors.ours.bounded import tail_quantiles
 from fedcohort.testing.host import ScriptedHost
 
@@ -297,3 +298,21 @@ def test_the_simulator_runs_it_with_an_audit(tmp_path):
     assert simulation.run() == "finished"
     with Session.open(tmp_path / "out" / "journal" / "safe-s0.sqlite") as session:
         assert np.isfinite(session.state.bounded_server) and session.selector.audit == 3.0
+
+
+def test_a_wrapped_selector_may_ask_for_a_loss_of_its_own():
+    squares = Signal("bounded-squares", meaning="a loss of its author", how=LossOf(LossMeasure(loss="pseudo")))
+
+    @register("asks-squares")
+    @dataclass(frozen=True, kw_only=True)
+    class AsksSquares(PowerOfChoice):
+        def query(self, state, slate, rng):
+            return Losses(slate.candidates, frozenset({squares}))
+
+        def select(self, state, slate, answer, rng):
+            return Cohort(slate.candidates[np.argsort(-answer[squares])[: slate.size]]), state
+
+    session = Session(create("bounded", of="asks-squares", tail=0.2), clients=10, seed=1)
+    query = session.query(2)
+    cohort = session.ask(2, bounded_squares={name: 1e6 if name == "3" else float(name) for name in query.names})
+    assert len(cohort) == 2

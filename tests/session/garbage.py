@@ -24,6 +24,7 @@ from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.params import parameters
 from fedcohort.core.protocol import SELECTORS, Answer, RoundReport, RoundRequest
+from fedcohort.core.signals import LossMeasure, LossOf, VectorOf
 from fedcohort.session.rules import Rules
 
 
@@ -207,6 +208,9 @@ def core() -> list[Recipe]:
         Recipe("LabelGram", LabelGram, lambda: {"gram": [[1, 2], [2, 4]], "classes": 2}),
         Recipe("Losses", Losses, lambda: {"clients": [0, 1], "signals": frozenset({Signal.LOSS})}),
         Recipe("Trial", Trial, lambda: {"cohorts": ([0], [1])}),
+        Recipe("LossMeasure", LossMeasure, lambda: {"part": "train", "loss": "label", "mean": "mean"}),
+        Recipe("LossOf", LossOf, lambda: {"measure": LossMeasure(), "model": "own"}),
+        Recipe("VectorOf", VectorOf, lambda: {"vector": "update", "take": "norm"}),
         Recipe("RoundRequest", asked_with, lambda: {"size": 2, "available": [0, 1, 2]}),
         Recipe(
             "RoundReport",
@@ -456,7 +460,7 @@ def live() -> list[Recipe]:
                 "deadline": None,
             },
         ),
-        Recipe("Answers", Answers, lambda: {"facts": None, "losses": None}),
+        Recipe("Answers", Answers, lambda: {"facts": None, "losses": None, "reports": {}}),
         Recipe("Facts", Facts, lambda: {"size": 3, "label_counts": [1, 2], "sealed_labels": None, "attributes": {}}),
         Recipe("cohort_client", cohort_client, lambda: {"app": ClientApp(), "answers": None}),
         Recipe("corrections", corrections, lambda: {"journal": "/no/such/journal"}),

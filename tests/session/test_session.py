@@ -220,8 +220,9 @@ def test_a_bad_request_is_an_error_and_changes_nothing(request_, message):
 def test_the_answer_must_fit_the_question():
     session = named("power-of-choice", seed=1)
     request = RoundRequest(size=2)
-    with pytest.raises(InputError, match="answer is missing"):
+    with pytest.raises(InputError, match="before it chooses") as caught:
         session.ask(request)
+    assert "session.ask(request, loss=" in caught.value.hint
     query = session.query(request)
     other = Losses(np.array([0]))
     with pytest.raises(InputError, match="question"):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedcohort import ClientTable, Session, Signal, Status, create
-from fedcohort.core.errors import InputError, UnknownNameError
-from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
+from fedcohort.core.errors import InputError, SignalError, UnknownNameError
+from fedcohort.core.protocol import Answer, Losses, RoundReport, RoundRequest
 from tests.snapshot import differences, standing
 
 
@@ -116,16 +116,60 @@ def test_keywords_answer_a_query():
 
 def test_a_question_without_an_answer_says_how_to_answer():
     session = Session("power-of-choice", clients=100)
-    with pytest.raises(InputError, match="answer is missing") as caught:
+    with pytest.raises(InputError, match="asks for the losses of some clients before it chooses") as caught:
         session.ask(10)
-    assert "loss=" in str(caught.value)
+    query = session.query(10)
+    assert f"of {len(query.names)}: {', '.join(query.names[:5])} and {len(query.names) - 5} more" in str(caught.value)
+    assert "query = session.query(10); session.ask(10, loss={name: ... for name in query.names})" in caught.value.hint
     with pytest.raises(InputError, match="'loss'"):
         session.ask(10, loss=[1.0, 2.0])
-    with pytest.raises(InputError, match="lacks 'loss'"):
+    with pytest.raises(InputError, match=r"asks for 'loss'.*Got duration") as caught:
         session.ask(10, duration=np.ones(100))
+    assert "loss=..." in caught.value.hint
     with pytest.raises(InputError, match="did you mean 'loss'"):
         session.ask(10, losss=np.ones(100))
     assert session.round == 0
+
+
+def test_a_question_names_its_clients_and_takes_answers_by_name():
+    session = Session("power-of-choice", clients=["anna", "ben", "cem", "dora"], seed=1)
+    query = session.query(1)
+    assert query.names == session.table.names_of(query.clients) and len(query.names) >= 1
+    losses = {name: float(i) for i, name in enumerate(query.names)}
+    assert session.ask(1, loss=losses).names == (query.names[-1],), "the largest loss"
+
+
+def test_a_question_for_another_loss_names_its_keyword():
+    class AsksRms(type(create("power-of-choice"))):
+        def query(self, state, slate, rng):
+            return Losses(slate.candidates, frozenset({Signal.LOSS_RMS}))
+
+    session = Session(AsksRms(), clients=["anna", "ben", "cem"])
+    with pytest.raises(InputError, match="'loss-rms'") as caught:
+        session.ask(2)
+    assert "loss_rms={name: ..." in caught.value.hint
+
+
+@pytest.mark.parametrize(("told", "lacking"), [("loss_rms", "duration"), ("duration", "loss_rms")])
+def test_a_missing_signal_is_named_as_the_caller_would_write_it(told, lacking):
+    session = Session("oort", clients=["anna", "ben", "cem"])
+    cohort = session.ask(2)
+    with pytest.raises(SignalError) as caught:
+        session.tell(cohort, **{told: [1.0, 2.0]})
+    assert f"session.tell(cohort, {lacking}=...)" in caught.value.hint and "RoundReport" not in str(caught.value)
+    with pytest.raises(SignalError) as caught:
+        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics={told.replace("_", "-"): [1.0, 2.0]}))
+    assert "RoundReport.metrics" in caught.value.hint
+
+
+def test_a_session_shows_what_it_is(tmp_path):
+    session = Session("oort", clients=["anna", "ben", "cem"])
+    assert repr(session) == "<Session 'oort': 3 clients, round 0, journal in memory>"
+    cohort = session.ask(2)
+    session.tell(cohort, loss_rms=[0.7, 0.9], duration=[12.0, 30.0])
+    assert "round 1" in repr(session)
+    with Session("uniform", clients=1, journal=tmp_path / "run.sqlite") as kept:
+        assert "'uniform': 1 client, round 0" in repr(kept) and "run.sqlite" in repr(kept)
 
 
 def test_an_unknown_selector_gets_a_suggestion():

@@ -70,7 +70,7 @@ def app_files(name: str, selector: str, asynchronous: bool = False) -> dict[str,
     """
     from fedcohort import create
     from fedcohort.core.registry import is_reference
-    from fedcohort.core.signals import Signal
+    from fedcohort.core.signals import SIGNALS, Signal
     from fedcohort.selectors import Uniform
     from fedcohort.session.validation import check_one_at_a_time
 
@@ -90,12 +90,16 @@ def app_files(name: str, selector: str, asynchronous: bool = False) -> dict[str,
         filter_ = f'\n[filter]\nname = "{chosen.default_filter}"\n'
     sections = {chosen.name: "", Uniform.name: ""}
     own: dict[str, str] = {}
+    declares = ""  # clients must know the signals that the selector's file declares
     if is_reference(selector):
         place, _, cls = selector.rpartition(":")
         if place.endswith(".py"):
             inside = f"{package}/{Path(place).stem}_selector.py"
             own[inside] = Path(place).read_text(encoding="utf-8")
             selector = f"{inside}:{cls}"
+            place = f"{package}.{Path(inside).stem}"
+        if not requires <= frozenset(SIGNALS):
+            declares = f"import {place}  # noqa: F401, it declares signals\n"
         sections[chosen.name] = f'\nname = "{selector}"'
     values = {
         "name": name,
@@ -105,6 +109,7 @@ def app_files(name: str, selector: str, asynchronous: bool = False) -> dict[str,
         "classes": "10",
         "scenario": scenario,
         "answers": answers,
+        "signals": declares,
         "filter": filter_,
         **(_FLOW if asynchronous else _ROUNDS),
         "selectors": "\n\n".join(f"[selectors.{label}]{lines}" for label, lines in sections.items()),

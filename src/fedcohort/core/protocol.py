@@ -6,9 +6,10 @@ Everything here is frozen and holds read-only arrays. Hosts build :class:`RoundR
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.params import Parameterized, ParamSets
 from fedcohort.core.plots import Picture
 from fedcohort.core.registry import Registry
-from fedcohort.core.signals import LOSS_SIGNALS, Signal
+from fedcohort.core.signals import Signal
 from fedcohort.core.validate import array, listing, numbers, refuse
 
 State = TypeVar("State")
@@ -112,17 +113,36 @@ class Losses:
     clients : (q,) int array
         The clients to ask.
     signals : frozenset of Signal
-        Which losses: any of :data:`~fedcohort.core.signals.LOSS_SIGNALS`.
+        Which losses of the received model: any of :data:`~fedcohort.core.signals.LOSS_SIGNALS`, or your own.
     """
 
     clients: IntArray
     signals: frozenset[Signal] = frozenset({Signal.LOSS})
+    _names_of: Callable[[IntArray], tuple[str, ...]] | None = field(default=None, init=False, repr=False, compare=False)
     needs: ClassVar[Signal] = Signal.LOSS_QUERY  # the signal of a host that can answer such a query
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", _indices(self.clients, "A Losses query's clients"))
-        if not isinstance(self.signals, frozenset) or not self.signals or not self.signals <= LOSS_SIGNALS:
-            raise refuse("A Losses query's signals", f"among {', '.join(sorted(LOSS_SIGNALS))}", self.signals)
+        if not isinstance(self.signals, frozenset) or not self.signals or not _are_losses(self.signals):
+            losses = ", ".join(sorted(s for s in Signal.all() if s.of_received))
+            raise refuse("A Losses query's signals", f"among {losses}", self.signals)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the clients to ask, in the order of ``clients``; only the session knows them."""
+        return () if self._names_of is None else self._names_of(self.clients)
+
+    def with_names(self, names_of: Callable[[IntArray], tuple[str, ...]]) -> Losses:
+        """Return the same question, whose :attr:`names` come from a function of clients."""
+        named = copy.copy(self)  # without checking a million clients again
+        object.__setattr__(named, "_names_of", names_of)
+        return named
+
+
+def _are_losses(signals: Iterable[object]) -> bool:
+    """Whether all are losses of the received model."""
+    found = [Signal.get(signal) for signal in signals]
+    return all(signal is not None and signal.of_received for signal in found)
 
 
 @dataclass(frozen=True)

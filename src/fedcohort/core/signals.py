@@ -16,17 +16,18 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from fedcohort.core.errors import InputError
 from fedcohort.core.text import short_repr
-from fedcohort.core.validate import refuse, whole_number
+from fedcohort.core.validate import instance, one_of, refuse, whole_number
 
 FORWARD, BACKWARD = 1.0, 2.0  # sample passes
 SKETCH_WIDTH = 64  # keeps squared distances to about 18%, sqrt(2 / 64), which tells clusters of clients apart
 
 Model = Literal["received", "own"]  # the global model as the client receives it, or its own after local training
 Part = Literal["train", "validation"]
+Take = Literal["norm", "distance", "weighted-distance", "output-bias", "output-norm", "sketch"]
 
 
 class Known(Enum):
@@ -65,6 +66,11 @@ class LossMeasure:
     loss: Literal["label", "pseudo", "robust"] = "label"
     mean: Literal["mean", "root-mean-square"] = "mean"
 
+    def __post_init__(self) -> None:
+        one_of(self.part, get_args(Part), "The samples of a LossMeasure")
+        one_of(self.loss, ("label", "pseudo", "robust"), "The loss of a LossMeasure")
+        one_of(self.mean, ("mean", "root-mean-square"), "The mean of a LossMeasure")
+
 
 @dataclass(frozen=True)
 class LossOf:
@@ -72,6 +78,11 @@ class LossOf:
 
     measure: LossMeasure = LossMeasure()
     model: Model = "received"
+    width: ClassVar[None] = None  # a single number
+
+    def __post_init__(self) -> None:
+        instance(self.measure, LossMeasure, "The measure of LossOf")
+        one_of(self.model, get_args(Model), "The model of LossOf")
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,16 @@ class VectorOf:
     """
 
     vector: Literal["update", "gradient"]
-    take: Literal["norm", "distance", "weighted-distance", "output-bias", "output-norm", "sketch"]
+    take: Take
+
+    def __post_init__(self) -> None:
+        one_of(self.vector, ("update", "gradient"), "The vector of VectorOf")
+        one_of(self.take, get_args(Take), "What VectorOf takes of it")
+
+    @property
+    def width(self) -> int | Literal["classes"] | None:
+        """The length of the result for each client; None for a single number."""
+        return "classes" if self.take == "output-bias" else SKETCH_WIDTH if self.take == "sketch" else None
 
 
 @dataclass(frozen=True)
@@ -127,11 +147,13 @@ class Signal(str):
     known : Known
         When it is known. Signals declared outside the library are known after a round, in its report.
     by : Party
-        Who measures it.
+        Who measures it. Default: the server, if it is computed from updates or compares clients with each other;
+        otherwise the client.
     how : LossOf, VectorOf or None
         How it is computed from a model and a client's data; None if it is not computed from them.
     width : int, "classes" or None
-        The length of the vector for each client; "classes" means one number per class, None a single number.
+        The length of the vector for each client; "classes" means one number per class, None a single number. It
+        follows from ``how``, if that is given.
     supplied_by : str
         What a host must do to supply it.
 
@@ -203,7 +225,7 @@ class Signal(str):
         *,
         meaning: str,
         known: Known = Known.REPORT,
-        by: Party = Party.CLIENT,
+        by: Party | None = None,
         how: LossOf | VectorOf | None = None,
         width: int | Literal["classes"] | None = None,
         supplied_by: str = _IN_REPORT,
@@ -215,6 +237,17 @@ class Signal(str):
             raise refuse(f"The meaning of the signal {name!r}", "one sentence", meaning)
         if width not in (None, "classes"):
             whole_number(width, f"The width of the signal {name!r}", least=1)
+        if not (how is None or isinstance(how, LossOf | VectorOf)):
+            raise refuse(f"How the signal {name!r} is computed", "LossOf(...), VectorOf(...) or None", how)
+        if how is not None and width != how.width:
+            if width is not None:
+                raise refuse(
+                    f"The width of the signal {name!r}", f"{how.width!r}, because of how it is computed", width
+                )
+            width = how.width
+        if by is None:
+            compared = isinstance(how, VectorOf) and (how.vector == "update" or how.take.endswith("distance"))
+            by = Party.SERVER if compared else Party.CLIENT
         self = super().__new__(cls, name)
         self.meaning, self.known, self.by, self.how = meaning, known, by, how
         self.width, self.supplied_by = width, supplied_by
@@ -240,7 +273,7 @@ class Signal(str):
     @classmethod
     def by_name(cls, name: str) -> Signal:
         """Return the signal with this name; the error suggests the nearest name."""
-        signal = _DECLARED.get(name) if isinstance(name, str) else None
+        signal = cls.get(name)
         if signal is None:
             close = difflib.get_close_matches(name, list(_DECLARED), 1) if isinstance(name, str) else []
             raise InputError(
@@ -248,6 +281,11 @@ class Signal(str):
                 hint=f"did you mean {close[0]!r}?" if close else "import the module that declares it",
             )
         return signal
+
+    @classmethod
+    def get(cls, name: object) -> Signal | None:
+        """Return the signal with this name, or None if nobody has declared one."""
+        return _DECLARED.get(name) if isinstance(name, str) else None
 
     @classmethod
     def all(cls) -> tuple[Signal, ...]:
@@ -280,6 +318,16 @@ class Signal(str):
     def measure(self) -> LossMeasure | None:
         """The measure of a loss; None for other signals."""
         return self.how.measure if isinstance(self.how, LossOf) else None
+
+    @property
+    def of_received(self) -> bool:
+        """Whether it is a loss of the received model, which a client can also be asked for before it is chosen."""
+        return self.reported and isinstance(self.how, LossOf) and self.how.model == "received"
+
+    @property
+    def sent_by_clients(self) -> bool:
+        """Whether clients send it as a number or a list; the server computes everything that comes from vectors."""
+        return self.reported and self.by is Party.CLIENT and not isinstance(self.how, VectorOf)
 
     @property
     def held_out(self) -> bool:
@@ -462,14 +510,27 @@ TABLE_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.TABLE)
 QUERY_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.QUERY)
 REPORT_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.REPORT)
 METRIC_SIGNALS = frozenset(s for s in SIGNALS if s.is_metric)
-LOSS_SIGNALS = frozenset(s for s in REPORT_SIGNALS if isinstance(s.how, LossOf) and s.how.model == "received")
+LOSS_SIGNALS = frozenset(s for s in SIGNALS if s.of_received)
 """Losses of the received model, which a client can also be asked for before it is chosen."""
 UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIENT and not s.passes) - {
     Signal.SHAPLEY_VALUE  # needs hundreds of averages, each validated, which only the simulator computes
 }
-"""What the server knows about any client that trains, without the client's help."""
+"""Those of fedcohort's own signals that the server knows about any client that trains, without the client's help."""
 
-_BY_HOW = {s.how: s for s in SIGNALS if s.how is not None}  # no two signals are computed alike
+
+def unaided_signals() -> frozenset[Signal]:
+    """Return what the server knows about any client that trains: its own signals, and all that come from updates."""
+    return _unaided(len(_DECLARED))
+
+
+@functools.lru_cache(maxsize=1)  # a server asks for every client, and signals are seldom declared
+def _unaided(declared: int) -> frozenset[Signal]:
+    return UNAIDED_SIGNALS | vectors_of(Signal.all(), "update").keys()
+
+
+def metrics_of(signals: Iterable[Signal]) -> frozenset[Signal]:
+    """Return those of the ``signals`` that are metrics of a round's report."""
+    return frozenset(s for s in signals if s.is_metric)
 
 
 def losses_of(signals: Iterable[Signal], model: Model) -> dict[Signal, LossMeasure]:
@@ -480,13 +541,3 @@ def losses_of(signals: Iterable[Signal], model: Model) -> dict[Signal, LossMeasu
 def vectors_of(signals: Iterable[Signal], vector: Literal["update", "gradient"]) -> dict[Signal, VectorOf]:
     """Return the ``signals`` that are derived from clients' updates or gradients, each with its derivation."""
     return {s: s.how for s in signals if isinstance(s.how, VectorOf) and s.how.vector == vector}
-
-
-def same_of_received(signal: Signal) -> Signal:
-    """Return the signal that is the same loss, but of the received model.
-
-    >>> same_of_received(Signal.LOSS_AFTER)
-    Signal.LOSS
-    """
-    assert isinstance(signal.how, LossOf)
-    return _BY_HOW[LossOf(signal.how.measure)]

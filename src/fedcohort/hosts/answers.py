@@ -15,9 +15,9 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Losses, Trial
-from fedcohort.core.signals import LOSS_SIGNALS, REPORT_SIGNALS, Signal, losses_of, same_of_received
+from fedcohort.core.signals import LossMeasure, Signal, losses_of, vectors_of
 from fedcohort.core.validate import listing, refuse
-from fedcohort.hosts.wire import GRADIENT_SIGNALS, Attribute, Description, plain
+from fedcohort.hosts.wire import Attribute, Description, Value, plain
 
 if TYPE_CHECKING:
     import torch
@@ -60,34 +60,56 @@ class Answers:
         ``signals``. ``received`` is the model that the round started with; pseudo-labels come from it. It is the same
         as ``params`` except after training.
     signals : set of Signal
-        The losses that this function returns.
+        The losses that this function returns: those of fedcohort, or your own signals with ``how=LossOf(...)``.
     gradient : callable, optional
         ``gradient(params)`` returns the (d,) full-batch gradient of the mean training loss.
+    reports : mapping of Signal or str to callable
+        By signal, a function that is called after training, with the same arguments as ``losses``, and returns a
+        number (or a vector, if the signal has a width). It is for signals of your own that only the client knows.
     """
 
     facts: Callable[..., Facts] | None = None
     losses: Callable[..., Mapping[str, float]] | None = None
     signals: frozenset[Signal] = field(default_factory=lambda: frozenset({Signal.LOSS}))
     gradient: Callable[..., FloatArray] | None = None
+    reports: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        losses = losses_of(Signal.all(), "received").keys() | losses_of(Signal.all(), "own").keys()
         signals = listing(self.signals, "The signals of Answers", "losses")
-        if not all(isinstance(signal, str) and signal in LOSS_SIGNALS for signal in signals):
-            raise refuse("The signals of Answers", f"among {', '.join(sorted(LOSS_SIGNALS))}", self.signals)
+        if not all(isinstance(signal, str) and signal in losses for signal in signals):
+            raise refuse("The signals of Answers", f"among {', '.join(sorted(losses))}", self.signals)
         object.__setattr__(self, "signals", frozenset(Signal.by_name(signal) for signal in signals))
+        if not isinstance(self.reports, Mapping):
+            raise refuse("The reports of Answers", "a mapping from signals to functions", self.reports)
+        reports = {Signal.by_name(name): function for name, function in self.reports.items()}
+        for signal, function in reports.items():
+            if not signal.sent_by_clients or signal.how is not None:
+                raise InputError(
+                    f"The reports of Answers are for signals that only a client knows. Got '{signal}' "
+                    f"({signal.meaning}).",
+                    hint="losses come from 'losses' and 'signals', and what is computed from updates from the server",
+                )
+            if not callable(function):
+                raise refuse(f"The report of '{signal}'", "a function", function)
+        object.__setattr__(self, "reports", reports)
 
     @property
     def supplied(self) -> frozenset[Signal]:
         """Every signal that a client with these answers can supply."""
         signals: set[Signal] = set()
         if self.losses is not None:
-            signals |= {*self.signals, Losses.needs}
-            signals |= {s for s in losses_of(REPORT_SIGNALS, "own") if same_of_received(s) in self.signals}
+            signals |= {s for s in Signal.all() if s.measure is not None and self._name_of(s.measure)}
+            signals.add(Losses.needs)
             if Trial.measured in self.signals:
                 signals.add(Trial.needs)
         if self.gradient is not None:
-            signals |= GRADIENT_SIGNALS
-        return frozenset(signals)
+            signals |= vectors_of(Signal.all(), "gradient").keys()
+        return frozenset(signals | self.reports.keys())
+
+    def _name_of(self, measure: LossMeasure) -> str | None:
+        """Return a name under which the function ``losses`` returns this loss, or None."""
+        return next((s.value for s in sorted(self.signals) if s.measure == measure), None)
 
     def description(self, name: str, facts: Facts) -> Description:
         """Return what the client tells the server before the first round."""
@@ -100,23 +122,39 @@ class Answers:
             attributes=dict(facts.attributes),
         )
 
-    def measure(self, signals: frozenset[Signal], *arguments: Any) -> dict[Signal, float]:
-        """Return these losses; ``arguments`` are those of the function ``losses``."""
-        if not signals:
-            return {}
-        if self.losses is None or not signals <= self.signals:
-            raise InputError(f"This client cannot measure {', '.join(sorted(signals - self.signals))}.")
-        values = self.losses(*arguments)
-        lacking = [s for s in sorted(signals) if s.value not in values]
-        if lacking:
-            raise InputError(f"The loss function must return {', '.join(sorted(signals))}. It lacks '{lacking[0]}'.")
-        return {signal: float(values[signal.value]) for signal in signals}
+    def measure(self, signals: frozenset[Signal], *arguments: Any) -> dict[Signal, Value]:
+        """Return those of the signals that are losses of the received model, before training.
 
-    def measure_trained(self, signals: frozenset[Signal], *arguments: Any) -> dict[Signal, float]:
-        """Return those of the signals that are losses of the client's own model after training."""
+        ``arguments`` are those of the function ``losses``.
+        """
+        return self._losses(losses_of(signals, "received"), arguments)
+
+    def measure_trained(self, signals: frozenset[Signal], *arguments: Any) -> dict[Signal, Value]:
+        """Return those of the signals that are known after training: losses of the client's own model, and reports."""
         # An app has one loss function for both models: "loss after" is the "loss" of the trained model.
-        after = {same_of_received(s): s for s in losses_of(signals, "own")}
-        return {after[signal]: value for signal, value in self.measure(frozenset(after), *arguments).items()}
+        values = self._losses(losses_of(signals, "own"), arguments)
+        for signal in sorted(signals & self.reports.keys()):
+            values[signal] = self.reports[signal](*arguments)
+        return values
+
+    def after_training(self, signals: frozenset[Signal]) -> bool:
+        """Whether :meth:`measure_trained` would return one of the signals."""
+        return bool(losses_of(signals, "own") or signals & self.reports.keys())
+
+    def _losses(self, asked: Mapping[Signal, LossMeasure], arguments: tuple[Any, ...]) -> dict[Signal, Value]:
+        """Return these losses of one model."""
+        if not asked:
+            return {}
+        names = {signal: self._name_of(measure) for signal, measure in asked.items()}
+        unknown = sorted(signal for signal, name in names.items() if self.losses is None or name is None)
+        if self.losses is None or unknown:
+            raise InputError(f"This client cannot measure {', '.join(unknown)}.")
+        values = self.losses(*arguments)
+        lacking = sorted(str(name) for name in names.values() if name not in values)
+        if lacking:
+            returned = ", ".join(sorted(map(str, names.values())))
+            raise InputError(f"The loss function must return {returned}. It lacks '{lacking[0]}'.")
+        return {signal: float(values[str(name)]) for signal, name in names.items()}
 
 
 _LABELS = ("label", "labels", "target", "targets", "y")  # names of columns in datasets of Flower and Hugging Face
@@ -191,8 +229,10 @@ class TorchMeasures:
         """Return which losses can be measured, with or without held-out samples and the noise-robust loss."""
         return frozenset(
             signal
-            for signal, measure in losses_of(LOSS_SIGNALS, "received").items()
-            if (validation or measure.part == "train") and (robust or measure.loss == "label")
+            for signal in Signal.all()
+            if (measure := signal.measure) is not None
+            and (validation or measure.part == "train")
+            and (robust or measure.loss == "label")
         )
 
     def labels(self) -> IntArray:
@@ -210,22 +250,24 @@ class TorchMeasures:
         module = self._load_model(state)
         # Only pseudo-labels need a second model, and loading it takes time.
         teacher = module if received is state or self._robust is None else self._load_model(received)
-        every = losses_of(self._signals, "received").items()
         values: dict[str, float] = {}
         for part, source in self._sources.items():
-            measures = {signal: measure for signal, measure in every if measure.part == part}
+            names = {s.value: s.measure for s in sorted(self._signals) if s.measure is not None}
+            names = {name: measure for name, measure in names.items() if measure.part == part}
+            measures = list(dict.fromkeys(names.values()))  # several names may mean the same loss
             x, y = self._samples(source)
             y = y.cpu()  # where the logits are
             if not len(y):
-                values.update({signal.value: float("nan") for signal in measures})
+                values.update(dict.fromkeys(names, float("nan")))
                 continue
             logits = self._logits(module, x)
             by_label = cross_entropy(logits, y, reduction="none")
             by_pseudo = None
-            if any(measure.loss != "label" for measure in measures.values()):
+            if any(measure.loss != "label" for measure in measures):
                 by_pseudo = cross_entropy(logits, self._logits(teacher, x).argmax(1), reduction="none")
-            columns = reduce_losses(by_label, by_pseudo, torch.tensor([len(y)]), list(measures.values()), self._robust)
-            values.update({signal.value: float(column) for signal, column in zip(measures, columns, strict=True)})
+            columns = reduce_losses(by_label, by_pseudo, torch.tensor([len(y)]), measures, self._robust)
+            found = dict(zip(measures, map(float, columns), strict=True))
+            values.update({name: found[measure] for name, measure in names.items()})
         return values
 
     def by_label(self, state: Mapping[str, Any]) -> FloatArray:

@@ -10,19 +10,16 @@ import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import METRIC_SIGNALS, Signal, VectorOf, vectors_of
+from fedcohort.core.signals import Signal, VectorOf
 from fedcohort.core.vectors import OutputLayer, needs_output_layer, vector_signal
-from fedcohort.hosts.wire import GRADIENT_SIGNALS, Value
+from fedcohort.hosts.wire import Value
 from fedcohort.training.filters import Filter, KeepAll, Replies, checked_decision
-
-MEASURED = frozenset(vectors_of(METRIC_SIGNALS, "update"))
-"""What the server computes from models, without help from clients."""
 
 
 def reported_signals(required: Iterable[Signal]) -> list[Signal]:
     """Return those of the signals that a client must report as numbers; duration and server loss come from the host."""
-    known = MEASURED | GRADIENT_SIGNALS | {Signal.DURATION, Signal.SERVER_LOSS}
-    return sorted((frozenset(required) & METRIC_SIGNALS) - known)
+    known = (Signal.DURATION, Signal.SERVER_LOSS)
+    return sorted(s for s in required if s.is_metric and not isinstance(s.how, VectorOf) and s not in known)
 
 
 def lacking(

@@ -15,16 +15,7 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray, FloatArray
-from fedcohort.core.signals import (
-    REPORT_SIGNALS,
-    SIGNALS,
-    TABLE_SIGNALS,
-    UNAIDED_SIGNALS,
-    Party,
-    Signal,
-    VectorOf,
-    vectors_of,
-)
+from fedcohort.core.signals import TABLE_SIGNALS, Signal, unaided_signals
 
 VERSION = 1  # a client of another version is refused before it trains
 RECORD = "fedcohort"  # the name of our record next to the model
@@ -43,10 +34,6 @@ _FEW = 0.2  # the largest share of clients that may be wrong about the number of
 Attribute = str | float | int | bool
 _LARGEST = 1e30  # every selector is tested to keep its state finite up to here
 
-# What clients measure and send as numbers; everything else they send is ignored.
-REPORTABLE = {s.value: s for s in REPORT_SIGNALS if s.by is Party.CLIENT and not isinstance(s.how, VectorOf)}
-GRADIENT_SIGNALS = frozenset(vectors_of(REPORT_SIGNALS, "gradient"))
-"""What the server computes from the gradients that clients send."""
 Value = float | FloatArray  # a number, or (V,) if the signal is a vector
 
 
@@ -105,7 +92,7 @@ class Description:
 
         With ``sealed``, only sealed label counts count, because plain ones cannot be compared with them.
         """
-        known = set(UNAIDED_SIGNALS | self.signals)
+        known = set(unaided_signals() | self.signals)
         if self.size is not None:
             known.add(Signal.SIZES)
         if sealed and self.sealed_labels is not None:
@@ -183,9 +170,8 @@ def most_classes(counts: Iterable[int]) -> int | None:
 
 
 def _signals_named(names: Iterable[object]) -> frozenset[Signal]:
-    """Return the signals with these names; names from a later version are skipped."""
-    known = {s.value: s for s in SIGNALS}
-    return frozenset(known[name] for name in names if isinstance(name, str) and name in known)
+    """Return the signals with these names; names that nobody has declared here are skipped."""
+    return frozenset(signal for name in names if (signal := Signal.get(name)) is not None)
 
 
 def _label_counts(counts: object) -> tuple[int, ...] | None:
@@ -253,7 +239,7 @@ def question(signals: Iterable[Signal], commitment: str | None = None) -> dict[s
 
 
 def asked_signals(record: Mapping[str, object]) -> frozenset[Signal]:
-    """Return the signals that a record asks for; names from a later version are skipped."""
+    """Return the signals that a record asks for; names that nobody has declared here are skipped."""
     names = record.get("signals")
     return _signals_named(names) if isinstance(names, list) else frozenset()
 
@@ -280,14 +266,15 @@ def report(
 def read_report(record: Mapping[str, object] | None) -> dict[Signal, Value]:
     """Return the usable numbers of a client's report, by signal; a vector is a (V,) array.
 
-    NaN, and numbers larger than selectors are tested with, count as not reported.
+    NaN, and numbers larger than selectors are tested with, count as not reported. What clients do not measure is
+    ignored.
     """
     values: dict[Signal, Value] = {}
     if record is None:
         return values
     for key, value in record.items():
-        signal = REPORTABLE.get(key)
-        if signal is None:
+        signal = Signal.get(key)
+        if signal is None or not signal.sent_by_clients:
             continue
         if signal.width is None:
             if _is_number(value):

@@ -24,7 +24,7 @@ from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, JournalError, TicketError
-from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Selector, Slate
+from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Slate
 from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name, untrusted_reference
 from fedcohort.core.signals import Signal
 from fedcohort.core.validate import boolean, instance, mapping, one_of, text, whole_number
@@ -386,6 +386,12 @@ class Session:
             )
             return cls._continue_from(journal, selector, wanted, rules, quiet=commit == "manual")
 
+    def __repr__(self) -> str:
+        path = self.journal.path
+        journal = "in memory" if path is None else repr(str(path))
+        clients = f"{self.table.n} client{'' if self.table.n == 1 else 's'}"
+        return f"<Session {selector_name(self.selector)}: {clients}, round {self.round}, journal {journal}>"
+
     def close(self) -> None:
         """Close the journal. With ``commit="manual"``, uncommitted events are lost."""
         self.journal.close()
@@ -500,7 +506,10 @@ class Session:
         return self._prepare(as_request(request)).eligibility
 
     def query(self, request: RoundRequest | int | None) -> Query | None:
-        """Return the selector's question before it chooses, or None. Changes nothing."""
+        """Return the selector's question before it chooses, or None. Changes nothing.
+
+        A question for losses has the clients to ask as indices (``query.clients``) and as ``query.names``.
+        """
         self._prepared = None
         return self._prepare(as_request(request)).query
 
@@ -518,13 +527,14 @@ class Session:
             names to their losses, or the losses of all clients as an array or by name. Selectors that ask nothing
             ignore it.
         """
+        asked = "request" if isinstance(request, RoundRequest) else str(request)
         request = as_request(request)
         if answer is not None:
             instance(answer, Answer, "'answer'", "an Answer")
         prepared = self._prepare(request)
         if answers and answer is None:
             answer = answer_of(prepared.query, self.table, answers)
-        check_answer(self.selector, self.table.n, prepared.query, answer)
+        check_answer(self.selector, asked, self.table.n, prepared.query, answer)
         # The session changes only after the cohort is recorded, so an error before that leaves it as it was.
         turn, eligibility = self._turn, prepared.eligibility
         choice = self._choose(request.size, prepared, answer)
@@ -601,6 +611,8 @@ class Session:
             if type(own.selector).query is not Selector.query:  # saves a random stream for selectors that ask nothing
                 query = own.selector.query(own.state, slate, self._turn.stream(streams.QUERY))
                 check_query(own.selector, query, self.table.n)
+                if isinstance(query, Losses):
+                    query = query.with_names(self.table.names_of)
         self._prepared = _Prepared(request, slate, query, eligibility)
         return self._prepared
 
@@ -621,6 +633,7 @@ class Session:
             client. Hyphens in a name become underscores. Also ``status`` and ``kept``, as in :class:`RoundReport`. A
             client that a mapping does not name is missing.
         """
+        by_keyword = isinstance(report, Cohort)
         if isinstance(report, Cohort):
             report = report_of(report, outcome)
         elif outcome:
@@ -633,7 +646,8 @@ class Session:
         if item is None:
             self._tell_late(report)
             return
-        news = check_report(self.selector, self.table, item.cohort, item.replies, self._with_staleness(item, report))
+        whole = self._with_staleness(item, report)
+        news = check_report(self.selector, self.table, item.cohort, item.replies, whole, by_keyword=by_keyword)
         if report.complete:
             self._close(item, [news], host)
             return

@@ -35,6 +35,7 @@ from fedcohort.core.validate import numbers as numbers_of
 from fedcohort.journal import ReplyBlock, ReplyRow
 
 _STATUSES = frozenset(int(status) for status in Status)
+_FEW_NAMES = 5  # to show in a message
 _FEW = 1024  # for fewer picks than this, a Python set finds a repeated one faster than sorting
 MOST_WORK = 1000  # as a multiple of the usual local steps
 
@@ -118,6 +119,13 @@ def answer_of(query: Query | None, table: ClientTable, answers: Mapping[str, Any
             if column.shape != (table.n,):
                 raise refuse(f"'{signal}'", allowed, source)
             values[signal] = column[query.clients]
+    lacking = sorted(query.signals - values.keys())
+    if lacking:
+        given = ", ".join(answers)
+        raise InputError(
+            f"The selector asks for '{lacking[0]}' ({lacking[0].meaning}) before it chooses. Got {given}.",
+            hint=f"session.ask(..., {', '.join(f'{_keyword_of(signal)}=...' for signal in sorted(query.signals))})",
+        )
     return Answer(query, values)
 
 
@@ -163,6 +171,11 @@ def _signal_of(keyword: str) -> Signal:
     if not signal.is_metric:
         raise InputError(f"The signal '{signal}' is not a metric of a round's report.", hint=signal.supplied_by)
     return signal
+
+
+def _keyword_of(signal: Signal) -> str:
+    """Return the keyword of a signal in ``session.ask`` and ``session.tell``."""
+    return signal.replace("-", "_")
 
 
 def check_size(size: int | None, n: int) -> int | None:
@@ -290,18 +303,17 @@ def check_query(selector: Selector[Any], query: object, n: int) -> None:
             )
 
 
-def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: Answer | None) -> None:
-    """Raise an InputError for an answer that does not belong to the selector's query."""
+def check_answer(selector: Selector[Any], asked: str, n: int, query: Query | None, answer: Answer | None) -> None:
+    """Raise an InputError for an answer that does not belong to the selector's query.
+
+    ``asked`` is the request as the caller wrote it, for a hint, and ``n`` the number of clients.
+    """
     if query is None:
         if answer is not None:
             raise InputError("The selector asked nothing in this round, but got an answer.")
         return
     if answer is None:
-        raise InputError(
-            f"The selector {selector_name(selector)} asks a question before it chooses; the answer is missing.",
-            hint="session.ask(size, loss=...) takes losses by client or a function that measures them; or call "
-            "session.query(request) and pass the Answer to session.ask(request, answer)",
-        )
+        raise _unanswered(selector, asked, query)
     if not _is_same_question(query, answer.query):
         raise InputError("The answer belongs to a different question than this request's.")
     if isinstance(query, Trial) and answer[Trial.answered_with].shape != (len(query.cohorts), n):
@@ -309,6 +321,27 @@ def check_answer(selector: Selector[Any], n: int, query: Query | None, answer: A
             f"The answer to a Trial must give a loss change for every client, shape {(len(query.cohorts), n)}. "
             f"Got {answer[Trial.answered_with].shape}."
         )
+
+
+def _unanswered(selector: Selector[Any], asked: str, query: Query) -> InputError:
+    """Return the error for a question that was not answered, with the line to write."""
+    name = selector_name(selector)
+    if isinstance(query, Trial):
+        return InputError(
+            f"The selector {name} asks for a trial of {len(query.cohorts)} cohorts before it chooses; the answer is "
+            "missing.",
+            hint="call session.query(request), answer it, and pass the Answer to session.ask(request, answer)",
+        )
+    wanted = sorted(query.signals)
+    what = "losses" if wanted == [Signal.LOSS] else " and ".join(f"'{signal}'" for signal in wanted)
+    shown, more = ", ".join(query.names[:_FEW_NAMES]), len(query.clients) - _FEW_NAMES
+    answers = ", ".join(f"{_keyword_of(signal)}={{name: ... for name in query.names}}" for signal in wanted)
+    return InputError(
+        f"The selector {name} asks for the {what} of some clients before it chooses, now of {len(query.clients)}: "
+        f"{shown}{f' and {more} more' if more > 0 else ''}.",
+        hint=f"query = session.query({asked}); session.ask({asked}, {answers}) with each client's loss of the global "
+        "model",
+    )
 
 
 def _is_same_question(query: Query, other: Query) -> bool:
@@ -322,11 +355,17 @@ def _is_same_question(query: Query, other: Query) -> bool:
 
 
 def check_report(
-    selector: Selector[Any], table: ClientTable, cohort: Cohort, earlier: Sequence[ReplyBlock], report: RoundReport
+    selector: Selector[Any],
+    table: ClientTable,
+    cohort: Cohort,
+    earlier: Sequence[ReplyBlock],
+    report: RoundReport,
+    *,
+    by_keyword: bool = False,
 ) -> ReplyBlock:
     """Check a report and return it as columns.
 
-    ``earlier`` are the partial reports on the same cohort.
+    ``earlier`` are the partial reports on the same cohort. Hints speak of keywords if the caller used them.
     """
     boolean(report.complete, "A report's 'complete'")
     whole = report.clients is cohort.clients  # as most hosts report, and then all names are right
@@ -352,19 +391,19 @@ def check_report(
         columns[signal.value] = freeze(column)
     ok = status == Status.OK
     if ok.any():  # if all clients failed, there is nothing to measure
-        _check_required(selector, report.ticket, columns)
+        _check_required(selector, report.ticket, columns, by_keyword)
     kept &= ok
     return ReplyBlock(report.ticket, time.time(), False, clients, freeze(status), freeze(kept), columns)
 
 
-def _check_required(selector: Selector[Any], ticket: int, columns: Mapping[str, FloatArray]) -> None:
+def _check_required(selector: Selector[Any], ticket: int, columns: Mapping[str, FloatArray], by_keyword: bool) -> None:
     """Raise a SignalError if a report lacks a signal that the selector requires."""
     for signal in sorted(s for s in selector.requires if s.is_metric):
         if signal.value not in columns:
             raise SignalError(
                 f"The report for ticket {ticket} lacks the signal '{signal}' ({signal.meaning}), which the selector "
                 f"{selector_name(selector)} requires.",
-                hint=signal.supplied_by,
+                hint=f"session.tell(cohort, {_keyword_of(signal)}=...)" if by_keyword else signal.supplied_by,
             )
 
 

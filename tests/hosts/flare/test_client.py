@@ -12,7 +12,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from torch.nn.functional import cross_entropy
 
 from fedcohort.core.errors import InputError
-from fedcohort.core.signals import Signal
+from fedcohort.core.signals import LossMeasure, LossOf, Signal
 from fedcohort.hosts.flare import Answers, CohortClient, Facts, client, seed_of, torch_answers, work_of
 from fedcohort.hosts.flare.wire import DESCRIBE, LOSSES
 from fedcohort.hosts.wire import RECORD, SEED, WORK, Description, question, read_gradient, read_report
@@ -128,3 +128,22 @@ def test_torch_answers_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> No
     assert found is not None
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert read_report(trained.meta[RECORD])[Signal.LOSS] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_a_site_reports_signals_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = LossMeasure(loss="pseudo", mean="root-mean-square")
+    squares = Signal("site-squares", meaning="a loss of its own", how=LossOf(measure))
+    after = Signal("site-squares-after", meaning="the same after training", how=LossOf(measure, "own"))
+    heat = Signal("site-heat", meaning="degrees, which only the site knows")
+    answers = Answers(
+        losses=lambda params, received: {"site-squares": float(np.sum(params["w"] ** 2))},
+        signals=frozenset({squares}),
+        reports={"site-heat": lambda params, received: float(received["w"][0] - params["w"][0])},
+    )
+    assert {squares, after, heat, Signal.LOSS_QUERY} <= answers.supplied and Signal.LOSS not in answers.supplied
+    train = ("train", asked(squares, after, heat))
+    api = play(monkeypatch, answers, (DESCRIBE, FLModel(params={})), (LOSSES, asked(squares)), train)
+    described, before, trained = api.sent
+    assert {squares, after, heat} <= Description.from_record(described.meta[RECORD]).signals
+    assert read_report(before.meta[RECORD]) == {squares: 20.0}
+    assert read_report(trained.meta[RECORD]) == {squares: 20.0, after: 10.0, heat: 1.0}

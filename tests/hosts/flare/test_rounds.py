@@ -10,11 +10,12 @@ import pytest
 
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.protocol import Status
-from fedcohort.hosts.flare import CohortController
+from fedcohort.hosts.flare import Answers, CohortController
 from fedcohort.hosts.leases import Leases
 from fedcohort.journal import read_journal
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
+from tests.hosts import own_signals
 
 from .federation import Federation, Pull, cohorts
 
@@ -61,6 +62,30 @@ def test_a_selector_gets_its_answers(tmp_path: Path) -> None:
     for chosen, model in zip(cohorts(journal), models, strict=False):
         distance = {f"site-{k}": abs(k - model[0]) for k in range(1, 6)}
         assert {distance[name] for name in chosen} == set(sorted(distance.values())[-2:])
+
+
+def test_a_site_reports_what_only_it_knows(tmp_path: Path) -> None:
+    """A selector in one file, with signals of its own."""
+
+    class Warm(Pull):
+        def answers(self, fl_ctx: Any) -> Answers:
+            number = self.number(fl_ctx)
+            return Answers(
+                reports={
+                    "battery-used": lambda params, received: number,
+                    own_signals.SENSORS: lambda params, received: [20.0, float(params["w"][0])],
+                }
+            )
+
+    federation, journal = Federation({f"site-{k}": Warm() for k in range(1, 4)}), tmp_path / "journal.sqlite"
+    selector = f"{own_signals.__file__}:Gentle"
+    federation.run(CohortController(selector, num_rounds=1, wait_for=3, journal=str(journal)))
+    assert not federation.panics
+    record = read_journal(journal)
+    found = {record.table()[0].name(reply.client): reply.metrics for reply in record.replies(0)}
+    record.close()
+    assert {name: values["battery-used"] for name, values in found.items()} == {"site-1": 1, "site-2": 2, "site-3": 3}
+    assert found["site-3"]["sensors"] == pytest.approx((20.0, 1.5))
 
 
 def test_an_aggregator_of_the_job_is_used(tmp_path: Path) -> None:

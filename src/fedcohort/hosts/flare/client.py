@@ -29,15 +29,15 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedcohort.core.arrays import FloatArray
-from fedcohort.core.signals import LOSS_SIGNALS, Signal, losses_of
+from fedcohort.core.signals import Signal, vectors_of
 from fedcohort.hosts.answers import Answers, Facts, TorchMeasures
 from fedcohort.hosts.flare.wire import DESCRIBE, LOSSES
 from fedcohort.hosts.wire import (
-    GRADIENT_SIGNALS,
     RECORD,
     SEED,
     WORK,
     Attribute,
+    Value,
     asked_signals,
     plain,
     report,
@@ -60,6 +60,7 @@ def torch_answers(
     robust: LocalTraining | None = None,
     share_labels: bool = True,
     attributes: Callable[[], Mapping[str, Attribute]] | None = None,
+    reports: Mapping[Any, Callable[..., Any]] | None = None,
     batch_size: int = 1024,
 ) -> Answers:
     """Return answers for a torch classifier: size, label counts, cross-entropy losses and the full-batch gradient.
@@ -80,6 +81,8 @@ def torch_answers(
         Whether label counts may leave the site.
     attributes : callable, optional
         Returns anything else that an operator's rules use: ``{"region": "north"}``.
+    reports : mapping of Signal or str to callable, optional
+        What only the site knows, as in :class:`Answers`.
     batch_size : int
         How many samples are evaluated at once.
     """
@@ -95,6 +98,7 @@ def torch_answers(
         losses=lambda params, received: measures.losses(_tensors(params), _tensors(received)),
         signals=TorchMeasures.signals(validation is not None, robust is not None),
         gradient=lambda params: measures.gradient(_tensors(params)),
+        reports={} if reports is None else reports,
     )
 
 
@@ -111,7 +115,7 @@ class _Respondent:
         self._answers = answers
         self._asked: frozenset[Signal] = frozenset()
         self._received: Params = {}
-        self._values: dict[Signal, float] = {}
+        self._values: dict[Signal, Value] = {}
         self._gradient: FloatArray | None = None
         self._begun = 0.0
 
@@ -121,7 +125,7 @@ class _Respondent:
             facts = Facts() if self._answers.facts is None else self._answers.facts()
             record = self._answers.description("", facts).to_record()  # the name comes from FLARE
         elif task == LOSSES:
-            asked = asked_signals(_ours(model)) & LOSS_SIGNALS
+            asked = asked_signals(_ours(model))
             record = report("", self._answers.measure(asked, model.params, model.params))
         else:
             return None
@@ -132,16 +136,16 @@ class _Respondent:
         self._asked = asked_signals(_ours(model))
         # A copy, because scripts train in place, and FLARE drops the model that it passed on.
         self._received = {key: np.array(plain(value)) for key, value in model.params.items()} if self._asked else {}
-        self._values = self._answers.measure(self._asked & LOSS_SIGNALS, self._received, self._received)
+        self._values = self._answers.measure(self._asked, self._received, self._received)
         self._gradient = None
-        if self._asked & GRADIENT_SIGNALS and self._answers.gradient is not None:
+        if vectors_of(self._asked, "gradient") and self._answers.gradient is not None:
             self._gradient = plain(self._answers.gradient(self._received))
         self._begun = time.monotonic()
 
     def end(self, model: FLModel) -> None:
         """Measure the trained model, and write everything into the reply."""
         seconds = time.monotonic() - self._begun
-        if losses_of(self._asked, "own") and model.params:
+        if self._answers.after_training(self._asked) and model.params:
             trained = {key: np.asarray(plain(value)) for key, value in model.params.items()}
             if model.params_type == "DIFF":
                 trained = {key: self._received[key] + value for key, value in trained.items()}

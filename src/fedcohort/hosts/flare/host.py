@@ -14,7 +14,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from fedcohort.audit.choices import receipt
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
-from fedcohort.core.signals import METRIC_SIGNALS, Signal
+from fedcohort.core.signals import Signal, metrics_of
 from fedcohort.core.text import shorten
 from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER
 from fedcohort.hosts.flare.replies import (
@@ -246,7 +246,7 @@ class FlareHost(Host):
     def send(self, cohort: Cohort) -> Mapping[str, str]:
         """Send the global model to a cohort."""
         session = self._running
-        required = session.requires & METRIC_SIGNALS
+        required = metrics_of(session.requires)
         record = question(required, receipt(session.journal, cohort.ticket, cohort.round))
         record[SEED] = session.seed
         if cohort.work is not None:
@@ -399,7 +399,7 @@ class FlareHost(Host):
 
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
         """Return the report's numbers: required signals, and everything that all sound replies contain."""
-        signals = (self._running.requires & METRIC_SIGNALS) | measures.common_signals()
+        signals = metrics_of(self._running.requires) | measures.common_signals()
         return {signal: measures.column(signal) for signal in sorted(signals)}
 
     def store(self, round_: Round, aggregation: Aggregation) -> Any:

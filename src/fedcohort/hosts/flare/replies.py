@@ -17,11 +17,11 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import METRIC_SIGNALS, Signal
+from fedcohort.core.signals import Signal, metrics_of, vectors_of
 from fedcohort.core.text import short_repr, shorten
 from fedcohort.core.vectors import OutputLayer, output_layer
 from fedcohort.hosts.measures import Measures, lacking, reported_signals
-from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, plain, read_gradient, read_report
+from fedcohort.hosts.wire import RECORD, Value, plain, read_gradient, read_report
 
 Model = Mapping[str, AnyArray]
 WEIGHT = FLMetaKey.NUM_STEPS_CURRENT_ROUND
@@ -83,10 +83,10 @@ class ResultChecker:
     """
 
     def __init__(self, model: Model, required: Iterable[Signal]) -> None:
-        required = frozenset(required) & METRIC_SIGNALS
+        required = metrics_of(required)
         self._model = model
         self._reported = reported_signals(required)
-        self._gradient = bool(required & GRADIENT_SIGNALS)
+        self._gradient = bool(vectors_of(required, "gradient"))
         self._parameters = sum(array.size for array in model.values() if array.dtype.kind == "f")
 
     def check(self, name: str, result: FLModel, seconds: float) -> CheckedResult:

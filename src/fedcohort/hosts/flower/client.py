@@ -27,7 +27,7 @@ from flwr.clientapp.mod import LocalDpMod
 
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import FedcohortError, InputError, ParameterError
-from fedcohort.core.signals import LOSS_SIGNALS, Signal
+from fedcohort.core.signals import Signal, vectors_of
 from fedcohort.core.validate import instance
 from fedcohort.hosts.answers import Answers as AnyAnswers
 from fedcohort.hosts.answers import Facts, TorchMeasures
@@ -35,9 +35,9 @@ from fedcohort.hosts.flower.wire import DESCRIBE, LOSSES, only_arrays
 from fedcohort.hosts.wire import (
     COMMITMENT,
     CONFIRMATION,
-    GRADIENT_SIGNALS,
     RECORD,
     Attribute,
+    Value,
     asked_signals,
     normal_form,
     plain,
@@ -82,14 +82,17 @@ class Answers(AnyAnswers):
         names of ``signals``. ``received`` is the model that the round started with; pseudo-labels come from it. It is
         the same as ``arrays`` except after training.
     signals : set of Signal
-        The losses that this function returns.
+        The losses that this function returns: those of fedcohort, or your own signals with ``how=LossOf(...)``.
     gradient : callable, optional
         ``gradient(arrays, context)`` returns the (d,) full-batch gradient of the mean training loss.
+    reports : mapping of Signal or str to callable
+        By signal, a function that is called after training, with the same arguments as ``losses``, and returns a
+        number (or a vector, if the signal has a width). It is for signals of your own that only the client knows.
     name : callable
         ``name(context)`` returns the stable name; see :func:`client_name`.
     noised : bool
-        Whether labels and losses already have noise, like those of ``torch_answers(private=...)``. With Flower's
-        ``LocalDpMod``, nothing without noise may leave the client.
+        Whether labels, losses and reports already have noise, like those of ``torch_answers(private=...)``. With
+        Flower's ``LocalDpMod``, nothing without noise may leave the client.
     confirm : callable, optional
         ``confirm(context, confirmation)`` checks what the key holder says it opened of this client's sealed labels
         and returns the digest of the set of clients (``LabelSeal.confirm``). If it raises an error, the client does not
@@ -108,15 +111,16 @@ def cohort_client(app: ClientApp, answers: Answers | None = None) -> ClientApp:
     ----------
     app : ClientApp
         Any ClientApp, with its functions and mods; it is not changed. If it has Flower's ``LocalDpMod``, losses,
-        gradients and labels must be ``noised``.
+        gradients, reports and labels must be ``noised``.
     answers : Answers, optional
         What the client can tell. Default: only its name.
     """
     instance(app, ClientApp, "'app'")
     answers = Answers() if answers is None else instance(answers, Answers, "'answers'")
     bare = _adds_local_noise(app) and not answers.noised
-    if bare and (answers.losses is not None or answers.gradient is not None):
-        exact = [name for name in ("losses", "gradient") if getattr(answers, name) is not None]
+    exact = [name for name in ("losses", "gradient") if getattr(answers, name) is not None]
+    exact += ["reports"] if answers.reports else []
+    if bare and exact:
         raise _useless_noise(" and ".join(exact), f"leave {' and '.join(map(repr, exact))} out of the Answers")
     return _CohortClient(app, answers, bare)
 
@@ -172,7 +176,7 @@ class _CohortClient(ClientApp):
         if arrays is None:
             raise InputError("A question for losses must carry exactly one model.")
         signals = asked_signals(cast(ConfigRecord, message.content[RECORD]))
-        values = self._answers.measure(signals & LOSS_SIGNALS, arrays, context, arrays)
+        values = self._answers.measure(signals, arrays, context, arrays)
         record = ConfigRecord(report(self._answers.name(context), values))
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
@@ -186,11 +190,11 @@ class _CohortClient(ClientApp):
         received = only_arrays(message.content)
         # Removed, because some of Flower's mods refuse a message with a second ConfigRecord.
         message.content = RecordDict({k: v for k, v in message.content.items() if k != RECORD})
-        values: dict[Signal, float] = {}
+        values: dict[Signal, Value] = {}
         gradient = None
         if received is not None:
-            values.update(self._answers.measure(signals & LOSS_SIGNALS, received, context, received))
-            if signals & GRADIENT_SIGNALS and self._answers.gradient is not None:
+            values.update(self._answers.measure(signals, received, context, received))
+            if vectors_of(signals, "gradient") and self._answers.gradient is not None:
                 gradient = plain(self._answers.gradient(received, context))
         # Only the app is timed, so that our own questions do not make a client look slow.
         begun = time.monotonic()
@@ -233,6 +237,7 @@ def torch_answers(
     seal: LabelSealer | None = None,
     private: Private | None = None,
     attributes: Callable[[Context], Mapping[str, Attribute]] | None = None,
+    reports: Mapping[Any, Callable[..., Any]] | None = None,
     batch_size: int = 1024,
     name: Callable[[Context], str] = client_name,
 ) -> Answers:
@@ -262,6 +267,9 @@ def torch_answers(
     attributes : callable, optional
         ``attributes(context)`` returns anything else that an operator's rules use:
         ``{"battery": 80, "region": "north"}``.
+    reports : mapping of Signal or str to callable, optional
+        What only the client knows, as in :class:`Answers`. Not together with ``private``, whose ledger would not
+        record it.
     batch_size : int
         How many samples are evaluated at once.
     name : callable
@@ -269,6 +277,11 @@ def torch_answers(
     """
     if seal is not None and not hasattr(seal, "seal"):
         raise ParameterError(f"'seal' must be a LabelSeal or a SecretRotation of fedcohort.privacy. Got {seal!r}.")
+    if private is not None and reports is not None:
+        raise ParameterError(
+            "'reports' would leave the client without noise, and 'private' would not record them.",
+            hint="leave out 'reports' or 'private'",
+        )
 
     client = _TorchClient(
         model, data, classes, validation, robust, share_labels, seal, private, attributes, batch_size, name
@@ -282,6 +295,7 @@ def torch_answers(
         losses=client.losses,
         signals=TorchMeasures.signals(validation is not None, robust is not None),
         gradient=client.gradient,
+        reports={} if reports is None else reports,
         name=name,
         confirm=client.confirm if isinstance(seal, LabelSeal) and classes is not None else None,
     )

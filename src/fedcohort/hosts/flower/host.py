@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result
 from fedcohort.audit.choices import receipt
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
-from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS, Signal
+from fedcohort.core.signals import TABLE_SIGNALS, Signal, metrics_of, vectors_of
 from fedcohort.hosts.flower.averaging import Average, aggregate, with_integers
 from fedcohort.hosts.flower.evaluation import Evaluation, scalars
 from fedcohort.hosts.flower.exchange import Outbox, exchange, with_ttl
@@ -49,7 +49,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
 )
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.live import Aggregation, Host, Online, play
-from fedcohort.hosts.measures import MEASURED, Measures
+from fedcohort.hosts.measures import Measures
 from fedcohort.hosts.orders import Order
 from fedcohort.hosts.questions import try_out
 from fedcohort.hosts.round import Late, Policy, Reply, Round, Shortage
@@ -117,7 +117,7 @@ class FlowerHost(Host):
         shadows = frozenset[Signal]().union(*(shadow.requires for shadow in settings.shadows.values()))
         # The table must have the facts that shadows need. Other signals are reported only if all clients can.
         self.shadow_facts = shadows & TABLE_SIGNALS
-        self.optional_signals = shadows & REPORT_SIGNALS
+        self.optional_signals = frozenset(s for s in shadows if s.reported)
         self.population = Population(
             grid,
             settings.selector.requires | self.shadow_facts,
@@ -209,7 +209,7 @@ class FlowerHost(Host):
         self, cohort: Cohort, arrays: ArrayRecord, config: ConfigRecord, outbox: Outbox, seed: int
     ) -> dict[str, str]:
         session = self._running
-        required = session.requires & METRIC_SIGNALS
+        required = metrics_of(session.requires)
         return self.training.send(
             cohort,
             self.population.online,
@@ -382,7 +382,8 @@ class FlowerHost(Host):
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
         """Return the report's numbers: required signals, duration, and everything that all sound replies contain."""
         session = self._running
-        signals = (session.requires & METRIC_SIGNALS) | measures.common_signals() | (self.optional_signals & MEASURED)
+        signals = metrics_of(session.requires) | measures.common_signals()
+        signals |= vectors_of(self.optional_signals, "update").keys()  # no client has to help with these
         columns = {signal: measures.column(signal) for signal in sorted(signals - {Signal.SERVER_LOSS})}
         if Signal.SERVER_LOSS in session.requires:  # never from a client
             assert self.settings.validation is not None

@@ -258,7 +258,8 @@ class Population:
             meanings = ", ".join(f"{s.value!r} is {s.meaning}" for s in sorted(lacking))
             return SignalError(
                 f"{waited} ({meanings}.)",
-                hint="wrap the ClientApp with fedcohort.flower.cohort_client and give it the Answers that are missing",
+                hint="wrap the ClientApp and give it what is missing: import fedcohort as fc, then "
+                "fc.flower.cohort_client(app, fc.flower.Answers(...))",
             )
         return FederationTimeoutError(
             waited, hint="start more SuperNodes, lower min_available_nodes or wait_for, or raise patience"

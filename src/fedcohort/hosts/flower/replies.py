@@ -19,14 +19,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import Signal
+from fedcohort.core.signals import Signal, vectors_of
 from fedcohort.core.vectors import OutputLayer, output_layer
 from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.npy import BFLOAT16, Layout, convert, is_float, numbers, to_array, unreadable
 from fedcohort.hosts.measures import Measures, lacking, reported_signals
 from fedcohort.hosts.weights import bounded_weights
-from fedcohort.hosts.wire import GRADIENT_SIGNALS, RECORD, Value, read_gradient, read_report
+from fedcohort.hosts.wire import RECORD, Value, read_gradient, read_report
 
 log = logging.getLogger("flwr.fedcohort")
 # In Python 3.11, reading a member of an enumeration takes longer than comparing it.
@@ -134,7 +134,7 @@ class Checker:
         self._weight_key = weight_key
         required = frozenset(required)
         self._reported = reported_signals(required)
-        self._gradient = bool(required & GRADIENT_SIGNALS)
+        self._gradient = bool(vectors_of(required, "gradient"))
         self._same_shapes = same_shapes
         self._kind: tuple[Any, ...] = ("", "", ())  # of the last reply
         self._layouts: dict[str, Layout] = {}

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Result
 
 from fedcohort.core.errors import InputError, ParameterError, SignalError
 from fedcohort.core.protocol import Selector
-from fedcohort.core.signals import SIGNALS, Signal
+from fedcohort.core.signals import Signal
 from fedcohort.core.text import shorten
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.flower.host import FlowerHost
@@ -213,7 +213,7 @@ class LiveRun:
         # From here on, a client must supply what the selector has decided to use.
         selector = settings.selector.adapt(self.population.known_signals())
         for signal, names in self.population.partly_supplied(
-            settings.selector.adapt(frozenset(SIGNALS)).requires
+            settings.selector.adapt(frozenset(Signal.all())).requires
         ).items():
             if signal not in selector.requires:
                 log.warning("the selector does without '%s', which %s cannot supply", signal, join_names(names))

@@ -278,7 +278,10 @@ class Bounded(Selector[Any]):
     def _bounded_answer(self, answer: Answer, last: FloatArray, server: float) -> tuple[Answer, FloatArray]:
         bounded = {}
         for signal, values in answer.values.items():
-            if isinstance(answer.query, Losses):
+            if isinstance(answer.query, Losses) and signal not in self._columns:
+                # A loss that the wrapped selector's author declared; there are no earlier values.
+                bounded[signal] = self._clip(values, values, self._audit_range(signal, server))
+            elif isinstance(answer.query, Losses):
                 last = self._with_values(last, signal, answer.query.clients, values)
                 bounded[signal] = self._clip(values, self._column(last, signal), self._audit_range(signal, server))
             else:

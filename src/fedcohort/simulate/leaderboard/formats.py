@@ -46,6 +46,8 @@ class Table:
     note : what a reader must know
     wrap : columns of running text, left-aligned and wrapped
     keep : columns by importance; a narrow terminal drops the last ones first. Default: as they stand
+    explained : parts of the note that explain columns, each after the beginnings of these columns' headings; a
+        terminal that shows none of the columns leaves the part out
     """
 
     name: str
@@ -55,6 +57,7 @@ class Table:
     note: str = ""
     wrap: frozenset[int] = frozenset()
     keep: tuple[int, ...] = ()
+    explained: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
 def swatch(color: int, dash: int) -> str:
@@ -193,10 +196,19 @@ def to_text(table: Table, width: int = 80) -> str:
     else:
         left_out = []
         lines += _stacked(table, cells, width)
-    lines += textwrap.wrap(table.note, width)
+    lines += textwrap.wrap(_note_on(table, [column for column in table.columns if column not in left_out]), width)
     if left_out:
         lines += textwrap.wrap(f"Not shown in {width} columns: {', '.join(left_out)}.", width)
     return "\n".join(lines)
+
+
+def _note_on(table: Table, shown: Sequence[str]) -> str:
+    """Return the note without its explanations of columns that are not shown."""
+    note = table.note
+    for headings, part in table.explained:
+        if not any(column.startswith(headings) for column in shown):
+            note = note.replace(part, "")
+    return " ".join(note.split())
 
 
 def _stacked(table: Table, cells: Sequence[Sequence[str]], width: int) -> list[str]:

@@ -21,6 +21,15 @@ _TURN_COLUMNS = (
 )
 FEW_SEEDS = 5  # with fewer seeds a p-value says little, and the table says so
 CLEAR = 0.005  # a worst group that loses more accuracy than this gets a sentence
+_ABOUT_FAIRNESS = {
+    "Worst group": "the lowest accuracy of any group.",
+    "Worst tenth": "mean accuracy of the worst tenth of clients.",
+    "Spread": "standard deviation over clients.",
+    "Jain": "how evenly clients took part, 1 is even.",
+    "Longest absence": "in rounds.",
+}
+_ABOUT_P = "; p of a two-sided paired t-test, Holm-corrected over the rows of this table"
+_ABOUT_P_IN_BRIEF = "; p: paired t-test, Holm-corrected"
 
 
 @dataclass(frozen=True)
@@ -194,6 +203,12 @@ def leaderboard_table(
         rows=tuple(zip(*(cells for _, _, cells in columns), strict=True)),
         note=note(board) if explain else brief_note(board),
         keep=tuple(order),
+        explained=(
+            (("Rounds to", "Speed-up", "Time to"), _about_target(board)),
+            (("p",), _ABOUT_P),
+            (("p",), _ABOUT_P_IN_BRIEF),
+            *(((heading,), f"{heading}: {meaning}") for heading, meaning in _ABOUT_FAIRNESS.items()),
+        ),
     )
 
 
@@ -262,22 +277,22 @@ def _turn_columns(board: Leaderboard) -> Iterator[_Column]:
 
 def note(board: Leaderboard) -> str:
     """Return how the columns are computed, and what to be careful about."""
-    sentences = [f"Target {board.metric.level(board.target)} ({board.target_source}); only evaluated rounds count."]
+    sentences = [_about_target(board)]
     sentences.append(f"Terminal: mean {board.metric.name} of {_window(board)} ({board.window_source}).")
     if not board.metric.higher:
         sentences.append(f"Lower {board.metric.name} is better.")
     if len({seed.window for row in board.rows for seed in row.seeds}) > 1:
         sentences.append("For shorter runs it is the last fifth.")
     if any(row.fair("worst_tenth").count for row in board.rows):
-        sentences.append(
-            "Worst group: the lowest accuracy of any group. Worst tenth: mean accuracy of the worst tenth of clients. "
-            "Spread: standard deviation over clients. Jain: how evenly clients took part, 1 is even. Longest absence: "
-            "in rounds."
-        )
+        sentences += [f"{heading}: {meaning}" for heading, meaning in _ABOUT_FAIRNESS.items()]
     sentences += _at_a_cost(board)
     if max(row.runs for row in board.rows) > 1:
         sentences.append("± is the standard deviation over seeds.")
     return " ".join([*_unfinished(board), *sentences, *_lost(board), _about_p(board)])
+
+
+def _about_target(board: Leaderboard) -> str:
+    return f"Target {board.metric.level(board.target)} ({board.target_source}); only evaluated rounds count."
 
 
 def brief_note(board: Leaderboard) -> str:
@@ -285,9 +300,8 @@ def brief_note(board: Leaderboard) -> str:
     facts = [f"Target {board.metric.level(board.target)} ({board.target_source})", f"terminal: {_window(board)}"]
     if max(row.runs for row in board.rows) > 1:
         facts.append("±: over seeds")
-    if any(row.paired is not None and not math.isnan(row.paired.p) for row in board.rows):
-        facts.append("p: paired t-test, Holm-corrected")
-    sentences = [f"{'; '.join(facts)}."]
+    about_p = any(row.paired is not None and not math.isnan(row.paired.p) for row in board.rows)
+    sentences = [f"{'; '.join(facts)}{_ABOUT_P_IN_BRIEF if about_p else ''}."]
     if not board.metric.higher:
         sentences.append(f"Lower {board.metric.name} is better.")
     if few := _few_seeds(board):
@@ -342,7 +356,7 @@ def _about_p(board: Leaderboard) -> str:
     common = (
         f"{'Gain' if board.metric.higher else 'Difference'}: mean difference of terminal {board.metric.name} to "
         f"{board.baseline}{' in percentage points' if board.metric.share else ''} over the seeds that both ran, and "
-        "how many of these it wins; p of a two-sided paired t-test, Holm-corrected over the rows of this table."
+        f"how many of these it wins{_ABOUT_P}."
     )
     return f"{common} {_few_seeds(board)}".strip()
 

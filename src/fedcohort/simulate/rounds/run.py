@@ -62,11 +62,12 @@ from fedcohort.training.filters import KeepAll, Need
 def host_signals(federation: Federation, task: Task, asynchronous: bool = False) -> frozenset[Signal]:
     """Return the signals that the simulator can supply: all, if clients hold out data and samples have classes.
 
-    An asynchronous run has no cohorts to compare a client with, and no filter.
+    These are fedcohort's own signals, and any other that says how it is computed. An asynchronous run has no cohorts to
+    compare a client with, and no filter.
     """
-    supplied = REPORT_SIGNALS | QUERY_SIGNALS
+    supplied = _computed()
     if asynchronous:
-        supplied -= _OF_ROUNDS
+        supplied = frozenset(s for s in supplied if not _of_rounds(s))
     if not len(federation.server_validation) or not task.has_classes:
         supplied -= {Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}
     if not task.has_classes:
@@ -74,12 +75,14 @@ def host_signals(federation: Federation, task: Task, asynchronous: bool = False)
     return supplied if federation.validation.any() else frozenset(s for s in supplied if not s.held_out)
 
 
-_OF_ROUNDS = frozenset(
-    signal
-    for signal in SIGNALS
-    if signal in (Signal.KEPT, Signal.SERVER_LOSS, Signal.TRIAL_QUERY)
-    or (isinstance(signal.how, VectorOf) and signal.how.take.endswith("distance"))
-)
+def _computed() -> frozenset[Signal]:
+    """Return the signals whose values the simulator can compute, in a round's report or as an answer."""
+    return REPORT_SIGNALS | QUERY_SIGNALS | {s for s in Signal.all() if s.reported and s.how is not None}
+
+
+def _of_rounds(signal: Signal) -> bool:
+    compared = isinstance(signal.how, VectorOf) and signal.how.take.endswith("distance")
+    return compared or signal in (Signal.KEPT, Signal.SERVER_LOSS, Signal.TRIAL_QUERY)
 
 
 def _of_classes(signal: Signal) -> bool:
@@ -113,7 +116,7 @@ def check_fits(plan: RunPlan) -> None:
                 f"{what}, and {where} predicts {task.predicts}.",
                 hint="partitions without classes are 'iid', 'natural' and 'custom'" if "partition" in what else None,
             )
-    supplied = (REPORT_SIGNALS | QUERY_SIGNALS) - frozenset(s for s in SIGNALS if _of_classes(s)) | {Signal.SIZES}
+    supplied = frozenset(s for s in _computed() if not _of_classes(s)) | {Signal.SIZES}
     for signal in sorted(adapt_selector(plan, supplied).requires):
         if _of_classes(signal):
             raise SignalError(
@@ -137,7 +140,15 @@ def adapt_selector(plan: RunPlan, supplied: frozenset[Signal]) -> Selector[Any]:
 
 def check_plan(plan: RunPlan, federation: Federation) -> None:
     """Refuse an impossible run before any long work starts."""
-    adapt_selector(plan, TABLE_SIGNALS | host_signals(federation, plan.task, plan.options.mode == "async"))
+    supplied = TABLE_SIGNALS | host_signals(federation, plan.task, plan.options.mode == "async")
+    for signal in sorted(adapt_selector(plan, supplied).requires):
+        if signal.reported and signal not in _computed():
+            raise SignalError(
+                f"The selector {plan.selector.name!r} of run {plan.id!r} requires the signal '{signal}' "
+                f"({signal.meaning}), which the simulator cannot compute.",
+                hint="declare it with how=LossOf(...) or how=VectorOf(...); if only a client can measure it, run the "
+                "selector on Flower, on FLARE or in your own loop",
+            )
     size = plan.options.size
     if size is not None and size > len(federation):
         raise InputError(
@@ -343,11 +354,13 @@ class Run:
 
     def start_session(self, journal: Path | None) -> None:
         """Start the run's session."""
+        # Not what other runs declare: this journal must open where their files are not imported.
+        used = self.selector.requires.union(SIGNALS, *(shadow.requires for shadow in self.plan.shadows.values()))
         self.session = Session(
             self.selector,
             self.table,
             seed=self.plan.seed,
-            signals=self.signals,
+            signals=self.signals & used,
             journal=journal,
             shadows=self.plan.shadows,
             rules=self.plan.rules,

@@ -23,7 +23,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +42,7 @@ from fedcohort.journal import Journal, read_journal
 from fedcohort.journal.decisions import Decisions
 from fedcohort.journal.live import live_files, live_of, read_live, read_with_live
 from fedcohort.session.coverage import Coverage, Tally, known_counts, sentences
+from fedcohort.session.explain import Explanation, explain_round
 from fedcohort.simulate.config.toml import parse_toml
 from fedcohort.simulate.leaderboard import (
     Leaderboard,
@@ -425,6 +426,11 @@ class Results:
     def journal(self, run: RunInfo | str) -> Path:
         """Return the path of a run's journal; :func:`open_journal` opens it."""
         return self.path / "journal" / f"{_run_id(run)}.sqlite"
+
+    def explain(self, run: RunInfo | str, round_: int, client: int | str | None = None) -> Explanation:
+        """Explain why ``client`` was or was not picked in a round of a run; without a client, explain the round."""
+        with closing(read_journal(self.journal(run))) as journal:
+            return explain_round(journal, round_, client)
 
     @cached_property
     def _places(self) -> dict[str, AnyArray]:
