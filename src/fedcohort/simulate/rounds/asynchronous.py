@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import InputError
+from fedcohort.core.errors import InputError, SelectorError
 from fedcohort.core.protocol import Answer, Cohort, Query, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flow import Flow, FlowPolicy, batch_seed
@@ -34,7 +34,7 @@ from fedcohort.simulate.engine import Jobs, TrainingResult
 from fedcohort.simulate.rounds.batch import Batch, zero_unsound
 from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.group import Group, OnRound, is_due, measurements, sound_test
-from fedcohort.simulate.rounds.isolate_failure import isolate_failure
+from fedcohort.simulate.rounds.isolate_failure import fail_selector, isolate_failure
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.simulate.rounds.stages import Arrived, Asked, Chosen, Test, members
@@ -269,10 +269,12 @@ class AsynchronousGroup(Group):
         while waiting:
             untrained: list[Run] = []
             for run in waiting:
-                due = isolate_failure(run, run.selector_label, partial(self._play, run))
-                if not run.running:
-                    continue
-                (ready if due else untrained).append(run)
+                try:
+                    due = self._play(run)
+                except SelectorError as error:
+                    fail_selector(run, error)
+                if run.running:
+                    (ready if due else untrained).append(run)
             if untrained:
                 self.batch.train_jobs(untrained, [self._flight(run).untrained for run in untrained], self._flights)
             waiting = untrained
@@ -396,7 +398,7 @@ class AsynchronousGroup(Group):
             {signal: np.concatenate([job.signals[signal] for job in used]) for signal in run.aggregator.requires},
             np.array([flow.staleness(one) for one in flow.waiting], np.float64),
         )
-        combined = isolate_failure(run, run.aggregator_label, partial(run.combine, old, models, described))
+        combined = isolate_failure(run, run.aggregator_label, run.combine, old, models, described)
         if combined is None:
             return False
         self.models[run.row], flight.weights = combined.model, np.asarray(combined.weights, np.float64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -85,7 +84,7 @@ class Batch:
         model = self.models[run.row]
         if not run.aggregator.own_models:
             return model
-        found = isolate_failure(run, run.aggregator_label, partial(run.starts, clients, model))
+        found = isolate_failure(run, run.aggregator_label, run.starts, clients, model)
         return model.expand(len(clients), -1) if found is None else found
 
     def _received(self, runs: Sequence[Run], clients: Sequence[IntArray]) -> tuple[torch.Tensor, IntArray]:
@@ -120,7 +119,7 @@ class Batch:
             parts = []
             for run, part in zip(runs, clients, strict=True):
                 old = self.models[run.row]
-                found = isolate_failure(run, run.aggregator_label, partial(run.corrections, part, old))
+                found = isolate_failure(run, run.aggregator_label, run.corrections, part, old)
                 parts.append(old.new_zeros(len(part), len(old)) if found is None else found)
             correction = torch.cat(parts)
         return self.engine.train(models, jobs, prox=self._prox, correction=correction)
