@@ -113,6 +113,14 @@ def answer_of(query: Query | None, table: ClientTable, answers: Mapping[str, Any
         if callable(source):
             values[signal] = source(names)
         elif isinstance(source, Mapping):
+            for client in source:
+                if client not in table:
+                    raise InputError(
+                        f"'{signal}' names the client {short_repr(client)}, which does not exist. The clients are "
+                        f"{', '.join(map(repr, table.names_of(np.arange(min(table.n, 8)))))}"
+                        f"{', ...' if table.n > 8 else ''}.",
+                        hint=f"give numbers by client name, or an array of {table.n} numbers in the order of the clients",
+                    )
             values[signal] = [source.get(name, np.nan) for name in names]
         else:
             allowed = f"one number for each of the {table.n} clients, numbers by client name, or a function"
