@@ -1,11 +1,14 @@
 """A bug of fedcohort ends the experiment as itself; it is never put down to a run's selector, filter or model."""
 
+import dataclasses
+
 import pytest
 
 from fedcohort.journal import Journal
 from fedcohort.scenario import Scenario
 from fedcohort.session.recorder import EventRecorder
 from fedcohort.session.session import Session
+from fedcohort.simulate import tasks
 from fedcohort.simulate.rounds.costs import CostModel
 from fedcohort.simulate.rounds.runner import run_experiment
 
@@ -70,6 +73,24 @@ def test_a_bug_of_ours_is_not_the_models(tmp_path, monkeypatch):
     plant(monkeypatch, Session, "record")
     with pytest.raises(KeyError, match="planted"):
         run_experiment({**TABLE, "model": {"name": f"{tmp_path / 'own.py'}:Net"}}, tmp_path / "x")
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["before the first round", "in a round"])
+def test_a_bug_of_ours_is_not_that_of_an_own_loss(after, tmp_path, monkeypatch):
+    """A known metric that is broken, beside a loss of the user's own."""
+    (tmp_path / "own.py").write_text("def loss(outputs, targets):\n    return -outputs.log_softmax(1)[:, 0]\n")
+    known, calls = tasks._METRICS["perplexity"], []
+
+    def broken(*arguments):
+        calls.append(arguments)
+        if len(calls) > after:
+            raise KeyError("planted")
+        return known.of(*arguments)
+
+    monkeypatch.setitem(tasks._METRICS, "perplexity", dataclasses.replace(known, of=broken))
+    task = {"loss": f"{tmp_path / 'own.py'}:loss", "metric": "perplexity"}
+    with pytest.raises(KeyError, match="planted"):
+        run_experiment({**TABLE, "task": task}, tmp_path / "x")
 
 
 def test_a_bug_of_ours_is_not_the_filters(tmp_path, monkeypatch):

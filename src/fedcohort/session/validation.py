@@ -119,7 +119,7 @@ def answer_of(query: Query | None, table: ClientTable, answers: Mapping[str, Any
                         f"'{signal}' names the client {short_repr(client)}, which does not exist. The clients are "
                         f"{', '.join(map(repr, table.names_of(np.arange(min(table.n, 8)))))}"
                         f"{', ...' if table.n > 8 else ''}.",
-                        hint=f"give numbers by client name, or an array of {table.n} numbers in the order of the clients",
+                        hint="give numbers by client name, or an array with one number for each client",
                     )
             values[signal] = [source.get(name, np.nan) for name in names]
         else:

@@ -15,7 +15,7 @@ from torch import nn
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.simulate.engine.crops import crop, crop_table
-from fedcohort.simulate.engine.own_code import own_code
+from fedcohort.simulate.own_code import own_code
 from fedcohort.training.local import BatchPlan, LocalTraining
 from fedcohort.training.losses import cross_entropy, robust_from_cross_entropies
 
@@ -97,12 +97,13 @@ def train_plain(
         optimizer.zero_grad()
         with own_code():
             logits = model(images)
-            if losses is not None:
-                loss = losses(logits, targets).mean()
-            elif pseudo is None:
-                loss = F.cross_entropy(logits, targets)
-            else:
-                loss = robust_loss(logits, targets, pseudo[batch], local).mean()
+        if losses is not None:
+            loss = losses(logits, targets).mean()
+        elif pseudo is None:
+            loss = F.cross_entropy(logits, targets)
+        else:
+            loss = robust_loss(logits, targets, pseudo[batch], local).mean()
+        with own_code():
             loss.backward()  # type: ignore[no-untyped-call]
         # Neither loop runs without its term: the list is empty then, and the gradient stays bit for bit the loss's.
         for p, origin in zip(parameters, start, strict=False):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from fedcohort.simulate.engine.flat import FlatModel, Slot
 from fedcohort.simulate.engine.images import fold, patches, pool, unpool
 from fedcohort.simulate.engine.layers import Convolution, Dense, MaxPool, Norm, Relu, read_layers
-from fedcohort.simulate.engine.own_code import own_code
+from fedcohort.simulate.own_code import own_code
 
 if TYPE_CHECKING:
     from fedcohort.simulate.engine.fused import FusedConvolution

@@ -29,8 +29,8 @@ from fedcohort.scenario import Federation
 from fedcohort.session.validation import check_signals
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Engine, HeldOut, TrainingResult
-from fedcohort.simulate.engine.own_code import OwnCodeError
 from fedcohort.simulate.metrics import Participation, imbalance
+from fedcohort.simulate.own_code import OwnCodeError
 from fedcohort.simulate.rounds.batch import Batch, zero_unsound
 from fedcohort.simulate.rounds.costs import RoundCost, holders
 from fedcohort.simulate.rounds.isolate_failure import fail, fail_selector, isolate_failure, own_parts

@@ -18,7 +18,7 @@ import torch
 from fedcohort.core.errors import DeviceError, FedcohortError, JournalError, SelectorError
 from fedcohort.core.registry import is_reference
 from fedcohort.core.text import error_place, error_text
-from fedcohort.simulate.engine.own_code import OwnCodeError
+from fedcohort.simulate.own_code import OwnCodeError
 from fedcohort.simulate.store.results import ResultsError
 
 if TYPE_CHECKING:

@@ -5,24 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from fedcohort.core.errors import FedcohortError
+from fedcohort.core.errors import InputError
 from fedcohort.core.text import error_text
 
 
-class OwnCodeError(FedcohortError, RuntimeError):
-    """A model, a loss or a metric raised an error, which is the cause."""
+class OwnCodeError(InputError, RuntimeError):
+    """A model, a loss or a metric raised an error, which is the cause, or returned something that cannot be used."""
 
 
 @contextlib.contextmanager
 def own_code() -> Iterator[None]:
-    """Turn whatever a model, a loss or a metric raises into an :class:`OwnCodeError`.
-
-    >>> with own_code():
-    ...     1 / 0
-    Traceback (most recent call last):
-        ...
-    fedcohort.simulate.engine.own_code.OwnCodeError: The model, the loss or the metric raised an error: ...
-    """
+    """Turn whatever a model, a loss or a metric raises into an :class:`OwnCodeError`."""
     try:
         yield
     except OwnCodeError:
