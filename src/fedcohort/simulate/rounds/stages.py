@@ -14,13 +14,12 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Query
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.round import Round
+from fedcohort.hosts.round import Round, late_discount
 from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.judge import Fairness
 from fedcohort.simulate.rounds.late import LateUpdate, columns
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.training.aggregators import FedAsync, FedAvgStale, FedBuff, Members
-from fedcohort.training.aggregators.base import polynomial
+from fedcohort.training.aggregators import Members
 
 
 class Asked(NamedTuple):
@@ -120,9 +119,7 @@ class Arrived(NamedTuple):
             return members(run, self.clients[kept], steps[kept], weights, metrics)
         clients, theirs, staleness = columns(late, run.round)
         fresh = np.ones(int(kept.sum()))
-        # An aggregator for stale updates discounts them itself.
-        knows = isinstance(run.aggregator, FedBuff | FedAsync | FedAvgStale)
-        discount = np.ones(len(late)) if knows else polynomial(staleness, 0.5)
+        discount = np.ones(len(late)) if run.aggregator.discounts_staleness else late_discount(staleness)
         return members(
             run,
             np.concatenate([self.clients[kept], clients]),
