@@ -275,13 +275,15 @@ class Group:
 
     def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
         began = time.perf_counter()
-        answered = [turn for turn in answer(self.batch, self._requests(runs)) if turn.asked.run.running]
+        asked, rounds = self._requests(runs)
         chosen: list[Chosen] = []
-        for asked in answered:
-            try:
-                chosen.append(_choose(asked))
-            except SelectorError as error:
-                fail_selector(asked.asked.run, error)
+        for answered, round_ in zip(answer(self.batch, asked), rounds, strict=True):
+            run = answered.asked.run
+            if run.running:
+                try:
+                    chosen.append(_choose(answered, round_))
+                except SelectorError as error:
+                    fail_selector(run, error)
         self._train_late([turn for turn in chosen if turn.run.late is not None and len(turn.round.late_models)])
         training = [turn for turn in chosen if len(turn.arrived)]
         trained = iter(self._train(training) if training else ())
@@ -292,9 +294,10 @@ class Group:
         for turn in evaluated:
             self._finish(turn, share, on_round)
 
-    def _requests(self, runs: Sequence[Run]) -> list[Asked]:
+    def _requests(self, runs: Sequence[Run]) -> tuple[list[Asked], list[Round]]:
+        """Open the next round of each run; return the selectors' questions and the rounds."""
         masks: dict[tuple[int, int, Any], BoolArray] = {}
-        turns = []
+        asked, rounds = [], []
         for run in runs:
             available = run.wait()
             if run.begins == np.inf:
@@ -317,10 +320,11 @@ class Group:
                 now=run.begins,
             )
             try:
-                turns.append(Asked(run, round_, available, round_.open(available)))
+                asked.append(Asked(run, available, round_.open(available)))
+                rounds.append(round_)
             except SelectorError as error:
                 fail_selector(run, error)
-        return turns
+        return asked, rounds
 
     # -- training ----------------------------------------------------------------------------------------------
 
@@ -352,7 +356,11 @@ class Group:
         # The engine knows the usual steps. They are needed here only if a selector asks for more or less work.
         steps = None
         if any(turn.cohort.work is not None for turn in turns):
-            steps = np.concatenate([_steps(turn, part) for turn, part in zip(turns, places, strict=True)])
+            parts = [
+                turn.run.local_steps(mine, None if turn.cohort.work is None else turn.cohort.work[part])
+                for turn, mine, part in zip(turns, clients, places, strict=True)
+            ]
+            steps = np.concatenate(parts)
         seeds = np.repeat([turn.run.plan.seed for turn in turns], [len(part) for part in clients])
         return self.batch.train([turn.run for turn in turns], clients, seeds, steps)
 
@@ -669,9 +677,9 @@ def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
 # -- one turn --------------------------------------------------------------------------------------------------
 
 
-def _choose(turn: QueryAnswered) -> Chosen:
+def _choose(turn: QueryAnswered, round_: Round) -> Chosen:
     """Choose the cohort, and find out which clients will answer in time."""
-    (run, round_, available, _), cost = turn.asked, turn.cost
+    (run, available, _), cost = turn.asked, turn.cost
     plan = run.plan
     if run.round == 0:  # labels are shared once, before the first round
         run.costs.book_labels(cost, run.context.label_facts(plan.labels, plan.seed))
@@ -680,20 +688,7 @@ def _choose(turn: QueryAnswered) -> Chosen:
     if run.instant or not count:
         durations, status = np.zeros(count), np.zeros(count, np.int8)
     else:
-        work = run.costs.round_work(cohort.clients, cohort.work, run.needed, run.aggregator.needs_gradients)
-        if run.devices is None:
-            events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
-        else:
-            copies = run.aggregator.model_copies
-            events = plan.scenario.timed_events(
-                run.federation,
-                cohort.clients,
-                seed=plan.seed,
-                ticket=cohort.ticket,
-                time=run.begins + cost.seconds,
-                samples=run.costs.samples(cohort.clients, work),
-                transfer=copies * run.costs.model_bytes + run.costs.upload(run.needed, copies),
-            )
+        events = run.events(cohort, run.begins + cost.seconds)
         durations, status = events.durations, events.status
     round_.begun = run.begins + cost.seconds
     cost.seconds += run.begins - run.clock  # nobody was online before
@@ -779,15 +774,6 @@ def _note_late(turn: Arrived, late: Sequence[LateUpdate]) -> None:
         run, name = turn.run, turn.run.session.table.name
         clients = {name(one.client): {"ticket": one.ticket, "staleness": run.round - one.round} for one in late}
         run.session.note(LATE_COUNTED, {"round": run.round, "ticket": turn.chosen.cohort.ticket, "clients": clients})
-
-
-def _steps(turn: Chosen, places: IntArray) -> IntArray:
-    """Return the local steps (m,) of some clients of the cohort: the usual number times its work, at least one."""
-    usual = turn.run.steps[turn.cohort.clients[places]]
-    if turn.cohort.work is None:
-        return usual
-    scaled = np.floor(usual * turn.cohort.work[places] + 0.5).astype(np.int64)
-    return np.where(usual > 0, np.maximum(scaled, 1), 0)
 
 
 def _stop(turn: Averaged) -> str | None:

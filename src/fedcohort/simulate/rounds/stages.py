@@ -23,10 +23,9 @@ from fedcohort.training.aggregators import Members
 
 
 class Asked(NamedTuple):
-    """The round is open, and the selector has asked its question, if it has one."""
+    """The selector has asked its question, if it has one."""
 
     run: Run
-    round: Round
     available: BoolArray | None  # (N,); None means everybody
     query: Query | None
 
@@ -83,6 +82,11 @@ class Arrived(NamedTuple):
         """The run."""
         return self.chosen.run
 
+    @property
+    def seconds(self) -> FloatArray:
+        """(m,) how long the clients worked."""
+        return self.chosen.round.seconds[self.chosen.arrived]
+
     def column(self, values: AnyArray) -> FloatArray:
         """Spread values of the arrived models, (m,) or (m, V), over the cohort; NaN for its other clients."""
         count = self.chosen.cohort.size
@@ -128,6 +132,16 @@ class Arrived(NamedTuple):
             metrics,
             np.concatenate([0.0 * fresh, staleness]),
         )
+
+
+class Trained(NamedTuple):
+    """Models of one run for which signals are computed."""
+
+    run: Run
+    clients: IntArray  # (m,)
+    jobs: slice  # rows of their models in the group's batch
+    sound: BoolArray  # (m,) which models are finite
+    seconds: FloatArray  # (m,) how long the clients worked
 
 
 class Averaged(NamedTuple):
