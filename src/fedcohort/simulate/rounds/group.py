@@ -472,7 +472,7 @@ class Group:
             logits=logits,
             labels=None if logits is None else self._server_labels[run.context.index],
         )
-        verdict = isolate_failure(run, f"the filter {run.filter.name!r}", checked_decision, run.filter, replies)
+        verdict = isolate_failure(run, f"the filter {run.plan.filter.name!r}", checked_decision, run.filter, replies)
         if verdict is None:
             return np.zeros(len(good), np.bool_)
         if verdict.notes:
