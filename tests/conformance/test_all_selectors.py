@@ -79,6 +79,17 @@ def test_check_selector_runs_the_checked_params_of_a_custom_class():
         check_selector(FailsWhenStrict(), skip=skip)
 
 
+def test_check_selector_takes_a_selector_its_class_or_a_name():
+    skip = {check: "not the subject here" for check in CHECKS if check != "cohort"}
+    for form in (Uniform(), Uniform, "uniform"):
+        check_selector(form, skip=skip)
+    with pytest.raises(ConformanceError, match="FailsWhenStrict"):
+        check_selector(FailsWhenStrict, skip=skip)
+    for wrong in (int, 3, None):
+        with pytest.raises(InputError, match=r"'selector' must be a Selector"):
+            check_selector(wrong, skip=skip)
+
+
 def test_check_selector_runs_all_but_the_skipped():
     with pytest.raises(InputError, match="no check 'nonsense'"):
         check_selector(create("uniform"), skip={"nonsense": "because"})

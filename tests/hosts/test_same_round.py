@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from fedcohort.core.protocol import Cohort, Status
-from fedcohort.hosts.live import Online, play
-from fedcohort.hosts.round import Policy
+from fedcohort.hosts.live import Aggregation, Online, play
+from fedcohort.hosts.round import Policy, Round
+from fedcohort.journal.events import LATE_COUNTED
 from fedcohort.session import Session
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
@@ -33,8 +35,10 @@ TABLE: Mapping[str, Any] = {
 }
 
 
-def test_the_simulator_and_a_live_host_report_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = prepare(Experiment.from_dict(TABLE), "cpu")
+@pytest.mark.parametrize("late", ["discard", "count"])
+def test_the_simulator_and_a_live_host_report_alike(late: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 4 if late == "discard" else 7  # large enough for a model in every round
+    prepared = prepare(Experiment.from_dict({**TABLE, "run": {"rounds": 25, "cohort": size, "late": late}}), "cpu")
     group = prepared.group(0, journals=None, device="cpu", workers=1)
     group.start()
     (run,) = group.runs
@@ -52,15 +56,23 @@ def test_the_simulator_and_a_live_host_report_alike(monkeypatch: pytest.MonkeyPa
         def online(self) -> Online:
             return Online(np.flatnonzero(scenario.available(federation, seed=seed, round=session.round)))
 
+        def combine(self, round_: Round) -> Aggregation:
+            found = super().combine(round_)
+            assert found.kept.any() or late == "discard"  # otherwise the simulator keeps late models for the next round
+            return dataclasses.replace(found, late=round_.late)
+
     def script(cohort: Cohort, name: str) -> tuple[float, Status]:
         client = np.array([table.index(name)])
         events = scenario.events(federation, client, seed=seed, round=cohort.round)
         return float(events.durations[0]), Status(int(events.status[0]))
 
-    policy = Policy(size=4, deadline=scenario.deadline, min_replies=0)
+    policy = Policy(size=size, deadline=scenario.deadline, min_replies=0, late=late)
     with Session(run.selector, table, seed=seed) as session:
         live = reports_of(lambda: play(SameArrivals((), script), session, policy, rounds=25), monkeypatch)
+        counted = session.journal.events(LATE_COUNTED)
     statuses = {status for report in simulated for status in report[2]}
     assert statuses == {Status.OK, Status.FAILED, Status.LATE}
     assert [report for report in live if report[3] is not None] == [in_time(report) for report in simulated]
+    assert counted == run.session.journal.events(LATE_COUNTED)
+    assert (len(counted) > 3) == (late == "count")
     group.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import sys
@@ -16,7 +17,7 @@ import fedcohort.privacy
 import fedcohort.selectors
 from fedcohort import Cohort, LabelCounts, Losses, Session, Trial
 from fedcohort.core.clients import LabelFactor, LabelGram
-from fedcohort.core.errors import InputError
+from fedcohort.core.errors import InputError, SelectorError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.selectors.numerics.class_balance import qcid
 from tests.snapshot import differences, journal_content, standing
@@ -135,14 +136,83 @@ def test_a_wrong_argument_is_named_with_its_value(call, argument, value):
     assert not differences(before, standing(session))
 
 
-def test_a_selectors_error_is_passed_on_unchanged():
-    class Broken(type(fedcohort.create("uniform"))):
-        def select(self, state, slate, answer, rng):
-            raise ZeroDivisionError("mine")
+@pytest.mark.parametrize("method", ["init", "size", "query", "select", "update", "grow"])
+@pytest.mark.parametrize("error", [ZeroDivisionError("mine"), InputError("mine", hint="help"), SystemExit("mine")])
+def test_what_a_selector_raises_is_named_as_its_error_and_changes_nothing(method, error):
+    def broken(*_: object) -> None:
+        raise error
 
-    session = Session(Broken(), fedcohort.ClientTable(n=3))
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        session.ask(RoundRequest(1))
+    kind = type(fedcohort.create("uniform"))
+    selector = type("Broken", (kind,), {method: broken})()
+    last: list[tuple[Session, object]] = []  # the session before the step that fails
+
+    def play() -> None:
+        session = Session(selector, ["anna", "ben", "cem"])
+        last.append((session, standing(session)))
+        cohort = session.ask(RoundRequest(2))
+        last.append((session, standing(session)))
+        session.tell(cohort)
+        last.append((session, standing(session)))
+        session.join(fedcohort.ClientTable(names=["new"], sizes=[1]))
+
+    with pytest.raises(SelectorError, match=r"'uniform' raised an error.*mine") as caught:
+        play()
+    assert caught.value.__cause__ is error and caught.value.hint == getattr(error, "hint", None)
+    assert ("in round 0" in str(caught.value)) == (method not in ("init", "grow"))
+    for session, before in last[-1:]:
+        assert not differences(before, standing(session))
+
+
+class Wordless(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("method", ["init", "size", "query", "select", "update", "grow"])
+@pytest.mark.parametrize("error", [ZeroDivisionError("mine"), SystemExit("mine"), Wordless()])
+def test_whatever_a_shadow_raises_it_is_dropped_and_the_session_goes_on(method, error):
+    def broken(*_: object) -> None:
+        raise error
+
+    kind = type(fedcohort.create("uniform"))
+    shadows = {"bad": type("Broken", (kind,), {method: broken})(), "good": "uniform"}
+    session = Session("uniform", ["anna", "ben", "cem"], shadows=shadows)
+    session.tell(session.ask(2))
+    session.join(fedcohort.ClientTable(names=["new"], sizes=[1]))
+    session.tell(session.ask(2))
+    assert set(session.shadows) == set(session.journal.meta()["shadows"]) == {"good"} and session.round == 2
+    (dropped,) = session.journal.events("shadow")
+    words = "Wordless" if isinstance(error, Wordless) else "mine"
+    assert (dropped["name"], dropped["what"], dropped["reason"]) == ("bad", "failed", f"failed: {words}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", "\ud800"),
+        ("stop", 3),
+        ("notes", {"a": object()}),
+        ("notes", {object(): "a"}),
+        ("score", 3.0),
+        ("score", ["a", "b", "c"]),
+        ("parts", {"a": [[1.0], [2.0, 3.0], []]}),
+        ("parts", {"a": object()}),
+        ("parts", {3: [1.0, 2.0, 3.0]}),
+        ("candidates", [0, 1, 2]),
+        ("candidates", np.array([0.5, 1.0, 2.0])),
+    ],
+)
+def test_a_cohort_that_cannot_be_recorded_is_the_selectors_error(field, value):
+    class Odd(type(fedcohort.create("uniform"))):
+        def select(self, state, slate, answer, rng):
+            cohort = Cohort(slate.candidates[:1], candidates=slate.candidates, score=np.zeros(3), parts={})
+            return dataclasses.replace(cohort, **{field: value}), state
+
+    session = Session(Odd(), 3)
+    before = standing(session)
+    with pytest.raises(SelectorError, match="'uniform'"):
+        session.ask(1)
+    assert not differences(before, standing(session))
 
 
 BUGS = {

@@ -182,3 +182,15 @@ def test_shadows_and_a_new_selector_can_be_names():
     session.add_shadow("third", "uniform")
     session.change_selector("all")
     assert len(session.ask(None)) == 10 and set(session.shadows) == {"other", "third"}
+
+
+@pytest.mark.parametrize("unknown", [{0: 1.0}, {"zoe": 1.0}, {"anna": 1.0, "zoe": 2.0}, {("anna",): 1.0}])
+def test_an_answer_about_unknown_clients_is_refused_before_anything_changes(unknown):
+    session = Session("power-of-choice", ["anna", "ben", "cem", "dora"])
+    before = standing(session)
+    with pytest.raises(InputError) as caught:
+        session.ask(2, loss=unknown)
+    strange = next(key for key in unknown if key != "anna")
+    assert repr(strange) in str(caught.value) and "'anna'" in str(caught.value) and caught.value.hint
+    assert not differences(before, standing(session))
+    assert len(session.ask(2, loss={"anna": 3.0, "ben": 1.0})) == 2  # a client without a loss gave no answer

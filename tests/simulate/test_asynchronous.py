@@ -304,3 +304,33 @@ def test_a_group_of_rounds_is_not_asked_for_a_flow():
     with pytest.raises(InputError):
         made.runs[0].session.advance()
     made.close()
+
+
+HALF = """
+import dataclasses
+import numpy as np
+from fedcohort import Cohort
+from fedcohort.selectors import Uniform
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Half(Uniform):
+    def select(self, state, slate, answer, rng):
+        cohort, state = super().select(state, slate, answer, rng)
+        return dataclasses.replace(cohort, work=np.full(len(cohort), 0.5)), state
+"""
+
+
+@pytest.mark.parametrize(("usual", "steps"), [(1, 1), (5, 3), (7, 4)])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_half_the_work_is_the_same_number_of_steps_in_rounds_and_without(mode, usual, steps, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(HALF)
+    monkeypatch.chdir(tmp_path)
+    change = asynchronous(mode=mode, rounds=2) if mode == "async" else {"run": {"rounds": 2, "cohort": 5}}
+    local = {"steps": usual, "batch_size": 8}
+    made, _ = start(change, selectors={"half": {"name": "own.py:Half"}}, local=local)
+    seen = []
+    train = made.engine.train
+    monkeypatch.setattr(made.engine, "train", lambda *a, **k: (seen.append(a[1].steps), train(*a, **k))[1])
+    finish(made)
+    assert set(np.concatenate(seen).tolist()) == {steps}

@@ -13,6 +13,8 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
+from fedcohort.simulate.rounds.run import Run
+from fedcohort.training.aggregators import Members
 
 
 def table(**changes: Any) -> dict[str, Any]:
@@ -118,3 +120,59 @@ def test_where_a_round_belongs_together_late_models_cannot_count() -> None:
         groups(1, aggregator={"name": "scaffold"})
     with pytest.raises(InputError, match="the filter 'cmfl' compares"):
         groups(1, filter={"name": "cmfl"})
+
+
+OWN = """
+from dataclasses import dataclass
+from fedcohort.training.aggregators import Mix, WeightedSum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halving(WeightedSum):
+    name = "halving"
+    discounts_staleness = True
+
+    def mix(self, members):
+        weights = members.share * 0.5**members.staleness
+        return Mix(weights / weights.sum())
+"""
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "discounts"),
+    [
+        ({"name": "fedavg"}, False),
+        ({"name": "fedbuff"}, True),
+        ({"name": "fedavg-stale"}, True),
+        ({"name": "fedavgm", "exponent": 0.5}, True),
+        ({"name": "fedadam"}, False),
+        ({"name": "fedadam", "exponent": 0.5}, True),
+        ({"name": "fedyogi", "exponent": 1.0}, True),
+        ({"name": "own.py:Halving"}, True),
+    ],
+)
+def test_a_late_model_is_discounted_once(
+    aggregator: dict[str, Any], discounts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    (group,) = groups(1, aggregator=aggregator)
+    group.start()
+    assert group.runs[0].aggregator.discounts_staleness == discounts
+    stale = 0
+    for method in ("mix", "combine"):
+        original = getattr(Run, method)
+
+        def watch(self: Run, *arguments: Any, original: Any = original) -> Any:
+            nonlocal stale
+            members = next(one for one in arguments if isinstance(one, Members))
+            stale += int((members.staleness > 0).sum())
+            expected = np.ones(len(members)) if discounts else (1 + members.staleness) ** -0.5
+            np.testing.assert_array_equal(members.multiplicity, expected)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(Run, method, watch)
+    while not group.done:
+        group.step()
+    assert stale and group.runs[0].state == "finished"
+    group.close()

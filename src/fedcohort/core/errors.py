@@ -68,7 +68,7 @@ class SignalError(FedcohortError, LookupError):
 
 
 class SelectorError(FedcohortError, RuntimeError):
-    """A selector broke the protocol: its cohort is too large, repeats a client, or has one that was not a candidate."""
+    """A selector raised an error, which is the cause, or returned something that breaks the protocol."""
 
 
 class TicketError(FedcohortError, LookupError):

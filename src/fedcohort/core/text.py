@@ -12,6 +12,8 @@ from __future__ import annotations
 import html
 import logging
 import re
+import traceback
+from pathlib import Path
 from unicodedata import category
 
 
@@ -65,6 +67,13 @@ def error_text(error: BaseException) -> str:
     except Exception:
         return kind
     return f"{kind}: {message}" if message else kind
+
+
+def error_place(error: BaseException) -> str:
+    """Return the last place outside this package that an error passed, as " (mine.py, line 3)", or an empty string."""
+    ours = str(Path(__file__).parents[1])
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def escape_html(text: object) -> str:

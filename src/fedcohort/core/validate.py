@@ -1,7 +1,7 @@
 """Check arguments of public calls: each function returns the value or raises an error that names it.
 
-A public call checks its arguments before it does anything else. Any exception after that is a bug, in fedcohort or in a
-plug-in, and is not converted.
+A public call checks its arguments before it does anything else. Any exception after that is a bug and is not converted.
+Only what a selector's own code raises becomes a :class:`~fedcohort.core.errors.SelectorError`, with its error as cause.
 
 >>> whole_number(3, "'size'", least=1)
 3

@@ -21,7 +21,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.hosts import orders
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.pace import Pace
-from fedcohort.hosts.round import Attempts, Late, Policy, Reply, Round, Shortage, join_names
+from fedcohort.hosts.round import Attempts, Late, Policy, Reply, Round, Shortage, join_names, newest_late
 from fedcohort.journal.events import CORRECTED, FAILURES, LATE_COUNTED, TIMES, TRIED
 from fedcohort.journal.reading import CohortRow
 from fedcohort.session.resume import participations
@@ -363,7 +363,7 @@ class _RoundPlayer(Player):
             self.leases.release(name for name, at in zip(cohort.names, round_.seconds, strict=True) if at < math.inf)
         # A client with a sound reply in this round counts only once, with the new reply.
         sound = {name for name, reply in round_.replies.items() if reply.status is Status.OK}
-        round_.late = [Late(reply, cohort.round - n) for reply, n in self.late if reply.client not in sound]
+        round_.late = [Late(reply, cohort.round - n) for reply, n in newest_late(self.late, _client_of, sound)]
         aggregation = self.host.combine(round_)
         round_.refuse(aggregation.refused)
         if round_.reasons:
@@ -430,8 +430,7 @@ class _RoundPlayer(Player):
                 self._time_late(self.pace, reply)
             if self.policy.late == "count" and reply.status is Status.OK:
                 round_ = self._cohort_row(reply.ticket).round
-                # If a client has several late replies, the newest counts.
-                self.late = [(old, n) for old, n in self.late if old.client != reply.client] + [(reply, round_)]
+                self.late = newest_late([*self.late, (reply, round_)], _client_of)
         super()._take_late(replies)
 
     def _time_late(self, pace: Pace, reply: Reply) -> None:
@@ -442,3 +441,7 @@ class _RoundPlayer(Player):
         pace.correct(reply.ticket, places, np.array([reply.seconds]), np.array([failed]))
         body = {"ticket": reply.ticket, "places": places, "seconds": [reply.seconds], "failed": [0] if failed else []}
         self.session.note(TIMES, body)
+
+
+def _client_of(late: tuple[Reply, int]) -> str:
+    return late[0].client

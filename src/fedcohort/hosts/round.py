@@ -10,9 +10,9 @@ of its cohort.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from fedcohort.hosts.pace import Pace, Proposal, first_deadline
 from fedcohort.journal.events import ABANDONED, FAILURES, PROPOSED, TIMES, TRIED
 from fedcohort.session.session import Session
 
+T = TypeVar("T")
 _NAMED = 8  # how many clients an error names
 _COUNT, _SECONDS = Interval(int, 1, None), Interval(float, 0, None, "neither")
 DEADLINE = Optional(Either(_SECONDS, OneOf(("auto",))))
@@ -206,8 +207,37 @@ class Late(NamedTuple):
 
     @property
     def discount(self) -> float:
-        """The factor for its weight, as in FedBuff: 1 / sqrt(1 + staleness)."""
-        return float((1 + self.staleness) ** -0.5)
+        """The factor for its weight, unless the aggregator itself discounts stale models (:func:`late_discount`)."""
+        return float(late_discount(np.array(self.staleness)))
+
+
+def late_discount(staleness: AnyArray) -> FloatArray:
+    """Return the factors for the weights of late models, as in FedBuff: 1 / sqrt(1 + staleness).
+
+    >>> late_discount(np.array([0, 3]))
+    array([1. , 0.5])
+    """
+    return np.asarray((1.0 + staleness) ** -0.5)
+
+
+def newest_late(arrived: Iterable[T], client_of: Callable[[T], Hashable], answered: Container[Any] = ()) -> list[T]:
+    """Return which late replies count: of each client the newest, and none of a client that ``answered`` in time.
+
+    Parameters
+    ----------
+    arrived : iterable
+        Late replies in the order in which they arrived.
+    client_of : function
+        The client of a reply.
+
+    >>> newest_late(["anna 1", "ben 1", "anna 2", "cem 1"], lambda reply: reply.split()[0], {"cem"})
+    ['ben 1', 'anna 2']
+    """
+    newest: dict[Hashable, T] = {}
+    for reply in arrived:
+        newest.pop(client_of(reply), None)  # so that the order stays that of the arrivals
+        newest[client_of(reply)] = reply
+    return [reply for client, reply in newest.items() if client not in answered]
 
 
 class Round:

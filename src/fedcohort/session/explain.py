@@ -106,7 +106,7 @@ def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
     """Return the scores to record: all if there are few, else those of the picked clients and of the next best."""
     if cohort.score is None or cohort.candidates is None or len(cohort.candidates) == 0:
         return None
-    score: FloatArray = cohort.score
+    score: FloatArray = np.asarray(cohort.score, np.float64)
     candidates: IntArray = cohort.candidates
     if len(candidates) <= _ALL_SCORES:
         order = np.argsort(-score, kind="stable")
@@ -114,7 +114,9 @@ def recorded_scores(cohort: Cohort) -> dict[str, AnyArray] | None:
     else:
         count = min(len(candidates), cohort.size + _RUNNERS_UP)
         best = top_k(score, count)
-        others = sorted({*np.searchsorted(candidates, cohort.clients).tolist()}.difference(best.tolist()))
+        at = np.searchsorted(candidates, cohort.clients)
+        at = at[candidates.take(at, mode="clip") == cohort.clients]  # a selector may score only some clients
+        others = sorted({*at.tolist()}.difference(best.tolist()))
         order = np.array([*best.tolist(), *others], np.int64)
         ranks = np.concatenate([np.arange(1, count + 1), np.full(len(others), -1)])
     # Picks below the recorded best get the rank -1, because their true rank is not computed.

@@ -23,7 +23,7 @@ import numpy as np
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, IntArray, freeze
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.errors import InputError, JournalError, TicketError
+from fedcohort.core.errors import InputError, JournalError, SelectorError, TicketError
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, RoundReport, RoundRequest, Selector, Slate
 from fedcohort.core.selector_spec import describe, rebuild_selector, selector_name, untrusted_reference
 from fedcohort.core.signals import Signal
@@ -31,7 +31,7 @@ from fedcohort.core.validate import boolean, instance, mapping, one_of, text, wh
 from fedcohort.core.validate import path as check_path
 from fedcohort.journal import Journal, ReplyBlock, is_blank
 from fedcohort.journal.chain import new_nonce
-from fedcohort.journal.codec import freeze_state, state_fields
+from fedcohort.journal.codec import state_fields
 from fedcohort.journal.database import Commit
 from fedcohort.journal.events import FACTS, LEFT, REJOINED, SELECTOR
 from fedcohort.journal.place import place
@@ -49,7 +49,7 @@ from fedcohort.session.recorder import SESSION_EVENTS, EventRecorder
 from fedcohort.session.referee import Eligibility, Referee
 from fedcohort.session.resume import next_round, referee_from
 from fedcohort.session.rules import Rules, difference
-from fedcohort.session.shadows import ShadowPick, Shadows, adapt_all
+from fedcohort.session.shadows import ShadowPick, Shadows, adapt_all, failure_note
 from fedcohort.session.stateful import StatefulSelector
 from fedcohort.session.turn import Turn
 from fedcohort.session.validation import (
@@ -60,11 +60,9 @@ from fedcohort.session.validation import (
     as_signals,
     as_table,
     check_answer,
-    check_cohort,
     check_late,
     check_numbers,
     check_one_at_a_time,
-    check_query,
     check_report,
     check_signals,
     check_size,
@@ -169,7 +167,13 @@ class Session:
             check_signals(shadow, clients, None, f"shadow {name!r}")
             check_one_at_a_time(turn.asynchronous, shadow)
         own = StatefulSelector.initial(selector, clients, turn.seed)
-        running = {name: StatefulSelector.initial(s, clients, turn.seed, name) for name, s in watching.items()}
+        running: dict[str, StatefulSelector] = {}
+        failed: dict[str, str] = {}
+        for name, shadow in watching.items():
+            try:
+                running[name] = StatefulSelector.initial(shadow, clients, turn.seed, name)
+            except SelectorError as error:  # an error in a shadow must not stop the session
+                failed[name] = failure_note(error)
         meta = _first_meta(turn, own, Shadows(running), supplied, rules, audit=audit)
         meta[resume_check.CLIENTS] = None if path is None else resume_check.digests(clients)
         self._referee = None if rules is None else Referee(rules, clients)
@@ -179,6 +183,8 @@ class Session:
         with _closed_on_error(record):
             self._assemble(record, turn, supplied, Membership.of(clients), own, Shadows(running), PendingCohorts())
             self._recorder.record_creation(self._members, (own, *running.values()), rules)
+            for name, reason in failed.items():
+                self._recorder.record_dropped_shadow(name, "failed", reason, self._shadows, turn)
 
     def _assemble(
         self,
@@ -326,8 +332,8 @@ class Session:
         check_signals(shadow, self.table, None, f"shadow {name!r}")
         try:
             self.add_shadow(name, shadow)
-        except Exception as error:  # a shadow that failed before fails again while it learns from the journal
-            self._recorder.record_dropped_shadow(name, "failed", f"failed: {error}", self._shadows, self._turn)
+        except SelectorError as error:  # a shadow that failed before fails again while it learns from the journal
+            self._recorder.record_dropped_shadow(name, "failed", failure_note(error), self._shadows, self._turn)
 
     def _resume_rules(self, rules: Rules | None) -> None:
         """Continue with the journal's rules or with new ones, and with the participations so far."""
@@ -576,9 +582,7 @@ class Session:
             allowed = _NOBODY if eligibility is None else eligibility.allowed
             return _Choice(_empty_cohort(eligibility), allowed, own, shadows)
         candidates = slate.candidates if eligibility is None else eligibility.allowed
-        cohort, state = own.selector.select(own.state, slate, answer, turn.stream(streams.SELECTION))
-        check_cohort(own.selector, cohort, slate)
-        own = own.with_state(freeze_state(state, self.table.n))
+        cohort, own = own.select(slate, answer, turn.stream(streams.SELECTION))
         if size is not None and len(candidates) < size:
             short = {"reason": f"{size} asked for, {len(candidates)} available"}
             cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
@@ -609,8 +613,7 @@ class Session:
             at_work = freeze(busy) if self._turn.asynchronous else None
             slate = own.slate(self._turn.round, size, candidates, at_work)
             if type(own.selector).query is not Selector.query:  # saves a random stream for selectors that ask nothing
-                query = own.selector.query(own.state, slate, self._turn.stream(streams.QUERY))
-                check_query(own.selector, query, self.table.n)
+                query = own.query(slate, self._turn.stream(streams.QUERY))
                 if isinstance(query, Losses):
                     query = query.with_names(self.table.names_of)
         self._prepared = _Prepared(request, slate, query, eligibility)

@@ -15,17 +15,16 @@ import numpy as np
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import SelectorError
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Selector, Slate
 from fedcohort.core.selector_spec import describe
 from fedcohort.core.signals import Signal
 from fedcohort.journal import ReplyBlock
-from fedcohort.journal.codec import freeze_state
 from fedcohort.journal.scores import pack_scores
 from fedcohort.session.explain import recorded_scores
 from fedcohort.session.outcomes import answer_from_paid
 from fedcohort.session.stateful import StatefulSelector
 from fedcohort.session.turn import Turn
-from fedcohort.session.validation import check_cohort
 
 _NOBODY = np.empty(0, np.int64)
 
@@ -103,8 +102,8 @@ class Shadows:
         for name, shadow in self.running.items():
             try:
                 running[name] = step(shadow)
-            except Exception as error:  # an error in a shadow must not stop the session
-                failed[name] = f"failed: {error}"
+            except SelectorError as error:  # an error in a shadow must not stop the session
+                failed[name] = failure_note(error)
         return Shadows(running, self.blind), failed
 
     def learn(self, cohort: Cohort, replies: ReplyBlock) -> tuple[Shadows, dict[str, str]]:
@@ -136,7 +135,7 @@ class Shadows:
             return ShadowPick(shadow, _NOBODY, None, self.blind[shadow.name])
         try:
             slate = shadow.slate(turn.round, own.size, own.candidates, own.busy)
-            question = shadow.selector.query(shadow.state, slate, turn.stream(streams.QUERY, shadow.name))
+            question = shadow.query(slate, turn.stream(streams.QUERY, shadow.name))
             its_answer = None
             if question is not None:
                 # A shadow must cost nothing, so it never asks clients itself.
@@ -146,14 +145,20 @@ class Shadows:
                 assert isinstance(question, Losses) and answer is not None
                 its_answer = answer_from_paid(question, answer, slate.n)
             rng = turn.stream(streams.SELECTION, shadow.name)
-            cohort, state = shadow.selector.select(shadow.state, slate, its_answer, rng)
-            check_cohort(shadow.selector, cohort, slate)
-            freeze_state(state, slate.n)
-            scores = recorded_scores(cohort)
-            packed = None if scores is None else pack_scores(scores)
-            return ShadowPick(shadow.with_state(state), cohort.clients, packed, None)
-        except Exception as error:  # an error in a shadow must not stop the session
-            return ShadowPick(shadow, _NOBODY, None, f"failed: {error}", failed=True)
+            cohort, after = shadow.select(slate, its_answer, rng)
+        except SelectorError as error:  # an error in a shadow must not stop the session
+            return ShadowPick(shadow, _NOBODY, None, failure_note(error), failed=True)
+        scores = recorded_scores(cohort)
+        return ShadowPick(after, cohort.clients, None if scores is None else pack_scores(scores), None)
+
+
+def failure_note(error: SelectorError) -> str:
+    """Return why a shadow failed, in the words of its own error if it raised one."""
+    cause = error.__cause__ or error
+    try:
+        return f"failed: {cause}"
+    except Exception:  # the shadow's own error may have no words
+        return f"failed: {type(cause).__name__}"
 
 
 def adapt_all(

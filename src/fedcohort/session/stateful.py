@@ -10,10 +10,14 @@ import numpy as np
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.protocol import Cohort, Selector, Slate, Status, is_per_client
+from fedcohort.core.errors import FedcohortError, SelectorError
+from fedcohort.core.protocol import Answer, Cohort, Query, Selector, Slate, Status, is_per_client
+from fedcohort.core.selector_spec import selector_name
+from fedcohort.core.text import error_place, error_text
 from fedcohort.journal import Journal, ReplyBlock
 from fedcohort.journal.codec import freeze_state
 from fedcohort.session.outcomes import in_cohort_order, outcome_for
+from fedcohort.session.validation import check_cohort, check_query
 
 OWN = ""  # the name of a session's own selector; names of shadows are not empty
 
@@ -21,7 +25,8 @@ OWN = ""  # the name of a session's own selector; names of shadows are not empty
 class StatefulSelector:
     """A selector, its state, and the client table through which it reads only the signals it declares.
 
-    It is immutable: methods return a changed copy, so nothing has to be undone after an error.
+    It is immutable: methods return a changed copy, so nothing has to be undone after an error. Every call of the
+    selector's own code is here, and whatever it raises becomes a :class:`SelectorError`.
 
     Parameters
     ----------
@@ -44,7 +49,7 @@ class StatefulSelector:
     def initial(cls, selector: Selector[Any], table: ClientTable, seed: int, name: str = OWN) -> StatefulSelector:
         """Return a selector in its initial state."""
         kind = f"{streams.INITIALISATION}:{name}" if name else streams.INITIALISATION
-        state = selector.init(table.granting(selector.requires), streams.stream(seed, kind, 0))
+        state = _first_state(selector, table, streams.stream(seed, kind, 0))
         return cls(selector, table, freeze_state(state, table.n), name)
 
     @classmethod
@@ -53,7 +58,7 @@ class StatefulSelector:
     ) -> StatefulSelector:
         """Return a selector in the state that a journal holds for it."""
         # The fresh state is only needed for its type, which no selector declares.
-        fresh = selector.init(table.granting(selector.requires), streams.stream(seed, streams.INITIALISATION, 0))
+        fresh = _first_state(selector, table, streams.stream(seed, streams.INITIALISATION, 0))
         return cls(selector, table, journal.resume_state(name, type(fresh)), name)
 
     @classmethod
@@ -64,8 +69,7 @@ class StatefulSelector:
 
         It skips rounds whose replies lack a signal that it needs.
         """
-        granted = table.granting(selector.requires)
-        self = cls(selector, table, freeze_state(selector.init(granted, rng), table.n), name)
+        self = cls(selector, table, freeze_state(_first_state(selector, table, rng), table.n), name)
         for row in journal.cohorts():
             blocks = [block for block in journal.reply_blocks(row.ticket) if not block.late]
             if row.told_at is None or not blocks:
@@ -103,8 +107,29 @@ class StatefulSelector:
             return Slate(round_, 1, candidates, self.granted, busy)
         most = len(candidates)
         asked = most if size is None else min(int(size), most)
-        chosen = int(self.selector.size(self.state, asked, most))
+        try:
+            chosen = int(self.selector.size(self.state, asked, most))
+        except (Exception, SystemExit) as error:
+            raise selector_error(self.selector, error, round_) from error
         return Slate(round_, max(1, min(chosen, most)), candidates, self.granted)
+
+    def query(self, slate: Slate, rng: np.random.Generator) -> Query | None:
+        """Return the selector's question before it chooses, or None."""
+        try:
+            query = self.selector.query(self.state, slate, rng)
+        except (Exception, SystemExit) as error:
+            raise selector_error(self.selector, error, slate.round) from error
+        check_query(self.selector, query, slate.n)
+        return query
+
+    def select(self, slate: Slate, answer: Answer | None, rng: np.random.Generator) -> tuple[Cohort, StatefulSelector]:
+        """Return the selector's cohort, and the selector after its choice."""
+        try:
+            cohort, state = self.selector.select(self.state, slate, answer, rng)
+        except (Exception, SystemExit) as error:
+            raise selector_error(self.selector, error, slate.round) from error
+        check_cohort(self.selector, cohort, slate)
+        return cohort, self.with_state(freeze_state(state, slate.n))
 
     def missing_signals(self, replies: ReplyBlock) -> str | None:
         """Return in words which signals that it needs are missing from the replies of a round; None if none are."""
@@ -116,13 +141,17 @@ class StatefulSelector:
     def learn(self, cohort: Cohort, replies: ReplyBlock) -> StatefulSelector:
         """Return the selector after a complete round."""
         outcome = outcome_for(self.selector, self.granted, cohort, replies)
-        return self.with_state(freeze_state(self.selector.update(self.state, outcome), self.granted.n))
+        try:
+            state = self.selector.update(self.state, outcome)
+        except (Exception, SystemExit) as error:
+            raise selector_error(self.selector, error, cohort.round) from error
+        return self.with_state(freeze_state(state, self.granted.n))
 
     def grow(self, table: ClientTable, seed: int) -> StatefulSelector:
         """Return the selector after clients joined, which are the last in ``table``."""
         rng = streams.stream(seed, f"{streams.INITIALISATION}:{self.name}", self.granted.n)
         other = self.with_table(table)
-        other.state = freeze_state(self.selector.grow(self.state, other.granted, rng), table.n)
+        other.state = freeze_state(other._grown(self.state, rng), table.n)
         return other
 
     def without(self, client: int, table: ClientTable, seed: int) -> StatefulSelector:
@@ -132,9 +161,37 @@ class StatefulSelector:
         own = [f.name for f in dataclasses.fields(self.state) if is_per_client(f)]
         # Growing an empty state, instead of calling init, keeps row widths that were decided by earlier rounds.
         empty = dataclasses.replace(self.state, **{field: getattr(self.state, field)[:0] for field in own})
-        fresh = self.selector.grow(empty, other.granted, rng)
+        fresh = other._grown(empty, rng)
         changes = {field: getattr(self.state, field).copy() for field in own}
         for field, rows in changes.items():
             rows[client] = getattr(fresh, field)[client]
         other.state = freeze_state(dataclasses.replace(self.state, **changes), table.n)
         return other
+
+    def _grown(self, state: Any, rng: np.random.Generator) -> Any:
+        """Return what the selector makes of ``state``, which has rows for the first clients only."""
+        try:
+            return self.selector.grow(state, self.granted, rng)
+        except (Exception, SystemExit) as error:
+            raise selector_error(self.selector, error) from error
+
+
+def _first_state(selector: Selector[Any], table: ClientTable, rng: np.random.Generator) -> Any:
+    """Return the selector's state before the first round."""
+    granted = table.granting(selector.requires)
+    try:
+        return selector.init(granted, rng)
+    except (Exception, SystemExit) as error:
+        raise selector_error(selector, error) from error
+
+
+def selector_error(selector: Selector[Any], error: BaseException, round_: int | None = None) -> SelectorError:
+    """Return the error for a selector whose own code raised ``error``."""
+    when = "" if round_ is None else f" in round {round_}"
+    text, hint = error_text(error), None
+    if isinstance(error, FedcohortError):
+        text, hint = f"{type(error).__name__}: {error.message}", error.hint
+    return SelectorError(
+        f"The selector {selector_name(selector)} raised an error{when}: {text.rstrip('.')}{error_place(error)}.",
+        hint=hint,
+    )

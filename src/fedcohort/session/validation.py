@@ -33,10 +33,12 @@ from fedcohort.core.text import short_repr
 from fedcohort.core.validate import array, boolean, instance, listing, refuse
 from fedcohort.core.validate import numbers as numbers_of
 from fedcohort.journal import ReplyBlock, ReplyRow
+from fedcohort.journal.codec import as_json
 
 _STATUSES = frozenset(int(status) for status in Status)
 _FEW_NAMES = 5  # to show in a message
 _FEW = 1024  # for fewer picks than this, a Python set finds a repeated one faster than sorting
+_PLAIN = frozenset({str, int, float, bool})  # what notes consist of
 MOST_WORK = 1000  # as a multiple of the usual local steps
 
 
@@ -112,6 +114,14 @@ def answer_of(query: Query | None, table: ClientTable, answers: Mapping[str, Any
         if callable(source):
             values[signal] = source(names)
         elif isinstance(source, Mapping):
+            for client in source:
+                if client not in table:
+                    raise InputError(
+                        f"'{signal}' names the client {short_repr(client)}, which does not exist. The clients are "
+                        f"{', '.join(map(repr, table.names_of(np.arange(min(table.n, 8)))))}"
+                        f"{', ...' if table.n > 8 else ''}.",
+                        hint="give numbers by client name, or an array with one number for each client",
+                    )
             values[signal] = [source.get(name, np.nan) for name in names]
         else:
             allowed = f"one number for each of the {table.n} clients, numbers by client name, or a function"
@@ -229,14 +239,48 @@ def check_one_at_a_time(asynchronous: bool, selector: Selector[Any]) -> None:
 def check_cohort(selector: Selector[Any], cohort: Cohort, slate: Slate) -> None:
     """Raise a SelectorError if a cohort breaks the protocol."""
     name = selector_name(selector)
+    if not isinstance(cohort, Cohort):
+        raise SelectorError(f"The selector {name} must return a Cohort and its state. Got {short_repr(cohort)}.")
     _check_picks(name, cohort, slate)
     _check_amounts(name, cohort)
-    if cohort.stop is not None and not isinstance(cohort.stop, str):
+    if cohort.stop is not None and not _is_storable(cohort.stop):
         raise SelectorError(f"The selector {name} must say in words why it stops. Got {short_repr(cohort.stop)}.")
-    for part, values in {"score": cohort.score, **cohort.parts}.items():
-        if values is not None and (cohort.candidates is None or len(values) != len(cohort.candidates)):
+    if cohort.score is not None or cohort.parts:
+        _check_scores(name, cohort)
+    if cohort.notes and not all(type(k) is str and type(v) in _PLAIN for k, v in cohort.notes.items()):
+        try:
+            as_json(dict(cohort.notes), "Its notes")
+        except Exception as error:  # the repr of a foreign object may raise anything
             raise SelectorError(
-                f"The selector {name} must give '{part}' for each of the cohort's candidates.",
+                f"The selector {name} must note strings and numbers. Got {short_repr(dict(cohort.notes))}."
+            ) from error
+
+
+def _is_storable(text: object) -> bool:
+    """Whether a value is text that a journal can hold, which is text without lone surrogates."""
+    return isinstance(text, str) and text == text.encode(errors="replace").decode()
+
+
+def _check_scores(name: str, cohort: Cohort) -> None:
+    """Check that the score and its parts are numbers, one for each of the cohort's candidates."""
+    candidates = cohort.candidates
+    if not isinstance(candidates, np.ndarray) or candidates.ndim != 1 or candidates.dtype.kind not in "iu":
+        raise SelectorError(
+            f"The selector {name} must name the candidates that its scores are about. Got {short_repr(candidates)}.",
+            hint="name the candidates: Cohort(..., candidates=slate.candidates, score=...)",
+        )
+    for part, values in {"score": cohort.score, **cohort.parts}.items():
+        if values is None and part == "score":
+            continue
+        try:
+            column = values if isinstance(values, np.ndarray) else array(values, f"'{part}'")
+        except InputError:
+            column = None
+        fits = column is not None and column.shape == candidates.shape and column.dtype.kind in "biuf"
+        if not fits or not isinstance(part, str):
+            raise SelectorError(
+                f"The selector {name} must give {short_repr(part)} as one number for each of the cohort's "
+                f"{len(candidates)} candidates. Got {short_repr(values)}.",
                 hint="name the candidates: Cohort(..., candidates=slate.candidates, score=...)",
             )
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.core.params import Boolean, Optional, Parameterized, Text, param
 from fedcohort.core.registry import Registry, is_reference, resolve_reference, suggest
+from fedcohort.core.text import short_repr
 from fedcohort.simulate.data.dataset import Target
 from fedcohort.simulate.metrics import Metric
+from fedcohort.simulate.own_code import OwnCodeError, own_code
 
 if TYPE_CHECKING:
     import torch
@@ -121,16 +123,19 @@ class Task(Parameterized):
         import torch
 
         if is_reference(self.loss):
-            values = resolve_reference(self.loss)[0](outputs, targets)
+            function = resolve_reference(self.loss)[0]
+            with own_code():
+                values = function(outputs, targets)
         else:
             import torch.nn.functional as F
 
             # torch's losses over classes expect the classes on the second axis.
             scores = outputs if self.target == "number" else outputs.movedim(-1, 1)
-            values = getattr(F, self.loss)(scores, targets, reduction="none")
+            with own_code():  # it may be a loss for another purpose
+                values = getattr(F, self.loss)(scores, targets, reduction="none")
         if not isinstance(values, torch.Tensor) or not values.ndim or len(values) != len(targets):
             got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
-            raise InputError(
+            raise OwnCodeError(
                 f"The loss {self.loss!r} must give one number per sample, ({len(targets)}, ...). Got {got}.",
                 hint="a loss of torch does that with reduction='none'",
             )
@@ -139,11 +144,14 @@ class Task(Parameterized):
     def measure(self, outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> float:
         """Return the metric of a model from its outputs on the test set, and its losses there (n,)."""
         if is_reference(self.metric):
-            value = resolve_reference(self.metric)[0](outputs, targets)
+            function = resolve_reference(self.metric)[0]
+            with own_code():
+                value = function(outputs, targets)
             try:
                 return float(value)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise InputError(f"The metric {self.metric!r} must give one number. Got {value!r}.") from error
+            except Exception:  # the function may return anything
+                got = short_repr(value)
+                raise OwnCodeError(f"The metric {self.metric!r} must give one number. Got {got}.") from None
         return _METRICS[self.metric].of(outputs, targets, losses)
 
 

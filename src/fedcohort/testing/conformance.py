@@ -35,6 +35,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.journal.codec import state_fields
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
+from fedcohort.session.validation import as_selector
 from fedcohort.testing.host import ScriptedHost, Trace, mixed_statuses
 
 AnySelector = Selector[Any]
@@ -72,13 +73,13 @@ def checked_forms(selector: AnySelector) -> dict[str, AnySelector]:
     return {"as given": selector, **{name: kind(**params) for name, params in kind.checked_params.items()}}
 
 
-def check_selector(selector: AnySelector, *, skip: dict[str, str] | None = None) -> None:
+def check_selector(selector: AnySelector | type[AnySelector] | str, *, skip: dict[str, str] | None = None) -> None:
     """Run every conformance check on a selector, as given and with each parameter set of :func:`checked_forms`.
 
     Parameters
     ----------
-    selector : Selector
-        The selector to check.
+    selector : Selector, type or str
+        The selector to check, its class, or the name of a registered one.
     skip : mapping of check name to reason, optional
         Checks that do not apply, each with a written reason.
 
@@ -87,6 +88,8 @@ def check_selector(selector: AnySelector, *, skip: dict[str, str] | None = None)
     ConformanceError
         Names the first check that fails, and what happened.
     """
+    made = isinstance(selector, type) and issubclass(selector, Selector)
+    selector = as_selector(selector() if made else selector)  # type: ignore[operator]
     skip = skip or {}
     for name in skip:
         if name not in CHECKS:

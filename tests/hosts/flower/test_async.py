@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -44,7 +45,7 @@ from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
-from fedcohort.training.aggregators import FedAsync, FedBuff
+from fedcohort.training.aggregators import FedAsync, FedBuff, Members, Mix, WeightedSum
 from tests.experiments import run_experiment
 
 from .conftest import ANSWERS, Clock, FakeGrid, Fleet, Node, client_app, model, step
@@ -558,6 +559,7 @@ def test_rules_names_and_leases_hold(tmp_path: Path) -> None:
         (("uniform",), {"spares": 1}, "'spares'"),
         (("uniform",), {"filter": "cmfl"}, "'filter'"),
         (("uniform",), {"aggregator": "scaffold"}, "must be 'fedbuff', 'fedasync' or 'fedavg-stale'"),
+        (("uniform",), {"aggregator": "fedavg"}, "discounts stale models. Got 'fedavg'"),
         (("uniform",), {"busy": 0}, "FlowPolicy must be"),
         (("uniform",), {"deadline": "auto"}, "'auto' closes rounds"),
         (("uniform", FedXgbBagging()), {}, "adds trees"),
@@ -569,9 +571,21 @@ def test_what_needs_rounds_is_refused(arguments: Any, settings: Any, words: str)
         AsyncCohortStrategy(*arguments, **{"busy": 2, **settings})
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Halving(WeightedSum):
+    """Every newer model halves what an answer counts."""
+
+    name = "halving"
+    discounts_staleness = True
+
+    def mix(self, members: Members) -> Mix:
+        weights = members.share * 0.5**members.staleness
+        return Mix(weights / weights.sum())
+
+
 def test_aggregators_with_parameters_and_the_record_of_settings(tmp_path: Path) -> None:
     fleet = numbered(4, Fleet())
-    for aggregator in (FedBuff(exponent=0.0), FedAsync(alpha=1.0, discount="constant")):
+    for aggregator in (FedBuff(exponent=0.0), FedAsync(alpha=1.0, discount="constant"), Halving()):
         asynchronous(
             fleet,
             "uniform",

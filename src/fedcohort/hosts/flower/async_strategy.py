@@ -22,7 +22,7 @@ from fedcohort.hosts.flower.flow_host import FlowerFlowHost
 from fedcohort.hosts.flower.strategy import CohortStrategy, create_part
 from fedcohort.hosts.flower.wrapped_strategy import changes_shape, check_strategy, private_cohort_size
 from fedcohort.session.validation import check_one_at_a_time
-from fedcohort.training.aggregators import AGGREGATORS, Aggregator, FedAsync, FedAvgStale, FedBuff
+from fedcohort.training.aggregators import AGGREGATORS, Aggregator, FedAvgStale, WeightedSum
 
 log = logging.getLogger("flwr.fedcohort")
 _OF_ROUNDS = {
@@ -53,7 +53,8 @@ class AsyncCohortStrategy(CohortStrategy):
     period : float, optional
         Seconds between two models, instead of a number of answers.
     aggregator : Aggregator or str
-        How much each answer counts, given its staleness: ``fedbuff``, ``fedasync`` or ``fedavg-stale``.
+        How much each answer counts, given its staleness: ``fedbuff``, ``fedasync``, ``fedavg-stale``, or your own
+        weighted sum with ``discounts_staleness = True``. What its weights lack to 1 is the share of the old model.
     **settings
         As in :class:`CohortStrategy`, except ``cohort_size``, ``spares``, ``late``, ``min_replies`` and ``filter``,
         which only make sense for rounds. ``deadline`` is the time one client has before another takes its place.
@@ -82,10 +83,10 @@ class AsyncCohortStrategy(CohortStrategy):
             )
         self.flow = FlowPolicy(busy, buffer, period)
         created = create_part("aggregator", aggregator, Aggregator, AGGREGATORS)
-        if not isinstance(created, FedBuff | FedAsync | FedAvgStale):
+        if not isinstance(created, WeightedSum) or not created.discounts_staleness:
             raise ParameterError(
-                "The 'aggregator' parameter of AsyncCohortStrategy must be 'fedbuff', 'fedasync' or 'fedavg-stale'. "
-                f"Got {created.name!r}.",
+                "The 'aggregator' parameter of AsyncCohortStrategy must be 'fedbuff', 'fedasync' or 'fedavg-stale', or "
+                f"your own weighted sum that discounts stale models. Got {created.name!r}.",
                 hint="the wrapped strategy may be FedAdam or another of Flower's strategies",
             )
         self.aggregator = created

@@ -14,11 +14,13 @@ from torch import nn
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.registry import is_reference
 from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.jobs import JobTable
 from fedcohort.simulate.engine.plain import train_plain
 from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import HeldOut, Spans, right_by_cell
+from fedcohort.simulate.own_code import own_code
 from fedcohort.simulate.tasks import Task
 from fedcohort.training.local import LocalTraining
 from fedcohort.training.losses import cross_entropy
@@ -56,6 +58,11 @@ class ModuleBackend:
         task: Task | None = None,
     ) -> None:
         self._task = task
+        # Our own tasks tell the user's functions from their own code. A user's own task is the user's code as a whole.
+        own = task is not None and is_reference(task.name)
+        self._task_code: Callable[[], contextlib.AbstractContextManager[None]] = (
+            own_code if own else contextlib.nullcontext
+        )
         self._store, self._local, self._device = store.to(device), local, device
         self._draws = draws_random_numbers(module, store.shape, store.x.dtype)
         self._flat = FlatModel(module.to(device))
@@ -86,7 +93,7 @@ class ModuleBackend:
                     prox=prox,
                     correction=None if correction is None else correction[job],
                     crops=table.crops(job, local) if local.augment else None,
-                    losses=None if self._task is None else self._task.losses,
+                    losses=None if self._task is None else self._losses,
                 )
             self._flat.store(out[job])
         return out
@@ -115,9 +122,12 @@ class ModuleBackend:
             parameters = list(module.parameters())
             with torch.enable_grad():
                 for part, labels in zip(torch.split(x, _CHUNK), torch.split(y, _CHUNK), strict=True):
-                    logits = module(part.view(len(part), *self._store.shape))
+                    samples = part.view(len(part), *self._store.shape)
+                    with own_code():
+                        logits = module(samples)
                     loss = self._losses(logits, labels).sum() / count
-                    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+                    with own_code():
+                        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
                     for slot, grad in zip(self._flat.slots, grads, strict=False):
                         if grad is not None:
                             slot.of(out[unit]).add_(grad)
@@ -134,7 +144,8 @@ class ModuleBackend:
             if self._task is None:
                 metric[unit] = float((logits.argmax(1) == y).double().mean())
             else:
-                metric[unit] = self._task.measure(logits, y, losses)
+                with self._task_code():
+                    metric[unit] = self._task.measure(logits, y, losses)
         return loss, metric
 
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
@@ -160,13 +171,17 @@ class ModuleBackend:
         return self._store.x[self._store.sample[slots]], self._store.targets_of(first, count)
 
     def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(outputs, targets) if self._task is None else self._task.losses(outputs, targets)
+        if self._task is None:
+            return cross_entropy(outputs, targets)
+        with self._task_code():
+            return self._task.losses(outputs, targets)
 
     def _scores(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return the logits (n, C) of the model ``vector`` on ``x`` (n, F)."""
         module = self._flat.load(vector).eval()
-        with torch.no_grad():
-            return torch.cat([module(part.view(len(part), *self._store.shape)) for part in torch.split(x, _CHUNK)])
+        parts = [part.view(len(part), *self._store.shape) for part in torch.split(x, _CHUNK)]
+        with torch.no_grad(), own_code():
+            return torch.cat([module(part) for part in parts])
 
     @contextlib.contextmanager
     def _seed_torch(self, table: JobTable, job: int) -> Iterator[None]:

@@ -15,6 +15,7 @@ from torch import nn
 from fedcohort.core.arrays import IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.simulate.engine.crops import crop, crop_table
+from fedcohort.simulate.own_code import own_code
 from fedcohort.training.local import BatchPlan, LocalTraining
 from fedcohort.training.losses import cross_entropy, robust_from_cross_entropies
 
@@ -31,7 +32,9 @@ def pseudo_labels(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     training = model.training
     model.eval()
     with torch.no_grad():
-        parts = [model(x[start : start + _CHUNK]).argmax(1) for start in range(0, len(x), _CHUNK)]
+        batches = [x[start : start + _CHUNK] for start in range(0, len(x), _CHUNK)]
+        with own_code():
+            parts = [model(batch).argmax(1) for batch in batches]
     model.train(training)
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=x.device)
 
@@ -90,15 +93,18 @@ def train_plain(
         if table is not None and crops is not None:
             which = torch.as_tensor(crops[step, :count], device=x.device)
             images = crop(images.flatten(1), table, which).view_as(images)
-        logits = model(images)
-        if losses is not None:
-            loss = losses(logits, y[batch]).mean()
-        elif pseudo is None:
-            loss = F.cross_entropy(logits, y[batch])
-        else:
-            loss = robust_loss(logits, y[batch], pseudo[batch], local).mean()
+        targets = y[batch]
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        with own_code():
+            logits = model(images)
+        if losses is not None:
+            loss = losses(logits, targets).mean()
+        elif pseudo is None:
+            loss = F.cross_entropy(logits, targets)
+        else:
+            loss = robust_loss(logits, targets, pseudo[batch], local).mean()
+        with own_code():
+            loss.backward()  # type: ignore[no-untyped-call]
         # Neither loop runs without its term: the list is empty then, and the gradient stays bit for bit the loss's.
         for p, origin in zip(parameters, start, strict=False):
             p.grad.add_(p.detach() - origin, alpha=prox)  # type: ignore[union-attr]  # backward has filled it

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from fedcohort.simulate.engine.flat import FlatModel, Slot
 from fedcohort.simulate.engine.images import fold, patches, pool, unpool
 from fedcohort.simulate.engine.layers import Convolution, Dense, MaxPool, Norm, Relu, read_layers
+from fedcohort.simulate.own_code import own_code
 
 if TYPE_CHECKING:
     from fedcohort.simulate.engine.fused import FusedConvolution
@@ -66,7 +67,9 @@ class FunctionalNet(StackedNet):
 
     def _one(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         tensors = {slot.name: slot.of(vector) for slot in self.flat.slots}
-        result: torch.Tensor = torch.func.functional_call(self.flat.module, tensors, (x.view(len(x), *self.sample),))
+        samples = x.view(len(x), *self.sample)
+        with own_code():
+            result: torch.Tensor = torch.func.functional_call(self.flat.module, tensors, (samples,))
         return result
 
     def logits(
@@ -384,7 +387,7 @@ def stacking_obstacle(flat: FlatModel, sample: tuple[int, ...]) -> str | None:
             logits = net.logits(vectors, torch.zeros(2, 2, math.prod(sample)), saved)
             net.backward(vectors, saved, torch.zeros_like(logits), torch.empty_like(vectors))
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        return str(error).strip().partition("\n")[0]
+        return str(error.__cause__ or error).strip().partition("\n")[0]
     return None
 
 

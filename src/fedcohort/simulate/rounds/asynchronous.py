@@ -22,11 +22,10 @@ import numpy as np
 import torch
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import InputError
+from fedcohort.core.errors import InputError, SelectorError
 from fedcohort.core.protocol import Answer, Cohort, Query, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flow import Flow, FlowPolicy, batch_seed
-from fedcohort.hosts.round import Round
 from fedcohort.scenario import Always, OnlineDevices
 from fedcohort.session.validation import check_one_at_a_time
 from fedcohort.simulate.config.experiment import RunPlan
@@ -34,10 +33,10 @@ from fedcohort.simulate.engine import Jobs, TrainingResult
 from fedcohort.simulate.rounds.batch import Batch, zero_unsound
 from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.group import Group, OnRound, is_due, measurements, sound_test
-from fedcohort.simulate.rounds.isolate_failure import isolate_failure
+from fedcohort.simulate.rounds.isolate_failure import fail_selector, isolate_failure
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.simulate.rounds.stages import Arrived, Asked, Chosen, Test, members
+from fedcohort.simulate.rounds.stages import Asked, Test, Trained, members
 from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.training.filters import KeepAll
 
@@ -188,10 +187,8 @@ class FlowBatch(Batch):
         arrived, start = [], 0
         for run, mine, part in zip(runs, jobs, clients, strict=True):
             place = slice(start, start + len(part))
-            round_ = Round(run.session, run.policy)
-            round_.seconds = np.array([job.seconds for job in mine])
-            chosen = Chosen(run, round_, None, RoundCost(), np.arange(len(part)))
-            arrived.append(Arrived(chosen, part, place, sound[place]))
+            seconds = np.array([job.seconds for job in mine])
+            arrived.append(Trained(run, part, place, sound[place], seconds))
             start = place.stop
         signals, _ = self.signals(arrived, params)
         for run, mine, turn, found in zip(runs, jobs, arrived, signals, strict=True):
@@ -269,10 +266,12 @@ class AsynchronousGroup(Group):
         while waiting:
             untrained: list[Run] = []
             for run in waiting:
-                due = isolate_failure(run, run.selector_label, partial(self._play, run))
-                if not run.running:
-                    continue
-                (ready if due else untrained).append(run)
+                try:
+                    due = self._play(run)
+                except SelectorError as error:
+                    fail_selector(run, error)
+                if run.running:
+                    (ready if due else untrained).append(run)
             if untrained:
                 self.batch.train_jobs(untrained, [self._flight(run).untrained for run in untrained], self._flights)
             waiting = untrained
@@ -317,7 +316,6 @@ class AsynchronousGroup(Group):
 
     def _begin(self, run: Run, flight: Flight, available: BoolArray) -> None:
         """Choose one more client and start it."""
-        plan, costs = run.plan, run.costs
         query = flight.flow.open(available)
         known, seconds = self._answer_query(run, flight, available, query)
         cohort = flight.flow.choose(known)
@@ -325,28 +323,15 @@ class AsynchronousGroup(Group):
             run.end("stopped", cohort.stop)
         if not cohort.size:
             return
-        clients, copies = cohort.clients, run.aggregator.model_copies
-        work = costs.round_work(clients, cohort.work, run.needed, False)
+        clients = cohort.clients
         begins = run.clock + seconds
-        if run.devices is not None:
-            events = plan.scenario.timed_events(
-                run.federation,
-                clients,
-                seed=plan.seed,
-                ticket=cohort.ticket,
-                time=begins,
-                samples=costs.samples(clients, work),
-                transfer=copies * costs.model_bytes + costs.upload(run.needed, copies),
-            )
-        else:
-            events = plan.scenario.events(run.federation, clients, seed=plan.seed, round=cohort.ticket, work=work)
-        usual = run.steps[clients]
-        steps = usual if cohort.work is None else np.where(usual > 0, np.maximum(np.rint(usual * cohort.work), 1), 0)
+        events = run.events(cohort, begins)
+        steps = run.local_steps(clients, cohort.work)
         flight.add(Job(cohort, begins, float(events.durations[0]), int(events.status[0]), int(steps[0])))
         # A copy: the next model overwrites the group's row, perhaps before this client is trained.
         if cohort.round not in flight.models:
             flight.models[cohort.round] = self.models[run.row].clone()
-        flight.cost.bytes_down += copies * costs.model_bytes
+        flight.cost.bytes_down += run.aggregator.model_copies * run.costs.model_bytes
         flight.begun += clients.tolist()
         flight.durations += events.durations.tolist()
 
@@ -356,7 +341,7 @@ class AsynchronousGroup(Group):
         """Return the answer to a selector's question and how long it took, and book its cost."""
         if query is None:
             return None, 0.0
-        (found,) = answer(self.batch, [Asked(run, Round(run.session, run.policy), available, query)])
+        (found,) = answer(self.batch, [Asked(run, available, query)])
         cost, mine = found.cost, flight.cost
         mine.asked += cost.asked
         mine.query_bytes_down += cost.query_bytes_down
@@ -396,7 +381,7 @@ class AsynchronousGroup(Group):
             {signal: np.concatenate([job.signals[signal] for job in used]) for signal in run.aggregator.requires},
             np.array([flow.staleness(one) for one in flow.waiting], np.float64),
         )
-        combined = isolate_failure(run, run.aggregator_label, partial(run.combine, old, models, described))
+        combined = isolate_failure(run, run.aggregator_label, run.combine, old, models, described)
         if combined is None:
             return False
         self.models[run.row], flight.weights = combined.model, np.asarray(combined.weights, np.float64)

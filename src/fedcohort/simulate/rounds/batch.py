@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from fedcohort.core.vectors import OutputLayer, vector_signal
 from fedcohort.simulate.engine import Engine, Jobs, TrainingResult
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.simulate.rounds.stages import Arrived
+from fedcohort.simulate.rounds.stages import Arrived, Trained
 
 
 def zero_unsound(params: torch.Tensor) -> tuple[torch.Tensor, BoolArray]:
@@ -85,7 +84,7 @@ class Batch:
         model = self.models[run.row]
         if not run.aggregator.own_models:
             return model
-        found = isolate_failure(run, run.aggregator_label, partial(run.starts, clients, model))
+        found = isolate_failure(run, run.aggregator_label, run.starts, clients, model)
         return model.expand(len(clients), -1) if found is None else found
 
     def _received(self, runs: Sequence[Run], clients: Sequence[IntArray]) -> tuple[torch.Tensor, IntArray]:
@@ -120,13 +119,13 @@ class Batch:
             parts = []
             for run, part in zip(runs, clients, strict=True):
                 old = self.models[run.row]
-                found = isolate_failure(run, run.aggregator_label, partial(run.corrections, part, old))
+                found = isolate_failure(run, run.aggregator_label, run.corrections, part, old)
                 parts.append(old.new_zeros(len(part), len(old)) if found is None else found)
             correction = torch.cat(parts)
         return self.engine.train(models, jobs, prox=self._prox, correction=correction)
 
     def signals(
-        self, turns: Sequence[Arrived], params: torch.Tensor
+        self, turns: Sequence[Arrived | Trained], params: torch.Tensor
     ) -> tuple[list[dict[Signal, FloatArray]], dict[int, torch.Tensor]]:
         """Compute the signals that the runs' selectors declared.
 
@@ -145,7 +144,7 @@ class Batch:
         found: list[dict[Signal, FloatArray]] = [{} for _ in turns]
         for i, turn in enumerate(turns):
             if Signal.DURATION in turn.run.needed:
-                found[i][Signal.DURATION] = turn.chosen.round.seconds[turn.chosen.arrived]
+                found[i][Signal.DURATION] = turn.seconds
         self._before(turns, found)
         self._after(turns, params, found)
         moved = [i for i, turn in enumerate(turns) if turn.run.updates]
@@ -155,7 +154,7 @@ class Batch:
         return found, self._gradients(turns, found)
 
     def _gradients(
-        self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]
+        self, turns: Sequence[Arrived | Trained], found: Sequence[dict[Signal, FloatArray]]
     ) -> dict[int, torch.Tensor]:
         """Compute full-batch gradients for the runs that need them, and add the signals derived from them."""
         places = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
@@ -171,7 +170,7 @@ class Batch:
         self._add_vectors(places, turns, gradients, [run.gradients for run in runs], found)
         return {run.row: part for run, part in zip(runs, gradients, strict=True)}
 
-    def _before(self, turns: Sequence[Arrived], found: Sequence[dict[Signal, FloatArray]]) -> None:
+    def _before(self, turns: Sequence[Arrived | Trained], found: Sequence[dict[Signal, FloatArray]]) -> None:
         """Add losses of the received models; runs with the same measures are one batch."""
         for measures, places in _alike([turn.run.before for turn in turns]).items():
             runs, clients = [turns[i].run for i in places], [turns[i].clients for i in places]
@@ -179,7 +178,9 @@ class Batch:
             for at, i in enumerate(places):
                 found[i].update({s: values[measure][at] for s, measure in turns[i].run.before.items()})
 
-    def _after(self, turns: Sequence[Arrived], params: torch.Tensor, found: Sequence[dict[Signal, FloatArray]]) -> None:
+    def _after(
+        self, turns: Sequence[Arrived | Trained], params: torch.Tensor, found: Sequence[dict[Signal, FloatArray]]
+    ) -> None:
         """Add losses of the clients' own models; the received models give the pseudo-labels."""
         for measures, places in _alike([turn.run.after for turn in turns]).items():
             runs, clients = [turns[i].run for i in places], [turns[i].clients for i in places]
@@ -196,7 +197,7 @@ class Batch:
     def _add_vectors(
         self,
         places: Sequence[int],
-        turns: Sequence[Arrived],
+        turns: Sequence[Arrived | Trained],
         vectors: Sequence[torch.Tensor],
         wanted: Sequence[Mapping[Signal, VectorOf]],
         found: Sequence[dict[Signal, FloatArray]],

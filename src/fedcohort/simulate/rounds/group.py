@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +18,7 @@ import torch
 
 from fedcohort.core import rng
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
-from fedcohort.core.errors import OtherEngineError
+from fedcohort.core.errors import OtherEngineError, SelectorError
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.core.vectors import needs_output_layer, output_layer
@@ -31,9 +30,10 @@ from fedcohort.session.validation import check_signals
 from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Engine, HeldOut, TrainingResult
 from fedcohort.simulate.metrics import Participation, imbalance
+from fedcohort.simulate.own_code import OwnCodeError
 from fedcohort.simulate.rounds.batch import Batch, zero_unsound
 from fedcohort.simulate.rounds.costs import RoundCost, holders
-from fedcohort.simulate.rounds.isolate_failure import INFRASTRUCTURE_ERRORS, fail, isolate_failure, own_parts
+from fedcohort.simulate.rounds.isolate_failure import fail, fail_selector, isolate_failure, own_parts
 from fedcohort.simulate.rounds.judge import Judge, Views
 from fedcohort.simulate.rounds.late import LateUpdate
 from fedcohort.simulate.rounds.queries import answer
@@ -125,8 +125,9 @@ class Group:
         self.batch = self.batch_class(self.engine, models, first.aggregator.prox, output)
         self._servers: dict[tuple[int, str | None], ServerSamples] = {}
         for run in self.runs:
-            begin = partial(run.aggregator.memory, len(run.federation), self.models[run.row])
-            run.memory = isolate_failure(run, run.aggregator_label, begin)
+            run.memory = isolate_failure(
+                run, run.aggregator_label, run.aggregator.memory, len(run.federation), self.models[run.row]
+            )
             if run.aggregator.needs_server:
                 run.server = self._server_samples(run, dataset)
         self._rows = RowBuffer()
@@ -159,9 +160,13 @@ class Group:
         """Start a new session for every run."""
         for run in self.runs:
             run.engines = ((0, self.engine.kind),)
-            # A configuration that withholds a signal is an error of the experiment. Any other error ends only this run.
+            # A configuration that withholds a signal is an error of the experiment. An error of the selector ends only
+            # this run.
             check_signals(run.selector, run.table, run.signals)
-            isolate_failure(run, run.selector_label, partial(run.start_session, self._journal(run)))
+            try:
+                run.start_session(self._journal(run))
+            except SelectorError as error:
+                fail_selector(run, error)
 
     def _journal(self, run: Run) -> Path | None:
         return None if self._journals is None else self._journals / f"{run.plan.id}.sqlite"
@@ -259,23 +264,26 @@ class Group:
         runs = [run for run in self.runs if run.running and run.round == behind]
         try:
             self._step(runs, on_round)
-        except INFRASTRUCTURE_ERRORS:
-            raise
-        except Exception as error:
+        except OwnCodeError as failure:
             # A user's own model, loss or metric is part of every run here. Without one, the error is ours.
+            error = failure.__cause__ or failure
             if self._shared is None:
-                raise
+                raise error from None
             for run in runs:
                 if run.running:
                     fail(run, self._shared, error)
 
     def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
         began = time.perf_counter()
-        answered = [turn for turn in answer(self.batch, self._requests(runs)) if turn.asked.run.running]
-        found = [
-            isolate_failure(turn.asked.run, turn.asked.run.selector_label, partial(_choose, turn)) for turn in answered
-        ]
-        chosen = [turn for turn in found if turn is not None]
+        asked, rounds = self._requests(runs)
+        chosen: list[Chosen] = []
+        for answered, round_ in zip(answer(self.batch, asked), rounds, strict=True):
+            run = answered.asked.run
+            if run.running:
+                try:
+                    chosen.append(_choose(answered, round_))
+                except SelectorError as error:
+                    fail_selector(run, error)
         self._train_late([turn for turn in chosen if turn.run.late is not None and len(turn.round.late_models)])
         training = [turn for turn in chosen if len(turn.arrived)]
         trained = iter(self._train(training) if training else ())
@@ -286,9 +294,10 @@ class Group:
         for turn in evaluated:
             self._finish(turn, share, on_round)
 
-    def _requests(self, runs: Sequence[Run]) -> list[Asked]:
+    def _requests(self, runs: Sequence[Run]) -> tuple[list[Asked], list[Round]]:
+        """Open the next round of each run; return the selectors' questions and the rounds."""
         masks: dict[tuple[int, int, Any], BoolArray] = {}
-        turns = []
+        asked, rounds = [], []
         for run in runs:
             available = run.wait()
             if run.begins == np.inf:
@@ -310,10 +319,12 @@ class Group:
                 pace=run.pace,
                 now=run.begins,
             )
-            query = isolate_failure(run, run.selector_label, partial(round_.open, available))
-            if run.running:
-                turns.append(Asked(run, round_, available, query))
-        return turns
+            try:
+                asked.append(Asked(run, available, round_.open(available)))
+                rounds.append(round_)
+            except SelectorError as error:
+                fail_selector(run, error)
+        return asked, rounds
 
     # -- training ----------------------------------------------------------------------------------------------
 
@@ -345,7 +356,11 @@ class Group:
         # The engine knows the usual steps. They are needed here only if a selector asks for more or less work.
         steps = None
         if any(turn.cohort.work is not None for turn in turns):
-            steps = np.concatenate([_steps(turn, part) for turn, part in zip(turns, places, strict=True)])
+            parts = [
+                turn.run.local_steps(mine, None if turn.cohort.work is None else turn.cohort.work[part])
+                for turn, mine, part in zip(turns, clients, places, strict=True)
+            ]
+            steps = np.concatenate(parts)
         seeds = np.repeat([turn.run.plan.seed for turn in turns], [len(part) for part in clients])
         return self.batch.train([turn.run for turn in turns], clients, seeds, steps)
 
@@ -369,7 +384,9 @@ class Group:
                 continue
             good = torch.as_tensor(turn.sound, device=params.device)
             sure = turn.clients[turn.sound]
-            learn = partial(
+            isolate_failure(
+                run,
+                run.aggregator_label,
                 run.memory.absorb,
                 sure,
                 self.models[run.row],
@@ -377,7 +394,6 @@ class Group:
                 run.rate_sums(steps[turn.jobs][turn.sound], sure),
                 gradients[run.row][good] if run.aggregator.needs_gradients else None,
             )
-            isolate_failure(run, run.aggregator_label, learn)
 
     def _train_late(self, turns: Sequence[Chosen]) -> None:
         """Train the clients that will answer too late and whose models count in a later round."""
@@ -445,12 +461,23 @@ class Group:
 
     def _kept(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
         """Return which models (m,) the filter keeps; none if the run has failed."""
-        run = turn.run
-        found = None
-        if run.running:
-            judge = f"the filter {run.plan.filter.name!r}"
-            found = isolate_failure(run, judge, partial(self._apply_filter, turn, params, logits))
-        return np.zeros(len(turn.clients), np.bool_) if found is None else found
+        run, good = turn.run, turn.sound
+        if not run.running:
+            return np.zeros(len(good), np.bool_)
+        if run.filter is None:
+            return good
+        replies = Replies(
+            good,
+            updates=lambda: params[turn.jobs] - self.batch.received(run, turn.clients),
+            logits=logits,
+            labels=None if logits is None else self._server_labels[run.context.index],
+        )
+        verdict = isolate_failure(run, f"the filter {run.plan.filter.name!r}", checked_decision, run.filter, replies)
+        if verdict is None:
+            return np.zeros(len(good), np.bool_)
+        if verdict.notes:
+            run.session.note("filter", {"round": run.round, **verdict.notes})
+        return np.asarray(verdict.kept & good)
 
     def _mix(
         self, turns: Sequence[Arrived], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
@@ -526,24 +553,6 @@ class Group:
             found |= zip(places, torch.split(logits, [len(turns[i].clients) for i in places]), strict=True)
         return found
 
-    def _apply_filter(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
-        """Return which of the arrived models (m,) enter the average."""
-        run = turn.run
-        good = turn.sound
-        if run.filter is None:
-            return good
-        labels = None if logits is None else self._server_labels[run.context.index]
-        replies = Replies(
-            good,
-            updates=lambda: params[turn.jobs] - self.batch.received(run, turn.clients),
-            logits=logits,
-            labels=labels,
-        )
-        verdict = checked_decision(run.filter, replies)
-        if verdict.notes:
-            run.session.note("filter", {"round": run.round, **verdict.notes})
-        return np.asarray(verdict.kept & good)
-
     # -- evaluation and reports --------------------------------------------------------------------------------
 
     def _evaluate(self, turns: Sequence[Averaged]) -> list[Evaluated]:
@@ -594,8 +603,10 @@ class Group:
         run, cohort, cost = chosen.run, chosen.cohort, chosen.cost
         durations = chosen.round.seconds
         if len(cohort):
-            isolate_failure(run, run.selector_label, partial(chosen.round.finish, averaged.kept, averaged.metrics))
-            if not run.running:
+            try:
+                chosen.round.finish(averaged.kept, averaged.metrics)
+            except SelectorError as error:
+                fail_selector(run, error)
                 return
         sound = sound_test(turn.test)
         self._record_test(run, cohort.round, sound)
@@ -632,7 +643,7 @@ def _weigh(run: Run, members: Members, kept: BoolArray, late: torch.Tensor) -> t
     ``members`` are the kept models, followed by the ``late`` ones (l, P).
     """
     weights = np.zeros(len(kept))
-    mix = isolate_failure(run, run.aggregator_label, partial(run.mix, members))
+    mix = isolate_failure(run, run.aggregator_label, run.mix, members)
     if mix is None:
         return Mix(weights, 1.0), None
     fresh = int(kept.sum())
@@ -645,7 +656,7 @@ def _combine(
 ) -> tuple[Mix, torch.Tensor | None]:
     """Return the model of an aggregator that does not compute a weighted sum, and the weights (m,) to record."""
     weights = np.zeros(len(kept))
-    combined = isolate_failure(run, run.aggregator_label, partial(run.combine, old, models, members))
+    combined = isolate_failure(run, run.aggregator_label, run.combine, old, models, members)
     if combined is None:
         return Mix(weights, 1.0), None
     weights[kept] = combined.weights[: int(kept.sum())]
@@ -666,9 +677,9 @@ def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
 # -- one turn --------------------------------------------------------------------------------------------------
 
 
-def _choose(turn: QueryAnswered) -> Chosen:
+def _choose(turn: QueryAnswered, round_: Round) -> Chosen:
     """Choose the cohort, and find out which clients will answer in time."""
-    (run, round_, available, _), cost = turn.asked, turn.cost
+    (run, available, _), cost = turn.asked, turn.cost
     plan = run.plan
     if run.round == 0:  # labels are shared once, before the first round
         run.costs.book_labels(cost, run.context.label_facts(plan.labels, plan.seed))
@@ -677,20 +688,7 @@ def _choose(turn: QueryAnswered) -> Chosen:
     if run.instant or not count:
         durations, status = np.zeros(count), np.zeros(count, np.int8)
     else:
-        work = run.costs.round_work(cohort.clients, cohort.work, run.needed, run.aggregator.needs_gradients)
-        if run.devices is None:
-            events = plan.scenario.events(run.federation, cohort.clients, seed=plan.seed, round=run.round, work=work)
-        else:
-            copies = run.aggregator.model_copies
-            events = plan.scenario.timed_events(
-                run.federation,
-                cohort.clients,
-                seed=plan.seed,
-                ticket=cohort.ticket,
-                time=run.begins + cost.seconds,
-                samples=run.costs.samples(cohort.clients, work),
-                transfer=copies * run.costs.model_bytes + run.costs.upload(run.needed, copies),
-            )
+        events = run.events(cohort, run.begins + cost.seconds)
         durations, status = events.durations, events.status
     round_.begun = run.begins + cost.seconds
     cost.seconds += run.begins - run.clock  # nobody was online before
@@ -776,15 +774,6 @@ def _note_late(turn: Arrived, late: Sequence[LateUpdate]) -> None:
         run, name = turn.run, turn.run.session.table.name
         clients = {name(one.client): {"ticket": one.ticket, "staleness": run.round - one.round} for one in late}
         run.session.note(LATE_COUNTED, {"round": run.round, "ticket": turn.chosen.cohort.ticket, "clients": clients})
-
-
-def _steps(turn: Chosen, places: IntArray) -> IntArray:
-    """Return the local steps (m,) of some clients of the cohort: the usual number times its work, at least one."""
-    usual = turn.run.steps[turn.cohort.clients[places]]
-    if turn.cohort.work is None:
-        return usual
-    scaled = np.floor(usual * turn.cohort.work[places] + 0.5).astype(np.int64)
-    return np.where(usual > 0, np.maximum(scaled, 1), 0)
 
 
 def _stop(turn: Averaged) -> str | None:

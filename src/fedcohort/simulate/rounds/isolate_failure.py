@@ -1,7 +1,8 @@
 """An error in a run's own parts ends that run and no other, and the message names the part.
 
 A selector, filter or aggregator belongs to one run. A user's own model, loss or metric belongs to all runs of a group.
-Errors of the disk or the machine end the experiment, which can be continued.
+Only what their own code raises, or returns and we refuse, is their failure. Any other error is a bug of ours and ends
+the experiment as itself. Errors of the disk or the machine end the experiment too, and it can be continued.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from fedcohort.core.errors import DeviceError, FedcohortError, JournalError
+from fedcohort.core.errors import DeviceError, FedcohortError, JournalError, SelectorError
 from fedcohort.core.registry import is_reference
-from fedcohort.core.text import error_text
+from fedcohort.core.text import error_place, error_text
+from fedcohort.simulate.own_code import OwnCodeError
 from fedcohort.simulate.store.results import ResultsError
 
 if TYPE_CHECKING:
@@ -30,20 +31,20 @@ _FAMILIAR = frozenset({"fedcohort", "numpy", "scipy", "sklearn", "torch", "pyarr
 INFRASTRUCTURE_ERRORS = (JournalError, ResultsError, DeviceError, MemoryError, torch.cuda.OutOfMemoryError)
 
 
-def isolate_failure(run: Run, part: str, work: Callable[[], T]) -> T | None:
-    """Do some work of one run. If it raises, the run has failed, and None is returned.
+def isolate_failure(run: Run, part: str, work: Callable[..., T], *arguments: Any) -> T | None:
+    """Call the own code of a filter or an aggregator. If it raises, the run has failed, and None is returned.
 
     Parameters
     ----------
     part : str
-        Whose code this is, for example "the selector 'mine.py:Greedy'".
+        Whose code this is, for example "the filter 'mine.py:Strict'".
+    work : function
+        Calls that code, checks what it returns, and does nothing else.
     """
     try:
-        return work()
-    except INFRASTRUCTURE_ERRORS as error:
-        if not isinstance(error, MemoryError) or not _is_foreign(error):
-            raise
-        fail(run, part, error)
+        return work(*arguments)
+    except OwnCodeError:  # an aggregator may use the model, which all runs of the group share
+        raise
     except (Exception, SystemExit) as error:  # a user's code may raise anything, and may call sys.exit
         fail(run, part, error)
     return None
@@ -56,13 +57,17 @@ def _is_foreign(error: BaseException) -> bool:
     return bool(modules - _FAMILIAR - sys.stdlib_module_names)
 
 
+def fail_selector(run: Run, error: SelectorError) -> None:
+    """End a run because its selector raised an error, or returned something that the session refused."""
+    fail(run, run.selector_label, error.__cause__ or error)
+
+
 def fail(run: Run, part: str, error: BaseException) -> None:
-    """End a run because one of its parts raised."""
+    """End a run because one of its parts raised; an error of the disk or the machine is raised again."""
+    if isinstance(error, INFRASTRUCTURE_ERRORS) and not (isinstance(error, MemoryError) and _is_foreign(error)):
+        raise error
     text = error.message if isinstance(error, FedcohortError) else error_text(error)
-    ours = str(Path(__file__).parents[2])
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    run.end("failed", f"{part} raised an error in round {run.round}: {text.rstrip('.')}{where}")
+    run.end("failed", f"{part} raised an error in round {run.round}: {text.rstrip('.')}{error_place(error)}")
     log.warning("run %s failed: %s", run.plan.id, run.reason, exc_info=error)
 
 

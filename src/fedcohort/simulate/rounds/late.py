@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
+from fedcohort.hosts.round import newest_late
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +46,9 @@ class LateUpdates:
         """Return each client's newest update that has arrived by ``now``, except for clients that ``answered``."""
         arrived = [one for one in self.waiting if one.arrives <= now]
         self.waiting = [one for one in self.waiting if one.arrives > now]
-        newest = {one.client: one for one in sorted(arrived, key=lambda one: one.arrives)}
-        excluded = set(answered)
-        return [one for client, one in sorted(newest.items()) if client not in excluded]
+        arrived.sort(key=lambda one: one.arrives)
+        counting = newest_late(arrived, lambda one: one.client, set(answered))
+        return sorted(counting, key=lambda one: one.client)
 
     def facts(self) -> list[list[Any]]:
         """Return what a checkpoint keeps beside :meth:`updates`."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedcohort.core.errors import DataError, FedcohortError, InputError
 from fedcohort.core.registry import is_reference
+from fedcohort.core.text import error_text
 from fedcohort.scenario import Federation
 from fedcohort.simulate.config.experiment import Experiment, RunPlan, values_of
 from fedcohort.simulate.config.sections import DataOptions
@@ -24,11 +25,13 @@ from fedcohort.simulate.engine.flat import FlatModel
 from fedcohort.simulate.engine.store import sample_shape
 from fedcohort.simulate.memory_check import check_memory
 from fedcohort.simulate.models import build_model
+from fedcohort.simulate.own_code import OwnCodeError
 from fedcohort.simulate.processes.process_count import choose_process_count, training_operations
 from fedcohort.simulate.rounds.asynchronous import AsynchronousGroup, check_asynchronous
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.run import check_fits, check_plan
 from fedcohort.simulate.store.results import ResultsError
+from fedcohort.simulate.tasks import Task
 
 _SUITS = {"class": "classification", "number": "regression", "token": "next-token prediction"}
 
@@ -261,14 +264,22 @@ def _check_model(plan: RunPlan, dataset: Dataset) -> list[torch.Size]:
     outputs = torch.zeros(len(targets), *_output(dataset))
     try:
         task.measure(outputs, targets, task.losses(outputs, targets))
-    except InputError:
-        raise
-    except Exception as error:  # in the user's own functions, or in a loss of torch for another purpose
-        raise InputError(
-            f"The loss {task.loss!r} and the metric {task.metric!r} cannot be computed from outputs of shape "
-            f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: {type(error).__name__}: {error}."
-        ) from error
+    except OwnCodeError as error:
+        if error.__cause__ is None:  # they returned something that cannot be used
+            raise
+        raise _misfit(task, outputs, targets, error.__cause__) from error.__cause__
+    except Exception as error:
+        if not is_reference(task.name):
+            raise  # neither the user's own function nor a loss of torch raised it
+        raise _misfit(task, outputs, targets, error) from error
     return shapes
+
+
+def _misfit(task: Task, outputs: torch.Tensor, targets: torch.Tensor, error: BaseException) -> InputError:
+    return InputError(
+        f"The loss {task.loss!r} and the metric {task.metric!r} cannot be computed from outputs of shape "
+        f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: {error_text(error)}."
+    )
 
 
 def _output(dataset: Dataset) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, SignalError
-from fedcohort.core.protocol import SELECTORS, Selector
+from fedcohort.core.protocol import SELECTORS, Cohort, Selector
 from fedcohort.core.registry import user_code_errors
 from fedcohort.core.signals import (
     QUERY_SIGNALS,
@@ -31,6 +31,7 @@ from fedcohort.hosts.pace import Pace
 from fedcohort.hosts.round import Policy
 from fedcohort.journal import Savepoint
 from fedcohort.scenario import Always, ClassBiased, Federation, NoLatency, OnlineDevices
+from fedcohort.scenario.scenario import RoundEvents
 from fedcohort.scenario.shift import RELABEL
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
@@ -414,6 +415,33 @@ class Run:
         if self.devices is not None:
             return self.devices.durations(clients, self.costs.samples(clients, work), transfer, seed=self.plan.seed)
         return self.plan.scenario.seconds(self.federation, clients, seed=self.plan.seed, round=self.round, work=work)
+
+    def events(self, cohort: Cohort, begins: float) -> RoundEvents:
+        """Return how long each client of a cohort works that begins at ``begins``, and which clients fail."""
+        plan, costs, clients = self.plan, self.costs, cohort.clients
+        work = costs.round_work(clients, cohort.work, self.needed, self.aggregator.needs_gradients)
+        if self.devices is None:
+            # Clients draw by round, so all selectors meet the same latencies; without rounds, by ticket.
+            draw = cohort.ticket if self.session.asynchronous else self.round
+            return plan.scenario.events(self.federation, clients, seed=plan.seed, round=draw, work=work)
+        copies = self.aggregator.model_copies
+        return plan.scenario.timed_events(
+            self.federation,
+            clients,
+            seed=plan.seed,
+            ticket=cohort.ticket,
+            time=begins,
+            samples=costs.samples(clients, work),
+            transfer=copies * costs.model_bytes + costs.upload(self.needed, copies),
+        )
+
+    def local_steps(self, clients: IntArray, work: FloatArray | None) -> IntArray:
+        """Return the local steps (k,) of ``clients``: the usual number times their ``work``, at least one."""
+        usual = self.steps[clients]
+        if work is None:
+            return usual
+        scaled = np.floor(usual * work + 0.5).astype(np.int64)
+        return np.where(usual > 0, np.maximum(scaled, 1), 0)
 
     def combine(self, old: Any, models: Any, members: Members, *, trial: bool = False) -> Combined:
         """Return the next global model; a trial leaves no trace in the aggregator's memory."""

@@ -14,20 +14,18 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Query
 from fedcohort.core.signals import Signal
-from fedcohort.hosts.round import Round
+from fedcohort.hosts.round import Round, late_discount
 from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.judge import Fairness
 from fedcohort.simulate.rounds.late import LateUpdate, columns
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.training.aggregators import FedAsync, FedAvgStale, FedBuff, Members
-from fedcohort.training.aggregators.base import polynomial
+from fedcohort.training.aggregators import Members
 
 
 class Asked(NamedTuple):
-    """The round is open, and the selector has asked its question, if it has one."""
+    """The selector has asked its question, if it has one."""
 
     run: Run
-    round: Round
     available: BoolArray | None  # (N,); None means everybody
     query: Query | None
 
@@ -84,6 +82,11 @@ class Arrived(NamedTuple):
         """The run."""
         return self.chosen.run
 
+    @property
+    def seconds(self) -> FloatArray:
+        """(m,) how long the clients worked."""
+        return self.chosen.round.seconds[self.chosen.arrived]
+
     def column(self, values: AnyArray) -> FloatArray:
         """Spread values of the arrived models, (m,) or (m, V), over the cohort; NaN for its other clients."""
         count = self.chosen.cohort.size
@@ -120,9 +123,7 @@ class Arrived(NamedTuple):
             return members(run, self.clients[kept], steps[kept], weights, metrics)
         clients, theirs, staleness = columns(late, run.round)
         fresh = np.ones(int(kept.sum()))
-        # An aggregator for stale updates discounts them itself.
-        knows = isinstance(run.aggregator, FedBuff | FedAsync | FedAvgStale)
-        discount = np.ones(len(late)) if knows else polynomial(staleness, 0.5)
+        discount = np.ones(len(late)) if run.aggregator.discounts_staleness else late_discount(staleness)
         return members(
             run,
             np.concatenate([self.clients[kept], clients]),
@@ -131,6 +132,16 @@ class Arrived(NamedTuple):
             metrics,
             np.concatenate([0.0 * fresh, staleness]),
         )
+
+
+class Trained(NamedTuple):
+    """Models of one run for which signals are computed."""
+
+    run: Run
+    clients: IntArray  # (m,)
+    jobs: slice  # rows of their models in the group's batch
+    sound: BoolArray  # (m,) which models are finite
+    seconds: FloatArray  # (m,) how long the clients worked
 
 
 class Averaged(NamedTuple):

@@ -50,6 +50,8 @@ class FedBuff(WeightedSum):
     (array([0.5 , 0.25]), 0.25)
     """
 
+    discounts_staleness = True
+
     global_rate: float = param(1.0, _POSITIVE, "global step size (eta_g)")
     exponent: float = param(0.5, _EXPONENT, "exponent of the discount of stale updates (a); 0: none")
 
@@ -76,6 +78,7 @@ class FedAsync(WeightedSum):
     """
 
     mixes_models: ClassVar[bool] = True
+    discounts_staleness = True
 
     alpha: float = param(0.6, Interval(float, 0, 1, "right"), "share of a fresh model (alpha)")
     discount: str = param("polynomial", OneOf(("constant", "polynomial", "hinge")), "form of the discount s")
@@ -109,6 +112,8 @@ class FedAvgStale(WeightedSum):
     >>> FedAvgStale().mix(members).weights.round(3)
     array([0.667, 0.333])
     """
+
+    discounts_staleness = True
 
     exponent: float = param(0.5, _EXPONENT, "exponent of the discount of stale updates (a)")
 

@@ -266,6 +266,11 @@ class Aggregator(Parameterized, ABC):
         return False
 
     @property
+    def discounts_staleness(self) -> bool:
+        """Whether it gives stale models less weight itself, from ``members.staleness``; otherwise the host does it."""
+        return False
+
+    @property
     def public(self) -> str | None:
         """A .npy file of unlabelled samples for the server; None means the host's own samples."""
         return None

@@ -61,6 +61,11 @@ class FedAvgM(Aggregator):
     weighting: str = param("size", _WEIGHTING, "updates count by client size (the paper) or equally")
     exponent: float = param(0.0, _EXPONENT, "exponent of the discount of stale updates, in asynchronous runs; 0: none")
 
+    @property
+    def discounts_staleness(self) -> bool:
+        """Whether it discounts stale updates: if ``exponent`` is not 0."""
+        return self.exponent > 0
+
     def memory(self, federation: int, model: Any) -> Momentum:
         """Return a momentum of zero."""
         return Momentum(model)
@@ -86,6 +91,11 @@ class _Adaptive(Aggregator):
     tau: float = param(0.001, Interval(float, 0, None, "neither"), "adaptivity: the least scale of a coordinate (tau)")
     weighting: str = param("size", _WEIGHTING, "updates count by client size (its experiments) or equally (Alg. 2)")
     exponent: float = param(0.0, _EXPONENT, "exponent of the discount of stale updates, in asynchronous runs; 0: none")
+
+    @property
+    def discounts_staleness(self) -> bool:
+        """Whether it discounts stale updates: if ``exponent`` is not 0."""
+        return self.exponent > 0
 
     def memory(self, federation: int, model: Any) -> Moments:
         """Return a first moment of zero and a second one of tau squared."""

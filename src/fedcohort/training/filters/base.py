@@ -15,6 +15,7 @@ from fedcohort.core.arrays import BoolArray, read_only
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import Parameterized
 from fedcohort.core.registry import Registry
+from fedcohort.journal.codec import as_json
 
 
 class Need(StrEnum):
@@ -139,6 +140,8 @@ def checked_decision(filter_: Filter, replies: Replies) -> FilterDecision:
             f"A filter must decide on every reply, with an array of shape {replies.ok.shape}. "
             f"{filter_.name!r} returned shape {decision.kept.shape}."
         )
+    if decision.notes:
+        as_json(dict(decision.notes), f"The notes of the filter {filter_.name!r}")
     return decision
 
 
