@@ -10,6 +10,7 @@ from fedcohort.selectors.baselines.e3cs import E3CS
 from fedcohort.selectors.ours.advantage import FlashAdvantage, NeuralBanditAdvantage, RestlessBanditAdvantage
 from fedcohort.selectors.ours.fedacs_near import FedAcsNear
 from fedcohort.selectors.ours.fedcbs_chance import FedCBSChance
+from fedcohort.selectors.ours.hics_fl_auto import HicsFLAuto
 from fedcohort.selectors.papers.flash import Flash
 from fedcohort.session import Session
 
@@ -38,6 +39,17 @@ OLD = {
     ),
     "fedcbs": (FedCBSChance(), {"exploration": 10.0, "beta": 1.0, "floor": "chance", "swaps": 0}),
     "e3cs": (E3CS(), {"fairness": 0.5, "rate": 0.5, "until": None}),
+    "hics-fl": (
+        HicsFLAuto(preference=2.0),
+        {
+            "temperature": "auto",
+            "entropy_weight": 10.0,
+            "clusters": None,
+            "preference": 2.0,
+            "rounds": 200,
+            "memory": 1000,
+        },
+    ),
     "divfl": (DivFL(), {"sample": None, "memory": 1000}),
 }
 """By name: what version 0.2 wrote into a journal, and the selector that continues it."""
