@@ -13,6 +13,7 @@ from scipy import stats
 from fedcohort.core.clients import LabelCounts, LabelFactor, LabelGram
 from fedcohort.core.errors import InputError
 from fedcohort.selectors.numerics import class_balance as imbalance
+from fedcohort.selectors.ours.fedcbs_chance import ChanceWeighting, swap_members
 from fedcohort.selectors.papers.fedcbs import selector
 
 from . import fedcbs_enumeration as enumeration
@@ -117,7 +118,7 @@ def test_the_floor_of_chance_in_every_ordered_pick(form):
     counts = np.random.default_rng(3).multinomial(30, np.full(4, 0.25), 6)
     counts[2] = [30, 0, 0, 0]
     labels, sizes = forms(counts)[form]
-    weighting = selector.Weighting(floor="chance", exploration=selector.exploration_bonus(10.0, 5, np.ones(6)))
+    weighting = ChanceWeighting(exploration=selector.exploration_bonus(10.0, 5, np.ones(6)))
     picks, chances = enumeration.ordered_probabilities(labels, 3, weighting, sizes)
     for pick, chance in zip(picks.tolist(), chances, strict=True):
         assert chance == pytest.approx(paper_probability(counts, pick, 5, [1] * 6, by_chance=True), rel=1e-8)
@@ -167,15 +168,17 @@ def test_figure_3_by_the_papers_own_formulas():
         assert chance == pytest.approx(brute, rel=1e-9)
 
 
+def draw_and_swap(group, size, weighting, rng, swaps):
+    return swap_members(selector.draw_group(group, size, weighting, rng), group, weighting, rng, swaps)
+
+
 def test_swaps_find_the_optimum_of_figure_3():
     groups, target = enumeration.target_probabilities(LabelCounts(FIGURE_3), 3, selector.Weighting())
     assert target[groups.tolist().index([0, 2, 3])] > 0.9999
     rng = np.random.default_rng(1)
     found = [
         sorted(
-            selector.draw_group(
-                imbalance.group_of(LabelCounts(FIGURE_3)), 3, selector.Weighting(), rng, swaps=10
-            ).picks.tolist()
+            draw_and_swap(imbalance.group_of(LabelCounts(FIGURE_3)), 3, selector.Weighting(), rng, 10).picks.tolist()
         )
         for _ in range(300)
     ]
@@ -194,7 +197,7 @@ def test_swaps_have_the_target_distribution():
     rng = np.random.default_rng(3)
     seen = np.zeros(len(groups))
     for _ in range(3000):
-        draw = selector.draw_group(imbalance.group_of(labels), 3, weighting, rng, swaps=24)
+        draw = draw_and_swap(imbalance.group_of(labels), 3, weighting, rng, 24)
         seen[index[tuple(sorted(draw.picks.tolist()))]] += 1
     assert stats.chisquare(seen, target * 3000).pvalue > 1e-3
     picks, chances = enumeration.ordered_probabilities(labels, 3, weighting)
@@ -270,9 +273,9 @@ def test_all_clients_and_one_client(swaps):
     counts = seven_clients()
     rng = np.random.default_rng(2)
     for labels, sizes in forms(counts):
-        everybody = selector.draw_group(imbalance.group_of(labels, sizes), 7, selector.Weighting(), rng, swaps)
+        everybody = draw_and_swap(imbalance.group_of(labels, sizes), 7, selector.Weighting(), rng, swaps)
         assert sorted(everybody.picks.tolist()) == list(range(7))
-        one = selector.draw_group(imbalance.group_of(labels, sizes, np.array([4])), 1, selector.Weighting(), rng, swaps)
+        one = draw_and_swap(imbalance.group_of(labels, sizes, np.array([4])), 1, selector.Weighting(), rng, swaps)
         assert one.picks.tolist() == [0]
         assert one.log_probability[0] == pytest.approx(0.0, abs=1e-12)
 

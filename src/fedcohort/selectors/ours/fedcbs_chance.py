@@ -14,8 +14,8 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.params import Either, Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import register
-from fedcohort.selectors.numerics.class_balance import ClassBalance
-from fedcohort.selectors.papers.fedcbs.selector import DrawnGroup, FedCBS, Weighting, draw_group
+from fedcohort.selectors.numerics.class_balance import RESOLUTION, ClassBalance
+from fedcohort.selectors.papers.fedcbs.selector import DrawnGroup, FedCBS, Weighting, draw_group, draw_next, log_shares
 
 
 @register("fedcbs-chance")
@@ -68,5 +68,66 @@ class FedCBSChance(FedCBS):
 
     def draw(self, group: ClassBalance, size: int, bonus: FloatArray, rng: np.random.Generator) -> DrawnGroup:
         """Draw, then move the group by swaps."""
-        weighting = Weighting(beta=self.beta, floor=self.floor, exploration=bonus)
-        return draw_group(group, size, weighting, rng, self.swaps)
+        if self.floor == "chance":
+            weighting: Weighting = ChanceWeighting(beta=self.beta, exploration=bonus)
+        else:
+            weighting = Weighting(beta=self.beta, floor=self.floor, exploration=bonus)
+        return swap_members(draw_group(group, size, weighting, rng), group, weighting, rng, self.swaps)
+
+
+@dataclass(frozen=True)
+class ChanceWeighting(Weighting):
+    """Weights whose floor is the QCID that balanced data of a group's size shows by chance."""
+
+    floor: float = RESOLUTION  # chance is above it
+
+    def imbalance(self, group: ClassBalance, out: FloatArray) -> FloatArray:
+        """Write to ``out`` (c,) the QCID of a group with each candidate, but not below chance."""
+        return np.maximum(group.qcid_with_each(out), group.extended_by_chance(), out=out)
+
+
+def swap_members(
+    drawn: DrawnGroup, group: ClassBalance, weighting: Weighting, rng: np.random.Generator, swaps: int
+) -> DrawnGroup:
+    r"""Move a drawn group towards P(M).
+
+    ``swaps`` times: remove one member (each in turn, in random order) and draw its replacement, which may be the same
+    client, with probability proportional to :math:`QCID(M)^{-\beta_M}` of the resulting group.
+
+    The conditional probabilities of Fed-CBS's draw are normalised one by one, so their product is not :math:`P(M)
+    \propto QCID(M)^{-\beta_M}`, which the paper aims for. Each swap is a Metropolis-Hastings move with that
+    distribution as its target. The replacement is proposed from the exact conditional distribution, so the move is
+    always accepted, and P(M) is stationary.
+
+    Parameters
+    ----------
+    drawn : DrawnGroup
+        What was drawn into ``group``.
+    group : ClassBalance
+        Holds the new group afterwards.
+    swaps : int
+        Number of moves. If the group is a single client or all candidates, nothing is swapped.
+
+    Returns
+    -------
+    DrawnGroup
+        A replacement has the place of the member it replaced.
+    """
+    size = len(drawn.picks)
+    if swaps == 0 or not 1 < size < group.n:
+        return drawn
+    values = np.empty(group.n)
+    picks = drawn.picks.copy()
+    chance, bonus = drawn.log_probability[picks], drawn.exploration[picks]
+    order = np.empty(0, dtype=np.int64)
+    for move in range(swaps):
+        if move % size == 0:
+            order = rng.permutation(size)
+        place = int(order[move % size])
+        group.remove(int(picks[place]))
+        picks[place], chance[place] = draw_next(weighting.imbalance(group, values), size, weighting, rng.random())
+        bonus[place] = 0.0
+        group.add(int(picks[place]))
+    log_probability, exploration = log_shares(weighting.balance(values, size)), np.zeros(group.n)
+    log_probability[picks], exploration[picks] = chance, bonus
+    return DrawnGroup(picks, log_probability, exploration, group.qcid())

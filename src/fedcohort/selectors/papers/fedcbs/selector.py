@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -153,31 +153,23 @@ class Weighting:
     ----------
     beta : float
         beta_m = beta * m.
-    floor : float or "chance"
-        L_b, the least value of QCID: a number (1e-20 in the paper), or the QCID that balanced data shows by chance.
+    floor : float
+        L_b, the least value of QCID.
     exploration : (c,) float array or None
         lambda sqrt(3 ln k / 2 T_n) of every candidate; None: 0.
     """
 
     beta: float = 1.0
-    floor: float | Literal["chance"] = 1e-20
+    floor: float = 1e-20
     exploration: FloatArray | None = None
 
     def imbalance(self, group: ClassBalance, out: FloatArray) -> FloatArray:
-        """Write to ``out`` (c,) the QCID of a group with each candidate, but not below a floor of chance."""
-        group.qcid_with_each(out)
-        if self.floor == "chance":
-            np.maximum(out, group.extended_by_chance(), out=out)
-        return out
-
-    @property
-    def least(self) -> float:
-        """The smallest value that QCID can take here."""
-        return RESOLUTION if self.floor == "chance" else self.floor
+        """Write to ``out`` (c,) the QCID of a group with each candidate."""
+        return group.qcid_with_each(out)
 
     def raise_to_floor(self, values: FloatArray) -> FloatArray:
         """Return QCID values, with the floor in place of values at or below it or rounding error."""
-        return np.where(values > max(RESOLUTION, self.least), values, self.least)
+        return np.where(values > max(RESOLUTION, self.floor), values, self.floor)
 
     def balance(self, values: FloatArray, m: int) -> FloatArray:
         """Return -beta_m log QCID(M_m) of every candidate (m from 1); -inf for members."""
@@ -221,7 +213,7 @@ def draw_next(values: FloatArray, m: int, weighting: Weighting, uniform: float) 
     log_probability : float
     """
     lowest = float(values.min())
-    lowest = max(lowest, weighting.least) if lowest > RESOLUTION else weighting.least
+    lowest = max(lowest, weighting.floor) if lowest > RESOLUTION else weighting.floor
     reach = (math.log(len(values)) + _LOG_RESOLUTION) / (weighting.beta * m)
     cut = math.exp(min(math.log(lowest) + reach, 700.0))
     near = np.flatnonzero(values <= max(cut, RESOLUTION))
@@ -236,8 +228,7 @@ class DrawnGroup:
     Attributes
     ----------
     picks : (M,) int array
-        Positions among the candidates in the order of the draws; after swaps, a replacement has the place of the member
-        it replaced.
+        Positions among the candidates in the order of the draws.
     log_probability : (c,) float array
         Logarithm of the probability of being drawn: for members at their draw, for the others at the last draw.
     exploration : (c,) float array
@@ -252,19 +243,10 @@ class DrawnGroup:
     qcid: float
 
 
-def draw_group(
-    group: ClassBalance, size: int, weighting: Weighting, rng: np.random.Generator, swaps: int = 0
-) -> DrawnGroup:
-    r"""Draw a group client by client ([Zhang2023]_ Sec. 3.3), then optionally move it towards P(M) by swaps.
+def draw_group(group: ClassBalance, size: int, weighting: Weighting, rng: np.random.Generator) -> DrawnGroup:
+    r"""Draw a group client by client ([Zhang2023]_ Sec. 3.3).
 
-    1. Draw c_1 by its weight with exploration, c_2 ... c_M by :math:`QCID(M_m)^{-\beta_m}`.
-    2. ``swaps`` times: remove one member (each in turn, in random order) and draw its replacement, which may be the
-       same client, with probability proportional to :math:`QCID(M)^{-\beta_M}` of the resulting group.
-
-    The conditional probabilities of step 1 are normalised one by one, so their product is not
-    :math:`P(M) \propto QCID(M)^{-\beta_M}`, which the paper aims for. Each swap is a Metropolis-Hastings move with that
-    distribution as its target. The replacement is proposed from the exact conditional distribution, so the move is
-    always accepted, and P(M) is stationary.
+    c_1 is drawn by its weight with exploration, c_2 ... c_M by :math:`QCID(M_m)^{-\beta_m}`.
 
     Parameters
     ----------
@@ -276,8 +258,6 @@ def draw_group(
         Exponents, floor and exploration.
     rng : numpy.random.Generator
         Source of randomness.
-    swaps : int
-        0 in the paper. If the group is a single client or all candidates, nothing is swapped.
     """
     if not 1 <= size <= group.n:
         raise InputError(f"Between 1 and {group.n} clients can be drawn. Got size={size}.")
@@ -293,21 +273,16 @@ def draw_group(
     for m in range(2, size + 1):
         picks[m - 1], chance[m - 1] = draw_next(weighting.imbalance(group, values), m, weighting, rng.random())
         group.add(int(picks[m - 1]))
-    moves = swaps if 1 < size < group.n else 0
-    order = np.empty(0, dtype=np.int64)
-    for move in range(moves):
-        if move % size == 0:
-            order = rng.permutation(size)
-        place = int(order[move % size])
-        group.remove(int(picks[place]))
-        picks[place], chance[place] = draw_next(weighting.imbalance(group, values), size, weighting, rng.random())
-        bonus[place] = 0.0
-        group.add(int(picks[place]))
     if size > 1:
         last = weighting.balance(values, size)
         explored = np.zeros(group.n)
-    highest = float(last.max())
-    log_probability = last - (highest + math.log(float(np.exp(last - highest).sum())))
+    log_probability = log_shares(last)
     log_probability[picks] = chance
     explored[picks] = bonus
     return DrawnGroup(picks, log_probability, explored, group.qcid())
+
+
+def log_shares(log_weights: FloatArray) -> FloatArray:
+    """Return the logarithms of weights divided by their sum."""
+    highest = float(log_weights.max())
+    return log_weights - (highest + math.log(float(np.exp(log_weights - highest).sum())))
