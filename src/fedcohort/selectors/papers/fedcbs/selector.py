@@ -55,9 +55,9 @@ class FedCBS(Selector[BalancedState]):
     In an asynchronous session, one client is chosen while others are busy. It is the first client of a group that
     already contains them, :math:`M_1 = \{n\} \cup` the busy clients.
 
-    Deviations from the paper: none in the algorithm. A client without samples counts as fully imbalanced; the formula
-    would divide by 0, or prefer it because it leaves a balanced cohort unchanged. A QCID below 4e-15, the rounding
-    error of Theorem 3.1 in double precision, counts as 0.
+    Deviations from the paper, both in cases that it does not treat: a client without samples counts as fully
+    imbalanced; the formula would divide by 0, or prefer it because it leaves a balanced cohort unchanged. A QCID below
+    4e-15, the rounding error of Theorem 3.1 in double precision, counts as 0.
 
     Two weaknesses of the paper's rule remain. L_b = 1e-20 gives an exactly balanced client the weight 1e20, which no
     exploration can match. And drawing one client at a time does not follow :math:`P(M) \propto QCID(M)^{-\beta_M}`,
