@@ -38,7 +38,7 @@ def test_a_selector_whose_rule_is_another_now_says_so(tmp_path: Path, given: Bal
         assert len(journal.cohorts()) == 5
 
 
-@pytest.mark.parametrize("name", ["flash", "fedacs"])
+@pytest.mark.parametrize("name", ["flash"])
 @pytest.mark.parametrize("words", [[], ["prune", "--keep", "1"], ["recover"], ["forget"], ["abandon"]])
 def test_a_journal_that_cannot_go_on_is_left_as_it_was(tmp_path: Path, name: str, words: list[str]) -> None:
     path = old(tmp_path, name)
@@ -56,7 +56,7 @@ def test_a_journal_that_cannot_go_on_is_left_as_it_was(tmp_path: Path, name: str
         assert len(journal.cohorts()) == 5
 
 
-@pytest.mark.parametrize("name", ["active-fl", "uniform"])
+@pytest.mark.parametrize("name", ["active-fl", "uniform", "fedacs"])
 def test_a_journal_that_can_go_on_is_brought_to_this_version(tmp_path: Path, name: str) -> None:
     path = old(tmp_path, name)
     with Session.open(path) as session:
@@ -90,14 +90,14 @@ def test_a_reader_keeps_what_it_reads(tmp_path: Path) -> None:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-@pytest.mark.parametrize("name", ["active-fl", "fedacs"])
-def test_an_honest_journal_is_not_called_wrong(tmp_path: Path, name: str) -> None:
-    """The selectors have changed since then, so replaying gives other cohorts."""
-    path = old(tmp_path, name)
+def test_an_honest_journal_is_not_called_wrong(tmp_path: Path) -> None:
+    """The selector has changed since then, so replaying gives other cohorts."""
+    path = old(tmp_path, "active-fl")
     done = CliRunner().invoke(app, ["journal", "verify", str(path)])
     assert done.exit_code == 0, done.output
     assert "cannot be checked: made by version 0.1.0" in " ".join(done.output.split())
 
 
-def test_one_whose_rule_is_the_same_is_checked(tmp_path: Path) -> None:
-    assert {f.check: f.sound for f in examine(old(tmp_path, "uniform")).findings}["replay"] is True
+@pytest.mark.parametrize("name", ["uniform", "fedacs"])
+def test_one_whose_rule_is_the_same_is_checked(tmp_path: Path, name: str) -> None:
+    assert {f.check: f.sound for f in examine(old(tmp_path, name)).findings}["replay"] is True
