@@ -11,12 +11,12 @@ from fedcohort.core.params import Interval, param
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.selectors import Uniform
 from fedcohort.testing import CHECKS, ConformanceError, ScriptedHost, check_selector, checked_forms, run_check
-from fedcohort.testing.conformance import ABOUT_THE_CLASS, play_elsewhere
+from fedcohort.testing.conformance import ABOUT_THE_CLASS, check_resume, check_same_seed, play_elsewhere
 
 # name -> {check: written reason}
 EXCEPTIONS: dict[str, dict[str, str]] = {}
-# With other parameters than the defaults, these run only with `-m slow`: they are long, and the other checks find what
-# a parameter breaks.
+# With other parameters than the defaults, these run in full only with `-m slow`, and two of them otherwise with fewer
+# rounds.
 LONG = {"relabelling", "resume", "same-seed", "bounded-state"}
 ONE_AT_A_TIME = [check for check in CHECKS if check != "other-process"]  # one process for all selectors below
 
@@ -40,6 +40,13 @@ def test_conformance(name, check):
 @pytest.mark.parametrize(("name", "form", "check"), FORMS)
 def test_conformance_of_other_parameters(name, form, check):
     run_check(check, checked_forms(create(name))[form])
+
+
+@pytest.mark.parametrize(("name", "form"), dict.fromkeys(param.values[:2] for param in FORMS))
+def test_other_parameters_repeat_and_resume_for_a_few_rounds(name, form):
+    selector = checked_forms(create(name))[form]
+    check_same_seed(selector, rounds=12)
+    check_resume(selector, rounds=6)
 
 
 def test_another_process_picks_the_same_cohorts():

@@ -30,10 +30,15 @@ class World:
         self.first = {}
         self.context = {i: dict(zip(ELEMENTS, (1.0, 1.0, 1.0, None), strict=True)) for i in range(n)}
         self.history, self.rewards, self.level = [], [], {}
+        self.asked, self.waiting = {}, []
         self.unit = None
 
-    def losses(self, k):
-        return {s: self.rng.uniform(0.2, 3.0, k) for s in (Signal.ROBUST_LOSS, Signal.VALIDATION_LOSS)}
+    def losses(self, clients):
+        """The losses of the global model: those that were asked for, if they were."""
+        return {
+            s: np.array([self.asked.get((s, i), self.rng.uniform(0.2, 3.0)) for i in clients.tolist()])
+            for s in (Signal.ROBUST_LOSS, Signal.VALIDATION_LOSS)
+        }
 
     def vector(self, i):
         """The context by Sec. 2.3, in the order of the selector's elements."""
@@ -47,8 +52,18 @@ class World:
         if query is None:
             return None
         values = {s: self.rng.uniform(0.2, 3.0, len(query.clients)) for s in sorted(query.signals)}
+        self.asked = {(s, i): values[s][j] for s in values for j, i in enumerate(query.clients.tolist())}
+        for i, vector, before, tau in self.waiting:  # their reward needed this model
+            now = self.asked[self.selector.readings[self.selector.reward].before, i]
+            self.earn(i, vector, (abs(before - now) if "change" in self.selector.reward else before - now) / tau)
+        self.waiting = []
         self.know(query.clients.tolist(), values)
         return Answer(query, values)
+
+    def earn(self, i, vector, reward):
+        self.history.append(vector)
+        self.rewards.append(reward)
+        self.context[i]["last-reward"] = reward
 
     def know(self, clients, values):
         for name, s in (("robust-loss", Signal.ROBUST_LOSS), ("validation-loss", Signal.VALIDATION_LOSS)):
@@ -61,7 +76,7 @@ class World:
         if cohort.stop:
             return cohort
         k = cohort.size
-        metrics = self.losses(k)
+        metrics = self.losses(cohort.clients)
         metrics[Signal.DURATION] = seconds * self.rng.uniform(0.5, 2.0, k)
         for name in ("ROBUST_LOSS_AFTER", "PSEUDO_LOSS", "PSEUDO_LOSS_AFTER"):
             metrics[getattr(Signal, name)] = self.rng.uniform(0.2, 3.0, k)
@@ -78,17 +93,21 @@ class World:
                 self.context[i]["last-reward"] = 0.0
                 continue
             tau = metrics[Signal.DURATION][j] / self.unit
-            before, after = metrics[reading.before][j], metrics[reading.after][j]
+            before = metrics[reading.before][j]
+            if reading.after is None:
+                self.waiting.append((i, self.vector(i), before, tau))
+                pairs.append((i, None, None, tau, j))
+                continue
+            after = metrics[reading.after][j]
             gains = {"decrease": before - after, "change": abs(before - after), "advantage": 1 - after / usual}
             reward = gains[self.selector.reward.split("-")[1]] / tau
             pairs.append((i, self.vector(i), reward, tau, j))
         for i, vector, reward, tau, j in pairs:
-            self.history.append(vector)
-            self.rewards.append(reward)
+            if vector is not None:
+                self.earn(i, vector, reward)
             if self.selector.contexts == "last":
                 self.know([i], {s: [values[j]] for s, values in metrics.items()})
             self.context[i]["duration"] = tau
-            self.context[i]["last-reward"] = reward
         self.session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics))
         return cohort
 
@@ -96,7 +115,7 @@ class World:
 @pytest.mark.parametrize("context", [ELEMENTS, ("duration", "robust-loss"), ("last-reward",), ELEMENTS[:3]])
 @pytest.mark.parametrize(
     ("kind", "reward"),
-    [(Flash, name) for name, reading in READINGS.items() if reading.after is not None]
+    [(Flash, name) for name in READINGS]
     + [(FlashAdvantage, name) for name, reading in OUR_READINGS.items() if reading.after is not None],
 )
 def test_theta_is_the_ridge_solution_on_the_whole_history(kind, reward, context):
@@ -129,26 +148,45 @@ def test_scores_are_the_parts_of_the_drawn_theta_and_the_top_is_taken(selector):
 
 
 def test_the_plain_name_is_the_papers_algorithm():
-    """Algorithms 1 and 2 written out with the whole history, at default parameters, round by round."""
-    n = 12
-    world = World(Flash(), n=n)
-    assert world.selector.requires >= {Signal.LOSS_QUERY, Signal.ROBUST_LOSS_AFTER}
-    x, r = np.zeros((0, 4)), np.zeros(0)
-    for t in range(15):
-        cohort = world.round(size=4)
-        assert cohort.size == (n if t == 0 else 4)  # S_0 = [m], then M_t
-        width = 1.0 + math.sqrt(4 * math.log((1 + t * n) / 0.1))
-        assert cohort.notes["alpha"] == pytest.approx(width)
-        fitted = np.linalg.solve(x.T @ x + np.eye(4), x.T @ r)  # what was known when theta was drawn
-        assert [cohort.notes[f"theta {name}"] for name in ELEMENTS] == pytest.approx(fitted)
+    """Sec. 2.3, Algorithms 1 and 2 by brute force: r_t = |L^t - L^(t-1)| / tau_(t-1), with the L^t of the context."""
+    n, rounds = 12, 15
+    rng = np.random.default_rng(4)
+    robust, validation, seconds = (rng.uniform(0.2, 3.0, (rounds, n)) for _ in range(3))  # L^t, L_CE^t(V), tau_t
+    unit = np.median(seconds[0])
+    session = Session(Flash(), ClientTable(n=n), seed=0)
+    assert session.selector.requires == {
+        Signal.LOSS_QUERY, Signal.ROBUST_LOSS, Signal.VALIDATION_LOSS, Signal.DURATION
+    }  # fmt: skip
+    tau, reward, x, r = np.ones(n), np.zeros(n), np.zeros((0, 4)), np.zeros(0)
+    cohort = context = None
+    for t in range(rounds):
         if t:
-            assert set(cohort.clients.tolist()) == set(np.argsort(-cohort.score)[:4].tolist())
-        x, r = np.array(world.history), np.array(world.rewards)
-        assert (r >= 0).all()  # an absolute change
+            chosen = cohort.clients
+            tau[chosen] = seconds[t - 1, chosen] / unit
+            reward[chosen] = np.abs(robust[t, chosen] - robust[t - 1, chosen]) / tau[chosen]
+            x, r = np.concatenate([x, context[chosen]]), np.concatenate([r, reward[chosen]])
+        context = np.stack([robust[t] / robust[0], validation[t] / validation[0], tau, reward], axis=1)
+        request = RoundRequest(size=4)
+        query = session.query(request)
+        answer = {Signal.ROBUST_LOSS: robust[t][query.clients], Signal.VALIDATION_LOSS: validation[t][query.clients]}
+        cohort = session.ask(request, Answer(query, answer))
+        gram = x.T @ x + np.eye(4)
+        assert [cohort.notes[f"theta {name}"] for name in ELEMENTS] == pytest.approx(np.linalg.solve(gram, x.T @ r))
+        assert cohort.notes["alpha"] == pytest.approx(1.0 + math.sqrt(4 * math.log((1 + t * n) / 0.1)))
+        drawn = np.array([cohort.notes[f"drawn {name}"] for name in ELEMENTS])
+        assert cohort.score == pytest.approx(context @ drawn)
+        top = np.arange(n) if t == 0 else np.argsort(-(context @ drawn))[:4]  # S_0 = [m], then the top M_t
+        assert set(cohort.clients.tolist()) == set(top.tolist())
+        report = {
+            Signal.ROBUST_LOSS: robust[t, cohort.clients],
+            Signal.VALIDATION_LOSS: validation[t, cohort.clients],
+            Signal.DURATION: seconds[t, cohort.clients],
+        }
+        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=report))
 
 
 def test_drawn_theta_has_the_mean_and_covariance_of_equation_2():
-    world = World(Flash(exploration=0.3, delta=0.2, ridge=2.0, contexts="last"))
+    world = World(Flash(exploration=0.3, delta=0.2, ridge=2.0, reward="robust-change", contexts="last"))
     for _ in range(10):
         world.round()
     state, t, m, d = world.session.state, 10, 8, 4
@@ -185,7 +223,7 @@ def test_first_round_has_all_clients_up_to_a_limit():
 
 def early_stop_state(predicted, streak, patience):
     """Three clients, one context element, and predictions written in by hand."""
-    selector = Flash(patience=patience, context=("last-reward",), first_round="asked", contexts="last")
+    selector = Flash(patience=patience, context=("last-reward",), first_round="asked", reward="robust-change")
     state = selector.init(ClientTable(n=3), np.random.default_rng(0))
     values = {f: getattr(state, f) for f in state.__dataclass_fields__}
     values |= {"predicted": np.array(predicted), "streak": np.array(streak)}
@@ -253,7 +291,7 @@ def pooled_state(selector, scores, rewards):
     state = selector.init(ClientTable(n=n), np.random.default_rng(0))
     values = {f: getattr(state, f) for f in state.__dataclass_fields__}
     values |= {"gram": np.array([[1e12]]), "moment": np.array([1e12]), "rounds": 9, "duration": np.array(scores)}
-    return FlashState(**values | {"reward": np.array(rewards), "rewarded": np.ones(n, bool)})
+    return type(state)(**values | {"reward": np.array(rewards), "rewarded": np.ones(n, bool)})
 
 
 def picks_of(selector, state, size=2, draws=1500, candidates=None):
@@ -400,16 +438,17 @@ def test_rewards_of_the_next_global_model_wait_for_it():
 
 
 def test_no_question_when_the_context_needs_no_losses():
-    selector = Flash(context=("duration", "last-reward"), first_round="asked")
+    selector = Flash(context=("duration", "last-reward"), first_round="asked", reward="robust-change")
     session = Session(selector, ClientTable(n=4), seed=0)
     assert session.query(RoundRequest(size=2)) is None
     assert Signal.LOSS_QUERY not in selector.requires
 
 
 def test_the_ablation_reads_only_what_it_uses():
+    assert Flash(context=("duration",)).requires == {Signal.DURATION, Signal.ROBUST_LOSS, Signal.LOSS_QUERY}
+    assert Flash().requires == {Signal.DURATION, Signal.ROBUST_LOSS, Signal.LOSS_QUERY, Signal.VALIDATION_LOSS}
     base = {Signal.DURATION, Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER}
-    assert Flash(context=("duration",)).requires == base
-    assert Flash().requires == base | {Signal.LOSS_QUERY, Signal.VALIDATION_LOSS}
+    assert Flash(context=("duration",), reward="robust-change").requires == base
     assert FlashAdvantage(context=["duration"]).requires == base
     assert FlashAdvantage().requires == base | {Signal.VALIDATION_LOSS}
     pseudo = {Signal.DURATION, Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER}
@@ -437,7 +476,7 @@ def test_absurd_numbers_keep_the_regression_sound(losses):
 
 
 def test_a_failed_client_loses_its_last_reward():
-    world = World(Flash(first_round="asked", contexts="last"), n=3)
+    world = World(Flash(first_round="asked", reward="robust-change", contexts="last"), n=3)
     world.round(size=3)
     before = world.session.state
     cohort = world.round(size=2, status=[Status.FAILED, Status.OK])
@@ -483,6 +522,7 @@ def test_bad_parameters():
         {"delta": 1.0},
         {"patience": 0},
         {"first_round": "some"},
+        {"contexts": "last"},
         {"reward": "validation-decrease", "contexts": "last"},
         {"reward": "robust-advantage"},  # ours
     ):

@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 
 from fedcohort.core.clients import ClientTable
+from fedcohort.core.errors import ParameterError
 from fedcohort.core.plots import SelectorRun
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.baselines.hics_fl import (
-    HicsFL,
-    HicsState,
-    automatic_temperature,
-    hics_distance,
-    label_entropy,
-    sampling_chances,
-)
+from fedcohort.selectors.baselines.hics_fl import HicsFL, HicsState
+from fedcohort.selectors.baselines.hics_fl.estimates import hics_distance, label_entropy, sampling_chances
+from fedcohort.selectors.ours.hics_fl_auto import HicsFLAuto, automatic_temperature
 from fedcohort.session import Session
 
 
@@ -111,9 +107,24 @@ def test_the_preference_for_balanced_clients_is_annealed(round_, least, most):
     slate = Slate(round=round_, size=3, candidates=np.arange(20), clients=ClientTable(sizes=np.full(20, 9)))
     rng = np.random.default_rng(0)
     picks = np.concatenate(
-        [HicsFL(clusters=6).select(balanced_first(), slate, None, rng)[0].clients for _ in range(150)]
+        [HicsFLAuto(clusters=6).select(balanced_first(), slate, None, rng)[0].clients for _ in range(150)]
     )
     assert least <= (picks < 4).mean() <= most
+
+
+def test_the_plain_name_has_the_papers_temperature_and_ours_fits_the_updates():
+    """Eqs. 7, 9 and 10 at T = 0.0025, and at a tenth of the 90% quantile of the largest entries."""
+    state = balanced_first()
+    slate = Slate(round=0, size=3, candidates=np.arange(20), clients=ClientTable(sizes=np.full(20, 9)))
+    largest = sorted(max(abs(value) for value in row) for row in state.vectors.tolist())
+    for selector, temperature in ((HicsFL(), 0.0025), (HicsFLAuto(), np.quantile(largest, 0.9) / 10)):
+        cohort, _ = selector.select(state, slate, None, np.random.default_rng(0))
+        assert cohort.notes["temperature"] == pytest.approx(temperature)
+        shares = np.exp(state.vectors / temperature)
+        shares /= shares.sum(axis=1, keepdims=True)
+        assert cohort.parts["entropy"] == pytest.approx(-(shares * np.log(shares)).sum(axis=1), abs=1e-12)
+    with pytest.raises(ParameterError, match="'temperature' parameter of HicsFL"):
+        HicsFL(temperature="auto")
 
 
 def test_unknown_clients_have_the_mean_entropy():
@@ -121,7 +132,7 @@ def test_unknown_clients_have_the_mean_entropy():
     known = np.arange(2, 20)
     state = HicsState(known, np.zeros(18, np.int64), state.vectors[known], state.asked)
     slate = Slate(round=0, size=5, candidates=np.arange(20), clients=ClientTable(sizes=np.full(20, 9)))
-    cohort, _ = HicsFL().select(state, slate, None, np.random.default_rng(0))
+    cohort, _ = HicsFLAuto().select(state, slate, None, np.random.default_rng(0))
     assert cohort.parts["cluster"][:2].tolist() == [-1, -1]
     assert cohort.score[0] == cohort.score[1] > 0
     assert cohort.score.sum() == pytest.approx(1.0)
@@ -129,7 +140,9 @@ def test_unknown_clients_have_the_mean_entropy():
 
 def test_the_picture_says_what_was_estimated():
     state = balanced_first()
-    record = SelectorRun("hics", 0, 5, {"known": state.known, "vectors": state.vectors, "asked": state.asked})
+    fields = {"known": state.known, "vectors": state.vectors, "asked": state.asked}
+    record = SelectorRun("hics", 0, 5, fields, [(4, {"temperature": 0.01})])
+    assert HicsFL.pictures[0].view(SelectorRun("hics", 0, 5, fields)) is None  # nothing was estimated yet
     view = HicsFL.pictures[0].view(record)
     assert view.middle[0] > view.middle[10]
     assert "1.61" in view.text  # ln 5

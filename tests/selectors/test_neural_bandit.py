@@ -12,6 +12,8 @@ from fedcohort.core.signals import Signal
 from fedcohort.selectors.baselines.neural_bandit import NeuralBandit, forward, gradients, network_input, train_network
 from fedcohort.session import Session
 
+LOCAL = {"reward": "robust-change", "contexts": "last"}  # needs no answers before a round
+
 
 def test_gradients_are_those_of_the_loss():
     rng = np.random.default_rng(0)
@@ -92,14 +94,14 @@ def play(selector, rounds, paying, n=12, size=3, seed=2):
 
 def test_it_learns_that_middling_durations_pay():
     """Only middling durations pay, which no linear function of the duration says."""
-    selector = NeuralBandit(context=("duration",), exploration=0.1, interval=1)
+    selector = NeuralBandit(context=("duration",), reward="robust-change", exploration=0.1, interval=1)
     picks, session = play(selector, 120, lambda d: (d > 1.0) & (d < 2.2))
     assert picks[-40:].mean() > 0.8
     assert session.state.stored == 12 + 119 * 3
 
 
 def test_the_memory_is_a_ring():
-    _, session = play(NeuralBandit(memory=20, first_round="asked", contexts="last"), 10, lambda d: d > 1)
+    _, session = play(NeuralBandit(memory=20, first_round="asked", **LOCAL), 10, lambda d: d > 1)
     assert session.state.inputs.shape == (20, 5)
     assert session.state.stored == 30
     assert (np.abs(session.state.inputs).sum(axis=1) > 0).all()
@@ -107,7 +109,7 @@ def test_the_memory_is_a_ring():
 
 def test_the_first_round_has_all_clients_or_as_many_as_asked():
     for first_round, size in (("all", 9), ("asked", 2)):
-        session = Session(NeuralBandit(first_round=first_round, contexts="last"), ClientTable(n=9))
+        session = Session(NeuralBandit(first_round=first_round, **LOCAL), ClientTable(n=9))
         assert session.ask(RoundRequest(size=2)).size == size
     with pytest.raises(ParameterError, match="'context' parameter of NeuralBandit must be a list without repeats"):
         NeuralBandit(context=("duration", "duration"))

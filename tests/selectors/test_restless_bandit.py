@@ -11,6 +11,8 @@ from fedcohort.core.signals import Signal
 from fedcohort.selectors.baselines.restless_bandit import RestlessBandit, next_distribution, state_of
 from fedcohort.session import Session
 
+LOCAL = {"reward": "robust-change", "contexts": "last"}  # needs no answers before a round
+
 
 def test_states_are_equally_likely_intervals():
     draws = np.random.default_rng(0).normal(3.0, 2.0, 4000)
@@ -30,7 +32,7 @@ def test_the_chain_is_estimated_from_its_transitions():
 
 def test_the_score_is_the_expectation_over_the_next_state():
     """theta_0 = 2 and theta_1 = -1 (gram 1, moments 2 and -1); the next state is 0 with 3/4: theta = 5/4."""
-    selector = RestlessBandit(context=("duration",), exploration=0.0, contexts="last")
+    selector = RestlessBandit(context=("duration",), exploration=0.0, **LOCAL)
     table = ClientTable(n=3)
     state = dataclasses.replace(
         selector.init(table, np.random.default_rng(0)),
@@ -78,7 +80,7 @@ def reported(session, cohort, paid, duration):
 
 
 def test_exploring_rounds_grow_like_the_logarithm():
-    session = Session(RestlessBandit(exploration=3.0, first_round="asked", contexts="last"), ClientTable(n=10), seed=1)
+    session = Session(RestlessBandit(exploration=3.0, first_round="asked", **LOCAL), ClientTable(n=10), seed=1)
     rounds = []
     for t in range(100):
         cohort = session.ask(RoundRequest(size=2))
@@ -92,7 +94,7 @@ def test_exploring_rounds_grow_like_the_logarithm():
 def test_two_states_separate_what_one_state_mixes():
     """Good rounds pay slow clients, bad ones fast clients, in turns: knowing the chain, the next is foreseen."""
     rng = np.random.default_rng(0)
-    selector = RestlessBandit(context=("duration",), exploration=0.0, ridge=0.1, contexts="last")
+    selector = RestlessBandit(context=("duration",), exploration=0.0, ridge=0.1, **LOCAL)
     state = selector.init(ClientTable(n=2), rng)
     for t in range(200):
         x = rng.uniform(0.5, 2.0, (4, 1))
@@ -108,7 +110,7 @@ def test_two_states_separate_what_one_state_mixes():
 
 
 def test_a_round_in_which_all_fail_teaches_nothing_about_the_chain():
-    session = Session(RestlessBandit(first_round="asked", contexts="last"), ClientTable(n=4), seed=0)
+    session = Session(RestlessBandit(first_round="asked", **LOCAL), ClientTable(n=4), seed=0)
     cohort = session.ask(RoundRequest(size=2))
     session.tell(RoundReport(cohort.ticket, cohort.clients, status=[Status.FAILED] * 2))
     assert session.state.at == -1

@@ -457,6 +457,15 @@ def test_pages_show_fewer_seeds_and_escape_names():
     assert "default-src 'none'" in page and "<script" not in page
 
 
+def test_figures_of_a_rule_that_the_name_no_longer_stands_for_are_marked():
+    ours = record(x={"a": {"rounds": [50, 52], "best": [0.8, 0.8]}, "b": {"rounds": [85, 86], "best": [0.7, 0.7]}})
+    made = {"device": "cpu", "date": "today", "command": "none"}
+    ours.settings["x"]["later"] = [{"labels": ["a"], "made": made, "again": {}, "note": "with the old rule"}]
+    text = markdown(EXHIBIT, ours)
+    assert "A: added on cpu, today, by `none`, with the old rule (marked †)." in text
+    assert "| A † |" in text and "| B |" in text
+
+
 # -- what is stored ----------------------------------------------------------------------------------------------------
 
 

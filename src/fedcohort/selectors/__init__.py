@@ -34,6 +34,7 @@ from fedcohort.selectors.ours.e3cs_exact import E3CSExact
 from fedcohort.selectors.ours.fedacs_near import FedAcsNear
 from fedcohort.selectors.ours.fedcbs_blind import BlindFedCBS
 from fedcohort.selectors.ours.fedcbs_chance import FedCBSChance
+from fedcohort.selectors.ours.hics_fl_auto import HicsFLAuto
 from fedcohort.selectors.papers.fedacs import FedAcs
 from fedcohort.selectors.papers.fedcbs import FedCBS
 from fedcohort.selectors.papers.fedcm import FedCmTs, FedCmUcb
@@ -72,6 +73,7 @@ __all__ = [
     "GradNorm",
     "GreedyFed",
     "HicsFL",
+    "HicsFLAuto",
     "NeuralBandit",
     "NeuralBanditAdvantage",
     "Oort",

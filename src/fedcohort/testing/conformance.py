@@ -176,17 +176,17 @@ def check_nobody_available(selector: AnySelector) -> None:
 
 
 @_check("same-seed")
-def check_same_seed(selector: AnySelector) -> None:
+def check_same_seed(selector: AnySelector, rounds: int = 25) -> None:
     """The same seed gives the same cohorts, and global generators are neither read nor written."""
     host = ScriptedHost()
     before = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002  # watched, not used
     try:
-        first = host.play(host.session(selector, seed=5), 25, some=True)
+        first = host.play(host.session(selector, seed=5), rounds, some=True)
         after = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
         _require(str(before) == str(after), "a global random generator was changed")
         np.random.seed(12345)  # noqa: NPY002  # changes the cohorts of a selector that reads the global generator
         random.seed(12345)
-        second = host.play(host.session(selector, seed=5), 25, some=True)
+        second = host.play(host.session(selector, seed=5), rounds, some=True)
     finally:
         np.random.set_state(before[0])  # noqa: NPY002
         random.setstate(before[1])
@@ -251,10 +251,10 @@ def play_elsewhere(selectors: Sequence[AnySelector]) -> list[Trace]:
 
 
 @_check("resume")
-def check_resume(selector: AnySelector) -> None:
+def check_resume(selector: AnySelector, rounds: int = 20) -> None:
     """Closing and opening the session again in every round changes nothing."""
     host = ScriptedHost()
-    expected = host.play(host.session(selector, seed=2), 20)
+    expected = host.play(host.session(selector, seed=2), rounds)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.sqlite"
         host.session(selector, seed=2, journal=path).close()

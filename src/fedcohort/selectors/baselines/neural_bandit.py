@@ -68,7 +68,8 @@ class NeuralBandit(ContextualBandit[NeuralState]):
     --------
     >>> from fedcohort import Session, Signal
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
-    >>> session = Session(NeuralBandit(contexts="last"), ClientTable(n=6), seed=1)
+    >>> bandit = NeuralBandit(reward="robust-change", contexts="last")
+    >>> session = Session(bandit, ClientTable(n=6), seed=1)
     >>> for _ in range(30):  # clients 0 to 2 still learn, the others do not
     ...     cohort = session.ask(RoundRequest(size=2))
     ...     learns = cohort.clients < 3

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, param
+from fedcohort.core.params import Interval, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.baselines.oort.guidance import Guidance, OortState
@@ -64,7 +64,13 @@ class PyramidFL(Guidance, Selector[PyramidState]):
 
     part_meanings: ClassVar[Mapping[str, str]] = {**Guidance.part_meanings, "seconds": "how long it took"}
 
-    most_extra: float = param(10.0, Interval(float, 0, None), "most extra work, as a multiple of the usual work (e)")
+    checked_params: ClassVar[ParamSets] = {
+        **Guidance.checked_params,
+        "no extra work": {"most_extra": 0.0},
+        "most extra work": {"most_extra": 999.0},
+    }
+
+    most_extra: float = param(10.0, Interval(float, 0, 999), "most extra work, as a multiple of the usual work (e)")
 
     @property
     def requires(self) -> frozenset[Signal]:

@@ -72,7 +72,8 @@ class RestlessBandit(ContextualBandit[RestlessState]):
     --------
     >>> from fedcohort import Session, Signal
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
-    >>> session = Session(RestlessBandit(contexts="last"), ClientTable(n=6), seed=1)
+    >>> bandit = RestlessBandit(reward="robust-change", contexts="last")
+    >>> session = Session(bandit, ClientTable(n=6), seed=1)
     >>> for _ in range(30):  # clients 0 to 2 still learn, the others do not
     ...     cohort = session.ask(RoundRequest(size=2))
     ...     learns = cohort.clients < 3

@@ -31,7 +31,7 @@ class TerraformState:
 @register("terraform")
 @dataclass(frozen=True, kw_only=True)
 class Terraform(Selector[TerraformState]):
-    r"""Divide the cohort into easy and hard clients, and train the hard ones again ([Balivada2026]_).
+    r"""Divide the cohort into easy and hard clients, and train the hard ones again ([Balivada2026]_, abstract).
 
     1. A cohort is drawn at random and trains.
     2. Its clients are sorted by the magnitude :math:`g_{(1)} \le \dots \le g_{(k)}` of their updates of the final

@@ -5,6 +5,7 @@ r"""FLASH and its other bandits with our own reward and draw.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -12,29 +13,59 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Either, Interval, OneOf, Optional, ParamSets, param
-from fedcohort.core.protocol import register
+from fedcohort.core.protocol import Outcome, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.core.top import top_k
 from fedcohort.selectors.baselines.neural_bandit import NeuralBandit, NeuralState
 from fedcohort.selectors.baselines.restless_bandit import RestlessBandit, RestlessState
-from fedcohort.selectors.papers.flash.context import State
+from fedcohort.selectors.papers.flash.context import ContextState, State
 from fedcohort.selectors.papers.flash.contextual import ContextualBandit, Notes
 from fedcohort.selectors.papers.flash.reward import READINGS, Reading, decrease
 from fedcohort.selectors.papers.flash.selector import Flash, FlashState
 
 
-def advantage(before: FloatArray, after: FloatArray, usual: float) -> FloatArray:
-    """Return how far the loss after training is below the ``usual`` loss, as a share of it; zeros if that is 0.
+@dataclass(frozen=True, kw_only=True)
+class LevelState(ContextState):
+    """The contexts, and the losses that the clients last reported for the model they received."""
 
-    >>> advantage(np.ones(2), np.array([0.5, 3.0]), 2.0)
-    array([ 0.75, -0.5 ])
+    level: FloatArray = per_client()  # (N,) NaN if unknown
+
+    @property
+    def usual(self) -> float:
+        """The mean of ``level`` over the clients that reported it; 0 before the first report."""
+        known = self.level[np.isfinite(self.level)]
+        return float(np.clip(known, -1e100, 1e100).mean()) if len(known) else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashLevels(LevelState, FlashState):
+    """What :class:`FlashAdvantage` knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuralLevels(LevelState, NeuralState):
+    """What :class:`NeuralBanditAdvantage` knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestlessLevels(LevelState, RestlessState):
+    """What :class:`RestlessBanditAdvantage` knows."""
+
+
+def advantage(usual: FloatArray, after: FloatArray) -> FloatArray:
+    """Return how far the loss after training is below the ``usual`` loss, as a share of it; 0 where that is 0.
+
+    >>> advantage(np.array([2.0, 2.0, 0.0]), np.array([0.5, 3.0, 1.0]))
+    array([ 0.75, -0.5 ,  0.  ])
     """
-    return (usual - after) / usual if usual > 1e-100 else np.zeros(len(after))
+    return np.divide(usual - after, usual, out=np.zeros(len(after)), where=usual > 1e-100)
 
 
+ADVANTAGE = "robust-advantage"
 OUR_READINGS = {
-    "robust-advantage": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, advantage),
+    ADVANTAGE: Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, advantage),
     "robust-decrease": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, decrease),
     "pseudo-decrease": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, decrease),
     **READINGS,
@@ -51,7 +82,7 @@ class Advantage(ContextualBandit[State]):
 
     checked_params: ClassVar[ParamSets] = {
         "the paper's draw": {"pool": "top", "uniform_share": 0.0},
-        "the paper's reward": {"reward": "robust-change", "contexts": "fresh", "first_round_limit": None},
+        "the paper's reward": {"reward": "round-change", "contexts": "fresh", "first_round_limit": None},
         "signed": {"reward": "pseudo-decrease", "pool": 0.0},
         "uniform": {"uniform_share": 1.0, "reward": "robust-decrease", "first_round": "asked"},
     }
@@ -59,7 +90,7 @@ class Advantage(ContextualBandit[State]):
     readings = OUR_READINGS
     starves = "a client whose context promises no reward can only get the few places that are drawn from all clients"
 
-    reward: str = param("robust-advantage", OneOf(tuple(OUR_READINGS)), "what is rewarded (r_t)")
+    reward: str = param(ADVANTAGE, OneOf(tuple(OUR_READINGS)), "what is rewarded (r_t)")
     contexts: str = param(
         "last", OneOf(("last", "fresh")), "losses last reported, or asked of all candidates before every round"
     )
@@ -74,6 +105,21 @@ class Advantage(ContextualBandit[State]):
     uniform_share: float = param(
         0.1, Interval(float, 0, 1), "probability that a place of the cohort is drawn from all clients"
     )
+
+    def rewards(self, state: State, before: FloatArray, after: FloatArray, tau: FloatArray) -> FloatArray:
+        """Compare with the federation's mean loss instead of the client's own, if ``reward`` is the advantage."""
+        if self.reward == ADVANTAGE:
+            assert isinstance(state, LevelState)
+            before = np.full(len(after), state.usual)
+        return super().rewards(state, before, after, tau)
+
+    def update(self, state: State, outcome: Outcome) -> State:
+        """Remember the losses of the received model, then learn as the bandit does."""
+        assert isinstance(state, LevelState)
+        usable = self.usable(outcome)
+        level = state.level.copy()
+        level[outcome.clients[usable]] = outcome[self._reading.before][usable]
+        return super().update(dataclasses.replace(state, level=level), outcome)
 
     def choose(
         self, state: State, score: FloatArray, reward: FloatArray, size: int, notes: Notes, rng: np.random.Generator
@@ -130,7 +176,6 @@ class FlashAdvantage(Advantage[FlashState], Flash):
 
     Examples
     --------
-    >>> from fedcohort.core.clients import ClientTable
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> from fedcohort.session.session import Session
     >>> session = Session(FlashAdvantage(first_round="asked", pool=0.5), ClientTable(n=6), seed=1)
@@ -149,13 +194,27 @@ class FlashAdvantage(Advantage[FlashState], Flash):
     (array([ True,  True]), 3)
     """
 
+    checked_params: ClassVar[ParamSets] = {
+        **Advantage.checked_params,
+        "one element": {"context": ("last-reward",), "ridge": 1e-06, "delta": 0.999},
+        "early stop": {"patience": 50, "ridge": 1e06, "delta": 1e-09},
+    }
+
     exploration: float = param(0.1, Interval(float, 0, None), "factor on alpha_t (c)")
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> FlashLevels:
+        """Start as the bandit does, without losses."""
+        return FlashLevels(**vars(super().init(clients, rng)), level=np.full(clients.n, np.nan))
 
 
 @register("neural-bandit-advantage")
 @dataclass(frozen=True, kw_only=True)
 class NeuralBanditAdvantage(Advantage[NeuralState], NeuralBandit):
     """The neural bandit of [Chang2024]_ with the reward, the draw and the contexts of :class:`FlashAdvantage`."""
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> NeuralLevels:
+        """Start as the bandit does, without losses."""
+        return NeuralLevels(**vars(super().init(clients, rng)), level=np.full(clients.n, np.nan))
 
 
 @register("restless-bandit-advantage")
@@ -166,3 +225,7 @@ class RestlessBanditAdvantage(Advantage[RestlessState], RestlessBandit):
     starves = (
         "a client whose context promises no reward gets only places drawn from all clients and rounds that explore"
     )
+
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> RestlessLevels:
+        """Start as the bandit does, without losses."""
+        return RestlessLevels(**vars(super().init(clients, rng)), level=np.full(clients.n, np.nan))

@@ -13,10 +13,19 @@ from typing import ClassVar
 import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import OneOf, ParamSets, param
-from fedcohort.core.protocol import Outcome, register
+from fedcohort.core.protocol import Answer, Cohort, Outcome, Slate, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.papers.fedacs.selector import FedAcs, FedAcsState
+
+
+@dataclass(frozen=True)
+class NearState(FedAcsState):
+    """The duels, and how many rounds counted."""
+
+    played: int = 0  # rounds in which duels were possible
+    counted: int = 0  # rounds whose duels counted
 
 
 @register("fedacs-near")
@@ -55,6 +64,8 @@ class FedAcsNear(FedAcs):
     checked_params: ClassVar[ParamSets] = {
         "samples": {"mean": "samples"},
         "updates": {"mean": "samples", "insight": "update"},
+        "smallest pool": {"pool_share": 1e-06, "eta": 100.0},
+        "everybody": {"pool_share": 1.0, "eta": 1e-06},
     }
 
     mean: str = param(
@@ -76,17 +87,31 @@ class FedAcsNear(FedAcs):
     def _norm(self) -> Signal:
         return Signal.GRADIENT_NORM if self.insight == "gradient" else Signal.UPDATE_NORM
 
+    def init(self, clients: ClientTable, rng: np.random.Generator) -> NearState:
+        """Start without duels."""
+        return NearState(**vars(super().init(clients, rng)))
+
+    def select(
+        self, state: FedAcsState, slate: Slate, answer: Answer | None, rng: np.random.Generator
+    ) -> tuple[Cohort, FedAcsState]:
+        """Select as FedACS does, and say how many rounds counted so far."""
+        assert isinstance(state, NearState)
+        cohort, _ = super().select(state, slate, answer, rng)
+        counted = {"duels counted": f"{state.counted} of {state.played} rounds"}
+        return dataclasses.replace(cohort, notes={**cohort.notes, **counted}), state
+
     def update(self, state: FedAcsState, outcome: Outcome) -> FedAcsState:
         """Let the clients that delivered duel with each other, if two of them are near the others."""
+        assert isinstance(state, NearState)
         distance, norm = outcome[self._distance], outcome[self._norm]
         usable = outcome.ok & np.isfinite(distance) & np.isfinite(norm)
         clients = outcome.clients[usable]
         if len(clients) < 2:
             return state
         samples = outcome.table.sizes[clients] if self.mean == "samples" else np.ones(len(clients))
-        if near(distance[usable], norm[usable], samples).sum() < 2:
-            return dataclasses.replace(state, played=state.played + 1)
-        return self.duel(state, clients, distance[usable])
+        counts = int(near(distance[usable], norm[usable], samples).sum()) >= 2
+        state = dataclasses.replace(state, played=state.played + 1, counted=state.counted + counts)
+        return self.duel(state, clients, distance[usable]) if counts else state
 
 
 def near(distance: FloatArray, norm: FloatArray, samples: FloatArray) -> BoolArray:

@@ -15,6 +15,7 @@ from fedcohort.studies.papers.verdicts import ClaimVerdict, MarginComparison, co
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
 _MOST_CURVES = 8
+_NOTED = " †"
 _OLDER = {"balanced": "0.2.0"}  # the last version in which the name stood for another rule
 
 
@@ -30,7 +31,7 @@ def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
     labels = [*grid.labels, *(label for label in own if label not in grid.labels)]
     rows = []
     for label in labels:
-        cells = [Cell(names.get(label, label))]
+        cells = [_name_cell(exhibit.study, record, label)]
         for setting, figures in grid.published.items():
             cells += [
                 _published_cell(figures, label, measure),
@@ -42,6 +43,13 @@ def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
         *(text for s in grid.published for text in (f"{_heading(record, s, grid.measure)}: paper", "ours")),
     ]
     return Table(grid.measure, measure.title.capitalize(), tuple(columns), tuple(rows))
+
+
+def _name_cell(study: Study, record: StudyRecord, label: str) -> Cell:
+    """Return a method's name, marked if its figures have a note."""
+    pieces = (piece for entry in record.settings.values() for piece in entry.get("later", ()))
+    marked = any("note" in piece and label in piece["labels"] for piece in pieces)
+    return Cell(study.names.get(label, label) + _NOTED * marked)
 
 
 def _heading(record: StudyRecord, setting: str, measure: str) -> str:
@@ -184,6 +192,7 @@ def _added_later(study: Study, record: StudyRecord) -> list[str]:
             methods = "; ".join(study.names.get(label, label) for label in piece["labels"])
             made = piece["made"]
             text = f"{methods}: added on {made['device']}, {made['date']}, by `{made['command']}`"
+            text += f", {piece['note']} (marked{_NOTED})" if "note" in piece else ""
             settings, again = groups.setdefault(text, ([], {}))
             settings.append(setting)
             for label, best in piece["again"].items():
@@ -232,8 +241,11 @@ def _figures_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
     for name in dict.fromkeys(claim.measure for claim in exhibit.claims):
         measure, settings = MEASURES[name], list(exhibit.study.rounds)
         rows = tuple(
-            (Cell(called), *(_our_cell(record.mean(setting, label, name), measure) for setting in settings))
-            for label, called in exhibit.study.names.items()
+            (
+                _name_cell(exhibit.study, record, label),
+                *(_our_cell(record.mean(s, label, name), measure) for s in settings),
+            )
+            for label in exhibit.study.names
         )
         heads = (_heading(record, setting, name) for setting in settings)
         tables.append(Table(name, measure.title.capitalize(), ("method", *heads), rows))

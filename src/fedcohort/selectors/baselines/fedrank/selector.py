@@ -66,7 +66,7 @@ class RankState:
 @register("fedrank")
 @dataclass(frozen=True, kw_only=True)
 class FedRank(Selector[RankState]):
-    r"""Take the clients that a network ranks highest; it was trained to imitate other selectors ([Tian2024]_).
+    r"""Take the clients that a network ranks highest; it imitates other selectors ([Tian2024]_, abstract).
 
     A network :math:`Q(x_i)` scores each client by what is known about its data and its speed. It was trained on
     decisions of analytical selectors in simulated federations, to rank the clients they chose above those they left

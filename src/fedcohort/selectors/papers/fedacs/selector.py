@@ -6,6 +6,7 @@ r"""FedACS: prefer clients whose data is not skewed, found by duels of their gra
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,8 +32,6 @@ class FedAcsState:
     wins: FloatArray = per_client()  # (N,) A_i, times eta
     losses: FloatArray = per_client()  # (N,) B_i, times eta
     rounds: FloatArray = per_client()  # (N,) rounds in which the client duelled
-    played: int = 0  # rounds in which duels were possible
-    counted: int = 0  # rounds whose duels counted
 
 
 @register("fedacs")
@@ -52,14 +51,16 @@ class FedAcs(Selector[FedAcsState]):
     Symbols: A_i = ``wins``, B_i = ``losses``, eta = ``eta``, lambda = ``pool_share``, kappa = the cohort's size,
     Delta w_i = ``insight``.
 
-    Deviations from the paper: none in the algorithm. The paper leaves some points open. The reward is derived for the
-    full-batch gradient at the received model (Eqs. 6 to 8), but the paper also calls the weight change after local
-    training a gradient, which measures drift rather than skew. The default is the gradient of the formulas
-    (``insight="gradient"``); the weight change is ``insight="update"``. Every client counts once in the mean (Eq. 27).
-    N in lambda * N is the number of candidates, since only they can be in the pool. The pool has at least kappa
-    clients. A client that delivers no valid reply does not duel. The pool is drawn without the lambda * N * N draws of
-    Algorithm 1, but is exact in distribution (``pool.py``). With more than 20,000 candidates it is the top of one
-    Thompson draw per candidate; the cohort's note "pool" says which of the two was used.
+    Deviations from the paper: with more than 20,000 candidates, the pool is the top of one Thompson draw per candidate,
+    which costs N draws instead of lambda * N * N but has another distribution. The cohort's note "pool" says so. Up to
+    20,000 candidates the pool has exactly the distribution of Algorithm 1, also without that many draws (``pool.py``).
+
+    The paper leaves some points open. The reward is derived for the full-batch gradient at the received model (Eqs. 6
+    to 8), but the paper also calls the weight change after local training a gradient, which measures drift rather than
+    skew. The default is the gradient of the formulas (``insight="gradient"``); the weight change is
+    ``insight="update"``. Every client counts once in the mean (Eq. 27). N in lambda * N is the number of candidates,
+    since only they can be in the pool. The pool has at least kappa clients. A client that delivers no valid reply does
+    not duel.
 
     If every client is skewed, gradients point apart and the shortest one wins, so clients whose classes the model has
     learnt fill the pool. ``fedacs-near`` ignores such rounds.
@@ -147,7 +148,7 @@ class FedAcs(Selector[FedAcsState]):
             candidates=slate.candidates,
             score=member,
             parts=parts,
-            notes={"pool": how, "pool size": pool_size, "duels counted": f"{state.counted} of {state.played} rounds"},
+            notes={"pool": how, "pool size": pool_size},
         )
         return cohort, state
 
@@ -166,7 +167,7 @@ class FedAcs(Selector[FedAcsState]):
         wins[clients] += self.eta * won
         losses[clients] += self.eta * lost
         rounds[clients] += 1
-        return FedAcsState(wins=wins, losses=losses, rounds=rounds, played=state.played + 1, counted=state.counted + 1)
+        return dataclasses.replace(state, wins=wins, losses=losses, rounds=rounds)
 
 
 def duels(rewards: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -75,8 +75,9 @@ class FedCor(Selector[CorrelationState]):
 
     **Samples.** In warm-up, samples come from the losses of all candidates, asked before every round and once after the
     last. After warm-up, with ``samples="trial"`` as in the paper, they come from ``trials`` uniform cohorts trained on
-    trial. With ``samples="round"``, they come from real rounds with a uniform cohort and losses asked before and after:
-    no training is wasted, but one round in ``interval`` is uniform.
+    trial. ``samples="round"`` is ours; neither the paper nor the authors' code has it. Samples then come from real
+    rounds with a uniform cohort and losses asked before and after, as in warm-up: no training is wasted, but one round
+    in ``interval`` is uniform.
 
     **Steps.** The paper does not give the number of Adam steps per fit. Few are better, because many steps forget the
     earlier embedding and end at the rank of the few samples in use. On Fashion-MNIST with one class per client (3
@@ -137,7 +138,11 @@ class FedCor(Selector[CorrelationState]):
     interval: int | None = param(
         10, Optional(Interval(int, 1, None)), "rounds between samples after warm-up (Delta t); None: no samples"
     )
-    samples: str = param("trial", OneOf(("trial", "round")), "where samples come from after warm-up")
+    samples: str = param(
+        "trial",
+        OneOf(("trial", "round")),
+        "where samples come from after warm-up: uniform cohorts on trial (the paper), or real rounds (ours)",
+    )
     trials: int = param(1, Interval(int, 1, None), "uniform cohorts on trial per sampling round (S)")
     dimension: int = param(15, Interval(int, 1, None), "length of an embedding (d)")
     scale: float = param(1.0, Interval(float, 0, None, "neither"), "scale of the predicted loss drop (a)")

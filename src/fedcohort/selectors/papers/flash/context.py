@@ -41,8 +41,7 @@ class ContextState:
     first_robust: FloatArray = per_client()  # (N,) NaN if unknown
     first_validation: FloatArray = per_client()  # (N,) NaN if unknown
     rewarded: BoolArray = per_client()  # (N,) whether it was ever in a round with a report
-    level: FloatArray = per_client()  # (N,) the reward's loss of the model it received last; NaN if unknown
-    # Clients whose rewards need the next global model (only with reward="validation-decrease").
+    # Clients whose rewards need the next global model.
     waiting: IntArray = field(default_factory=lambda: np.empty(0, np.int64))  # (w,) clients
     waiting_context: FloatArray = field(default_factory=lambda: np.empty((0, 0)))  # (w, d)
     waiting_loss: FloatArray = field(default_factory=lambda: np.empty(0))  # (w,) of the model they received
@@ -63,7 +62,6 @@ class ContextState:
             "first_robust": unknown,
             "first_validation": unknown,
             "rewarded": np.zeros(n, np.bool_),
-            "level": unknown,
             "waiting_context": np.empty((0, elements)),
         }
 
@@ -82,12 +80,6 @@ class ContextState:
     def mean_reward(self) -> float:
         """The mean of all rewards so far."""
         return self.reward_sum / self.reward_count if self.reward_count else 0.0
-
-    @property
-    def usual(self) -> float:
-        """The mean of ``level`` over the clients that reported it; 0 before the first report."""
-        known = self.level[np.isfinite(self.level)]
-        return float(np.clip(known, -1e100, 1e100).mean()) if len(known) else 0.0
 
 
 def columns(state: ContextState, elements: Sequence[str], clients: IntArray | None) -> dict[str, FloatArray]:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.params import Interval, OneOf, Optional, Sequence, param
 from fedcohort.core.protocol import Answer, Cohort, Losses, Outcome, Query, Selector, Slate
@@ -48,7 +48,7 @@ class ContextualBandit(Selector[State]):
 
     readings: ClassVar[Mapping[str, Reading]] = READINGS
 
-    reward: str = param("robust-change", OneOf(tuple(READINGS)), "reading of the reward (r_t)")
+    reward: str = param("round-change", OneOf(tuple(READINGS)), "reading of the reward (r_t)")
     context: tuple[str, ...] = param(
         ELEMENTS, Sequence(OneOf(ELEMENTS), 1), "elements of the context vector (x_t); leave some out for the ablation"
     )
@@ -128,6 +128,10 @@ class ContextualBandit(Selector[State]):
         """Return up to ``size`` positions of candidates by their scores and last rewards (c,): the top M_t."""
         return top_k(score, min(size, len(score)), rng)
 
+    def rewards(self, state: State, before: FloatArray, after: FloatArray, tau: FloatArray) -> FloatArray:
+        """Return the rewards (k,) of clients by their losses before and after, and their durations."""
+        return rate(self._reading.gain, before, after, tau)
+
     def take_answer(self, state: State, candidates: IntArray, answer: Answer | None) -> State:
         """Update the losses of the current global model, and the rewards that depend on them."""
         if answer is None:
@@ -138,7 +142,7 @@ class ContextualBandit(Selector[State]):
             now = np.where(candidates[at] == state.waiting, answer[self._reading.before][at], np.nan)
             known = np.isfinite(now)
             clients, context = state.waiting[known], state.waiting_context[known]
-            rewards = rate(self._reading, state.waiting_loss[known], now[known], state.duration[clients], state.usual)
+            rewards = self.rewards(state, state.waiting_loss[known], now[known], state.duration[clients])
             state = dataclasses.replace(
                 self.learn(state.with_rewards(clients, rewards), clients, context, rewards),
                 waiting=np.empty(0, np.int64),
@@ -165,28 +169,30 @@ class ContextualBandit(Selector[State]):
         """Return the positions of the candidates that may be chosen: all of them."""
         return np.arange(len(slate.candidates))
 
+    def usable(self, outcome: Outcome) -> BoolArray:
+        """Return which clients of a cohort (k,) finished and reported all that their reward needs."""
+        needed = [Signal.DURATION, self._reading.before]
+        needed += [] if self._reading.after is None else [self._reading.after]
+        return np.asarray(np.all([outcome.ok, *(np.isfinite(outcome[signal]) for signal in needed)], axis=0))
+
     def update(self, state: State, outcome: Outcome) -> State:
         """Learn from the contexts clients were picked by and the rewards they earned (Algorithm 1, lines 7 to 9)."""
-        reading, duration, before = self._reading, outcome[Signal.DURATION], outcome[self._reading.before]
-        usable = outcome.ok & np.isfinite(duration) & np.isfinite(before)
-        if reading.after is not None:
-            usable &= np.isfinite(outcome[reading.after])
-        clients, before = outcome.clients[usable], before[usable]
+        reading, duration, usable = self._reading, outcome[Signal.DURATION], self.usable(outcome)
+        clients, before = outcome.clients[usable], outcome[reading.before][usable]
         context = contexts(state, self.context, clients)  # before the reports change it
         unit = state.time_unit or time_unit(duration[usable])
         tau = in_units(duration[usable], unit)
         if self.contexts == "last":
             reported = {s: outcome[s][usable] for name, s in LOSS_OF.items() if name in self.context}
             state = with_losses(state, clients, reported)
-        durations, level = state.duration.copy(), state.level.copy()
-        durations[clients], level[clients] = tau, before
+        durations = state.duration.copy()
+        durations[clients] = tau
         last_reward, rewarded = state.reward.copy(), state.rewarded.copy()
         last_reward[outcome.clients[~usable]] = 0.0
         rewarded[outcome.clients] = True
         state = dataclasses.replace(
             state,
             duration=durations,
-            level=level,
             reward=last_reward,
             rewarded=rewarded,
             rounds=state.rounds + 1,
@@ -199,5 +205,5 @@ class ContextualBandit(Selector[State]):
                 waiting_context=np.concatenate([state.waiting_context, context]),
                 waiting_loss=np.concatenate([state.waiting_loss, before]),
             )
-        rewards = rate(reading, before, outcome[reading.after][usable], tau, state.usual)
+        rewards = self.rewards(state, before, outcome[reading.after][usable], tau)
         return self.learn(state.with_rewards(clients, rewards), clients, context, rewards)

@@ -14,8 +14,8 @@ from fedcohort.core.arrays import FloatArray
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.papers.flash.context import LIMIT
 
-Gain = Callable[[FloatArray, FloatArray, float], FloatArray]
-"""Maps the losses before and after (k,), and the mean loss of all clients that reported one, to gains (k,)."""
+Gain = Callable[[FloatArray, FloatArray], FloatArray]
+"""Maps the losses before and after (k,) to gains (k,)."""
 
 
 class Reading(NamedTuple):
@@ -26,42 +26,40 @@ class Reading(NamedTuple):
     gain: Gain
 
 
-def change(before: FloatArray, after: FloatArray, usual: float) -> FloatArray:
+def change(before: FloatArray, after: FloatArray) -> FloatArray:
     """Return how far the loss moved, in either direction."""
     return np.abs(before - after)
 
 
-def decrease(before: FloatArray, after: FloatArray, usual: float) -> FloatArray:
+def decrease(before: FloatArray, after: FloatArray) -> FloatArray:
     """Return how far the loss fell."""
     return before - after
 
 
 READINGS = {
+    "round-change": Reading(Signal.ROBUST_LOSS, None, change),  # the formula, over rounds
     "robust-change": Reading(Signal.ROBUST_LOSS, Signal.ROBUST_LOSS_AFTER, change),
     "pseudo-change": Reading(Signal.PSEUDO_LOSS, Signal.PSEUDO_LOSS_AFTER, change),
     "validation-decrease": Reading(Signal.VALIDATION_LOSS, None, decrease),
 }
 
 
-def rate(reading: Reading, before: FloatArray, after: FloatArray, tau: FloatArray, usual: float) -> FloatArray:
+def rate(gain: Gain, before: FloatArray, after: FloatArray, tau: FloatArray) -> FloatArray:
     """Return the rewards per unit of time.
 
     Parameters
     ----------
-    reading : Reading
+    gain : callable
         What is rewarded.
     before, after : (k,) float array
         The loss of the received model, and of the client's own (or of the next global model).
     tau : (k,) float array
         Durations.
-    usual : float
-        The mean loss of all clients that reported one.
 
     Examples
     --------
-    >>> rate(READINGS["robust-change"], np.array([1.0, 1.0]), np.array([0.5, 3.0]), np.array([1.0, 2.0]), 2.0)
+    >>> rate(change, np.array([1.0, 1.0]), np.array([0.5, 3.0]), np.array([1.0, 2.0]))
     array([0.5, 1. ])
     """
     # Losses may be as large as 1e308. Their difference must not overflow before it is clipped.
-    gain = reading.gain(np.clip(before, -1e100, 1e100), np.clip(after, -1e100, 1e100), usual)
-    return np.asarray(np.clip(gain / tau, -LIMIT, LIMIT))
+    return np.asarray(np.clip(gain(np.clip(before, -1e100, 1e100), np.clip(after, -1e100, 1e100)) / tau, -LIMIT, LIMIT))

@@ -57,31 +57,41 @@ class Flash(ContextualBandit[FlashState]):
     Symbols: V = ``gram``, b = ``moment``, lambda = ``ridge``, delta = ``delta``, c = ``exploration``, t = round, m =
     number of clients, d = number of context elements, N = ``patience``. M_t is whatever size the host asks for.
 
-    **The reward** is ambiguous in the paper, so each reading has a name. The formula is the absolute change of the
-    robust loss divided by the duration (``robust-change``, the default). The sentence above it says pseudo-label
-    cross-entropy (``pseudo-change``). Algorithm 1 evaluates the next global model (``validation-decrease``, on each
-    client's held-out data). The absolute value also rewards changes for the worse, as in clients with noisy labels;
-    ``flash-advantage`` does not.
+    **The reward** of a client is how far the robust loss of the context moved from one round to the next, per unit of
+    time (Sec. 2.3; ``round-change``, the default):
+
+    .. math:: r_t(i) = |L^t_{robust} - L^{t-1}_{robust}| / \tau_{t-1}
+
+    It is known once the next global model is, which is also the model that Algorithm 1 evaluates for it (line 13). The
+    paper has other readings, so each has a name. ``robust-change`` is the same formula over the client's own local
+    training instead of a round. ``pseudo-change`` is that for the pseudo-label cross-entropy, which the sentence above
+    the formula names. ``validation-decrease`` evaluates the next global model on each client's held-out data, V in
+    line 13. An absolute value also rewards changes for the worse, as in clients with noisy labels; ``flash-advantage``
+    does not.
 
     The early-stop rule of Sec. 3.2 (``patience``; off by default) retires a client for which
     :math:`\hat\theta^\top x` was smaller than the reward it then brought ``patience`` times in a row, and ends the run
     when all clients are retired.
 
-    Deviations from the paper: none in the algorithm. The paper leaves some points open. A regression pair is the
-    context a client was picked by and the reward it then brought, as in Eq. (1); Algorithm 1 line 9 computes the
-    context after training, when the reward is already known. tau is the client's own duration (Algorithm 1 line 8), in
-    units of the median of the first round, so that the choice does not depend on the unit of time. lambda is 1 and
-    delta 0.1. Contexts, rewards and durations are clipped at 100 (durations also at 1/100), so that one diverged client
-    does not outweigh all others in V. A client that failed keeps its context with a last reward of 0, since the round
-    got nothing from it, and does not enter the regression. The last reward of a client that was never asked to train
-    is the mean reward so far. Retired clients are asked only in rounds in which no other client is available.
+    Deviations from the paper: a regression pair is the context a client was picked by and the reward it then brought,
+    as in Eq. (1); Algorithm 1 (lines 9 and 12) pairs the reward with the context after training, when the reward is
+    already known. tau is in units of the median of the first round, so that the choice does not depend on the unit of
+    time. Contexts, rewards and durations are clipped at 100 (durations also at 1/100), so that one diverged client does
+    not outweigh all others in V.
+
+    In the paper all clients are available and answer. Here, a client that failed keeps its context with a last reward
+    of 0, since the round got nothing from it, and does not enter the regression; neither does a client that does not
+    answer in the next round. The last reward of a client that was never asked to train is the mean reward so far.
+    Retired clients are asked only in rounds in which no other client is available. The paper gives no lambda and no
+    delta; ours are 1 and 0.1. tau is the client's own duration (Algorithm 1, line 8), not the round's.
 
     Examples
     --------
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> from fedcohort.core.signals import Signal
     >>> from fedcohort.session.session import Session
-    >>> session = Session(Flash(contexts="last", exploration=0.01), ClientTable(n=6), seed=1)
+    >>> flash = Flash(reward="robust-change", contexts="last", exploration=0.01)  # asks nobody before a round
+    >>> session = Session(flash, ClientTable(n=6), seed=1)
     >>> for _ in range(30):  # clients 0 to 2 still learn, the others do not
     ...     cohort = session.ask(RoundRequest(size=2))
     ...     learns = cohort.clients < 3
@@ -97,7 +107,8 @@ class Flash(ContextualBandit[FlashState]):
     """
 
     checked_params: ClassVar[ParamSets] = {
-        "ablation": {"context": ("duration",), "contexts": "last", "first_round": "asked"},
+        "ablation": {"context": ("duration",), "first_round": "asked"},
+        "local training": {"reward": "robust-change", "contexts": "last"},
         "sentence": {"reward": "pseudo-change", "first_round_limit": 3},
         "algorithm": {"reward": "validation-decrease"},
         "greedy": {"exploration": 0.0, "ridge": 1e-06},

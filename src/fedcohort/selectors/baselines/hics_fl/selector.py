@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Either, Interval, OneOf, Optional, ParamSets, param
-from fedcohort.core.plots import Intervals, Picture, SelectorRun, number_text
+from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.numerics.groups import angles, ward_groups
+from fedcohort.selectors.baselines.hics_fl.estimates import hics_distance, label_entropy, sampling_chances
+from fedcohort.selectors.baselines.hics_fl.plots import ENTROPIES
+from fedcohort.selectors.numerics.groups import ward_groups
 from fedcohort.selectors.numerics.recent import RecentVectors
 from fedcohort.selectors.numerics.sampling import weighted_sample
-
-_REACH = 10.0  # with temperature "auto", the largest entry of a strongly skewed client after division
 
 
 @dataclass(frozen=True)
@@ -30,24 +29,6 @@ class HicsState(RecentVectors):
     """The bias updates of the clients that reported last, and which clients were ever asked for one."""
 
     asked: BoolArray = per_client()  # (N,) no longer in S_0
-
-
-def _entropies(record: SelectorRun) -> Intervals | None:
-    """Show the estimated label entropy of each client."""
-    known, vectors = record.state["known"], record.state["vectors"]
-    if len(known) < 2:
-        return None
-    used = [notes["temperature"] for _, notes in record.notes if "temperature" in notes]
-    estimate = label_entropy(vectors, float(used[-1]) if used else automatic_temperature(vectors))
-    middle = np.full(len(record.state["asked"]), float(estimate.mean()))
-    middle[known] = estimate
-    text = (
-        f"{record.opening} the estimated entropy of clients' labels is between {number_text(float(estimate.min()))} "
-        f"and {number_text(float(estimate.max()))}; balanced labels would have "
-        f"{number_text(float(np.log(vectors.shape[1])))}. "
-        f"Clients that have not reported yet are shown at the mean."
-    )
-    return Intervals(middle, middle, middle, text=text)
 
 
 @register("hics-fl")
@@ -77,17 +58,16 @@ class HicsFL(Selector[HicsState]):
     ``entropy_weight``, M = ``clusters``, K = slate.size, gamma_0 = ``preference``,
     :math:`T_{rounds}` (a calligraphic T in the paper) = ``rounds``, t = round + 1, p_k = the client's size.
 
-    **The temperature** must fit the size of the updates, which grows with the learning rate and the number of steps.
-    The paper's 0.0025 (Fashion-MNIST) and 0.0015 (CIFAR-10) belong to a learning rate of 0.001. At 0.1 they give every
-    client an entropy of 0. So the default, ``"auto"``, is a tenth of the 90% quantile of :math:`\max_i |\Delta b_i|`
-    over the clients.
+    The paper's temperatures, 0.0025 for Fashion-MNIST (the default) and 0.0015 for CIFAR-10, belong to a learning rate
+    of 0.001. Updates grow with the learning rate and the number of steps. At a learning rate of 0.1, these temperatures
+    give every client an entropy of 0; ``hics-fl-auto`` fits its temperature to the updates.
 
-    Deviations: the temperature, as above. A last warm-up round with fewer than K new clients is filled from the
-    clusters; the paper leaves it smaller. Clients that were asked but have no estimate (they failed, or more than
-    ``memory`` clients reported after them) form a separate cluster with the mean entropy; the paper's initial Delta b =
-    0 would give them the highest entropy. The paper averages the models equally (aggregator ``mean``). The authors'
-    public code uses means of the output layer's weight rows instead of the bias, and switches to plain clustered
-    sampling when the estimates vary little. Neither is in Algorithm 1, so neither is done here.
+    Deviations: a last warm-up round with fewer than K new clients is filled from the clusters; the paper leaves it
+    smaller. Clients that were asked but have no estimate (they failed, or more than ``memory`` clients reported after
+    them) form a separate cluster with the mean entropy; the paper's initial Delta b = 0 would give them the highest
+    entropy. The paper averages the models equally (aggregator ``mean``). The authors' public code uses means of the
+    output layer's weight rows instead of the bias, and switches to plain clustered sampling when the estimates vary
+    little. Neither is in Algorithm 1, so neither is done here.
 
     Examples
     --------
@@ -96,6 +76,7 @@ class HicsFL(Selector[HicsState]):
     >>> from fedcohort import ClientTable, Session, Signal
     >>> from fedcohort.core.protocol import RoundReport, RoundRequest
     >>> bias = np.vstack([np.zeros((2, 5)), np.eye(5), np.eye(5)]) + 0.01 * np.arange(12)[:, None] * np.arange(5)
+    >>> bias *= 0.025  # as at a small learning rate
     >>> session = Session(HicsFL(clusters=3, preference=20.0), ClientTable(sizes=[10] * 12), seed=1)
     >>> everybody = session.ask(RoundRequest(size=12))
     >>> report = {Signal.OUTPUT_BIAS_UPDATE: bias[everybody.clients]}
@@ -115,17 +96,17 @@ class HicsFL(Selector[HicsState]):
     }
 
     checked_params: ClassVar[ParamSets] = {
-        "the paper's temperature": {"temperature": 0.0025},
+        "hot": {"temperature": 1e06},
         "one cluster": {"clusters": 1, "entropy_weight": 0.0},
         "no preference": {"preference": 0.0, "rounds": 1},
         "short memory": {"memory": 2},
     }
 
-    pictures = (Picture("hics-entropy", "HiCS-FL: estimated balance of clients' labels", "entropy", _entropies),)
+    pictures = (ENTROPIES,)
 
-    temperature: float | Literal["auto"] = param(
-        "auto",
-        Either(OneOf(("auto",)), Interval(float, 0, None, "neither")),
+    temperature: float = param(
+        0.0025,
+        Interval(float, 0, None, "neither"),
         "divides the bias updates before the softmax (T); the paper: 0.0025 or 0.0015 at learning rate 0.001",
     )
     entropy_weight: float = param(10.0, Interval(float, 0, None), "weight of the entropies in distances (lambda)")
@@ -149,6 +130,10 @@ class HicsFL(Selector[HicsState]):
         """Start with all clients in S_0."""
         return HicsState.empty(asked=np.zeros(clients.n, np.bool_))
 
+    def temperature_for(self, updates: FloatArray) -> float:
+        """Return T for the known bias updates (n, C)."""
+        return self.temperature
+
     def select(
         self, state: HicsState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, HicsState]:
@@ -165,11 +150,11 @@ class HicsFL(Selector[HicsState]):
             known = np.flatnonzero(asked & (rows >= 0))
             if len(known):
                 vectors = state.vectors[rows[known]]
-                temperature = automatic_temperature(state.vectors) if self.temperature == "auto" else self.temperature
+                temperature = self.temperature_for(state.vectors)
                 entropy[known] = label_entropy(vectors, temperature)
                 apart = hics_distance(vectors, entropy[known], self.entropy_weight)
                 cluster[known] = ward_groups(apart, self.clusters or slate.size)
-                notes |= {"temperature": float(temperature), "clusters": int(cluster.max()) + 1}
+                notes |= {"temperature": temperature, "clusters": int(cluster.max()) + 1}
             rest = np.flatnonzero(asked)
             sizes = np.asarray(slate.of_candidates(slate.clients.sizes), np.float64)[rest]
             mean = float(np.nanmean(entropy)) if len(known) else 0.0
@@ -198,42 +183,3 @@ class HicsFL(Selector[HicsState]):
         return state.with_reports(
             outcome.clients[ok], outcome[Signal.OUTPUT_BIAS_UPDATE][ok], outcome.round, self.memory
         )
-
-
-def label_entropy(updates: FloatArray, temperature: float) -> FloatArray:
-    r"""Return :math:`H(\mathrm{softmax}(\Delta b / T))` (n,) of bias updates (n, C), in nats ([Chen2024]_, Eq. 7).
-
-    >>> label_entropy(np.array([[0.0, 0.0], [0.0, 100.0]]), 1.0).round(6) + 0.0
-    array([0.693147, 0.      ])
-    """
-    with np.errstate(over="ignore"):  # e to the power of anything below -1000 is 0
-        logits = np.maximum((updates - updates.max(axis=1, keepdims=True)) / temperature, -1000.0)
-    share = np.exp(logits)
-    total = share.sum(axis=1, keepdims=True)
-    return np.asarray(-(share / total * (logits - np.log(total))).sum(axis=1))
-
-
-def automatic_temperature(updates: FloatArray) -> float:
-    """Return a tenth of the 90% quantile of the updates' (n, C) largest entries; 1 if all are 0."""
-    largest = float(np.quantile(np.abs(updates).max(axis=1, initial=0.0), 0.9)) if len(updates) else 0.0
-    return largest / _REACH if largest > 0 else 1.0
-
-
-def hics_distance(updates: FloatArray, entropy: FloatArray, weight: float) -> FloatArray:
-    """Return the distances (n, n) of Eq. 9 between bias updates (n, C) with estimated entropies (n,)."""
-    return np.asarray(angles(updates) + weight * np.abs(entropy[:, None] - entropy))
-
-
-def sampling_chances(cluster: IntArray, entropy: FloatArray, sizes: FloatArray, preference: float) -> FloatArray:
-    """Return pi_m p_k / sum of the cluster's p_j (n,) (Eq. 10); clients of a cluster without data are equally likely.
-
-    >>> sampling_chances(np.array([0, 0, 1]), np.array([1.0, 1.0, 1.0]), np.array([1.0, 3.0, 2.0]), 4.0)
-    array([0.125, 0.375, 0.5  ])
-    """
-    _, group = np.unique(cluster, return_inverse=True)
-    members = np.bincount(group)
-    mean = np.bincount(group, entropy) / members
-    pi = np.exp(preference * (mean - mean.max()))
-    total = np.bincount(group, sizes)
-    share = np.where(total[group] > 0, sizes / np.where(total > 0, total, 1.0)[group], 1 / members[group])
-    return np.asarray((pi / pi.sum())[group] * share)
