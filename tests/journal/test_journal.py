@@ -34,6 +34,7 @@ def test_changed_rows_compares_bits():
     new[2, 1] = -0.0
     assert changed_rows(old, new).tolist() == [2]
     assert changed_rows(old, new[:2]) is None
+    assert changed_rows(np.empty((0, 4)), np.empty((0, 4))).tolist() == []
 
 
 def test_an_existing_journal_is_never_overwritten(tmp_path):

@@ -217,5 +217,5 @@ def changed_rows(old: AnyArray, new: AnyArray) -> IntArray | None:
     bits = _BITS[old.dtype.itemsize]
     differ = np.ascontiguousarray(old).view(bits) != np.ascontiguousarray(new).view(bits)
     if differ.ndim > 1:
-        differ = differ.reshape(len(differ), -1).any(axis=1)
+        differ = differ.any(axis=tuple(range(1, differ.ndim)))
     return np.flatnonzero(differ)
