@@ -1,7 +1,6 @@
 """The public surface: what ``import fedcohort`` loads, compare, run, extend and load, and what they refuse."""
 
 import gc
-import importlib.util
 import json
 import subprocess
 import sys
@@ -52,9 +51,8 @@ def test_importing_loads_nothing_heavy():
 
 
 def test_every_public_name_exists_and_is_listed():
-    assert set(fc.__all__) <= set(dir(fc))
-    missing = {"flare"} if importlib.util.find_spec("nvflare") is None else set()
-    for name in set(fc.__all__) - missing:
+    assert {*fc.__all__, "flare", "flower", "plots"} <= set(dir(fc))
+    for name in fc.__all__:
         assert getattr(fc, name) is not None
     with pytest.raises(AttributeError, match="comparee"):
         fc.comparee
@@ -70,7 +68,7 @@ def test_flower_is_imported_on_first_use():
 def test_without_a_host_the_hint_names_the_extra(module, package, extra):
     code = f"import sys; sys.modules[{package!r}] = None\nimport fedcohort as fc\ntry: fc.{module}\n"
     code += f"except fc.FedcohortError as error: assert 'fedcohort[{extra}]' in error.hint, error.hint\n"
-    code += "else: raise AssertionError"
+    code += "else: raise AssertionError\nfrom fedcohort import *"
     assert "fedcohort" in loaded_by(code)
     assert issubclass(MissingExtraError, fc.FedcohortError)
 

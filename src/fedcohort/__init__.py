@@ -30,7 +30,8 @@ from fedcohort.session.session import Session
 if TYPE_CHECKING:
     from fedcohort.api import compare, extend, load, run
     from fedcohort.core import plots
-    from fedcohort.hosts import flare, flower
+    from fedcohort.hosts import flare as flare
+    from fedcohort.hosts import flower as flower
     from fedcohort.simulate.data import from_arrays, from_pandas
     from fedcohort.testing import check_selector
 
@@ -44,6 +45,7 @@ _LAZY = {
     "from_arrays": "fedcohort.simulate.data",
     "from_pandas": "fedcohort.simulate.data",
 }
+# The hosts are not in __all__, because "import *" must work without them.
 _LAZY_MODULES = {
     "flare": "fedcohort.hosts.flare",
     "flower": "fedcohort.hosts.flower",
@@ -65,7 +67,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, *_LAZY_MODULES, "__version__"])
 
 
 __all__ = [
@@ -93,8 +95,6 @@ __all__ = [
     "compare",
     "create",
     "extend",
-    "flare",
-    "flower",
     "from_arrays",
     "from_pandas",
     "load",
