@@ -55,9 +55,9 @@ class DivFL(Selector[DiverseState]):
     Deviations: the paper's main form asks all clients for a gradient before every round. This is its cheaper form, in
     which a client's gradient is that of the round it last took part in. Every client is asked once before clients are
     chosen by their updates. Distances are those of a random projection of the updates to 64 numbers. Only the
-    ``memory`` clients that reported last are compared. Ties, as between equal updates, are broken at random. A member
-    always represents itself, and a client without a remembered update represents only itself. A member that represents
-    no client (when the cohort is larger than the number of different updates) has a weight of 1.
+    ``memory`` clients that reported last are compared. Ties, as between equal updates, are broken at random. A
+    client without a remembered update represents only itself. Of members with equal updates, the first represents all
+    clients near them, and each of the others has a weight of 1.
 
     Examples
     --------

@@ -51,8 +51,8 @@ class GradNorm(Selector[NormState]):
     Deviations: in the paper, every client trains in every round and reports its norm, and the clients drawn send their
     updates. Here only the clients drawn train, and the norm is that of a client's last update. The average is unbiased
     with any probabilities above 0, so old norms only cost variance. A client that has not reported yet has the mean
-    norm of the others. No norm is below ``floor`` times the mean, so that a client whose last update was 0 can still
-    be drawn. Exactly m clients are drawn, with the probabilities above (systematically, in random order). The paper
+    norm of the others. No client's w_i ||U_i|| counts as less than ``floor`` times the mean of all, so that one whose
+    last update was 0 can still be drawn. Exactly m clients are drawn, with the probabilities above (systematically, in random order). The paper
     decides about each client independently and gets m on average.
 
     **Aggregator**: ``inverse-probability``, as in the paper. It is the default. ``fedavg`` and
@@ -88,7 +88,7 @@ class GradNorm(Selector[NormState]):
     floor: float = param(
         0.1,
         Interval(float, 0, 1, "right"),
-        "least norm, as a share of the mean; limits the weights of rarely drawn clients",
+        "least size times norm, as a share of the mean; limits the weights of rarely drawn clients",
     )
 
     @property

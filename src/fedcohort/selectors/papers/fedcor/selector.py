@@ -89,7 +89,8 @@ class FedCor(Selector[CorrelationState]):
     in the score. Clients that did not answer are left out of a sample's likelihood. Before the first sample, cohorts
     are uniform. Only one question can be asked in a round, so if t % Delta t = 0 falls on the first round after
     warm-up, the trial is skipped; the fit has just been renewed. Clients that join later start with embeddings as large
-    as those of the others.
+    as those of the others. How models are averaged is the host's choice: Eq. (4) is the aggregator ``mean``, which the
+    paper's tables here use.
 
     Examples
     --------
