@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import override, read_table
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 
 
 def read(path, overrides=()):
