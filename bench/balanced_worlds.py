@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.studies.benchmark.suite import table
 

@@ -50,7 +50,7 @@ from fedcohort.journal import Savepoint, read_journal
 from fedcohort.journal.codec import pack
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.results import load
 

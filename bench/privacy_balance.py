@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 
 EPSILONS = (0.5, 1, 2, 4, 8)

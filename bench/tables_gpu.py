@@ -21,7 +21,7 @@ import torch
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import merge_tables
 from fedcohort.simulate.rounds.prepare import prepare
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.studies.papers.catalogue import EXHIBITS
 from fedcohort.studies.papers.run import table_of
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedcohort.simulate.config.experiment import Experiment, read
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 
 
 def run_experiment(table, out, **options):

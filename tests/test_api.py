@@ -2,6 +2,7 @@
 
 import gc
 import json
+import pkgutil
 import subprocess
 import sys
 import threading
@@ -48,6 +49,18 @@ def test_importing_loads_nothing_heavy():
         "IPython",
     }
     assert not heavy & loaded_by("import fedcohort as fc; dir(fc)")
+
+
+def test_nothing_that_hosts_share_loads_torch_or_cryptography_or_a_host():
+    light = ["core", "journal", "session", "selectors", "training", "scenario", "audit", "testing"]
+    packages = [importlib.import_module(f"fedcohort.{name}") for name in light]
+    names = [m.name for p in packages for m in pkgutil.walk_packages(p.__path__, f"{p.__name__}.")]
+    names.remove("fedcohort.training.losses")  # it computes with torch
+    hosts = pkgutil.iter_modules(importlib.import_module("fedcohort.hosts").__path__, "fedcohort.hosts.")
+    names += [module.name for module in hosts if not module.ispkg]  # flower and flare are packages
+    loaded = loaded_by(f"import importlib\nfor name in {names}: importlib.import_module(name)")
+    assert set(names) <= loaded
+    assert not {"torch", "flwr", "nvflare", "cryptography"} & loaded
 
 
 def test_every_public_name_exists_and_is_listed():

@@ -13,7 +13,7 @@ from fedcohort import Cohort, Selector
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.data import from_arrays
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 
 

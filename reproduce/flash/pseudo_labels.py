@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.progress import Progress
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.progress import Progress
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.studies.papers.catalogue import EXHIBITS
 from fedcohort.studies.papers.run import table_of

@@ -22,7 +22,7 @@ from fedcohort.simulate.store.results import Results, load
 
 if TYPE_CHECKING:
     from fedcohort.simulate.config.experiment import Experiment
-    from fedcohort.simulate.rounds.runner import Simulation
+    from fedcohort.simulate.runner import Simulation
 
 __all__ = ["compare", "extend", "load", "run", "simulator"]
 
@@ -221,7 +221,7 @@ def extend(
 def simulator() -> Any:
     """Return the module that runs experiments; if it cannot be imported, the error names the missing extra."""
     try:
-        from fedcohort.simulate.rounds import runner
+        from fedcohort.simulate import runner
     except ImportError as error:
         if isinstance(error, FedcohortError) or (error.name or "").startswith("fedcohort"):
             raise
@@ -256,7 +256,7 @@ def _run_new(
 
 def _finish(simulation: Simulation, quiet: bool) -> Results:
     """Run an experiment to its end and return its results."""
-    from fedcohort.simulate.rounds.progress import run_with_progress
+    from fedcohort.simulate.progress import run_with_progress
 
     console = err(quiet)
     if run_with_progress(simulation, console) == "interrupted":

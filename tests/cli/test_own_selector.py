@@ -143,7 +143,7 @@ def test_it_is_compared_reported_explained_watched_and_resumed(own, command):
 
 def test_it_is_resumed_by_another_process_in_another_folder(own, tmp_path_factory):
     from fedcohort.simulate.rounds.listener import Listener
-    from fedcohort.simulate.rounds.runner import Simulation
+    from fedcohort.simulate.runner import Simulation
 
     class Stop(Listener):
         def on_round(self, run, row):

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.report.data import is_orphaned
-from fedcohort.simulate.rounds.progress import Progress
+from fedcohort.simulate.progress import Progress
 from fedcohort.simulate.store.results import RunInfo, load
 
 CONFIG = """
@@ -163,7 +163,7 @@ def test_kill_dash_nine_loses_nothing_in_a_checkpoint(command, config, tmp_path)
 def test_resume_continues_to_the_end(command, config, tmp_path):
     from fedcohort.simulate.config.experiment import read
     from fedcohort.simulate.rounds.listener import Listener
-    from fedcohort.simulate.rounds.runner import Simulation
+    from fedcohort.simulate.runner import Simulation
 
     class Stop(Listener):
         def on_round(self, run, row):

@@ -8,7 +8,7 @@ import pytest
 from nbclient import NotebookClient
 from rich.console import Console
 
-from fedcohort.simulate.rounds.progress import Progress
+from fedcohort.simulate.progress import Progress
 from fedcohort.simulate.store.results import RunInfo
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "tutorial.ipynb"

@@ -14,7 +14,7 @@ from fedcohort.report.dashboard.feed import ExperimentItem
 from fedcohort.session import Session
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 
 TABLE = {
     "seeds": [0],

@@ -287,7 +287,7 @@ def test_it_has_the_properties_of_the_wrapped_selector():
 def test_the_simulator_runs_it_with_an_audit(tmp_path):
     pytest.importorskip("torch")
     from fedcohort.simulate.config.experiment import Experiment
-    from fedcohort.simulate.rounds.runner import Simulation
+    from fedcohort.simulate.runner import Simulation
 
     table = {
         "name": "bounded", "seeds": [0], "data": {"name": "synthetic"}, "run": {"cohort": 3, "rounds": 3},

@@ -18,7 +18,7 @@ from fedcohort.session.session import Session  # noqa: E402
 from fedcohort.simulate.config.experiment import Experiment  # noqa: E402
 from fedcohort.simulate.rounds.listener import Listener  # noqa: E402
 from fedcohort.simulate.rounds.prepare import prepare  # noqa: E402
-from fedcohort.simulate.rounds.runner import Simulation  # noqa: E402
+from fedcohort.simulate.runner import Simulation  # noqa: E402
 from fedcohort.simulate.store.results import load  # noqa: E402
 
 

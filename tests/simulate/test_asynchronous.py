@@ -13,7 +13,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.journal import read_journal
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.prepare import prepare
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from tests.experiments import run_experiment
 

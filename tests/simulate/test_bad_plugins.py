@@ -6,7 +6,7 @@ from fedcohort.core.errors import FedcohortError
 from fedcohort.report.page import assemble
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from tests.experiments import run_experiment
 

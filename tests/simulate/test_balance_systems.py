@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("sklearn")
 from fedcohort.selectors.papers.fedacs import FedAcs, ranking
 from fedcohort.session import Session
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 
 SEEDS = [0, 1]

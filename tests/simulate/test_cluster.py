@@ -6,7 +6,7 @@ from fedcohort.core.errors import JournalError
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.processes.cluster import ClusterDriver, ClusterError, HandOver
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 
 from .outcomes import TABLE, rows, with_options

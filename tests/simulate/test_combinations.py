@@ -5,7 +5,7 @@ import pytest
 
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.training.aggregators import AGGREGATORS
 from fedcohort.training.filters import FILTERS

@@ -7,7 +7,7 @@ import pytest
 from fedcohort.core.errors import FedcohortError, SignalError
 from fedcohort.simulate.config.toml import ConfigError, merge_tables
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import ResultsError, load
 from fedcohort.simulate.store.writer import lock_folder
 from tests.experiments import run_experiment

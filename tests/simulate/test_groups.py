@@ -13,7 +13,7 @@ from fedcohort.simulate.metrics import Participation, jain, worst_tenth
 from fedcohort.simulate.rounds.group import Group
 from fedcohort.simulate.rounds.judge import Views
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.training.local import LocalTraining
 

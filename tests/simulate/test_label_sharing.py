@@ -14,7 +14,7 @@ from fedcohort.core.errors import SignalError
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.label_sharing import LABEL_SHARING
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 
 

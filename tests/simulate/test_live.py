@@ -13,7 +13,7 @@ from fedcohort.session.explain import explain_round
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 
 TABLE = {

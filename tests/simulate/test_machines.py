@@ -7,7 +7,7 @@ import pytest
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.processes import cluster as module
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 
 from .outcomes import rows, with_options

@@ -5,7 +5,7 @@ import pytest
 from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate import memory_check
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 
 TABLE = {
     "seeds": [0],

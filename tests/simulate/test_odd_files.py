@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from fedcohort.core.errors import FedcohortError
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from tests.experiments import run_experiment
 

@@ -10,7 +10,7 @@ from fedcohort.core.errors import OtherEngineError
 from fedcohort.report.data import load_bundle
 from fedcohort.simulate.engine.library import load_compiled
 from fedcohort.simulate.rounds.listener import Listener
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from tests.experiments import run_experiment
 

@@ -11,7 +11,7 @@ from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import ConfigError, read_table
 from fedcohort.simulate.data import Dataset, OwnFile, data_section, from_arrays, load_dataset
 from fedcohort.simulate.rounds.prepare import prepare
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from tests.experiments import run_experiment
 

@@ -8,7 +8,7 @@ import pytest
 from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.leaderboard import leaderboard_table
 from fedcohort.simulate.leaderboard.formats import to_text
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from tests.experiments import run_experiment
 

@@ -16,15 +16,15 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.journal import read_journal
 from fedcohort.selectors.baselines.uniform import Uniform
+from fedcohort.simulate import runner
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.processes import local as processes
 from fedcohort.simulate.processes.cuda_sharing import shared_device
 from fedcohort.simulate.processes.worker import WorkerSetup, pack_error
-from fedcohort.simulate.rounds import runner
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import ResultsError, lock_folder, share_lock
 
@@ -203,7 +203,7 @@ def test_workers_of_a_killed_process_end_before_another_continues(alone, own, tm
     code = (
         "import sys, json, pathlib\n"
         "from fedcohort.simulate.config.experiment import Experiment\n"
-        "from fedcohort.simulate.rounds.runner import Simulation\n"
+        "from fedcohort.simulate.runner import Simulation\n"
         "Simulation(Experiment.from_dict(json.loads(sys.argv[1])), pathlib.Path(sys.argv[2])).run()\n"
     )
     config = {**table(processes=2), "selectors": own}
@@ -247,7 +247,7 @@ def test_groups_for_processes_mix_runs_of_similar_cost():
     ],
 )
 def test_the_number_of_processes(options, steps, expected, monkeypatch):
-    monkeypatch.setattr("fedcohort.simulate.processes.process_count.usable_cores", lambda: 2)
+    monkeypatch.setattr("fedcohort.simulate.rounds.process_count.usable_cores", lambda: 2)
     seeds = list(range(4 if "many" in options else 2))
     given = {**table(**options), "local": {**TABLE["local"], "steps": steps}, "seeds": seeds}
     given["run"].pop("many", None)
@@ -257,7 +257,7 @@ def test_the_number_of_processes(options, steps, expected, monkeypatch):
 
 
 def test_classes_defined_in_a_script_stay_in_its_process(monkeypatch):
-    monkeypatch.setattr("fedcohort.simulate.processes.process_count.usable_cores", lambda: 2)
+    monkeypatch.setattr("fedcohort.simulate.rounds.process_count.usable_cores", lambda: 2)
     given = {**table(rounds=1000), "seeds": [0, 1, 2, 3]}
     del given["run"]["processes"]
     experiment = Experiment.from_dict(given)

@@ -22,7 +22,7 @@ from fedcohort.journal import read_journal
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
-from fedcohort.simulate.rounds.runner import Simulation, default_out
+from fedcohort.simulate.runner import Simulation, default_out
 from fedcohort.simulate.store import results
 from fedcohort.simulate.store.checkpoint import Checkpoint, by_round
 from fedcohort.simulate.store.results import ResultsError, load

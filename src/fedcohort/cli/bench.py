@@ -92,7 +92,7 @@ def bench(
     - fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
     """
     from fedcohort.simulate.comparison import selector_entries
-    from fedcohort.simulate.rounds.runner import default_out
+    from fedcohort.simulate.runner import default_out
     from fedcohort.studies.benchmark import run
     from fedcohort.studies.play import Player
 
@@ -129,7 +129,7 @@ def bench(
 
 def _targets(data: str, suite: str | None, out_dir: Path | None) -> dict[str, Path]:
     """Return the datasets to run, each with the folder for its results."""
-    from fedcohort.simulate.rounds.runner import default_out
+    from fedcohort.simulate.runner import default_out
     from fedcohort.studies.benchmark.run import TIME
     from fedcohort.studies.benchmark.suite import SUITES
 

@@ -16,12 +16,12 @@ from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.terminal import err, say
 from fedcohort.simulate.leaderboard import leaderboard_table
 from fedcohort.simulate.leaderboard.words import quantity
-from fedcohort.simulate.rounds.progress import run_with_progress
+from fedcohort.simulate.progress import run_with_progress
 from fedcohort.simulate.store.results import load
 
 if TYPE_CHECKING:
     from fedcohort.simulate.config.experiment import Experiment
-    from fedcohort.simulate.rounds.runner import Simulation
+    from fedcohort.simulate.runner import Simulation
 
 DIVERGED = 3
 INTERRUPTED = 130

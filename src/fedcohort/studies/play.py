@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt, print_to_stderr
+from fedcohort.simulate.interrupts import finish_round_on_interrupt, print_to_stderr
 from fedcohort.simulate.rounds.listener import Deadline
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Player:
     Attributes
     ----------
     device, processes, command
-        As in :class:`~fedcohort.simulate.rounds.runner.Simulation`.
+        As in :class:`~fedcohort.simulate.runner.Simulation`.
     say : callable
         Receives messages for the user.
     quiet : bool
@@ -39,7 +39,7 @@ class Player:
         """Run an experiment; return whether it finished. It can be continued if it did not."""
         with contextlib.suppress(ModuleNotFoundError):  # the simulator runs without rich, which draws the progress
             from fedcohort.core.terminal import err
-            from fedcohort.simulate.rounds.progress import Progress
+            from fedcohort.simulate.progress import Progress
 
             simulation.listeners.append(Progress(err(self.quiet)))
         if self.until < math.inf:

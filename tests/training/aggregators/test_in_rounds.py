@@ -9,7 +9,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.rounds.prepare import prepare
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.checkpoint import by_round
 from fedcohort.simulate.store.checkpoint import load as load_checkpoint
 from fedcohort.simulate.store.results import load

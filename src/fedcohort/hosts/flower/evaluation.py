@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -19,10 +18,8 @@ from fedcohort.hosts.flower.replies import evaluations
 from fedcohort.hosts.flower.roster import Card
 from fedcohort.hosts.flower.wrapped_strategy import GridView, keys, levels, sample_size, taking_all
 
-if TYPE_CHECKING:
-    from fedcohort.hosts.flower.strategy import EvaluateFn
-
 log = logging.getLogger("flwr.fedcohort")
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]  # evaluates the model of a round at the server
 _EVALUATION = "evaluation"  # the random stream for the choice of evaluating clients
 
 

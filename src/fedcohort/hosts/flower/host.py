@@ -19,7 +19,7 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
 from fedcohort.core.signals import TABLE_SIGNALS, Signal, metrics_of, vectors_of
 from fedcohort.hosts.flower.averaging import Average, aggregate, with_integers
-from fedcohort.hosts.flower.evaluation import Evaluation, scalars
+from fedcohort.hosts.flower.evaluation import EvaluateFn, Evaluation, scalars
 from fedcohort.hosts.flower.exchange import Outbox, exchange, with_ttl
 from fedcohort.hosts.flower.logs import say
 from fedcohort.hosts.flower.metrics import common_metrics
@@ -59,7 +59,7 @@ from fedcohort.journal.events import CORRECTED
 from fedcohort.session.session import Session
 
 if TYPE_CHECKING:
-    from fedcohort.hosts.flower.strategy import CohortStrategy, EvaluateFn
+    from fedcohort.hosts.flower.strategy import CohortStrategy
 
 log = logging.getLogger("flwr.fedcohort")
 _OK, _INVALID = Status.OK, Status.INVALID

@@ -33,6 +33,7 @@ from fedcohort.core.registry import Registry
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.flower.checkpoint import Checkpoints
+from fedcohort.hosts.flower.evaluation import EvaluateFn
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import also_log_to
 from fedcohort.hosts.flower.run import LiveRun
@@ -56,7 +57,6 @@ from fedcohort.training.filters import FILTERS, Filter, KeepAll, Need
 __all__ = ["CohortStrategy", "FederationTimeoutError", "InnerStrategyError", "RoundError", "ServerValidation"]
 T = TypeVar("T")
 log = logging.getLogger("flwr.fedcohort")
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 _ANY_NUMBER, _COUNT = Interval(int, 0, None), Interval(int, 1, None)
 _SECONDS = _POSITIVE = Interval(float, 0, None, "neither")
 _CONSTRAINTS: Mapping[str, Constraint] = {

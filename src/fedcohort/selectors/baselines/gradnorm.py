@@ -52,8 +52,8 @@ class GradNorm(Selector[NormState]):
     updates. Here only the clients drawn train, and the norm is that of a client's last update. The average is unbiased
     with any probabilities above 0, so old norms only cost variance. A client that has not reported yet has the mean
     norm of the others. No client's w_i ||U_i|| counts as less than ``floor`` times the mean of all, so that one whose
-    last update was 0 can still be drawn. Exactly m clients are drawn, with the probabilities above (systematically, in random order). The paper
-    decides about each client independently and gets m on average.
+    last update was 0 can still be drawn. Exactly m clients are drawn, with the probabilities above (systematically, in
+    random order). The paper decides about each client independently and gets m on average.
 
     **Aggregator**: ``inverse-probability``, as in the paper. It is the default. ``fedavg`` and
     others that divide by the sum of the weights are biased towards clients with large updates.

@@ -29,6 +29,7 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray, IntArray
 from fedcohort.core.errors import DataError
 from fedcohort.core.params import Boolean, Interval, Optional, Text, param
+from fedcohort.simulate.arrow import arrow
 from fedcohort.simulate.data import files
 from fedcohort.simulate.data.dataset import Dataset, rank_within
 from fedcohort.simulate.data.places import folders
@@ -287,8 +288,6 @@ class Flights(_PackagedSource):
 
     def build(self, contents: Mapping[str, bytes], source: str) -> Dataset:
         """Read the columns and keep a part of the rows."""
-        from fedcohort.simulate.store.results import arrow
-
         (content,) = contents.values()
         pa = arrow()
         try:

@@ -15,11 +15,12 @@ import numpy as np
 
 from fedcohort.core.archives import DAMAGE, ArchiveError, array_shapes, read_arrays
 from fedcohort.core.arrays import AnyArray, BoolArray
-from fedcohort.core.errors import DataError, FedcohortError, InputError, MissingExtraError, needs_extra
+from fedcohort.core.errors import DataError, FedcohortError, InputError, MissingExtraError
 from fedcohort.core.params import Boolean, Interval, OneOf, Optional, Sequence, Text, param
 from fedcohort.core.registry import nearest
 from fedcohort.core.text import short_repr
 from fedcohort.core.validate import number, text, texts, whole_number
+from fedcohort.simulate.arrow import arrow
 from fedcohort.simulate.data.dataset import Dataset, Target, from_arrays
 from fedcohort.simulate.data.partitioner import columns_of
 from fedcohort.simulate.data.sources import DATASETS, Source
@@ -420,14 +421,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _pyarrow() -> Any:
-    with needs_extra("Tables need pyarrow.", "sim"):
-        import pyarrow as pa
-        import pyarrow.csv
-        import pyarrow.parquet
-    return pa
-
-
 class _TableFile:
     """A CSV or Parquet file, or a frame in memory. Errors name the table, the column and the row."""
 
@@ -446,7 +439,7 @@ class _TableFile:
     @classmethod
     def read(cls, path: Path) -> _TableFile:
         """Read a file."""
-        pa = _pyarrow()
+        pa = arrow()
         if not path.is_file():
             raise DataError(f"There is no file {path}.")
         try:
@@ -465,7 +458,7 @@ class _TableFile:
     @classmethod
     def of_frame(cls, frame: Any, title: str) -> _TableFile:
         """Wrap a pandas frame."""
-        pa = _pyarrow()
+        pa = arrow()
         if type(frame).__name__ != "DataFrame" or not hasattr(frame, "iloc"):
             raise InputError(
                 f"{title} must be a pandas DataFrame. Got {type(frame).__name__}.",

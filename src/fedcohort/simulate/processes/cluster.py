@@ -13,17 +13,14 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedcohort.core.errors import FedcohortError, needs_extra
 from fedcohort.journal.opening import snapshot
-from fedcohort.simulate.processes.handover import HandOver, hand_over
+from fedcohort.simulate.processes.handover import DrivenExperiment, HandOver, hand_over
+from fedcohort.simulate.rounds.group import Group
+from fedcohort.simulate.rounds.prepare import Prepared
 from fedcohort.simulate.store.writer import write_atomically
-
-if TYPE_CHECKING:
-    from fedcohort.simulate.rounds.group import Group
-    from fedcohort.simulate.rounds.prepare import Prepared
-    from fedcohort.simulate.rounds.runner import Simulation
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +114,7 @@ def connect(address: str | None) -> None:
 class ClusterDriver:
     """Runs all unfinished groups of an experiment on a cluster."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: DrivenExperiment) -> None:
         self.simulation = simulation
         self.ray = _ray()
         self.prepared = self.ray.put(simulation.prepared)
@@ -187,7 +184,7 @@ class ClusterDriver:
         self.pending[actor.advance.remote(self.seconds)] = (number, actor)
 
 
-def drive(simulation: Simulation) -> str:
+def drive(simulation: DrivenExperiment) -> str:
     """Run all unfinished groups of an experiment on Ray; return "finished" or "interrupted"."""
     connect(simulation.address)
     driver = ClusterDriver(simulation)

@@ -1,16 +1,18 @@
-"""What a process that runs a lock-step group hands to the process that writes the experiment's directory."""
+"""What processes that run lock-step groups hand to the process that writes the experiment's directory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.rounds.group import Group
+from fedcohort.simulate.rounds.prepare import Prepared
 from fedcohort.simulate.store.results import RunInfo
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from fedcohort.simulate.rounds.group import Group
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,32 @@ class HandOver:
     infos: list[RunInfo]
     done: bool
     journals: dict[str, bytes] = field(default_factory=dict)
+
+
+class DrivenExperiment(Protocol):
+    """What a driver needs of the :class:`~fedcohort.simulate.runner.Simulation` that it runs groups for."""
+
+    experiment: Experiment
+    prepared: Prepared
+    out: Path
+    device: str
+    address: str | None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether to stop after the current round."""
+
+    def has_ended(self, number: int) -> bool:
+        """Whether all runs of a group have ended and are on disk."""
+
+    def last_checkpoint(self, number: int) -> bytes | None:
+        """Return the checkpoint that a group continues from, after removing everything later from the directory."""
+
+    def journals(self, number: int) -> dict[str, bytes]:
+        """Return complete copies of the journals of a group's runs, by file name."""
+
+    def take_over(self, number: int, result: HandOver) -> None:
+        """Write what a group's process hands over."""
 
 
 def hand_over(group: Group) -> HandOver:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -28,10 +28,8 @@ from fedcohort.core.errors import FedcohortError
 from fedcohort.simulate.engine import choose_device
 from fedcohort.simulate.engine.modules import usable_cores
 from fedcohort.simulate.processes.cuda_sharing import shared_device
+from fedcohort.simulate.processes.handover import DrivenExperiment
 from fedcohort.simulate.processes.worker import KEPT, STOP, WorkerSetup
-
-if TYPE_CHECKING:
-    from fedcohort.simulate.rounds.runner import Simulation
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +112,7 @@ class LocalDriver:
         Whether the user requested this number. If so, a process that cannot open the experiment is an error.
     """
 
-    def __init__(self, simulation: Simulation, count: int, requested: bool) -> None:
+    def __init__(self, simulation: DrivenExperiment, count: int, requested: bool) -> None:
         self.simulation = simulation
         self._requested = requested
         options = simulation.experiment.options

@@ -26,9 +26,9 @@ from fedcohort.simulate.engine.store import sample_shape
 from fedcohort.simulate.memory_check import check_memory
 from fedcohort.simulate.models import build_model
 from fedcohort.simulate.own_code import OwnCodeError
-from fedcohort.simulate.processes.process_count import choose_process_count, training_operations
 from fedcohort.simulate.rounds.asynchronous import AsynchronousGroup, check_asynchronous
 from fedcohort.simulate.rounds.group import Group
+from fedcohort.simulate.rounds.process_count import choose_process_count, training_operations
 from fedcohort.simulate.rounds.run import check_fits, check_plan
 from fedcohort.simulate.store.results import ResultsError
 from fedcohort.simulate.tasks import Task

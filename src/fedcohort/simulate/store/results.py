@@ -43,6 +43,7 @@ from fedcohort.journal.decisions import Decisions
 from fedcohort.journal.live import live_files, live_of, read_live, read_with_live
 from fedcohort.session.coverage import Coverage, Tally, known_counts, sentences
 from fedcohort.session.explain import Explanation, explain_round
+from fedcohort.simulate.arrow import arrow
 from fedcohort.simulate.config.toml import parse_toml
 from fedcohort.simulate.leaderboard import (
     Leaderboard,
@@ -127,14 +128,6 @@ def parse_engines(value: Any) -> tuple[tuple[int, str], ...]:
 
 
 # -- schemas --------------------------------------------------------------------------------------------------------
-
-
-def arrow() -> Any:
-    """Return pyarrow, or raise an error that names the extra to install."""
-    with needs_extra("Results are Parquet files, which need pyarrow.", "sim"):
-        import pyarrow
-        import pyarrow.parquet
-    return pyarrow
 
 
 def rounds_schema() -> pa.Schema:

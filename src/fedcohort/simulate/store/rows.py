@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcohort.core.arrays import AnyArray
-from fedcohort.simulate.store.results import arrow, rounds_schema
+from fedcohort.simulate.arrow import arrow
+from fedcohort.simulate.store.results import rounds_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,6 +22,7 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.files import read_file, refuse_links, write_file
 from fedcohort.journal.lock import try_lock
+from fedcohort.simulate.arrow import arrow
 from fedcohort.simulate.store.facts import FederationFacts
 from fedcohort.simulate.store.results import (
     COVERS,
@@ -29,7 +30,6 @@ from fedcohort.simulate.store.results import (
     FORMAT_VERSION,
     ResultsError,
     RunInfo,
-    arrow,
     is_cut_off,
     next_part,
     part_bytes,

@@ -14,7 +14,7 @@ from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import to_toml
 from fedcohort.simulate.data import Dataset
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically
 from fedcohort.studies.benchmark import page, timed, timed_page

@@ -14,8 +14,8 @@ from typing import Any
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.registry import suggest
 from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.processes.interrupts import print_to_stderr
-from fedcohort.simulate.rounds.runner import Simulation
+from fedcohort.simulate.interrupts import print_to_stderr
+from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically, write_json
 from fedcohort.studies.papers.declare import Exhibit, Study

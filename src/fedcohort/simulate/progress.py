@@ -15,13 +15,13 @@ from rich.text import Text
 
 from fedcohort.core.terminal import err, say
 from fedcohort.core.text import escape_html, printable
+from fedcohort.simulate.interrupts import finish_round_on_interrupt
 from fedcohort.simulate.metrics import Metric
-from fedcohort.simulate.processes.interrupts import finish_round_on_interrupt
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.store.results import RunInfo
 
 if TYPE_CHECKING:
-    from fedcohort.simulate.rounds.runner import Simulation
+    from fedcohort.simulate.runner import Simulation
 
 _DRAW_SECONDS = 0.5  # between two drawings in a notebook
 _LINE_SECONDS = 10.0  # between two lines where nothing can be drawn again

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedcohort.simulate.rounds.runner import Simulation
+    from fedcohort.simulate.runner import Simulation
 
 
 def print_to_stderr(text: str) -> None:

@@ -23,10 +23,10 @@ from fedcohort.journal.live import live_files, remove_live
 from fedcohort.journal.lock import remove
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate.config.experiment import MEMORY_FILE, Experiment, values_of
-from fedcohort.simulate.config.extend import larger_experiment
 from fedcohort.simulate.config.toml import override, read_started, to_toml
 from fedcohort.simulate.data import InMemory, to_npz
 from fedcohort.simulate.engine import choose_device
+from fedcohort.simulate.extend import larger_experiment
 from fedcohort.simulate.memory_check import memory_errors
 from fedcohort.simulate.processes.cluster import drive, write_journals
 from fedcohort.simulate.processes.handover import HandOver
@@ -54,7 +54,7 @@ class Simulation:
         A new or empty directory, or one to continue with ``resume``.
     resume : bool
         Continue the directory. It may have fewer runs and rounds than ``experiment``; see
-        :mod:`fedcohort.simulate.config.extend`.
+        :mod:`fedcohort.simulate.extend`.
     device : str, optional
         Default: what the configuration says.
     processes : int, optional

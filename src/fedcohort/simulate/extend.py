@@ -1,7 +1,7 @@
 """Add seeds, rounds or selectors to the configuration of an existing experiment.
 
 Nothing is written here. Runs on disk keep their federations, their lock-step groups and all their rows; see
-:meth:`fedcohort.simulate.rounds.runner.Simulation.extend`.
+:meth:`fedcohort.simulate.runner.Simulation.extend`.
 """
 
 from __future__ import annotations
