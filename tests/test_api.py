@@ -1,6 +1,7 @@
 """The public surface: what ``import fedcohort`` loads, compare, run, extend and load, and what they refuse."""
 
 import gc
+import importlib
 import json
 import pkgutil
 import subprocess
