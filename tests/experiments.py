@@ -1,10 +1,16 @@
-"""A short way to run an experiment."""
+"""Short ways to read and run experiments."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedcohort.simulate.config.experiment import Experiment, read
+from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.toml import override, read_table
 from fedcohort.simulate.runner import Simulation
+
+
+def read(path, overrides=()):
+    """Return the experiment of a TOML file, with ``key=value`` overrides."""
+    return Experiment.from_dict(override(read_table(path), overrides))
 
 
 def run_experiment(table, out, **options):

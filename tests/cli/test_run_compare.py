@@ -161,9 +161,9 @@ def test_kill_dash_nine_loses_nothing_in_a_checkpoint(command, config, tmp_path)
 
 
 def test_resume_continues_to_the_end(command, config, tmp_path):
-    from fedcohort.simulate.config.experiment import read
     from fedcohort.simulate.rounds.listener import Listener
     from fedcohort.simulate.runner import Simulation
+    from tests.experiments import read
 
     class Stop(Listener):
         def on_round(self, run, row):

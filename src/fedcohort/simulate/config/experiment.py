@@ -63,7 +63,6 @@ import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
@@ -78,7 +77,7 @@ from fedcohort.selectors import Uniform
 from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.sections import DataOptions, ModelOptions, RunOptions
 from fedcohort.simulate.config.sweep import expand_sweep
-from fedcohort.simulate.config.toml import LENGTHS, ConfigError, merge_tables, override, read_table, to_toml
+from fedcohort.simulate.config.toml import LENGTHS, ConfigError, merge_tables, to_toml
 from fedcohort.simulate.data import DATASETS, Dataset, InMemory, OwnFile, data_section
 from fedcohort.simulate.label_sharing import LABEL_SHARING, LabelSharing
 from fedcohort.simulate.tasks import TASKS, Classification, Task
@@ -171,11 +170,6 @@ _NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS
 _TOP = ["name", "seeds", "data", "task", *_SECTIONS, "scenario", *_NAMED, "selectors", "sweep", "settings"]
 _PER_SELECTOR = ["local", *_NAMED]
 _DEFAULTS = {"aggregator": "fedavg", "filter": "keep-all", "labels": "counts"}
-
-
-def read(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read a TOML file, apply ``key=value`` overrides with dotted keys, and build the experiment."""
-    return Experiment.from_dict(override(read_table(path), overrides))
 
 
 # -- checks ----------------------------------------------------------------------------------------------------
