@@ -44,7 +44,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Exceeded:
+class ExceededLimit:
     """A final limit that a client had already exceeded when the limit took effect.
 
     Attributes
@@ -76,7 +76,7 @@ class Proof:
         Participations that broke the rules of their round.
     changes : tuple of Change
         All rules, oldest first.
-    exceeded : tuple of Exceeded
+    exceeded : tuple of ExceededLimit
         Final limits that do not hold for the whole run, because they were set later.
     registered, unregistered : int or None
         Participations under names that were bound to a key, and under other names, which do not prove who took part.
@@ -90,7 +90,7 @@ class Proof:
     least_separation: int | None
     breaches: tuple[Breach, ...]
     changes: tuple[Change, ...] = ()
-    exceeded: tuple[Exceeded, ...] = ()
+    exceeded: tuple[ExceededLimit, ...] = ()
     registered: int | None = None
     unregistered: int | None = None
 
@@ -215,7 +215,7 @@ def _violations(rules: Rules, name: str, round_: int, earlier: list[int]) -> lis
     return violations
 
 
-def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Iterator[Exceeded]:
+def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Iterator[ExceededLimit]:
     """Yield the final limits that a client had exceeded before they took effect."""
     if not changes:
         return
@@ -240,8 +240,8 @@ def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Itera
             yield _exceeded(name, since, text)
 
 
-def _exceeded(name: str, since: Change, text: str) -> Exceeded:
-    return Exceeded(name, since.round, f"{text} took effect in round {since.round}")
+def _exceeded(name: str, since: Change, text: str) -> ExceededLimit:
+    return ExceededLimit(name, since.round, f"{text} took effect in round {since.round}")
 
 
 def _most_in_window(rounds: Sequence[int], window: int) -> int:

@@ -74,7 +74,7 @@ _NOBODY = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
-class _Prepared:
+class _PreparedRequest:
     """A request with its slate and query, kept between ``query`` and ``ask``."""
 
     request: RoundRequest
@@ -206,7 +206,7 @@ class Session:
         self._shadows = shadows
         self._pending = pending
         self._host_state = host_state
-        self._prepared: _Prepared | None = None
+        self._prepared: _PreparedRequest | None = None
 
     # -- continuing -------------------------------------------------------------------------------------------------
 
@@ -574,7 +574,7 @@ class Session:
                 self._referee.ledger.count_cohort(cohort.round, cohort.clients)
         return cohort
 
-    def _choose(self, size: int | None, prepared: _Prepared, answer: Answer | None) -> _Choice:
+    def _choose(self, size: int | None, prepared: _PreparedRequest, answer: Answer | None) -> _Choice:
         """Let the selector choose, then the shadows, without changing the session."""
         turn, own, shadows = self._turn, self._own, self._shadows
         slate, eligibility = prepared.slate, prepared.eligibility
@@ -591,7 +591,7 @@ class Session:
         picks = shadows.choose(turn, slate, answer)
         return _Choice(cohort, candidates, own, shadows.after(picks), picks)
 
-    def _prepare(self, request: RoundRequest) -> _Prepared:
+    def _prepare(self, request: RoundRequest) -> _PreparedRequest:
         # query() and ask() get the same request object. The question must not be drawn again, because the answer
         # belongs to the one that was asked.
         if self._prepared is not None and self._prepared.request is request:
@@ -616,7 +616,7 @@ class Session:
                 query = own.query(slate, self._turn.stream(streams.QUERY))
                 if isinstance(query, Losses):
                     query = query.with_names(self.table.names_of)
-        self._prepared = _Prepared(request, slate, query, eligibility)
+        self._prepared = _PreparedRequest(request, slate, query, eligibility)
         return self._prepared
 
     # -- telling ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from fedcohort.simulate.store.writer import write_atomically
 
 if TYPE_CHECKING:
     from fedcohort.simulate.rounds.group import Group
-    from fedcohort.simulate.rounds.prepare import Prepared
+    from fedcohort.simulate.rounds.prepare import PreparedExperiment
     from fedcohort.simulate.rounds.runner import Simulation
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class GroupHost:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedExperiment,
         number: int,
         device: str,
         workers: int,
