@@ -136,9 +136,9 @@ def _rounds(run: Mapping[str, Any]) -> str:
 def _selectors(selectors: Mapping[str, Any]) -> str:
     words = []
     for label, value in selectors.items():
-        own = dict(value) if isinstance(value, Mapping) else {}
-        name = own.pop("name", label)
-        inner = ", ".join(f"{key} {_words(item)}" for key, item in own.items())
+        params = dict(value) if isinstance(value, Mapping) else {}
+        name = params.pop("name", label)
+        inner = ", ".join(f"{key} {_words(item)}" for key, item in params.items())
         words.append(label + (f" = {name}" if name != label else "") + (f" ({inner})" if inner else ""))
     return "; ".join(words)
 

@@ -166,10 +166,10 @@ class Training:
             known = variants.get(variant)
             if known is None:
                 content = RecordDict(dict(original))
-                theirs = content.config_records.get(self._config_key, ConfigRecord())
+                client_config = content.config_records.get(self._config_key, ConfigRecord())
                 ours = {SEED: seed} if factor is None else {SEED: seed, WORK: float(factor)}
                 # A copy, because the strategy may write into its config while this message is on its way.
-                content[self._config_key] = ConfigRecord({**theirs, **ours})
+                content[self._config_key] = ConfigRecord({**client_config, **ours})
                 if card.answers:
                     confirmed = {**ask, CONFIRMATION: confirmation}
                     content[RECORD] = record if confirmation is None else ConfigRecord(confirmed)

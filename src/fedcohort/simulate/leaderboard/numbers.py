@@ -249,7 +249,7 @@ def _check_targets(options: Options) -> None:
 def _paired_with(base: str, by_label: Mapping[str, Sequence[SeedRow]]) -> dict[str, PairedComparison]:
     """Compare every other label with the baseline, seed by seed, with p-values corrected over all comparisons."""
     ends = {label: {seed.seed: seed.terminal for seed in seeds} for label, seeds in by_label.items()}
-    paired = {label: _compare_pairs(own, ends[base]) for label, own in ends.items() if label != base}
+    paired = {label: _compare_pairs(accuracies, ends[base]) for label, accuracies in ends.items() if label != base}
     corrected = holm([test.p for test in paired.values()])
     return {label: replace(test, p=p) for (label, test), p in zip(paired.items(), corrected, strict=True)}
 

@@ -446,10 +446,10 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], group
 def _times_faster(board: Leaderboard, row: LeaderRow, measure: str) -> float:
     """Return how many times less than the baseline a row takes to reach the target; NaN if they cannot be compared."""
     limit = horizon(board, measure)
-    mine, base = (restricted_mean(each, measure, limit) for each in (row, board.base))
+    row_mean, base = (restricted_mean(each, measure, limit) for each in (row, board.base))
     # If neither reaches the target, both take the whole horizon; a ratio of 1 would say that they are equally fast.
-    comparable = mine > 0 and base > 0 and min(mine, base) < limit
-    return base / mine if comparable else math.nan
+    comparable = row_mean > 0 and base > 0 and min(row_mean, base) < limit
+    return base / row_mean if comparable else math.nan
 
 
 def _reach_share(board: Leaderboard, row: LeaderRow) -> float:
