@@ -33,7 +33,7 @@ SETTINGS = [
 ]
 
 
-class Watched:
+class WatchedExpert:
     """An expert whose decisions are recorded."""
 
     def __init__(self, expert: Selector) -> None:
@@ -84,7 +84,7 @@ def demonstrations(seed: int, rounds: int) -> list[Demonstration]:
             "selectors": {name: {} for name in EXPERTS},
         }
         prepared = prepare(Experiment.from_dict(table), "cpu")
-        watched = [Watched(SELECTORS.create(plan.selector.name)) for plan in prepared.experiment.plans]
+        watched = [WatchedExpert(SELECTORS.create(plan.selector.name)) for plan in prepared.experiment.plans]
         plans = tuple(
             dataclasses.replace(plan, selector=one.wrapped())
             for plan, one in zip(prepared.experiment.plans, watched, strict=True)

@@ -69,7 +69,8 @@ if __name__ == "__main__":
         f"`python bench/privacy.py --clients {arguments.clients} --classes {arguments.classes}`; {platform.machine()}, "
         f"{os.cpu_count()} cores shared with other work, one process; best of {arguments.repeats}. CPU time.",
         "",
-        f"All pairs of N clients, {arguments.classes} classes. Every run is compared with the products of the counts.",
+        f"All pairs of N clients, {arguments.classes} classes. The results of every run are checked against the "
+        "products of the counts.",
         "",
         "| N | seal and sign, a client | check and open all, key holder | all products, key holder | to key holder |",
         "|---:|---:|---:|---:|---:|",
@@ -84,8 +85,9 @@ if __name__ == "__main__":
         print(lines[-1], flush=True)
     lines += [
         "",
-        f"A client sends {best['up'] / 1e3:.1f} kB once; the public key has {best['public key'] / 1e3:.1f} kB. A "
-        f"rotated row takes {rotate(1000, arguments.classes):.0f} microseconds and {8 * arguments.classes} bytes.",
+        f"A client sends {best['up'] / 1e3:.1f} kB once; the public key is {best['public key'] / 1e3:.1f} kB long. "
+        f"Rotating a row takes {rotate(1000, arguments.classes):.0f} microseconds, and the row takes "
+        f"{8 * arguments.classes} bytes.",
     ]
     (ROOT / "bench/results/privacy.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines[-2:]))

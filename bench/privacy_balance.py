@@ -109,11 +109,11 @@ def picture(figures: dict[str, Any], path: Path) -> None:
 
 def page(figures: dict[str, Any], rounds: int, seeds: int) -> str:
     lines = [
-        "# Balance and accuracy that private labels leave",
+        "# Class balance and accuracy with private labels",
         "",
         f"`python bench/privacy_balance.py --rounds {rounds} --seeds {seeds}`: Dirichlet(0.1) label skew, MLP, cohorts "
-        f"of 10, {rounds} rounds, {seeds} seeds; means over the last quarter of the rounds, with the deviation over "
-        "seeds. Geometric noise, one release.",
+        f"of 10, {rounds} rounds, {seeds} seeds; means over the last quarter of the rounds, with the standard "
+        "deviation over seeds. Geometric noise, one release.",
     ]
     for title, labels in figures.items():
         lines += ["", f"## {title}", "", "| labels | QCID | accuracy |", "|---|---:|---:|"]

@@ -133,7 +133,7 @@ def errors(setting: dict[str, Any], folder: str | None) -> dict[str, list[float]
             norms = auxiliary_norms(outputs(trained), labels, dataset.classes)
             shared = np.tile(counts.sum(axis=0) / counts.sum(), (len(counts), 1))
             estimates = {
-                "nothing but the federation's shares": shared,
+                "the federation's label shares alone": shared,
                 "softmax of the bias update (HiCS-FL, Eq. 6; relative T)": by_relative_softmax(updates, 0.5),
                 "moments of the bias update": shares_by_moments(updates, step),
                 "moments with an auxiliary set": by_auxiliary_moments(updates, step, confusion),
@@ -154,10 +154,11 @@ if __name__ == "__main__":
     parser.add_argument("--folder", help="where the datasets are")
     arguments = parser.parse_args()
     lines = [
-        "# Label shares from updates in the clear",
+        "# Estimating label shares from unencrypted updates",
         "",
         "`python bench/privacy_estimates.py`: Dirichlet(0.1) label skew, MLP, 10 local steps; total variation distance "
-        "of estimated and true label shares, mean over clients, from a single update at a round of uniform training.",
+        "between estimated and true label shares, averaged over clients. Each estimate uses a single update from the "
+        "given round of a run with uniform selection.",
     ]
     for title, setting in SETTINGS.items():
         lines += ["", f"## {title}", "", "| estimator | " + " | ".join(f"round {r}" for r in LOOK) + " |"]

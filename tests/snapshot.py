@@ -1,4 +1,4 @@
-"""All of a session as plain values, to see whether something changed it or whether another is its equal."""
+"""A whole session as plain values, to tell whether something has changed it and whether two sessions are equal."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fedcohort.session.session import Session
 Plain = dict[str, Any]
 
 
-def standing(session: Session) -> Plain:
-    """Return everything that decides what a session does next; one that was opened again has the same."""
-    running = (session._own, *session._shadows.running.values())
+def session_state(session: Session) -> Plain:
+    """Return everything that decides what a session does next; a reopened session has the same."""
+    running = (session._primary, *session._shadows.running.values())
     return {
         "round": (session.round, session._turn.attempt, session._turn.ticket),
         "pending": [
@@ -42,13 +42,13 @@ def standing(session: Session) -> Plain:
 
 
 def journal_content(session: Session) -> Plain:
-    """Return all that a session's journal holds, by table."""
+    """Return the whole content of a session's journal, by table."""
     fetch = session.journal.database.fetch
     return {name: fetch(f"SELECT {table.names} FROM {name}") for name, table in TABLES.items()}
 
 
 def differences(a: Any, b: Any, where: str = "") -> list[str]:
-    """Return in what two snapshots differ, in words.
+    """Describe where two snapshots differ.
 
     >>> differences({"round": 3, "members": [True, True]}, {"round": 4, "members": [True, False]})
     ['round: 3 / 4', 'members[1]: True / False']
@@ -114,7 +114,7 @@ def _rules(session: Session) -> Plain | None:
         "rules": _json(referee.rules.to_dict()),
         "ledger": [array.tolist() for array in counts],
         "recent": [(at, clients.tolist()) for at, clients in ledger.recent if at > since],
-        "attributes": {name: dict(said) for name, said in referee.attributes.items()},
+        "attributes": {name: dict(values) for name, values in referee.attributes.items()},
         "unmet": list(referee._unmet),
         "values": {name: list(values) for name, values in referee._values.items()},
     }

@@ -22,7 +22,7 @@ from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS
 from fedcohort.journal import Journal
 from fedcohort.journal.maintenance import prune
 from fedcohort.session.rules import Rules
-from tests.snapshot import differences, full_disk, journal_content, standing
+from tests.snapshot import differences, full_disk, journal_content, session_state
 
 from .budget import tried
 from .odd import odd, odd_key
@@ -114,7 +114,7 @@ class Life:
             commit="manual" if self.manual else "always",
             audit=r.random() < 0.25,
         )
-        self.durable = standing(self.session)
+        self.durable = session_state(self.session)
 
     @property
     def mode(self) -> str:
@@ -129,7 +129,7 @@ class Life:
     def attempt(self, call):
         """Make a call: it works, or it fails with a clear error and leaves no trace. Return what it returned."""
         tried("session")
-        before, rows = standing(self.session), journal_content(self.session)
+        before, rows = session_state(self.session), journal_content(self.session)
         filled, self.full = self.full, False
         disk = full_disk(self.session) if filled else contextlib.nullcontext()
         try:
@@ -142,7 +142,7 @@ class Life:
         assert len(failed) > 10, "an error that says nothing"
         if filled and self.manual and self.lost():
             return None
-        changed = differences(before, standing(self.session)) + differences(rows, journal_content(self.session))
+        changed = differences(before, session_state(self.session)) + differences(rows, journal_content(self.session))
         assert not changed, f"an error changed {changed}: {failed}"
         return None
 
@@ -166,7 +166,7 @@ class Life:
         self.durable = expected
 
     def same_as(self, other: Session, expected: dict, how: str) -> None:
-        changed = differences(expected, standing(other))
+        changed = differences(expected, session_state(other))
         assert not changed, f"{how} differs in {changed}"
 
     # -- rounds -------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class Life:
         self.full = False  # the name is gone by then; that the file cannot be written anew is another matter
         name = r.choice(self.session.table.names) if r.random() < 0.7 else odd(r)
         if self.attempt(lambda: self.session.forget(name)) is not None:
-            self.durable = standing(self.session)  # the file was written anew at once
+            self.durable = session_state(self.session)  # the file was written anew at once
 
     def change_selector(self, r: Random) -> None:
         new = selector(r) if r.random() < 0.9 else odd(r)
@@ -360,12 +360,12 @@ class Life:
 
     def commit(self, _: Random) -> None:
         if self.attempt(lambda: self.session.commit() is None):
-            self.durable = standing(self.session)
+            self.durable = session_state(self.session)
 
     def reopen(self, r: Random) -> None:
         """Close and open again; in manual mode what was not committed is gone."""
         tried("session")
-        expected = self.durable if self.manual else standing(self.session)
+        expected = self.durable if self.manual else session_state(self.session)
         self.session.close()
         if r.random() < 0.3:
             self.manual = not self.manual
@@ -379,7 +379,7 @@ class Life:
             if not file.name.endswith("-shm"):  # which lives in memory
                 shutil.copyfile(file, copy.with_name(file.name.replace(self.path.name, copy.name)))
         with contextlib.closing(Session.open(copy)) as other:
-            self.same_as(other, self.durable if self.manual else standing(self.session), "a copy")
+            self.same_as(other, self.durable if self.manual else session_state(self.session), "a copy")
             if not self.manual:
                 self._go_on(r, other)
         for file in self.folder.glob("copy.sqlite*"):
@@ -401,12 +401,12 @@ class Life:
             for s in (self.session, other)
         ]
         assert picks[0] == picks[1], "the shadows of a copy choose otherwise"
-        self.same_as(other, standing(self.session), "a copy that went on")
+        self.same_as(other, session_state(self.session), "a copy that went on")
 
     def prune(self, r: Random) -> None:
         """Let old details go while the session is stopped; it goes on as it was."""
         tried("session")
-        expected = self.durable if self.manual else standing(self.session)
+        expected = self.durable if self.manual else session_state(self.session)
         self.session.close()
         with contextlib.closing(Journal.open(self.path)) as journal, contextlib.suppress(FedcohortError):
             prune(journal, r.choice([0, 1, 3]))

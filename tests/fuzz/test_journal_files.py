@@ -17,7 +17,7 @@ from fedcohort.journal import read_journal
 from fedcohort.session.explain import explain_round
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
-from tests.snapshot import differences, standing
+from tests.snapshot import differences, session_state
 
 from .budget import tried, tries
 from .odd import damaged
@@ -49,7 +49,7 @@ def made(folder: Path) -> dict[str, tuple[dict[str, bytes], dict]]:
         files = {file.name: file.read_bytes() for file in path.parent.iterdir() if not file.name.endswith("-shm")}
         session.close()
         with Session.open(path) as again:
-            found[kind] = (files, standing(again))
+            found[kind] = (files, session_state(again))
     return found
 
 
@@ -67,7 +67,7 @@ def look(path: Path) -> dict:
             journal.scores(row.ticket), journal.exclusions(row.ticket)
             explain_round(journal, row.round, table.names[0])
     with Session.open(path) as session:
-        found = standing(session)
+        found = session_state(session)
         HOST.play(session, 1)
         return found
 

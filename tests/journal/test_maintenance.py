@@ -34,7 +34,7 @@ from fedcohort.session import Session
 from fedcohort.session.explain import explain_round
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
-from tests.snapshot import differences, standing
+from tests.snapshot import differences, session_state
 
 NAMES = ["anna", "benjamin", "cem", "dora", "emil"]
 
@@ -392,10 +392,10 @@ def test_a_session_that_goes_on_knows_no_forgotten_name(tmp_path: Path) -> None:
         session.forget("emil")
         assert session.rules is not None and session.rules.pinned == (stand_in,)
         assert stand_in in session.pending[0].names and session.host_state == {"best": stand_in}
-        before = standing(session)
+        before = session_state(session)
         assert "benjamin" not in str(before) and "emil" not in str(before)
     with Session.open(tmp_path / "run.sqlite") as again:
-        assert not differences(before, standing(again))
+        assert not differences(before, session_state(again))
 
 
 @pytest.mark.parametrize("name", ["fed-cucb", "fedcbs-blind", "fedcor", "divfl", "hics-fl", "balanced", "e3cs"])

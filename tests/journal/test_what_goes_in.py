@@ -13,7 +13,7 @@ from fedcohort.core.protocol import RoundRequest
 from fedcohort.journal import read_journal
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
-from tests.snapshot import differences, standing
+from tests.snapshot import differences, session_state
 
 HOST = ScriptedHost()
 
@@ -138,9 +138,9 @@ def test_labels_that_become_known_in_another_form_replace_the_first(tmp_path, au
             session.set_attributes({session.table.name(0): {"battery": 3}})  # which are stored next to the labels
             session.update_facts(ClientTable(labels=forms[new]))
             assert session.journal.attributes()
-            expected = standing(session)
+            expected = session_state(session)
         with Session.open(path) as session:
-            assert not differences(expected, standing(session))
+            assert not differences(expected, session_state(session))
             assert type(session.table.labels) is type(forms[new])
             grown = np.append(counts, counts[:1], axis=0)
             more = LabelFactor(grown[3:], 2) if new == "f" else LabelGramRows(grown[3:] @ grown.T, 2)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedcohort.core.errors import InputError
 from fedcohort.privacy.attacks import (
-    Recovered,
+    RecoveredCounts,
     exact,
     from_factor,
     from_products,
@@ -158,15 +158,15 @@ def test_factor_attack_beats_ignorance_when_products_are_blurred() -> None:
     rng = np.random.default_rng(1)
     gram = counts @ counts.T + rng.normal(size=(60, 60)) * 30
     found = from_factor(gram, counts.sum(axis=1), 5, rng, tries=4, steps=150)
-    ignorance = Recovered(np.ones((60, 5)), named=True)
+    ignorance = RecoveredCounts(np.ones((60, 5)), named=True)
     assert share_error(found, counts).mean() < 0.3 * share_error(ignorance, counts).mean()
 
 
 def test_errors_are_distances_of_shares() -> None:
     truth = np.array([[10, 0], [0, 10]])
-    assert share_error(Recovered(np.array([[0.0, 5.0], [5.0, 0.0]]), named=True), truth).tolist() == [1.0, 1.0]
-    assert share_error(Recovered(np.array([[0.0, 5.0], [5.0, 0.0]]), named=False), truth).tolist() == [0.0, 0.0]
-    assert share_error(Recovered(np.zeros((2, 2)), named=True), truth).tolist() == [0.5, 0.5]
+    assert share_error(RecoveredCounts(np.array([[0.0, 5.0], [5.0, 0.0]]), named=True), truth).tolist() == [1.0, 1.0]
+    assert share_error(RecoveredCounts(np.array([[0.0, 5.0], [5.0, 0.0]]), named=False), truth).tolist() == [0.0, 0.0]
+    assert share_error(RecoveredCounts(np.zeros((2, 2)), named=True), truth).tolist() == [0.5, 0.5]
 
 
 # -- what gradient descent really does to a bias -----------------------------------------------------------------------

@@ -20,7 +20,7 @@ from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import InputError, SelectorError
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
 from fedcohort.selectors.numerics.class_balance import qcid
-from tests.snapshot import differences, journal_content, standing
+from tests.snapshot import differences, journal_content, session_state
 
 CASES = int(os.environ.get("FEDCOHORT_GARBAGE", "1500"))
 
@@ -129,11 +129,11 @@ def test_class_balance_of_the_largest_counts_is_that_of_small_ones():
 )
 def test_a_wrong_argument_is_named_with_its_value(call, argument, value):
     session = Session("uniform", 3)
-    before = standing(session)
+    before = session_state(session)
     with pytest.raises(InputError) as caught:
         call(session)
     assert argument in str(caught.value) and value in str(caught.value)
-    assert not differences(before, standing(session))
+    assert not differences(before, session_state(session))
 
 
 @pytest.mark.parametrize("method", ["init", "size", "query", "select", "update", "grow"])
@@ -148,11 +148,11 @@ def test_what_a_selector_raises_is_named_as_its_error_and_changes_nothing(method
 
     def play() -> None:
         session = Session(selector, ["anna", "ben", "cem"])
-        last.append((session, standing(session)))
+        last.append((session, session_state(session)))
         cohort = session.ask(RoundRequest(2))
-        last.append((session, standing(session)))
+        last.append((session, session_state(session)))
         session.tell(cohort)
-        last.append((session, standing(session)))
+        last.append((session, session_state(session)))
         session.join(fedcohort.ClientTable(names=["new"], sizes=[1]))
 
     with pytest.raises(SelectorError, match=r"'uniform' raised an error.*mine") as caught:
@@ -160,7 +160,7 @@ def test_what_a_selector_raises_is_named_as_its_error_and_changes_nothing(method
     assert caught.value.__cause__ is error and caught.value.hint == getattr(error, "hint", None)
     assert ("in round 0" in str(caught.value)) == (method not in ("init", "grow"))
     for session, before in last[-1:]:
-        assert not differences(before, standing(session))
+        assert not differences(before, session_state(session))
 
 
 class Wordless(Exception):
@@ -209,10 +209,10 @@ def test_a_cohort_that_cannot_be_recorded_is_the_selectors_error(field, value):
             return dataclasses.replace(cohort, **{field: value}), state
 
     session = Session(Odd(), 3)
-    before = standing(session)
+    before = session_state(session)
     with pytest.raises(SelectorError, match="'uniform'"):
         session.ask(1)
-    assert not differences(before, standing(session))
+    assert not differences(before, session_state(session))
 
 
 BUGS = {
@@ -239,7 +239,7 @@ def test_a_bug_looks_like_a_bug_and_changes_nothing(where, monkeypatch, tmp_path
     target, call = BUGS[where]
     session = Session("uniform", ["anna", "ben", "cem", "dora"], journal=tmp_path / "j", shadows={"s": "uniform"})
     cohort = session.ask(RoundRequest(2))
-    before, rows = standing(session), journal_content(session)
+    before, rows = session_state(session), journal_content(session)
 
     def bug(*_: object, **__: object) -> None:
         raise KeyError("a bug of ours")
@@ -248,6 +248,6 @@ def test_a_bug_looks_like_a_bug_and_changes_nothing(where, monkeypatch, tmp_path
         patched.setattr(target, bug)
         with pytest.raises(KeyError, match="a bug of ours"):
             call(session, cohort)
-    assert not differences(before, standing(session))
+    assert not differences(before, session_state(session))
     assert not differences(rows, journal_content(session))
     call(session, cohort)  # and works once the bug is gone

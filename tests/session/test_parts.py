@@ -182,9 +182,9 @@ def journal() -> Journal:
 
 def asked(recorder: EventRecorder, turn: Turn, clients: list[int]) -> Cohort:
     cohort = Cohort(clients, round=turn.round, ticket=turn.ticket)
-    own = running("uniform")
+    primary = running("uniform")
     nothing: dict[str, Any] = {"answer": None, "scores": None, "picks": {}, "eligibility": None}
-    recorder.record_cohort(cohort, len(clients), EVERYBODY, 4, own=own, shadows=Shadows(), **nothing)
+    recorder.record_cohort(cohort, len(clients), EVERYBODY, 4, primary=primary, shadows=Shadows(), **nothing)
     return cohort
 
 
@@ -192,7 +192,7 @@ def test_a_journal_is_enough_to_continue():
     recorder = EventRecorder(journal())
     first = asked(recorder, Turn(0), [0, 2])
     second = asked(recorder, Turn(0).following(), [2])
-    closing = {"own": running("uniform"), "shadows": Shadows(), "failed": {}, "turn": Turn(0, 2, 0, 2)}
+    closing = {"primary": running("uniform"), "shadows": Shadows(), "failed": {}, "turn": Turn(0, 2, 0, 2)}
     recorder.record_close(first, [replies([0, 2])], {"model": 1}, **closing)
     recorder.record_close(second, [], None, **closing, abandoned="tired")
     assert next_round(recorder.journal) == (1, 1)
@@ -215,7 +215,7 @@ def test_an_event_is_recorded_completely_or_not_at_all():
 
     file = recorder.journal
     before = file.cohorts(), file.events("abandoned"), file.replies()
-    closing = {"own": running("uniform"), "shadows": Shadows(), "failed": {}, "turn": turn.following()}
+    closing = {"primary": running("uniform"), "shadows": Shadows(), "failed": {}, "turn": turn.following()}
     with pytest.raises(InputError):
         recorder.record_close(cohort, [replies([0])], {"no JSON": object()}, **closing)
     after = file.cohorts(), file.events("abandoned"), file.replies()

@@ -22,7 +22,7 @@ from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS
 from fedcohort.journal.codec import state_fields
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
-from tests.snapshot import differences, full_disk, journal_content, standing
+from tests.snapshot import differences, full_disk, journal_content, session_state
 
 NAMES = ["anna", "ben", "cem", "dora", "emil", "fay"]
 
@@ -33,7 +33,7 @@ def named(selector="uniform", **kwargs):
 
 def snapshot(session):
     """Return everything that could change."""
-    return standing(session), journal_content(session)
+    return session_state(session), journal_content(session)
 
 
 def test_names_go_in_and_out():
@@ -488,18 +488,18 @@ def test_on_a_full_disk_nothing_changes(change, tmp_path):
                 session.note("filling", {"with": "x" * 300, "number": i})
             except JournalError:
                 break
-        before, record = standing(session), journal_content(session)
+        before, record = session_state(session), journal_content(session)
         try:
             change(session)
             worked = True  # it fitted into the rest of a page
         except JournalError:
             worked = False
-        changed = differences(before, standing(session)) + differences(record, journal_content(session))
+        changed = differences(before, session_state(session)) + differences(record, journal_content(session))
         assert bool(changed) == worked
-    now = standing(session)
+    now = session_state(session)
     session.close()
     with Session.open(path) as again:
-        assert not differences(now, standing(again))
+        assert not differences(now, session_state(again))
 
 
 def test_a_new_selector_learns_nothing_from_forgotten_clients():

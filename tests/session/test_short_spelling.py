@@ -8,7 +8,7 @@ import pytest
 from fedcohort import ClientTable, Session, Signal, Status, create
 from fedcohort.core.errors import InputError, SignalError, UnknownNameError
 from fedcohort.core.protocol import Answer, Losses, RoundReport, RoundRequest
-from tests.snapshot import differences, standing
+from tests.snapshot import differences, session_state
 
 
 def test_three_lines_choose_and_learn():
@@ -29,7 +29,7 @@ def test_names_and_numbers_stand_for_objects():
         status = [Status.OK, Status.FAILED]
         long.tell(RoundReport(one.ticket, one.clients, status=status, metrics=metrics))
         short.tell(other, loss_rms=[1.0, 2.0], duration=[5.0, 6.0], status=status)
-    assert not differences(standing(long), standing(short))
+    assert not differences(session_state(long), session_state(short))
 
 
 def test_none_asks_for_all_clients():
@@ -46,7 +46,7 @@ def test_numbers_by_client_need_no_order():
     by_name.tell(
         cohort, loss_rms=mixed, duration=dict(zip(cohort.names, seconds, strict=True)), kept={cohort.names[2]: False}
     )
-    assert not differences(standing(by_array), standing(by_name))
+    assert not differences(session_state(by_array), session_state(by_name))
 
 
 def test_a_client_that_no_mapping_names_is_missing():
@@ -85,11 +85,11 @@ def test_a_status_may_name_only_failed_clients():
 def test_a_wrong_keyword_is_refused_by_name_and_changes_nothing(outcome, words):
     session = Session("uniform", 6)
     cohort = session.ask(2)
-    before = standing(session)
+    before = session_state(session)
     with pytest.raises(InputError) as caught:
         session.tell(cohort, **outcome)
     assert all(word in str(caught.value) for word in words)
-    assert not differences(before, standing(session))
+    assert not differences(before, session_state(session))
 
 
 def test_a_report_takes_no_keywords():
@@ -187,10 +187,10 @@ def test_shadows_and_a_new_selector_can_be_names():
 @pytest.mark.parametrize("unknown", [{0: 1.0}, {"zoe": 1.0}, {"anna": 1.0, "zoe": 2.0}, {("anna",): 1.0}])
 def test_an_answer_about_unknown_clients_is_refused_before_anything_changes(unknown):
     session = Session("power-of-choice", ["anna", "ben", "cem", "dora"])
-    before = standing(session)
+    before = session_state(session)
     with pytest.raises(InputError) as caught:
         session.ask(2, loss=unknown)
     strange = next(key for key in unknown if key != "anna")
     assert repr(strange) in str(caught.value) and "'anna'" in str(caught.value) and caught.value.hint
-    assert not differences(before, standing(session))
+    assert not differences(before, session_state(session))
     assert len(session.ask(2, loss={"anna": 3.0, "ben": 1.0})) == 2  # a client without a loss gave no answer

@@ -25,7 +25,7 @@ from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import InputError, JournalError
 from fedcohort.core.files import read_file
 from fedcohort.core.protocol import Selector, Status
-from fedcohort.core.selector_spec import rebuild_selector, selector_name
+from fedcohort.core.selector_spec import described_name, rebuild_selector, selector_name
 from fedcohort.core.validate import instance, mapping, text, whole_number
 from fedcohort.journal import CohortRow, Journal, ReplyBlock, read_journal
 from fedcohort.journal.chain import PARTS, START, Link, links, next_link, payload_of, start_payload, strays, with_news
@@ -440,8 +440,8 @@ class _Audit(Replay):
     def _remark_on_events(self) -> None:
         """Remark on changes of the selector, of the rules, and of the record itself."""
         self.remarks += [
-            f"From round {body['round']} on {_selector_name(body['to'])!r} chose, in place of "
-            f"{_selector_name(body['from'])!r}."
+            f"From round {body['round']} on {described_name(body['to'])!r} chose, in place of "
+            f"{described_name(body['from'])!r}."
             for body in self.journal.events(SELECTOR)
         ]
         # The server's own selector may follow from the seed and still prefer some clients.
@@ -506,10 +506,6 @@ class _Audit(Replay):
                 f"In {self.forced} of {drawn} draws the rules left no more clients than asked for, or demanded all "
                 "that were picked, so nothing was chosen."
             )
-
-
-def _selector_name(spec: Mapping[str, Any]) -> str:
-    return str(spec["name"] or spec["class"])
 
 
 def _list_of(tickets: Sequence[int], reasons: Mapping[int, str]) -> str:

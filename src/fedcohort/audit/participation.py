@@ -44,7 +44,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Exceeded:
+class ExceededLimit:
     """A final limit that a client had already exceeded when the limit took effect.
 
     Attributes
@@ -76,7 +76,7 @@ class Proof:
         Participations that broke the rules of their round.
     changes : tuple of Change
         All rules, oldest first.
-    exceeded : tuple of Exceeded
+    exceeded : tuple of ExceededLimit
         Final limits that do not hold for the whole run, because they were set later.
     registered, unregistered : int or None
         Participations under names that were bound to a key, and under other names, which do not prove who took part.
@@ -90,7 +90,7 @@ class Proof:
     least_separation: int | None
     breaches: tuple[Breach, ...]
     changes: tuple[Change, ...] = ()
-    exceeded: tuple[Exceeded, ...] = ()
+    exceeded: tuple[ExceededLimit, ...] = ()
     registered: int | None = None
     unregistered: int | None = None
 
@@ -151,9 +151,9 @@ def verify(journal: str | Path | Journal) -> Proof:
     abandoned = {body["ticket"] for body in journal.events(ABANDONED)}
     counted = [row for row in rows if row.ticket not in abandoned and len(row.clients)]
     past, breaches = _participations(counted, changes, table)
-    distances = [later - sooner for own in past.values() for sooner, later in pairwise(own.rounds)]
+    distances = [later - sooner for history in past.values() for sooner, later in pairwise(history.rounds)]
     registered = _registered(journal, table, past)
-    counts = [len(own.rounds) for own in past.values()]
+    counts = [len(history.rounds) for history in past.values()]
     return Proof(
         rounds=len(counted),
         clients=table.n,
@@ -162,7 +162,7 @@ def verify(journal: str | Path | Journal) -> Proof:
         least_separation=min(distances, default=None),
         breaches=tuple(breaches),
         changes=tuple(changes),
-        exceeded=tuple(e for c, own in past.items() for e in _limits_exceeded(changes, table.name(c), own)),
+        exceeded=tuple(e for c, history in past.items() for e in _limits_exceeded(changes, table.name(c), history)),
         registered=registered,
         unregistered=None if registered is None else sum(counts) - registered,
     )
@@ -177,11 +177,13 @@ def _participations(
     for row in rows:
         rules = next((change.rules for change in reversed(changes) if change.ticket <= row.ticket), None)
         for client in row.clients.tolist():
-            own, name = past.setdefault(client, _Past()), table.name(client)
+            history, name = past.setdefault(client, _Past()), table.name(client)
             if rules is not None:
-                breaches += [Breach(name, row.round, what) for what in _violations(rules, name, row.round, own.rounds)]
-            own.rounds.append(row.round)
-            own.tickets.append(row.ticket)
+                breaches += [
+                    Breach(name, row.round, what) for what in _violations(rules, name, row.round, history.rounds)
+                ]
+            history.rounds.append(row.round)
+            history.tickets.append(row.ticket)
     return past, breaches
 
 
@@ -215,7 +217,7 @@ def _violations(rules: Rules, name: str, round_: int, earlier: list[int]) -> lis
     return violations
 
 
-def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Iterator[Exceeded]:
+def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Iterator[ExceededLimit]:
     """Yield the final limits that a client had exceeded before they took effect."""
     if not changes:
         return
@@ -240,8 +242,8 @@ def _limits_exceeded(changes: Sequence[Change], name: str, past: _Past) -> Itera
             yield _exceeded(name, since, text)
 
 
-def _exceeded(name: str, since: Change, text: str) -> Exceeded:
-    return Exceeded(name, since.round, f"{text} took effect in round {since.round}")
+def _exceeded(name: str, since: Change, text: str) -> ExceededLimit:
+    return ExceededLimit(name, since.round, f"{text} took effect in round {since.round}")
 
 
 def _most_in_window(rounds: Sequence[int], window: int) -> int:
@@ -265,7 +267,7 @@ def _registered(journal: Journal, table: ClientTable, past: Mapping[int, _Past])
         # A name counts from the first cohort after its key was seen. Before, anybody could have used it.
         since.update({name: int(body["ticket"]) for name in body["names"] if name not in since})
     count = 0
-    for client, own in past.items():
+    for client, history in past.items():
         first = since.get(table.name(client))
-        count += 0 if first is None else len(own.tickets) - bisect_left(own.tickets, first)
+        count += 0 if first is None else len(history.tickets) - bisect_left(history.tickets, first)
     return count

@@ -89,13 +89,13 @@ def app_files(name: str, selector: str, asynchronous: bool = False) -> dict[str,
         scenario += "server_validation = 5\n"
         filter_ = f'\n[filter]\nname = "{chosen.default_filter}"\n'
     sections = {chosen.name: "", Uniform.name: ""}
-    own: dict[str, str] = {}
+    own_files: dict[str, str] = {}
     declares = ""  # clients must know the signals that the selector's file declares
     if is_reference(selector):
         place, _, cls = selector.rpartition(":")
         if place.endswith(".py"):
             inside = f"{package}/{Path(place).stem}_selector.py"
-            own[inside] = Path(place).read_text(encoding="utf-8")
+            own_files[inside] = Path(place).read_text(encoding="utf-8")
             selector = f"{inside}:{cls}"
             place = f"{package}.{Path(inside).stem}"
         if not requires <= frozenset(SIGNALS):
@@ -115,4 +115,4 @@ def app_files(name: str, selector: str, asynchronous: bool = False) -> dict[str,
         "selectors": "\n\n".join(f"[selectors.{label}]{lines}" for label, lines in sections.items()),
     }
     files = fill_template("flower", values)
-    return {**own, **{path.replace("package/", f"{package}/"): text for path, text in files.items()}}
+    return {**own_files, **{path.replace("package/", f"{package}/"): text for path, text in files.items()}}

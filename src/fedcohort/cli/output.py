@@ -37,7 +37,7 @@ def out() -> Terminal:
     return Terminal(soft_wrap=not sys.stdout.isatty())
 
 
-def _plain(value: Any) -> Any:
+def _python_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
@@ -47,7 +47,7 @@ def _plain(value: Any) -> Any:
 
 def print_json(data: Any) -> None:
     """Print data as JSON on stdout; NaN becomes null, because JSON has no NaN."""
-    sys.stdout.write(json.dumps(_without_nan(data), indent=2, default=_plain) + "\n")
+    sys.stdout.write(json.dumps(_without_nan(data), indent=2, default=_python_value) + "\n")
 
 
 def _without_nan(value: Any) -> Any:

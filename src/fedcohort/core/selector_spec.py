@@ -28,6 +28,11 @@ def describe(selector: Selector[Any]) -> dict[str, Any]:
     }
 
 
+def described_name(spec: Any) -> str:
+    """Return the name in a description as a journal holds it, or else the class."""
+    return str(spec.get("name") or spec.get("class") or "unknown") if isinstance(spec, Mapping) else str(spec)
+
+
 def class_of(spec: Mapping[str, Any]) -> type[Selector[Any]] | None:
     """Return the class that a description names, or None if it is neither registered nor imported.
 
@@ -83,8 +88,8 @@ def rebuild_selector(spec: Mapping[str, Any], selector: Selector[Any] | None, pa
     now = describe(selector)
     if spec["name"] == now["name"]:
         _check_version(spec, type(selector), path)
-    original = (spec["name"] or spec["class"], _plain(spec["params"]))
-    current = (now["name"] or now["class"], _plain(now["params"]))
+    original = (spec["name"] or spec["class"], _tuples_as_lists(spec["params"]))
+    current = (now["name"] or now["class"], _tuples_as_lists(now["params"]))
     if original != current:
         raise JournalError(
             f"The journal {path} was written with selector {original[0]!r} {original[1]}; it cannot be continued with "
@@ -108,5 +113,5 @@ def _check_version(spec: Mapping[str, Any], cls: type[Selector[Any]], path: Path
         )
 
 
-def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+def _tuples_as_lists(params: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in params.items()}

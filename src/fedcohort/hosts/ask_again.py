@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable
 ASK_AGAIN_AFTER = 120.0  # seconds after a failed or unanswered description
 
 
-class Postponed:
+class PostponedClients:
     """Clients whose description failed, each with the time when it may be asked again.
 
     >>> now = 0.0
-    >>> postponed = Postponed(clock=lambda: now)
+    >>> postponed = PostponedClients(clock=lambda: now)
     >>> postponed.add("anna")
     >>> postponed.waits("anna"), postponed.waits("ben")
     (True, False)

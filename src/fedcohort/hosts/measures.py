@@ -11,9 +11,11 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal, VectorOf
-from fedcohort.core.vectors import OutputLayer, needs_output_layer, vector_signal
+from fedcohort.core.vectors import OutputLayer, needs_output_layer, output_layer, vector_signal
 from fedcohort.hosts.wire import Value
 from fedcohort.training.filters import Filter, KeepAll, Replies, checked_decision
+
+Model = Mapping[str, AnyArray]  # arrays by name, of types that NumPy computes with
 
 
 def reported_signals(required: Iterable[Signal]) -> list[Signal]:
@@ -34,6 +36,17 @@ def lacking(
     return ""
 
 
+def flat(model: Model) -> FloatArray:
+    """Return the floating-point arrays of a model as one vector; counters and other integers are not parameters."""
+    floats = [array.astype(np.float64).ravel() for array in model.values() if array.dtype.kind == "f"]
+    return np.concatenate(floats) if floats else np.empty(0)
+
+
+def output_of(model: Model) -> OutputLayer:
+    """Return the position of the output layer in :func:`flat`; raise an error if the layer has no bias."""
+    return output_layer({key: array.shape for key, array in model.items() if array.dtype.kind == "f"})
+
+
 class CheckedReply(Protocol):
     """A reply after a host's checks."""
 
@@ -49,6 +62,10 @@ class CheckedReply(Protocol):
     def gradient(self) -> FloatArray | None:
         """The full-batch gradient that the client reported."""
 
+    @property
+    def weight(self) -> float:
+        """Its weight in an average: how many samples it counts for."""
+
 
 class Measures:
     """The signals of a round's replies, each computed when it is first read.
@@ -56,39 +73,34 @@ class Measures:
     Parameters
     ----------
     replies : sequence of r CheckedReply
-    samples : (r,) float array
-        How many samples each reply counts for; 0 if it is not sound.
     sent : callable
-        Returns the model that was sent as one (P,) vector.
+        Returns the model that was sent.
     model : callable
-        Returns the model of a sound reply as one (P,) vector.
-    output : callable
-        Returns the position of the output layer in such a vector.
+        Returns the model of a sound reply.
     """
 
     def __init__(
         self,
         replies: Sequence[CheckedReply],
-        samples: FloatArray,
         *,
-        sent: Callable[[], FloatArray],
-        model: Callable[[Any], FloatArray],
-        output: Callable[[], OutputLayer],
+        sent: Callable[[], Model],
+        model: Callable[[Any], Model],
     ) -> None:
         self.ok: BoolArray = np.array([reply.status is Status.OK for reply in replies], np.bool_)
         self.all_ok = bool(self.ok.all())
         self._replies = replies
-        self._samples = samples
-        # Functions, because updates and the output layer take time and most selectors do not read them.
+        self._samples = np.array([r.weight if r.status is Status.OK else 0.0 for r in replies], np.float64)
+        # Functions, because reading the models takes time and most selectors do not need them.
         self._sent = sent
         self._model = model
-        self._output = output
 
     @cached_property
     def updates(self) -> FloatArray:
         """(r, P) each client's model minus the one sent; zeros for replies that are not sound."""
-        before = self._sent()
-        rows = [self._model(r) - before if r.status is Status.OK else np.zeros_like(before) for r in self._replies]
+        before = flat(self._sent())
+        rows = [
+            flat(self._model(r)) - before if r.status is Status.OK else np.zeros_like(before) for r in self._replies
+        ]
         return np.stack(rows) if rows else np.empty((0, len(before)))
 
     @cached_property
@@ -112,7 +124,7 @@ class Measures:
         """Return what the server computes from updates or gradients."""
         rows = self.updates if how.vector == "update" else self._gradients
         # Only if needed, because a model without a recognisable output layer raises an error.
-        output = self._output() if needs_output_layer({signal}) else None
+        output = output_of(self._sent()) if needs_output_layer({signal}) else None
         return np.asarray(vector_signal(how, rows, self.ok, output, self._samples), np.float64)
 
     def _collect(self, signal: Signal) -> FloatArray:

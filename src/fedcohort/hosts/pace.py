@@ -119,16 +119,16 @@ def expected_rounds(shares: Incidence, n: int, enough: int, least: int, needed: 
     return seconds, (worth * share).sum(0) + (needed if needed >= least else 0) * later
 
 
-def log_rank(seconds: FloatArray, answered: BoolArray, others: FloatArray, theirs: BoolArray) -> float:
+def log_rank(seconds: FloatArray, answered: BoolArray, others: FloatArray, others_answered: BoolArray) -> float:
     """Return by how many standard deviations a group of clients answered earlier than expected from both groups.
 
     >>> log_rank(np.arange(1.0, 9.0), np.ones(8, bool), np.arange(11.0, 19.0), np.ones(8, bool)) > 3
     True
     """
-    times, count = np.unique(np.concatenate([seconds[answered], others[theirs]]), return_counts=True)
-    own = len(seconds) - np.searchsorted(np.sort(seconds), times)
-    both = own + len(others) - np.searchsorted(np.sort(others), times)
-    share = own / both
+    times, count = np.unique(np.concatenate([seconds[answered], others[others_answered]]), return_counts=True)
+    at_risk = len(seconds) - np.searchsorted(np.sort(seconds), times)
+    both = at_risk + len(others) - np.searchsorted(np.sort(others), times)
+    share = at_risk / both
     spread = np.sqrt((count * share * (1 - share) * (both - count) / np.maximum(both - 1, 1)).sum())
     return float((answered.sum() - (count * share).sum()) / spread) if spread > 0 else 0.0
 

@@ -91,10 +91,10 @@ def _bound_by_others(
             _lower(bounded, reasons, name, most, f"{why}, and others weigh {median:g}")
 
 
-def _most_per_sample(ratios: Sequence[float], own: float) -> float:
+def _most_per_sample(ratios: Sequence[float], ratio: float) -> float:
     """Return how much a declared sample may weigh: 1, or a multiple of the median of the others if that is above 1."""
     middle = (len(ratios) - 2) // 2  # the lower of two medians
-    usual = ratios[middle + (bisect_left(ratios, own) <= middle)]
+    usual = ratios[middle + (bisect_left(ratios, ratio) <= middle)]
     return _UNIT * usual if usual > 1 else 1.0
 
 

@@ -308,11 +308,11 @@ def copies(path: Path, client: str) -> list[Path]:
     pattern = _names_pattern([*sorted(longer, key=len, reverse=True), client])
     others = {form for name in longer for form in _spellings(name)}
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.is_symlink())
-    own = {journal, *(journal.with_name(journal.name + end) for end in COMPANIONS)}
+    journal_files = {journal, *(journal.with_name(journal.name + end) for end in COMPANIONS)}
     found = []
     for file in islice(files, _MOST_FILES):
         with contextlib.suppress(OSError):  # a file that we may not read is not ours
-            if file not in own and (_is_journal_with(file, client) or _mentions(file, pattern, others)):
+            if file not in journal_files and (_is_journal_with(file, client) or _mentions(file, pattern, others)):
                 found.append(file)
     return found
 

@@ -117,8 +117,10 @@ class JournalReader:
             arguments,
         )
         return [
-            CohortRow(t, r, asked, told, wanted, n, unpack(c), _optional(w), _optional(k), json.loads(notes), stop)
-            for t, r, asked, told, wanted, n, c, w, k, notes, stop in rows
+            CohortRow(
+                t, r, asked_at, told_at, wanted, n, unpack(c), _optional(w), _optional(k), json.loads(notes), stop
+            )
+            for t, r, asked_at, told_at, wanted, n, c, w, k, notes, stop in rows
         ]
 
     def picks(self, upto: int | None = None) -> Iterator[tuple[int, IntArray, int]]:

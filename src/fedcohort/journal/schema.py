@@ -65,7 +65,7 @@ class SqlTable:
         """Return a row in the types that SQLite will return, so that its checksum still matches when it is read."""
         return tuple(
             [
-                value if value is None or (type(value) is kind and kind is not float) else _plain(value, kind)
+                value if value is None or (type(value) is kind and kind is not float) else _sql_value(value, kind)
                 for value, kind in zip(values, self.types, strict=True)
             ]
         )
@@ -88,7 +88,7 @@ class SqlTable:
         return crc32(repr(shape).encode(), crc)
 
 
-def _plain(value: Any, kind: type) -> Any:
+def _sql_value(value: Any, kind: type) -> Any:
     if kind is not float:
         return kind(value)
     number = float(value) + 0.0  # SQLite stores -0.0 as 0.0

@@ -31,7 +31,7 @@ _FACTORS = 10_000  # the largest common factor of all counts to try
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveredCounts:
     """What an attack found.
 
     Parameters
@@ -91,7 +91,7 @@ def _floats(matrix: fmpz_mat) -> FloatArray:
     return np.array([float(entry) for entry in matrix.entries()]).reshape(matrix.nrows(), matrix.ncols())
 
 
-def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int) -> Recovered | None:
+def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int) -> RecoveredCounts | None:
     """Return the counts of all clients from S, up to the order of the classes; None if the lattice is not enough.
 
     Parameters
@@ -125,7 +125,7 @@ def from_products(gram: ArrayLike, sizes: ArrayLike, classes: int) -> Recovered 
     while chosen:
         counts = products.solve(order[:chosen])
         if counts is not None and counts.shape[1] <= classes:
-            return Recovered(_pad_classes(counts, classes), named=False)
+            return RecoveredCounts(_pad_classes(counts, classes), named=False)
         if chosen == len(order):
             break
         chosen = min(len(order), 2 * chosen)
@@ -255,7 +255,7 @@ def _pad_classes(counts: FloatArray, classes: int) -> FloatArray:
 
 def from_factor(
     gram: ArrayLike, sizes: ArrayLike, classes: int, rng: np.random.Generator, *, tries: int = 10, steps: int = 300
-) -> Recovered:
+) -> RecoveredCounts:
     """Return nonnegative counts with the given sums whose products are near S, for an S with noise.
 
     Alternates between the rotation that brings a factor of S nearest to the counts (Procrustes) and the counts of the
@@ -279,7 +279,7 @@ def from_factor(
         if miss < best_miss:
             best, best_miss = counts, miss
     assert best is not None
-    return Recovered(np.asarray(best, np.float64), named=False)
+    return RecoveredCounts(np.asarray(best, np.float64), named=False)
 
 
 # -- updates ------------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def shares_by_moments(updates: ArrayLike, step: float) -> FloatArray:
 # -- coalitions ---------------------------------------------------------------------------------------------------
 
 
-def from_sybils(products: ArrayLike, known: ArrayLike) -> Recovered:
+def from_sybils(products: ArrayLike, known: ArrayLike) -> RecoveredCounts:
     """Return the counts of all clients from the rows of S that belong to k clients with known counts.
 
     Parameters
@@ -323,10 +323,10 @@ def from_sybils(products: ArrayLike, known: ArrayLike) -> Recovered:
     [[3, 4, 0], [1, 0, 6]]
     """
     rows, basis = np.asarray(products, np.float64), np.asarray(known, np.float64)
-    return Recovered(np.asarray(np.linalg.lstsq(basis, rows, rcond=None)[0].T, np.float64), named=True)
+    return RecoveredCounts(np.asarray(np.linalg.lstsq(basis, rows, rcond=None)[0].T, np.float64), named=True)
 
 
-def name_classes(result: Recovered, known: Mapping[int, ArrayLike]) -> Recovered:
+def name_classes(result: RecoveredCounts, known: Mapping[int, ArrayLike]) -> RecoveredCounts:
     """Return the result with its columns in the order of the classes, as far as the known counts determine it.
 
     Parameters
@@ -343,13 +343,13 @@ def name_classes(result: Recovered, known: Mapping[int, ArrayLike]) -> Recovered
     columns = linear_sum_assignment(cost)[1]
     # The order of classes with equal counts in the whole coalition remains unknown.
     distinct = len({tuple(column) for column in np.round(truth, 6).T.tolist()}) == truth.shape[1]
-    return Recovered(result.counts[:, columns], named=distinct)
+    return RecoveredCounts(result.counts[:, columns], named=distinct)
 
 
 # -- how good -----------------------------------------------------------------------------------------------------
 
 
-def share_error(result: Recovered, truth: ArrayLike) -> FloatArray:
+def share_error(result: RecoveredCounts, truth: ArrayLike) -> FloatArray:
     """Return (N,) total variation distances between found and true label shares, 0 to 1.
 
     Columns without names are first put into the order that fits the truth best. So the error is what the attacker does
@@ -359,13 +359,13 @@ def share_error(result: Recovered, truth: ArrayLike) -> FloatArray:
     return np.asarray(0.5 * np.abs(_shares(_best_order(result, true)) - _shares(true)).sum(axis=1))
 
 
-def exact(result: Recovered, truth: ArrayLike) -> BoolArray:
+def exact(result: RecoveredCounts, truth: ArrayLike) -> BoolArray:
     """Return (N,) whether each client's counts were found exactly, apart from the names of the classes."""
     true = np.asarray(truth, np.float64)
     return np.asarray((np.abs(_best_order(result, true) - true) < 0.5).all(axis=1))
 
 
-def _best_order(result: Recovered, truth: FloatArray) -> FloatArray:
+def _best_order(result: RecoveredCounts, truth: FloatArray) -> FloatArray:
     """Return the counts with their columns in the order of the classes, or the best guess at it."""
     if result.named:
         return result.counts

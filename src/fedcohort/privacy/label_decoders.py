@@ -140,10 +140,10 @@ class EncryptedLabels:
 
     def _compare_keys(self) -> None:
         """Raise at once if the key holder has another key, instead of refusing one client after another."""
-        theirs = self._holder.public.name
-        if theirs != self._public.name:
+        holder_key = self._holder.public.name
+        if holder_key != self._public.name:
             raise KeyHolderError(
-                f"The key holder has the key {theirs}; this server's public.key is {self._public.name}.",
+                f"The key holder has the key {holder_key}; this server's public.key is {self._public.name}.",
                 hint="after new keys, server and clients need the new public.key, and the run a new journal",
             )
 

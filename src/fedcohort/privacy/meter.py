@@ -12,7 +12,7 @@ from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.validate import instance, listing, number, numbers, texts, whole_number
 from fedcohort.privacy.attacks import (
-    Recovered,
+    RecoveredCounts,
     exact,
     from_factor,
     from_products,
@@ -143,12 +143,12 @@ class _Attacker:
         self.classes = truth.shape[1]
         self.coalition = f"{len(traitors)} client{'s' * (len(traitors) != 1)}"
         self.known = {int(c): truth[c] for c in traitors}
-        self.everything = Recovered(truth.astype(np.float64), named=True)
+        self.everything = RecoveredCounts(truth.astype(np.float64), named=True)
         shares = truth.sum(axis=0) / max(int(truth.sum()), 1)
-        self.nothing = Recovered(np.outer(self.sizes, shares), named=True)
+        self.nothing = RecoveredCounts(np.outer(self.sizes, shares), named=True)
         self.ignorance = share_error(self.nothing, truth)
 
-    def finding(self, observer: str, attack: str, result: Recovered) -> AttackFinding:
+    def finding(self, observer: str, attack: str, result: RecoveredCounts) -> AttackFinding:
         return AttackFinding(observer, attack, share_error(result, self.truth), exact(result, self.truth), result.named)
 
     def counts(self) -> Exposure:
@@ -177,7 +177,7 @@ class _Attacker:
             self._sybils(from_sybils(sybils @ self.truth.T, sybils)),
         )
 
-    def _sybils(self, result: Recovered) -> AttackFinding:
+    def _sybils(self, result: RecoveredCounts) -> AttackFinding:
         return self.finding(f"server and {self.classes} sybils", "one linear system", result)
 
     def encrypted(self) -> Exposure:
@@ -203,14 +203,14 @@ class _Attacker:
     def noisy(self, epsilon: float) -> Exposure:
         noise = GeometricNoise(epsilon=epsilon)
         noisy = np.array([noise.simulate(row, self.rng) for row in self.truth])
-        likely = Recovered(fit_rows(noisy, self.sizes), named=True)
+        likely = RecoveredCounts(fit_rows(noisy, self.sizes), named=True)
         server = self.finding("server", "nearest possible counts", likely)
         # Sybils see products with noisy counts, so the solution contains the noise.
         sybils = np.eye(self.classes, dtype=np.int64)
         solved = from_sybils(sybils @ noisy.T, sybils).counts
         return Exposure(
             f"noisy counts, epsilon {epsilon:g}",
-            (server, self._sybils(Recovered(fit_rows(solved, self.sizes), named=True))),
+            (server, self._sybils(RecoveredCounts(fit_rows(solved, self.sizes), named=True))),
             f"Bounded: any observer guesses a single sample's label right at most {guess_bound(epsilon):.0%} of the "
             f"time when two are in question; shares are still known to {server.mean_error:.2f} on average.",
         )
@@ -221,7 +221,7 @@ class _Attacker:
             "update of the output bias, softmax (HiCS-FL)": by_relative_softmax(updates, 0.5),
         }
         findings = tuple(
-            self.finding("server", attack, Recovered(shares * self.sizes[:, None], named=True))
+            self.finding("server", attack, RecoveredCounts(shares * self.sizes[:, None], named=True))
             for attack, shares in estimates.items()
         )
         # An attacker can find out which is better by trying both on its own data.

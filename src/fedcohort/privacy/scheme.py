@@ -372,9 +372,9 @@ def check_statement(public: PublicKey, client: str, data: bytes) -> int:
         raise CiphertextError(f"{what} is too large: {len(data)} bytes; at most {STATEMENT_LIMIT} are allowed.")
     header, _ = unwrap(_STATEMENT, data, what)
     if header.get("key") != public.name:
-        theirs = str(header.get("key"))[:40]
+        key = str(header.get("key"))[:40]
         raise CiphertextError(  # without the client's name, so that a host can print it once for all clients
-            f"The label counts were sealed for the key {theirs}; the federation's is {public.name}.",
+            f"The label counts were sealed for the key {key}; the federation's is {public.name}.",
             hint="give clients and server the same public.key of the key holder",
         )
     if header.get("classes") != public.classes:

@@ -22,6 +22,7 @@ from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
+from fedcohort.core.selector_spec import described_name
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyRow
 from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, NEW_MODEL, SELECTOR, SHADOW
@@ -284,9 +285,9 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
     run = run_state(journal)
     return Account(
         name=name,
-        selector=_selector_name(changes[-1]["to"] if changes else meta.get("selector")),
+        selector=described_name(changes[-1]["to"] if changes else meta.get("selector")),
         changes=tuple(
-            f"round {c['round']}: from {_selector_name(c['from'])} to {_selector_name(c['to'])}" for c in changes
+            f"round {c['round']}: from {described_name(c['from'])} to {described_name(c['to'])}" for c in changes
         ),
         seed=int(meta.get("seed", 0)),
         state=run.state,
@@ -316,10 +317,6 @@ def _round(
         failures=_failures(table, replies, reasons),
         excluded=past.excluded[row.ticket],
     )
-
-
-def _selector_name(spec: Any) -> str:
-    return str(spec.get("name") or spec.get("class") or "unknown") if isinstance(spec, Mapping) else str(spec)
 
 
 def _failures(table: ClientTable, replies: Iterable[ReplyRow], reasons: Mapping[str, str]) -> dict[str, str]:

@@ -332,9 +332,9 @@ def setting_of(
         runs = tuple(sorted((run for _, run in members if run.label == label), key=lambda r: r.seed))
         groups.append(SelectorRuns(label, runs[0].selector, runs, *colors[label]))
     rounds = max(int(run.round.max(initial=0)) + 1 for _, run in members)
-    every = [SettingOptions.of(result.config, result.run(run.id).setting) for result, run in members]
-    planned = max((options.planned for options in every if options.planned), default=None)
-    options = dataclasses.replace(every[0], planned=planned)
+    setting_options = [SettingOptions.of(result.config, result.run(run.id).setting) for result, run in members]
+    planned = max((options.planned for options in setting_options if options.planned), default=None)
+    options = dataclasses.replace(setting_options[0], planned=planned)
     all_names = {facts.names for facts in federations.values()}  # they may differ between seeds
     names = all_names.pop() if len(all_names) == 1 else None
     return Setting(name, tuple(groups), n, federations, rounds, options, names)

@@ -239,11 +239,11 @@ def _seeds_won(board: Leaderboard, row: LeaderRow) -> tuple[int, int]:
     return won, len(rounds)
 
 
-def ranks(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = ()) -> Figure | None:
+def ranks(setting: Setting, board: Leaderboard, all_boards: Sequence[Leaderboard] = ()) -> Figure | None:
     """Mean ranks of all selectors, the critical difference, and which selectors cannot be told apart."""
     views, sentences = [], []
-    several = len(every) > 1
-    for name, boards in (("This setting", [board]), ("All settings", list(every) if several else [])):
+    several = len(all_boards) > 1
+    for name, boards in (("This setting", [board]), ("All settings", list(all_boards) if several else [])):
         order = ranking(boards)
         if order is None:
             continue
@@ -568,14 +568,14 @@ def _bytes_split(run: RunCurve) -> tuple[float, float]:
     return _total(run, "bytes_down", "bytes_up"), _total(run, "query_bytes_down", "query_bytes_up")
 
 
-def general_figures(setting: Setting, board: Leaderboard, every: Sequence[Leaderboard] = ()) -> list[Figure]:
+def general_figures(setting: Setting, board: Leaderboard, all_boards: Sequence[Leaderboard] = ()) -> list[Figure]:
     """Return the figures that every setting has, in reading order, without those that have no data.
 
-    ``every`` are the leaderboards of all settings, for sentences about all of them.
+    ``all_boards`` are the leaderboards of all settings, for sentences about all of them.
     """
     figures = [
         accuracy(setting, board),
-        ranks(setting, board, every),
+        ranks(setting, board, all_boards),
         loss(setting),
         balance(setting),
         picks(setting),

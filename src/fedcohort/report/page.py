@@ -78,19 +78,19 @@ def assemble(
     warnings = list(bundle.warnings)
     sections = []
     options = bundle.options.override(targets, baseline)
-    every = boards(bundle.settings, options)
-    for setting, board in zip(bundle.settings, every, strict=True):
+    all_boards = boards(bundle.settings, options)
+    for setting, board in zip(bundle.settings, all_boards, strict=True):
         tables = (leaderboard_table(board, setting.line_styles), participation_table(setting))
         where = f"{setting.name}, " if len(bundle.settings) > 1 else ""
         warnings += [f"{where}{text}" for text in setting.warnings()]
         figures: tuple[Figure, ...] = ()
         explanations: list[dict[str, Any]] = []
         if pictures:
-            own, unread = selector_figures(setting)
+            specific, unread = selector_figures(setting)
             explanations, unexplained = report_explanations(setting, rounds)
             warnings += unread + unexplained
-            general, swept = general_figures(setting, board, every), sweep(setting, board)
-            figures = (*general[:1], *([] if swept is None else [swept]), *general[1:], *own)
+            general, swept = general_figures(setting, board, all_boards), sweep(setting, board)
+            figures = (*general[:1], *([] if swept is None else [swept]), *general[1:], *specific)
         sections.append(Section(setting, board, tables, figures, explanations))
     heading = title or ", ".join(dict.fromkeys(path.resolve().name for path in bundle.paths))
     return Report(bundle, tuple(sections), tuple(dict.fromkeys(warnings)), heading)

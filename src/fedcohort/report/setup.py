@@ -79,17 +79,17 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _describe_part(value: Any) -> str:
     """Return a part of a configuration as "name (key value, ...)"."""
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{key} {_plain(item)}" for key, item in value.items() if key != "name")
+        inner = ", ".join(f"{key} {_words(item)}" for key, item in value.items() if key != "name")
         name = str(value.get("name", ""))
         return f"{name} ({inner})" if name and inner else name or inner
     return "" if value in (None, 0, False) else str(value)
 
 
-def _plain(value: Any) -> str:
+def _words(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"[{_describe_part(value)}]"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_plain, value)) or "none"
+        return ", ".join(map(_words, value)) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -136,9 +136,9 @@ def _rounds(run: Mapping[str, Any]) -> str:
 def _selectors(selectors: Mapping[str, Any]) -> str:
     words = []
     for label, value in selectors.items():
-        own = dict(value) if isinstance(value, Mapping) else {}
-        name = own.pop("name", label)
-        inner = ", ".join(f"{key} {_plain(item)}" for key, item in own.items())
+        params = dict(value) if isinstance(value, Mapping) else {}
+        name = params.pop("name", label)
+        inner = ", ".join(f"{key} {_words(item)}" for key, item in params.items())
         words.append(label + (f" = {name}" if name != label else "") + (f" ({inner})" if inner else ""))
     return "; ".join(words)
 

@@ -63,8 +63,8 @@ def uniforms_each(seed: int, name: str, clients: IntArray, counts: IntArray, *po
     False
     """
     first, second = _key(seed, name, position)
-    own = _mix(clients.astype(np.uint64) * _GOLDEN + first)
-    return _unit(_mix(_mix(own + counts.astype(np.uint64) * _GOLDEN) ^ second))
+    client_keys = _mix(clients.astype(np.uint64) * _GOLDEN + first)
+    return _unit(_mix(_mix(client_keys + counts.astype(np.uint64) * _GOLDEN) ^ second))
 
 
 def normals(uniform: FloatArray) -> FloatArray:

@@ -363,8 +363,8 @@ class Scenario(Parameterized):
             part = getattr(self, name)
             if part is not None:
                 values = {info.name: getattr(part, info.name) for info in parameters(type(part))}
-                table[name] = ({"name": part.name} if name in _REGISTRIES else {}) | _plain(values)
-        return table | _plain({info.name: getattr(self, info.name) for info in parameters(Scenario)})
+                table[name] = ({"name": part.name} if name in _REGISTRIES else {}) | _toml_values(values)
+        return table | _toml_values({info.name: getattr(self, info.name) for info in parameters(Scenario)})
 
 
 def _field_from(base: Scenario, key: str, value: Any) -> Any:
@@ -410,13 +410,13 @@ _REGISTRIES: dict[str, Registry[Any]] = {
 }
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
+def _toml_values(values: dict[str, Any]) -> dict[str, Any]:
     """Drop None and turn tuples into lists, for TOML and JSON."""
 
-    def plain(value: Any) -> Any:
-        return [plain(item) for item in value] if isinstance(value, tuple) else value
+    def as_list(value: Any) -> Any:
+        return [as_list(item) for item in value] if isinstance(value, tuple) else value
 
-    return {key: plain(value) for key, value in values.items() if value is not None}
+    return {key: as_list(value) for key, value in values.items() if value is not None}
 
 
 def _part_from(kind: str, value: Any, base: Any) -> Any:

@@ -481,8 +481,8 @@ class TraceDevices(Devices):
         if not len(values):
             return np.full(len(clients), float(default))
         drawn = (uniforms(seed, rng.DEVICES, clients, _CAPACITY) * len(values)).astype(np.int64)
-        own = _measured_index(self._trace[0])[self._device(clients, seed)]
-        return values[np.where(own >= 0, own, drawn)]
+        device_row = _measured_index(self._trace[0])[self._device(clients, seed)]
+        return values[np.where(device_row >= 0, device_row, drawn)]
 
 
 @lru_cache(maxsize=8)

@@ -72,7 +72,7 @@ class FederationWeek:
             f"{int(np.argmax(by_hour))}:00, fewest at {int(np.argmin(by_hour))}:00"
         ]
         for name, unit in (("speed", "samples"), ("bandwidth", "bytes")):
-            low5, _, median, _, high5 = map(_plain, self.quantiles()[name].tolist())
+            low5, _, median, _, high5 = map(_three_digits, self.quantiles()[name].tolist())
             lines.append(
                 f"half of the clients have a {name} below {median} {unit} a second, 90% from {low5} to {high5}"
             )
@@ -95,10 +95,10 @@ class FederationWeek:
         return "\n".join([*lines, "", *self.sentences()])
 
 
-def _plain(value: float) -> str:
+def _three_digits(value: float) -> str:
     """Return three digits of a number without an exponent.
 
-    >>> _plain(1234567.0), _plain(0.01234)
+    >>> _three_digits(1234567.0), _three_digits(0.01234)
     ('1,230,000', '0.0123')
     """
     short = float(f"{value:.3g}")

@@ -137,11 +137,11 @@ def _shared_ranks(arrays: Mapping[str, AnyArray], cut: bool) -> list[tuple[int |
     first = np.searchsorted(-ranked, -score, side="left") + 1
     last = np.searchsorted(-ranked, -score, side="right")
     shared: list[tuple[int | None, int | None]] = []
-    for own, a, b in zip(arrays["rank"].tolist(), first.tolist(), last.tolist(), strict=True):
+    for rank, a, b in zip(arrays["rank"].tolist(), first.tolist(), last.tolist(), strict=True):
         if a > b:
             shared.append((None, None))
         else:
-            open_end = cut and b == len(ranked) and (a < b or own < 0)
+            open_end = cut and b == len(ranked) and (a < b or rank < 0)
             shared.append((a, None if open_end else b))
     return shared
 
@@ -226,7 +226,9 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         threshold=threshold,
         status=None,
         failures=MappingProxyType(_failures(journal, table, cohort)),
-        shadows=MappingProxyType({name: note or table.names_of(theirs) for name, (theirs, _, note) in scores.items()}),
+        shadows=MappingProxyType(
+            {name: note or table.names_of(clients) for name, (clients, _, note) in scores.items()}
+        ),
         notes=MappingProxyType(dict(cohort.notes)),
         coverage=Tally.of(table.n, journal.picks(round_)).coverage(active).warning,
         rule=rule,
@@ -234,10 +236,12 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     )
     if index is None:
         return whole
-    own = replace(whole, client=index, name=table.name(index), rows=tuple(row for row in rows if row.client == index))
+    explanation = replace(
+        whole, client=index, name=table.name(index), rows=tuple(row for row in rows if row.client == index)
+    )
     if index in picked.tolist():
-        return _why_picked(journal, cohort, own)
-    return _why_not(journal, table, cohort, own, len(arrays.get("client", ())))
+        return _why_picked(journal, cohort, explanation)
+    return _why_not(journal, table, cohort, explanation, len(arrays.get("client", ())))
 
 
 def _index(table: ClientTable, client: int | str) -> int:
@@ -256,46 +260,53 @@ def _find_cohort(journal: Journal, round_: int, client: int | None) -> CohortRow
     return next((row for row in reversed(rows) if client in row.clients.tolist()), rows[-1])
 
 
-def _place(own: Sequence[ScoreRow], candidates: int) -> str:
+def _place(rows: Sequence[ScoreRow], candidates: int) -> str:
     """Return a client's score, rank and parts as the end of a sentence; '' if no score is recorded."""
-    if not own or own[0].score is None:
+    if not rows or rows[0].score is None:
         return ""
-    rank = f", rank {own[0].place(of=candidates)}" if own[0].rank else ""
-    parts = " (" + ", ".join(f"{k} {v:.4g}" for k, v in own[0].parts.items()) + ")" if own[0].parts else ""
-    return f"; it scored {own[0].score:.5g}{rank}{parts}"
+    rank = f", rank {rows[0].place(of=candidates)}" if rows[0].rank else ""
+    parts = " (" + ", ".join(f"{k} {v:.4g}" for k, v in rows[0].parts.items()) + ")" if rows[0].parts else ""
+    return f"; it scored {rows[0].score:.5g}{rank}{parts}"
 
 
-def _why_picked(journal: Journal, cohort: CohortRow, own: Explanation) -> Explanation:
+def _why_picked(journal: Journal, cohort: CohortRow, found: Explanation) -> Explanation:
     """Return the explanation for a client that was picked: its score, and what became of it."""
-    replies = [r for r in journal.replies(cohort.ticket) if r.client == own.client]
+    replies = [r for r in journal.replies(cohort.ticket) if r.client == found.client]
     return replace(
-        own,
+        found,
         picked=True,
-        reason=f"Client {own.name} was picked in round {own.round}{_place(own.rows, cohort.n_candidates)}.",
+        reason=f"Client {found.name} was picked in round {found.round}{_place(found.rows, cohort.n_candidates)}.",
         status=Status(replies[0].status).name if replies else None,
     )
 
 
-def _why_not(journal: Journal, table: ClientTable, cohort: CohortRow, own: Explanation, recorded: int) -> Explanation:
+def _why_not(journal: Journal, table: ClientTable, cohort: CohortRow, found: Explanation, recorded: int) -> Explanation:
     """Return the explanation for a client that was not picked; ``recorded`` is the number of recorded scores."""
-    assert own.client is not None
+    assert found.client is not None
     candidates = journal.candidates(cohort.ticket, table.n)
     if candidates is None:
-        reason = f"Client {own.name} was not picked in round {own.round}. The reason was pruned from the journal."
-        return replace(own, reason=reason)
-    if own.client not in candidates.tolist():
-        why = journal.exclusions(cohort.ticket).get(own.client, "not available, already training, or gone")
-        return replace(own, reason=f"Client {own.name} was not a candidate in round {own.round}: {why}.", rule="")
-    if not own.rows:
+        reason = f"Client {found.name} was not picked in round {found.round}. The reason was pruned from the journal."
+        return replace(found, reason=reason)
+    if found.client not in candidates.tolist():
+        why = journal.exclusions(cohort.ticket).get(found.client, "not available, already training, or gone")
+        return replace(
+            found,
+            reason=f"Client {found.name} was not a candidate in round {found.round}: {why}.",
+            rule="",
+        )
+    if not found.rows:
         rest = f"; only the {recorded} best scores are recorded." if recorded else "."
-        return replace(own, reason=f"Client {own.name} was a candidate in round {own.round} but not picked{rest}")
-    reason = f"Client {own.name} was not picked in round {own.round}{_place(own.rows, cohort.n_candidates)}."
-    if own.threshold is not None:
-        score = own.rows[0].score
+        return replace(
+            found,
+            reason=f"Client {found.name} was a candidate in round {found.round} but not picked{rest}",
+        )
+    reason = f"Client {found.name} was not picked in round {found.round}{_place(found.rows, cohort.n_candidates)}."
+    if found.threshold is not None:
+        score = found.rows[0].score
         # Some selectors draw at random or take turns, so a higher score than that of a picked client is not an error.
-        end = ": scores alone do not decide." if score is not None and score > own.threshold else "."
-        reason += f" The lowest score picked was {own.threshold:.5g}{end}"
-    return replace(own, reason=reason)
+        end = ": scores alone do not decide." if score is not None and score > found.threshold else "."
+        reason += f" The lowest score picked was {found.threshold:.5g}{end}"
+    return replace(found, reason=reason)
 
 
 def about_selector(spec: Any) -> tuple[str, Mapping[str, str]]:

@@ -72,7 +72,7 @@ class EventRecorder:
         answer: Answer | None,
         scores: Mapping[str, AnyArray] | None,
         picks: Mapping[str, ShadowPick],
-        own: StatefulSelector,
+        primary: StatefulSelector,
         shadows: Shadows,
         eligibility: Eligibility | None,
     ) -> None:
@@ -101,7 +101,7 @@ class EventRecorder:
                 journal.add_scores(cohort.ticket, "", cohort.clients, pack_scores(scores), None)
             for name, pick in picks.items():
                 journal.add_scores(cohort.ticket, name, pick.picked, pick.scores, pick.note)
-            self._save_states((own, *shadows.running.values()))
+            self._save_states((primary, *shadows.running.values()))
             failed = {name: str(pick.note) for name, pick in picks.items() if pick.failed}
             self._drop(failed, shadows, cohort.round)
             if eligibility is not None and eligibility.reasons:
@@ -124,7 +124,7 @@ class EventRecorder:
         news: Iterable[ReplyBlock],
         host: Any,
         *,
-        own: StatefulSelector,
+        primary: StatefulSelector,
         shadows: Shadows,
         failed: Mapping[str, str],
         turn: Turn,
@@ -134,7 +134,7 @@ class EventRecorder:
         with self.journal.event():
             self._add_replies(news)
             self.journal.close_cohort(cohort.ticket)
-            self._save_states((own, *shadows.running.values()))
+            self._save_states((primary, *shadows.running.values()))
             self._drop(failed, shadows, turn.round)
             if abandoned is not None:
                 # A round is repeated unless another was asked for since. In an asynchronous session it never is.
@@ -168,14 +168,14 @@ class EventRecorder:
         members: Membership,
         first: int,
         turn: Turn,
-        own: StatefulSelector,
+        primary: StatefulSelector,
         shadows: Shadows,
         failed: Mapping[str, str],
     ) -> None:
         """Record that clients joined, whose indices begin at ``first``."""
         with self.journal.event():
             self.journal.set_table(members.table, members.active)
-            self._save_states((own, *shadows.running.values()))
+            self._save_states((primary, *shadows.running.values()))
             self._drop(failed, shadows, turn.round)
             body = {"first": first, "count": members.table.n - first, "round": turn.round}
             self.journal.add_event(JOINED, body)
@@ -187,7 +187,7 @@ class EventRecorder:
             self.journal.add_event(kind, {"clients": clients.tolist()})
 
     def forget_client(
-        self, client: str, table: ClientTable, own: StatefulSelector, shadows: Shadows, turn: Turn, *, block: bool
+        self, client: str, table: ClientTable, primary: StatefulSelector, shadows: Shadows, turn: Turn, *, block: bool
     ) -> tuple[str, Membership, StatefulSelector, Shadows]:
         """Erase a client; return the name that replaces it, and the members, selector and shadows without it."""
         index = table.index(client)
@@ -196,12 +196,12 @@ class EventRecorder:
             eraser = Eraser(client, table)
             erase(self.journal, eraser, block=block)
             members = Membership(*self.journal.table())
-            own = own.without(index, members.table, turn.seed)
+            primary = primary.without(index, members.table, turn.seed)
             shadows = shadows.with_names(eraser.text)
             shadows, failed = shadows.try_each(lambda shadow: shadow.without(index, members.table, turn.seed))
-            self._save_states((own, *shadows.running.values()))
+            self._save_states((primary, *shadows.running.values()))
             self._drop(failed, shadows, turn.round)
-        return eraser.stand_in, members, own, shadows
+        return eraser.stand_in, members, primary, shadows
 
     def blocked_names(self, names: Iterable[str]) -> dict[str, str]:
         """Return the ``names`` of forgotten clients that are blocked, each with the name that replaces it."""
@@ -225,12 +225,12 @@ class EventRecorder:
         with self.journal.event():
             self.journal.set_attributes(attributes, news)
 
-    def record_selector(self, before: Selector[Any], own: StatefulSelector, turn: Turn) -> None:
+    def record_selector(self, before: Selector[Any], primary: StatefulSelector, turn: Turn) -> None:
         """Record that another selector chooses from the next round on."""
         with self.journal.event():
-            self.journal.drop_state(own.name)
-            self._save_states([own])
-            body = {"round": turn.round, "from": describe(before), "to": describe(own.selector)}
+            self.journal.drop_state(primary.name)
+            self._save_states([primary])
+            body = {"round": turn.round, "from": describe(before), "to": describe(primary.selector)}
             self.journal.add_event(SELECTOR, body)
 
     def record_shadow(self, shadow: StatefulSelector, shadows: Shadows, turn: Turn) -> None:

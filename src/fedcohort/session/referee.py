@@ -145,8 +145,8 @@ class Referee:
         limits = np.full(self._table.n, _NO_BOUND if self.rules.most is None else self.rules.most, np.int64)
         for name in self.rules.budgets or {}:
             if name in self._table:
-                own = self.rules.most_of(name)
-                limits[self._table.index(name)] = _NO_BOUND if own is None else own
+                limit = self.rules.most_of(name)
+                limits[self._table.index(name)] = _NO_BOUND if limit is None else limit
         return limits
 
     def set_table(self, table: ClientTable, round_: int) -> None:

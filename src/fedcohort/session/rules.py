@@ -171,8 +171,8 @@ class Rules(Parameterized):
 
     def most_of(self, name: str) -> int | None:
         """Return the maximum participations of one client, by count and by its budget; None: no limit."""
-        own = (self.budgets or {}).get(name)
-        return self.most if own is None else self._most({**(self.budget or {}), **own})
+        budget = (self.budgets or {}).get(name)
+        return self.most if budget is None else self._most({**(self.budget or {}), **budget})
 
     def _most(self, budget: Mapping[str, float]) -> int | None:
         cost = {ROUNDS: 1.0, **(self.cost or {})}
@@ -185,7 +185,7 @@ class Rules(Parameterized):
 
     def with_names(self, name: Callable[[str], str]) -> Rules:
         """Return the same rules with clients renamed by a function."""
-        budgets = self.budgets and {name(client): own for client, own in self.budgets.items()}
+        budgets = self.budgets and {name(client): budget for client, budget in self.budgets.items()}
         blocked, pinned = (tuple(map(name, names)) for names in (self.blocked, self.pinned))
         paused = self.paused and {name(client): until for client, until in self.paused.items()}
         changes = {"blocked": blocked, "pinned": pinned, "paused": paused, "budgets": budgets}

@@ -74,7 +74,7 @@ _NOBODY = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
-class _Prepared:
+class _PreparedRequest:
     """A request with its slate and query, kept between ``query`` and ``ask``."""
 
     request: RoundRequest
@@ -89,7 +89,7 @@ class _Choice:
 
     cohort: Cohort
     candidates: IntArray
-    own: StatefulSelector
+    primary: StatefulSelector
     shadows: Shadows
     picks: Mapping[str, ShadowPick] = field(default_factory=dict)
 
@@ -166,7 +166,7 @@ class Session:
         for name, shadow in watching.items():
             check_signals(shadow, clients, None, f"shadow {name!r}")
             check_one_at_a_time(turn.asynchronous, shadow)
-        own = StatefulSelector.initial(selector, clients, turn.seed)
+        primary = StatefulSelector.initial(selector, clients, turn.seed)
         running: dict[str, StatefulSelector] = {}
         failed: dict[str, str] = {}
         for name, shadow in watching.items():
@@ -174,15 +174,15 @@ class Session:
                 running[name] = StatefulSelector.initial(shadow, clients, turn.seed, name)
             except SelectorError as error:  # an error in a shadow must not stop the session
                 failed[name] = failure_note(error)
-        meta = _first_meta(turn, own, Shadows(running), supplied, rules, audit=audit)
+        meta = _first_meta(turn, primary, Shadows(running), supplied, rules, audit=audit)
         meta[resume_check.CLIENTS] = None if path is None else resume_check.digests(clients)
         self._referee = None if rules is None else Referee(rules, clients)
         self._monitor = CoverageMonitor(selector_name(selector), clients.n, quiet=commit == "manual")
         # All arguments have been checked by now, so an error in them leaves no journal on disk.
         record = Journal.create(path, meta, commit, sign=_signer(sign))
         with _closed_on_error(record):
-            self._assemble(record, turn, supplied, Membership.of(clients), own, Shadows(running), PendingCohorts())
-            self._recorder.record_creation(self._members, (own, *running.values()), rules)
+            self._assemble(record, turn, supplied, Membership.of(clients), primary, Shadows(running), PendingCohorts())
+            self._recorder.record_creation(self._members, (primary, *running.values()), rules)
             for name, reason in failed.items():
                 self._recorder.record_dropped_shadow(name, "failed", reason, self._shadows, turn)
 
@@ -192,7 +192,7 @@ class Session:
         turn: Turn,
         signals: frozenset[Signal] | None,
         members: Membership,
-        own: StatefulSelector,
+        primary: StatefulSelector,
         shadows: Shadows,
         pending: PendingCohorts,
         host_state: Any = None,
@@ -202,11 +202,11 @@ class Session:
         self._signals = signals
         self._members = members
         self._changes = 0
-        self._own = own
+        self._primary = primary
         self._shadows = shadows
         self._pending = pending
         self._host_state = host_state
-        self._prepared: _Prepared | None = None
+        self._prepared: _PreparedRequest | None = None
 
     # -- continuing -------------------------------------------------------------------------------------------------
 
@@ -274,12 +274,12 @@ class Session:
         adapted = None if selector is None else adapt_all(selector, {}, members.table, signals)[0]
         changes = journal.events(SELECTOR)
         rebuilt = rebuild_selector(changes[-1]["to"] if changes else meta["selector"], adapted, journal.path)
-        own = StatefulSelector.from_state(rebuilt, members.table, seed, journal)
+        primary = StatefulSelector.from_state(rebuilt, members.table, seed, journal)
         pending = PendingCohorts.from_journal(journal, members.table)
         self = object.__new__(cls)  # the constructor would start a new journal
         self._referee = None
         self._assemble(
-            journal, Turn.from_journal(journal, seed), signals, members, own, Shadows(), pending, meta["host"]
+            journal, Turn.from_journal(journal, seed), signals, members, primary, Shadows(), pending, meta["host"]
         )
         self._resume_shadows(selector, shadows)
         self._resume_rules(rules)
@@ -417,7 +417,7 @@ class Session:
     @property
     def selector(self) -> Selector[Any]:
         """The selector of this session."""
-        return self._own.selector
+        return self._primary.selector
 
     @property
     def requires(self) -> frozenset[Signal]:
@@ -427,7 +427,7 @@ class Session:
     @property
     def state(self) -> Any:
         """The selector's current state, read-only."""
-        return self._own.state
+        return self._primary.state
 
     @property
     def shadows(self) -> Mapping[str, Selector[Any]]:
@@ -486,7 +486,7 @@ class Session:
 
     def savepoint(self) -> Savepoint:
         """Return the session's position, for the host's checkpoint; see :class:`fedcohort.journal.Savepoint`."""
-        running = (self._own, *self._shadows.running.values())
+        running = (self._primary, *self._shadows.running.values())
         return Savepoint(
             *self.journal.newest(),
             pending=self._pending.tickets,
@@ -559,12 +559,12 @@ class Session:
             answer=answer,
             scores=scores,
             picks=choice.picks,
-            own=choice.own,
+            primary=choice.primary,
             shadows=choice.shadows,
             eligibility=eligibility,
         )
         # The cohort is durable now; the rest brings memory in line with the journal.
-        self._own, self._shadows = choice.own, choice.shadows
+        self._primary, self._shadows = choice.primary, choice.shadows
         self._turn = turn.following()
         self._prepared = None
         self._monitor.add(cohort.round, cohort.clients, self.active, len(choice.candidates))
@@ -574,24 +574,24 @@ class Session:
                 self._referee.ledger.count_cohort(cohort.round, cohort.clients)
         return cohort
 
-    def _choose(self, size: int | None, prepared: _Prepared, answer: Answer | None) -> _Choice:
+    def _choose(self, size: int | None, prepared: _PreparedRequest, answer: Answer | None) -> _Choice:
         """Let the selector choose, then the shadows, without changing the session."""
-        turn, own, shadows = self._turn, self._own, self._shadows
+        turn, primary, shadows = self._turn, self._primary, self._shadows
         slate, eligibility = prepared.slate, prepared.eligibility
         if slate is None:
             allowed = _NOBODY if eligibility is None else eligibility.allowed
-            return _Choice(_empty_cohort(eligibility), allowed, own, shadows)
+            return _Choice(_empty_cohort(eligibility), allowed, primary, shadows)
         candidates = slate.candidates if eligibility is None else eligibility.allowed
-        cohort, own = own.select(slate, answer, turn.stream(streams.SELECTION))
+        cohort, primary = primary.select(slate, answer, turn.stream(streams.SELECTION))
         if size is not None and len(candidates) < size:
             short = {"reason": f"{size} asked for, {len(candidates)} available"}
             cohort = dataclasses.replace(cohort, notes={**cohort.notes, **short})
         if not shadows.running:
-            return _Choice(cohort, candidates, own, shadows)
+            return _Choice(cohort, candidates, primary, shadows)
         picks = shadows.choose(turn, slate, answer)
-        return _Choice(cohort, candidates, own, shadows.after(picks), picks)
+        return _Choice(cohort, candidates, primary, shadows.after(picks), picks)
 
-    def _prepare(self, request: RoundRequest) -> _Prepared:
+    def _prepare(self, request: RoundRequest) -> _PreparedRequest:
         # query() and ask() get the same request object. The question must not be drawn again, because the answer
         # belongs to the one that was asked.
         if self._prepared is not None and self._prepared.request is request:
@@ -609,14 +609,15 @@ class Session:
         slate = None
         query = None
         if len(candidates) and size != 0:
-            own = self._own
+            primary = self._primary
             at_work = freeze(busy) if self._turn.asynchronous else None
-            slate = own.slate(self._turn.round, size, candidates, at_work)
-            if type(own.selector).query is not Selector.query:  # saves a random stream for selectors that ask nothing
-                query = own.query(slate, self._turn.stream(streams.QUERY))
+            slate = primary.slate(self._turn.round, size, candidates, at_work)
+            # Selectors that ask nothing need no random stream.
+            if type(primary.selector).query is not Selector.query:
+                query = primary.query(slate, self._turn.stream(streams.QUERY))
                 if isinstance(query, Losses):
                     query = query.with_names(self.table.names_of)
-        self._prepared = _Prepared(request, slate, query, eligibility)
+        self._prepared = _PreparedRequest(request, slate, query, eligibility)
         return self._prepared
 
     # -- telling ------------------------------------------------------------------------------------------------------
@@ -715,14 +716,14 @@ class Session:
         cohort = item.cohort
         news = item.closing_replies(news)
         replies = in_cohort_order(cohort, [*item.replies, *news])
-        own = self._own.learn(cohort, replies)
+        primary = self._primary.learn(cohort, replies)
         shadows, failed = self._shadows.learn(cohort, replies) if self._shadows.running else (self._shadows, {})
         self._recorder.record_close(
-            cohort, news, host, own=own, shadows=shadows, failed=failed, turn=self._turn, abandoned=abandoned
+            cohort, news, host, primary=primary, shadows=shadows, failed=failed, turn=self._turn, abandoned=abandoned
         )
         if host is not None:
             self._host_state = host
-        self._own, self._shadows = own, shadows
+        self._primary, self._shadows = primary, shadows
         self._pending.remove(cohort.ticket)
         self._prepared = None
         if self._referee is not None:
@@ -772,10 +773,10 @@ class Session:
                 )
         members = self._members.join(clients)
         # An error of the session's selector reaches the caller. A shadow must not keep clients out, so it is dropped.
-        own = self._own.grow(members.table, self.seed)
+        primary = self._primary.grow(members.table, self.seed)
         shadows, failed = self._shadows.try_each(lambda shadow: shadow.grow(members.table, self.seed))
-        self._recorder.record_join(members, self.table.n, self._turn, own, shadows, failed)
-        self._own, self._shadows = own, shadows
+        self._recorder.record_join(members, self.table.n, self._turn, primary, shadows, failed)
+        self._primary, self._shadows = primary, shadows
         self._monitor.tally.grow(members.table.n)
         self._set_members(members)
 
@@ -796,7 +797,7 @@ class Session:
         instance(table, ClientTable, "'table'")
         members = self._members.with_facts(table)
         self._recorder.record_members(members, FACTS, self.table.differing(table))
-        self._own, self._shadows = self._own.with_table(table), self._shadows.with_table(table)
+        self._primary, self._shadows = self._primary.with_table(table), self._shadows.with_table(table)
         self._set_members(members)
 
     def forget(self, client: str, *, block: bool = False) -> str:
@@ -813,10 +814,10 @@ class Session:
         """
         text(client, "'client'")
         boolean(block, "'block'")
-        stand_in, members, own, shadows = self._recorder.forget_client(
-            client, self.table, self._own, self._shadows, self._turn, block=block
+        stand_in, members, primary, shadows = self._recorder.forget_client(
+            client, self.table, self._primary, self._shadows, self._turn, block=block
         )
-        self._own, self._shadows = own, shadows
+        self._primary, self._shadows = primary, shadows
         # Rules, pending cohorts and the host's state may contain the old name, so all are read again from the journal.
         meta = self.journal.meta()
         self._host_state = meta["host"]
@@ -864,8 +865,8 @@ class Session:
         instance(attributes, Mapping, "'attributes'", "a mapping from client names to attributes")  # type: ignore[type-abstract]
         plain = {name: plain_attributes(name, facts) for name, facts in attributes.items()}
         blocked = self._recorder.blocked_names(plain)
-        news = {name: own for name, own in plain.items() if name not in blocked}
-        if self._referee is None or all(self._referee.attributes.get(name) == own for name, own in news.items()):
+        news = {name: values for name, values in plain.items() if name not in blocked}
+        if self._referee is None or all(self._referee.attributes.get(name) == values for name, values in news.items()):
             return
         self._recorder.record_attributes({**self._referee.attributes, **news}, news)
         self._referee.set_attributes(news)
@@ -882,9 +883,9 @@ class Session:
         check_signals(selector, self.table, self._signals)
         check_one_at_a_time(self._turn.asynchronous, selector)
         rng = streams.stream(self.seed, streams.INITIALISATION, self.round)
-        own = StatefulSelector.from_outcomes(selector, self.table, self.journal, rng)
-        self._recorder.record_selector(self.selector, own, self._turn)
-        self._own, self._prepared = own, None
+        primary = StatefulSelector.from_outcomes(selector, self.table, self.journal, rng)
+        self._recorder.record_selector(self.selector, primary, self._turn)
+        self._primary, self._prepared = primary, None
 
     def add_shadow(self, name: str, shadow: Selector[Any] | str) -> None:
         """Add a shadow selector; it first learns from the recorded rounds."""
@@ -933,7 +934,7 @@ def _signer(sign: str | Path | None) -> Signer | None:
 
 def _first_meta(
     turn: Turn,
-    own: StatefulSelector,
+    primary: StatefulSelector,
     shadows: Shadows,
     signals: frozenset[Signal] | None,
     rules: Rules | None,
@@ -943,7 +944,7 @@ def _first_meta(
     """Return the metadata of a new journal."""
     return {
         "seed": turn.seed,
-        "selector": describe(own.selector),
+        "selector": describe(primary.selector),
         "shadows": shadows.specs,
         "signals": None if signals is None else sorted(signals),
         "rules": None if rules is None else rules.to_dict(),

@@ -130,11 +130,11 @@ class Shadows:
         """Return the shadows after their choices, without those that failed."""
         return Shadows({name: pick.after for name, pick in picks.items() if not pick.failed}, self.blind)
 
-    def _choose(self, shadow: StatefulSelector, turn: Turn, own: Slate, answer: Answer | None) -> ShadowPick:
+    def _choose(self, shadow: StatefulSelector, turn: Turn, session_slate: Slate, answer: Answer | None) -> ShadowPick:
         if shadow.name in self.blind:
             return ShadowPick(shadow, _NOBODY, None, self.blind[shadow.name])
         try:
-            slate = shadow.slate(turn.round, own.size, own.candidates, own.busy)
+            slate = shadow.slate(turn.round, session_slate.size, session_slate.candidates, session_slate.busy)
             question = shadow.query(slate, turn.stream(streams.QUERY, shadow.name))
             its_answer = None
             if question is not None:

@@ -158,11 +158,11 @@ class StatefulSelector:
         """Return the selector as if it had learned nothing about one client; ``table`` has that client's new facts."""
         rng = streams.stream(seed, f"{streams.INITIALISATION}:{self.name}", 0)
         other = self.with_table(table)
-        own = [f.name for f in dataclasses.fields(self.state) if is_per_client(f)]
+        per_client = [f.name for f in dataclasses.fields(self.state) if is_per_client(f)]
         # Growing an empty state, instead of calling init, keeps row widths that were decided by earlier rounds.
-        empty = dataclasses.replace(self.state, **{field: getattr(self.state, field)[:0] for field in own})
+        empty = dataclasses.replace(self.state, **{field: getattr(self.state, field)[:0] for field in per_client})
         fresh = other._grown(empty, rng)
-        changes = {field: getattr(self.state, field).copy() for field in own}
+        changes = {field: getattr(self.state, field).copy() for field in per_client}
         for field, rows in changes.items():
             rows[client] = getattr(fresh, field)[client]
         other.state = freeze_state(dataclasses.replace(self.state, **changes), table.n)

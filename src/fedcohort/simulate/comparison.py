@@ -381,7 +381,7 @@ def describe_inherited(base: Mapping[str, Any], final: Mapping[str, Any]) -> str
     local = [(key, value, _section(final, "local").get(key)) for key, value in _section(base, "local").items()]
     aggregator = [("aggregator", base.get("aggregator", {}).get("name"), _name(final.get("aggregator", {})))]
     inherited = [
-        f"{key} {_plain(old)}"
+        f"{key} {_value_text(old)}"
         for key, old, new in [*run, *local, *aggregator, *evaluation, *_scenario_parts(base, final)]
         if old is not None and old == new
     ]
@@ -491,5 +491,5 @@ def _name(part: Any) -> Any:
     return part.get("name") if isinstance(part, Mapping) else part
 
 
-def _plain(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return " and ".join(f"{item:g}" for item in value) if isinstance(value, list) else str(value)

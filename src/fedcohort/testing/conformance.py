@@ -88,8 +88,8 @@ def check_selector(selector: AnySelector | type[AnySelector] | str, *, skip: dic
     ConformanceError
         Names the first check that fails, and what happened.
     """
-    made = isinstance(selector, type) and issubclass(selector, Selector)
-    selector = as_selector(selector() if made else selector)  # type: ignore[operator]
+    is_class = isinstance(selector, type) and issubclass(selector, Selector)
+    selector = as_selector(selector() if is_class else selector)  # type: ignore[operator]
     skip = skip or {}
     for name in skip:
         if name not in CHECKS:

@@ -82,8 +82,8 @@ class ScriptedHost:
         loss = self.losses(cohort.round, cohort.clients)
         metrics: dict[Signal, Any] = {}
         for signal in (s for s in Signal.all() if s.is_metric):
-            own = isinstance(signal.how, LossOf) and signal.how.model == "own"
-            values = loss * (0.9 if own else 1.0)
+            after_training = isinstance(signal.how, LossOf) and signal.how.model == "own"
+            values = loss * (0.9 if after_training else 1.0)
             if signal.width is not None:
                 values = np.cos(np.outer(values, np.arange(signal.numbers(self.classes))))
             metrics[signal] = values

@@ -23,8 +23,9 @@ from fedcohort.hosts.flower import cohort_client, failures
 from fedcohort.hosts.flower.averaging import with_integers
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.exchange import GridReply
-from fedcohort.hosts.flower.replies import Checker, flat, weighted_average
+from fedcohort.hosts.flower.replies import Checker, decode, weighted_average
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
+from fedcohort.hosts.measures import flat
 from fedcohort.journal.codec import pack_many, unpack_many
 from fedcohort.simulate.store.checkpoint import Checkpoint
 
@@ -127,7 +128,7 @@ def test_bfloat16_is_a_type_of_numbers(values: Any) -> None:
     assert found["w"] == record["w"]
     (checked,) = Checker(found, "num-examples", ()).check_all([reply(record)])
     assert checked.status == Status.OK
-    np.testing.assert_array_equal(flat(found), np.ravel(floats(record["w"])))
+    np.testing.assert_array_equal(flat(decode(found)), np.ravel(floats(record["w"])))
     (mean,) = weighted_average([checked, checked]).values()
     assert mean == record["w"]
 

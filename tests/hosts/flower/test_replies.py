@@ -15,7 +15,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.npy import Layout, as_numpy
-from fedcohort.hosts.flower.replies import Checked, Checker, measures_of, with_common_names
+from fedcohort.hosts.flower.replies import CheckedMessage, Checker, measures_of, with_common_names
 from fedcohort.hosts.wire import RECORD
 
 SENT = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array(3)}
@@ -33,7 +33,7 @@ def reply(arrays: ArrayRecord, metrics: dict[str, Any] | None = None, **extra: A
     return GridReply("anna", Message(RecordDict(content), reply_to=question), 0.5)
 
 
-def checked(*replies: GridReply, **settings: Any) -> list[Checked]:
+def checked(*replies: GridReply, **settings: Any) -> list[CheckedMessage]:
     return Checker(record(), "num-examples", settings.pop("required", ()), **settings).check_all(replies)
 
 
@@ -122,7 +122,7 @@ def test_only_replies_with_vectors_of_the_usual_size_are_averaged_together() -> 
         ours = ConfigRecord({"version": 1, "name": "anna", "gradient": np.zeros(entries, np.float32).tobytes()})
         return reply(record(), **{RECORD: ours})
 
-    def judged(*sizes: int) -> list[Checked]:
+    def judged(*sizes: int) -> list[CheckedMessage]:
         return with_common_names(checked(*map(with_gradient, sizes), required={Signal.GRADIENT_NORM}))
 
     assert [f.status for f in judged(5, 5)] == [Status.OK, Status.OK]

@@ -29,11 +29,12 @@ from fedcohort.core.text import shorten
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.checkpoint import CheckpointFiles
 from fedcohort.hosts.flare.host import Aborted, FlareHost, Letter
-from fedcohort.hosts.flare.replies import arrays_of, output_of
+from fedcohort.hosts.flare.replies import arrays_of
 from fedcohort.hosts.flare.sites import Sites
 from fedcohort.hosts.flare.wire import TICKET
 from fedcohort.hosts.leases import leases_of
 from fedcohort.hosts.live import play
+from fedcohort.hosts.measures import output_of
 from fedcohort.hosts.round import Policy
 from fedcohort.hosts.run_record import (
     RULES,

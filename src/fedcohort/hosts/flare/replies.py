@@ -19,11 +19,9 @@ from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal, metrics_of, vectors_of
 from fedcohort.core.text import short_repr, shorten
-from fedcohort.core.vectors import OutputLayer, output_layer
-from fedcohort.hosts.measures import Measures, lacking, reported_signals
+from fedcohort.hosts.measures import Measures, Model, lacking, reported_signals
 from fedcohort.hosts.wire import RECORD, Value, plain, read_gradient, read_report
 
-Model = Mapping[str, AnyArray]
 WEIGHT = FLMetaKey.NUM_STEPS_CURRENT_ROUND
 _LARGEST = 1e150  # the squares of larger doubles overflow, and so do distances between models
 _LARGEST_WEIGHT = float(1 << 53)  # larger numbers cannot be counts of steps, and their sums are not exact
@@ -149,23 +147,9 @@ def _is_weight(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LARGEST_WEIGHT
 
 
-def flat(model: Model) -> FloatArray:
-    """Return the floating-point arrays of a model as one vector."""
-    floats = [array.astype(np.float64).ravel() for array in model.values() if array.dtype.kind == "f"]
-    return np.concatenate(floats) if floats else np.empty(0)
-
-
-def output_of(model: Model) -> OutputLayer:
-    """Return the position of the output layer in :func:`flat`; raise an error if the layer has no bias."""
-    return output_layer({key: array.shape for key, array in model.items() if array.dtype.kind == "f"})
-
-
 def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
     """Return the measures of replies to a model."""
-    weights = np.array([r.weight if r.status is Status.OK else 0.0 for r in replies], np.float64)
-    return Measures(
-        replies, weights, sent=lambda: flat(sent), model=lambda r: flat(r.params), output=lambda: output_of(sent)
-    )
+    return Measures(replies, sent=lambda: sent, model=lambda reply: reply.params)
 
 
 def move_update(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult:

@@ -8,7 +8,7 @@ from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.signals import TABLE_SIGNALS, Signal
 from fedcohort.core.text import natural, shorten
-from fedcohort.hosts.ask_again import Postponed
+from fedcohort.hosts.ask_again import PostponedClients
 from fedcohort.hosts.round import join_names
 from fedcohort.hosts.wire import Description, most_classes
 from fedcohort.session.session import Session
@@ -33,7 +33,7 @@ class Sites:
         self.connected: tuple[str, ...] = ()
         self.described: dict[str, Description] = {}
         self.unfit: dict[str, str] = {}  # by site, why it is left out for now
-        self.postponed = Postponed()
+        self.postponed = PostponedClients()
 
     def unknown(self) -> list[str]:
         """Return the connected sites that should be asked for a description."""

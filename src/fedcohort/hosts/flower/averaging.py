@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcohort.core.text import shorten
 from fedcohort.hosts.flower.npy import as_numpy, to_array
-from fedcohort.hosts.flower.replies import Checked, is_finite
+from fedcohort.hosts.flower.replies import CheckedMessage, is_finite
 from fedcohort.hosts.flower.wrapped_strategy import levels, private_cohort_size, strategy_copy
 
 log = logging.getLogger("flwr.fedcohort")
@@ -49,7 +49,9 @@ class Average:
 class _Attempt:
     """One strategy and a set of replies, to be aggregated several times from the same initial state."""
 
-    def __init__(self, strategy: Strategy, server_round: int, replies: Sequence[Checked], errors: Sequence[Message]):
+    def __init__(
+        self, strategy: Strategy, server_round: int, replies: Sequence[CheckedMessage], errors: Sequence[Message]
+    ):
         self._strategy = strategy
         self._round = server_round
         self._errors = list(errors)
@@ -58,7 +60,7 @@ class _Attempt:
         self._before = [_copy_tables(vars(level)) for level in self._levels]
         self._contents = {reply.name: dict(reply.message.content) for reply in replies if reply.message is not None}
 
-    def __call__(self, replies: Sequence[Checked], strategy: Strategy | None = None) -> Average:
+    def __call__(self, replies: Sequence[CheckedMessage], strategy: Strategy | None = None) -> Average:
         messages = [reply.message for reply in replies if reply.message is not None]
         for reply, message in zip(replies, messages, strict=True):
             # Each call gets copies, because strategies write into replies (clipping) or remove arrays (the median).
@@ -75,7 +77,7 @@ class _Attempt:
             vars(level).clear()
             vars(level).update(_copy_tables(before))
 
-    def fails(self, replies: Sequence[Checked]) -> str:
+    def fails(self, replies: Sequence[CheckedMessage]) -> str:
         """Return the error of a copy of the strategy on ``replies``, or an empty string."""
         try:
             average = self(replies, strategy_copy(self._strategy))
@@ -95,13 +97,13 @@ def _check_model(arrays: ArrayRecord, like: ArrayRecord) -> None:
 
 
 def aggregate(
-    strategy: Strategy, server_round: int, replies: Sequence[Checked], errors: Sequence[Message] = ()
+    strategy: Strategy, server_round: int, replies: Sequence[CheckedMessage], errors: Sequence[Message] = ()
 ) -> Average:
     """Aggregate sound replies with the strategy; its errors are returned, not raised.
 
     Parameters
     ----------
-    replies : sequence of Checked
+    replies : sequence of CheckedMessage
         The replies to average.
     errors : sequence of Message
         The errors of other clients of the cohort, which some strategies need (those for differential privacy).
@@ -149,7 +151,7 @@ def with_integers(arrays: ArrayRecord, sent: ArrayRecord) -> ArrayRecord:
     return ArrayRecord({**arrays, **restored}) if restored else arrays
 
 
-def _find_culprits(attempt: _Attempt, replies: Sequence[Checked]) -> dict[str, str]:
+def _find_culprits(attempt: _Attempt, replies: Sequence[CheckedMessage]) -> dict[str, str]:
     """Return the clients whose replies make aggregation fail, each with the error."""
     # One by one first, because most bad replies fail even without the others.
     errors = {reply.name: attempt.fails([reply]) for reply in replies}
@@ -168,9 +170,9 @@ def _find_culprits(attempt: _Attempt, replies: Sequence[Checked]) -> dict[str, s
     return {}
 
 
-def _best_group(attempt: _Attempt, sound: Sequence[Checked]) -> list[Checked]:
+def _best_group(attempt: _Attempt, sound: Sequence[CheckedMessage]) -> list[CheckedMessage]:
     """Return the largest set of replies that aggregate together, among those found from a few starts."""
-    best: list[Checked] = []
+    best: list[CheckedMessage] = []
     for start in sound[:_STARTS]:  # several, because a bad reply may pass by itself and make all others fail
         others = [reply for reply in sound if reply is not start]
         best = max(best, _largest_group(attempt, [start], others), key=len)
@@ -179,7 +181,7 @@ def _best_group(attempt: _Attempt, sound: Sequence[Checked]) -> list[Checked]:
     return best
 
 
-def _largest_group(attempt: _Attempt, base: list[Checked], group: list[Checked]) -> list[Checked]:
+def _largest_group(attempt: _Attempt, base: list[CheckedMessage], group: list[CheckedMessage]) -> list[CheckedMessage]:
     """Return ``base`` with as many of ``group`` as aggregate together with it, found by bisection."""
     if not group or not attempt.fails([*base, *group]):
         return [*base, *group]

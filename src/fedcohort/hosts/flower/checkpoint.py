@@ -13,7 +13,7 @@ from fedcohort.core.arrays import AnyArray
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.checkpoint import CheckpointFiles
 from fedcohort.hosts.flower.npy import as_numpy, to_array
-from fedcohort.hosts.flower.replies import Checked
+from fedcohort.hosts.flower.replies import CheckedMessage
 from fedcohort.hosts.flower.wrapped_strategy import StrategyState
 
 _FORMAT = "fedcohort-flower-2"  # raise it whenever a released fedcohort could misread a checkpoint
@@ -26,7 +26,7 @@ class WaitingAnswer(NamedTuple):
 
     Attributes
     ----------
-    reply : Checked
+    reply : CheckedMessage
         Its message holds only the model and the metrics.
     size : int or None
         The number of samples that the client had declared.
@@ -34,12 +34,12 @@ class WaitingAnswer(NamedTuple):
         How often the selector counts it.
     """
 
-    reply: Checked
+    reply: CheckedMessage
     size: int | None
     times: float
 
     @classmethod
-    def of(cls, reply: Checked, size: int | None, times: float) -> WaitingAnswer:
+    def of(cls, reply: CheckedMessage, size: int | None, times: float) -> WaitingAnswer:
         """Return an answer with the parts of a reply that are needed later."""
         arrays_key, metrics_key, _ = reply.kind
         content = RecordDict({arrays_key: reply.arrays, metrics_key: reply.metrics})
@@ -74,7 +74,7 @@ class AnswerFiles(CheckpointFiles):
     def load(self, ticket: int) -> WaitingAnswer:
         """Return a saved answer."""
         header, tensors = self.read(self.name(ticket), _ANSWER)
-        reply = Checked(
+        reply = CheckedMessage(
             name=header["client"],
             status=Status.OK,
             reason="",

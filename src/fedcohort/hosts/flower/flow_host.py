@@ -23,7 +23,7 @@ from fedcohort.hosts.flower.checkpoint import AnswerFiles, WaitingAnswer
 from fedcohort.hosts.flower.evaluation import scalars
 from fedcohort.hosts.flower.host import FlowerHost, log_corrections, log_failures
 from fedcohort.hosts.flower.logs import say
-from fedcohort.hosts.flower.replies import Checked, measures_of, move_update, with_weight
+from fedcohort.hosts.flower.replies import CheckedMessage, measures_of, move_update, with_weight
 from fedcohort.hosts.flower.wrapped_strategy import GridView, taking_all
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.live import Aggregation
@@ -108,7 +108,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
 
     def take(self, cohort: Cohort, reply: Reply) -> tuple[Mapping[Signal, FloatArray], Sequence[str]]:
         """Keep an answer, on disk if there is a journal, and measure it against the model that it began with."""
-        checked: Checked = reply.content
+        checked: CheckedMessage = reply.content
         model = self._models[cohort.round]
         checked, texts = self.training.shorten(checked, model)
         card = self.population.online.get(reply.client)
@@ -156,7 +156,7 @@ class FlowerFlowHost(FlowerHost, FlowHost):
         return names
 
     def _weigh_and_average(
-        self, sound: Sequence[tuple[BufferedAnswer, int, Checked]], corrections: dict[str, list[str]]
+        self, sound: Sequence[tuple[BufferedAnswer, int, CheckedMessage]], corrections: dict[str, list[str]]
     ) -> Average:
         if not sound:
             return Average(error="too few valid models")

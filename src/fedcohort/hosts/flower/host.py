@@ -26,7 +26,7 @@ from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.population import Population
 from fedcohort.hosts.flower.pulse import Pulse
 from fedcohort.hosts.flower.replies import (
-    Checked,
+    CheckedMessage,
     Checker,
     measures_of,
     move_update,
@@ -298,9 +298,11 @@ class FlowerHost(Host):
             late=[late_reply for late_reply, reply in late if reply.name not in average.blamed],
         )
 
-    def _bounded_replies(self, round_: Round) -> tuple[list[Checked], list[tuple[Late, Checked]], dict[str, list[str]]]:
+    def _bounded_replies(
+        self, round_: Round
+    ) -> tuple[list[CheckedMessage], list[tuple[Late, CheckedMessage]], dict[str, list[str]]]:
         """Return replies within their bounds, sound late ones with their smaller weight, and the corrections."""
-        answered: list[Checked] = [reply.content for reply in round_.in_order()]
+        answered: list[CheckedMessage] = [reply.content for reply in round_.in_order()]
         # The update of a late model is applied to the current one.
         stale = [move_update(reply, began, self.arrays, 1.0) for reply, began in (x.reply.content for x in round_.late)]
         # All together, because each weight is bounded by those of the others.
@@ -318,7 +320,7 @@ class FlowerHost(Host):
             self.result.train_metrics_clientapp[server_round] = average.metrics
         self._average = average
 
-    def _apply_filter(self, checked: Sequence[Checked], measures: Measures) -> BoolArray:
+    def _apply_filter(self, checked: Sequence[CheckedMessage], measures: Measures) -> BoolArray:
         """Return whether the filter keeps each of the replies."""
         validation = self.settings.validation
         if validation is None:
@@ -333,10 +335,10 @@ class FlowerHost(Host):
     def _aggregate(
         self,
         round_: Round,
-        checked: Sequence[Checked],
+        checked: Sequence[CheckedMessage],
         kept: BoolArray,
         corrections: dict[str, list[str]],
-        late: Sequence[Checked],
+        late: Sequence[CheckedMessage],
     ) -> Average:
         cohort = round_.cohort
         chosen = [reply for reply, keep in zip(checked, kept.tolist(), strict=True) if keep]
@@ -355,7 +357,7 @@ class FlowerHost(Host):
     def _average_models(
         self,
         server_round: int,
-        chosen: list[Checked],
+        chosen: list[CheckedMessage],
         errors: Sequence[Message],
         corrections: dict[str, list[str]],
         shortfall: Callable[[int], str],
@@ -574,7 +576,7 @@ def log_corrections(round_: int, corrections: Mapping[str, Sequence[str]]) -> No
             say("corrected", "\t> %s: %s", name, text, level=logging.WARNING, round=round_, client=name, reason=text)
 
 
-def _with_blame(replies: Sequence[Checked], blamed: Mapping[str, str]) -> list[Checked]:
+def _with_blame(replies: Sequence[CheckedMessage], blamed: Mapping[str, str]) -> list[CheckedMessage]:
     """Return the replies with those of the blamed clients as INVALID."""
     return [
         reply._replace(status=_INVALID, reason=blamed[reply.name]) if reply.name in blamed else reply
@@ -582,7 +584,7 @@ def _with_blame(replies: Sequence[Checked], blamed: Mapping[str, str]) -> list[C
     ]
 
 
-def _odd_weights(replies: Sequence[Checked], key: str) -> dict[str, str]:
+def _odd_weights(replies: Sequence[CheckedMessage], key: str) -> dict[str, str]:
     """Return the clients whose weight differs from the majority's, which a privacy accountant does not allow."""
     weights = {reply.name: reply.weight for reply in replies}
     usual, count = Counter(weights.values()).most_common(1)[0] if weights else (0.0, 0)

@@ -80,8 +80,8 @@ def _one_metric(
         values |= dict.fromkeys(without, _mean(values, records, key))
     for client in without:
         if client in usable:
-            own = _form_name(_form(usable[client]))
-            texts[client] = f"its metric {name} is left out: it is {own}, those of others are {_form_name(usual)}"
+            form = _form_name(_form(usable[client]))
+            texts[client] = f"its metric {name} is left out: it is {form}, those of others are {_form_name(usual)}"
         elif client not in sent:
             texts[client] = f"it sent no metric {name}; the average is that of the others"
     return values, texts

@@ -20,7 +20,6 @@ from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal, vectors_of
-from fedcohort.core.vectors import OutputLayer, output_layer
 from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.npy import BFLOAT16, Layout, convert, is_float, numbers, to_array, unreadable
@@ -35,7 +34,7 @@ _NO_ARRAYS, _NO_METRICS = ArrayRecord(), MetricRecord()  # for replies that are 
 _LARGEST_WEIGHT = 1 << 53  # larger numbers cannot be counts of samples, and their sums overflow
 
 
-class Checked(NamedTuple):
+class CheckedMessage(NamedTuple):
     """One client's reply after the checks.
 
     Attributes
@@ -70,17 +69,9 @@ class Checked(NamedTuple):
     weight: float = 0.0
 
 
-def flat(arrays: ArrayRecord) -> FloatArray:
-    """Return the floating-point arrays of a model as one vector; counters and other integers are not parameters."""
-    parts = [array.numpy() for array in arrays.values()]
-    floats = [numbers(part).astype(np.float64).ravel() for part in parts if is_float(part.dtype)]
-    return np.concatenate(floats) if floats else np.empty(0)
-
-
-def output_of(arrays: ArrayRecord) -> OutputLayer:
-    """Return the position of the output layer in :func:`flat`; raise an error if the layer has no bias."""
-    shapes = {key: array.numpy() for key, array in arrays.items()}
-    return output_layer({key: array.shape for key, array in shapes.items() if is_float(array.dtype)})
+def decode(arrays: ArrayRecord) -> dict[str, AnyArray]:
+    """Return the arrays of a model in types that NumPy computes with."""
+    return {key: numbers(array.numpy()) for key, array in arrays.items()}
 
 
 def is_finite(values: AnyArray) -> bool:
@@ -146,17 +137,17 @@ class Checker:
         floats = [layout for layout in self._layouts.values() if is_float(layout.dtype)]
         self._parameters = sum(math.prod(layout.shape) for layout in floats) if same_shapes else None
 
-    def check_all(self, replies: Iterable[GridReply]) -> list[Checked]:
+    def check_all(self, replies: Iterable[GridReply]) -> list[CheckedMessage]:
         """Check replies, each by itself."""
         with np.errstate(over="ignore", invalid="ignore"):  # the squares of sound numbers may overflow
             return [self._check(reply) for reply in replies]
 
-    def _check(self, reply: GridReply) -> Checked:
+    def _check(self, reply: GridReply) -> CheckedMessage:
         message = reply.message
         if message.has_error():
             # A lost message is not the client's fault, so it counts as no answer.
             status = Status.MISSING if reply.expired else Status.FAILED
-            return Checked(reply.name, status, reply.error or "", message, {}, None, _NO_ARRAYS, _NO_METRICS, ())
+            return CheckedMessage(reply.name, status, reply.error or "", message, {}, None, _NO_ARRAYS, _NO_METRICS, ())
         content = message.content
         parts = _Parts(content)
         if parts.ours is not None:
@@ -167,13 +158,13 @@ class Checker:
         rewritten: dict[str, Array] = {}
         reason = self._flaw(parts, rewritten) or self._missing_signals(values, gradient)
         if reason:
-            return Checked(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
+            return CheckedMessage(reply.name, _INVALID, reason, message, values, gradient, _NO_ARRAYS, _NO_METRICS, ())
         model = parts.model
         if rewritten:
             model = content[parts.arrays_key] = ArrayRecord({**model, **rewritten})
         weight = float(parts.numbers[self._weight_key])  # type: ignore[arg-type]  # checked to be a number
         kind = self._kind_of(parts, values, gradient)
-        return Checked(reply.name, _OK, "", message, values, gradient, model, parts.numbers, kind, weight)
+        return CheckedMessage(reply.name, _OK, "", message, values, gradient, model, parts.numbers, kind, weight)
 
     def _flaw(self, parts: _Parts, rewritten: dict[str, Array]) -> str:
         """Return what is wrong with the model or its weight, or an empty string; ``rewritten`` as in `_unsound`."""
@@ -259,7 +250,9 @@ def _as_sent(values: AnyArray, dtype: np.dtype[Any]) -> AnyArray | None:
     return cast
 
 
-def with_common_names(replies: Sequence[Checked], records: Sequence[str] = ("arrays", "metrics")) -> list[Checked]:
+def with_common_names(
+    replies: Sequence[CheckedMessage], records: Sequence[str] = ("arrays", "metrics")
+) -> list[CheckedMessage]:
     """Give the records of OK replies the same names; make replies INVALID if their vectors differ in size from most.
 
     ``records`` are the names to prefer if two names are equally common.
@@ -287,7 +280,7 @@ def _most_common(values: Sequence[Any], preferred: Any = None) -> Any:
     return max(counts, key=lambda value: (counts[value], value == preferred, value))
 
 
-def _with_records(reply: Checked, arrays: str, metrics: str) -> Checked:
+def _with_records(reply: CheckedMessage, arrays: str, metrics: str) -> CheckedMessage:
     """Return a reply with these names for its two records."""
     assert reply.message is not None
     others = {k: v for k, v in reply.message.content.items() if k not in (*reply.kind[:2], arrays, metrics)}
@@ -295,19 +288,19 @@ def _with_records(reply: Checked, arrays: str, metrics: str) -> Checked:
     return reply._replace(kind=(arrays, metrics, reply.kind[2]))
 
 
-def with_metrics(reply: Checked, metrics: MetricRecord) -> Checked:
+def with_metrics(reply: CheckedMessage, metrics: MetricRecord) -> CheckedMessage:
     """Return an OK reply with other metrics; its message changes too."""
     assert reply.message is not None
     reply.message.content[reply.kind[1]] = metrics
     return reply._replace(metrics=metrics)
 
 
-def with_weight(reply: Checked, key: str, weight: float) -> Checked:
+def with_weight(reply: CheckedMessage, key: str, weight: float) -> CheckedMessage:
     """Return an OK reply with another weight; its message changes too."""
     return with_metrics(reply, MetricRecord({**reply.metrics, key: weight}))._replace(weight=weight)
 
 
-def clip_update(reply: Checked, sent: ArrayRecord, most: float) -> tuple[Checked, float]:
+def clip_update(reply: CheckedMessage, sent: ArrayRecord, most: float) -> tuple[CheckedMessage, float]:
     """Return an OK reply whose update has at most the Euclidean norm ``most``, and the original norm.
 
     The update consists of the client's changes to floating-point arrays; other arrays stay as the client sent them.
@@ -317,12 +310,12 @@ def clip_update(reply: Checked, sent: ArrayRecord, most: float) -> tuple[Checked
     return (reply, norm) if norm <= most else (_apply_steps(reply, steps, sent, most / norm), norm)
 
 
-def move_update(reply: Checked, sent: ArrayRecord, onto: ArrayRecord, factor: float) -> Checked:
+def move_update(reply: CheckedMessage, sent: ArrayRecord, onto: ArrayRecord, factor: float) -> CheckedMessage:
     """Return an OK reply with its update of the model ``sent`` multiplied by ``factor`` and applied to ``onto``."""
     return _apply_steps(reply, _steps(reply, sent), onto, factor)
 
 
-def _steps(reply: Checked, sent: ArrayRecord) -> dict[str, FloatArray]:
+def _steps(reply: CheckedMessage, sent: ArrayRecord) -> dict[str, FloatArray]:
     """Return what a client added to each floating-point array of the model ``sent``."""
     before = {key: array.numpy() for key, array in sent.items()}
     return {
@@ -332,7 +325,9 @@ def _steps(reply: Checked, sent: ArrayRecord) -> dict[str, FloatArray]:
     }
 
 
-def _apply_steps(reply: Checked, steps: Mapping[str, FloatArray], model: ArrayRecord, factor: float) -> Checked:
+def _apply_steps(
+    reply: CheckedMessage, steps: Mapping[str, FloatArray], model: ArrayRecord, factor: float
+) -> CheckedMessage:
     """Return an OK reply whose floating-point arrays are those of ``model`` plus ``factor`` times ``steps``."""
     moved = {}
     for key, step in steps.items():
@@ -344,15 +339,12 @@ def _apply_steps(reply: Checked, steps: Mapping[str, FloatArray], model: ArrayRe
     return reply._replace(arrays=arrays)
 
 
-def measures_of(model: ArrayRecord, replies: Sequence[Checked]) -> Measures:
+def measures_of(model: ArrayRecord, replies: Sequence[CheckedMessage]) -> Measures:
     """Return the measures of replies to ``model``."""
-    samples = np.array([reply.weight if reply.status is _OK else 0.0 for reply in replies], np.float64)
-    return Measures(
-        replies, samples, sent=lambda: flat(model), model=lambda r: flat(r.arrays), output=lambda: output_of(model)
-    )
+    return Measures(replies, sent=lambda: decode(model), model=lambda reply: decode(reply.arrays))
 
 
-def weighted_average(replies: Sequence[Checked]) -> ArrayRecord:
+def weighted_average(replies: Sequence[CheckedMessage]) -> ArrayRecord:
     """Return the weighted mean of models, as in FedAvg."""
     weights = np.array([reply.weight for reply in replies])
     weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(weights), 1 / len(weights))

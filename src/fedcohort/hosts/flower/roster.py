@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 
 from fedcohort.core.signals import Signal
 from fedcohort.core.text import natural
-from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER, Postponed
+from fedcohort.hosts.ask_again import ASK_AGAIN_AFTER, PostponedClients
 from fedcohort.hosts.flower.exchange import GridReply, Outbox
 from fedcohort.hosts.flower.wire import DESCRIBE
 from fedcohort.hosts.wire import RECORD, VERSION, Description, normal_form
@@ -73,7 +73,7 @@ class Roster:
         self._seen: set[int] = set()  # the keys of `_registered`, because comparing two sets is fast
         self._registered: dict[int, str] = {}  # the names under which nodes were registered with the SuperLink
         self._cards: dict[int, Card] = {}
-        self._unfit = Postponed(clock)
+        self._unfit = PostponedClients(clock)
         self._described: dict[int, float] = {}  # node id -> when it was last asked
         self.describe_every: float | None = None
         self._due = math.inf  # when a node must be asked again

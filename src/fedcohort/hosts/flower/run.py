@@ -18,8 +18,9 @@ from fedcohort.core.text import shorten
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.flower.host import FlowerHost
 from fedcohort.hosts.flower.logs import say
-from fedcohort.hosts.flower.replies import output_of
+from fedcohort.hosts.flower.replies import decode
 from fedcohort.hosts.leases import leases_of
+from fedcohort.hosts.measures import output_of
 from fedcohort.hosts.round import join_names
 from fedcohort.hosts.run_record import (
     RULES,
@@ -144,7 +145,7 @@ class LiveRun:
         required, optional = self.settings.selector.requires, self.host.optional_signals
         try:
             if needs_output_layer(required | optional):
-                output_of(arrays)
+                output_of(decode(arrays))
         except SignalError:
             if needs_output_layer(required):
                 raise

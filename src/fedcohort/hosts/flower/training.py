@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Strategy
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flower.exchange import Outbox, with_ttl
-from fedcohort.hosts.flower.replies import Checked, Checker, clip_update, with_common_names, with_weight
+from fedcohort.hosts.flower.replies import CheckedMessage, Checker, clip_update, with_common_names, with_weight
 from fedcohort.hosts.flower.roster import Card
 from fedcohort.hosts.flower.wrapped_strategy import (
     GridView,
@@ -32,7 +32,7 @@ _OK = Status.OK
 _AFTERLIFE = 60.0  # seconds, at least, between a train message's deadline and its end, for late answers
 
 
-def as_errors(replies: Iterable[Checked], sent: Mapping[str, Message]) -> list[Message]:
+def as_errors(replies: Iterable[CheckedMessage], sent: Mapping[str, Message]) -> list[Message]:
     """Return the replies without a sound model as errors, for strategies that count them.
 
     Parameters
@@ -92,8 +92,8 @@ class Training:
         return Checker(arrays, self._weight_key, required, same_shapes=not self._grows)
 
     def bound(
-        self, replies: Iterable[Checked], online: Mapping[str, Card], arrays: ArrayRecord
-    ) -> tuple[list[Checked], dict[str, list[str]]]:
+        self, replies: Iterable[CheckedMessage], online: Mapping[str, Card], arrays: ArrayRecord
+    ) -> tuple[list[CheckedMessage], dict[str, list[str]]]:
         """Return checked replies to ``arrays`` within all bounds, and the corrections by client."""
         sizes = {name: card.description.size for name, card in online.items()}
         bounded, corrections = self.bound_weights(replies, sizes)
@@ -103,7 +103,7 @@ class Training:
                 corrections.setdefault(reply.name, []).extend(texts)
         return bounded, corrections
 
-    def shorten(self, reply: Checked, arrays: ArrayRecord) -> tuple[Checked, list[str]]:
+    def shorten(self, reply: CheckedMessage, arrays: ArrayRecord) -> tuple[CheckedMessage, list[str]]:
         """Return a checked reply to ``arrays`` with its update within the norm, and the corrections."""
         most = self._max_update_norm
         if most is None or reply.status is not _OK:
@@ -112,8 +112,8 @@ class Training:
         return reply, [f"its update of norm {norm:g} was shortened to {most:g}"] if norm > most else []
 
     def bound_weights(
-        self, replies: Iterable[Checked], sizes: Mapping[str, int | None]
-    ) -> tuple[list[Checked], dict[str, list[str]]]:
+        self, replies: Iterable[CheckedMessage], sizes: Mapping[str, int | None]
+    ) -> tuple[list[CheckedMessage], dict[str, list[str]]]:
         """Return checked replies with weights within their bounds, and the corrections by client.
 
         ``sizes`` are the numbers of samples that clients declared.
@@ -166,10 +166,10 @@ class Training:
             known = variants.get(variant)
             if known is None:
                 content = RecordDict(dict(original))
-                theirs = content.config_records.get(self._config_key, ConfigRecord())
+                client_config = content.config_records.get(self._config_key, ConfigRecord())
                 ours = {SEED: seed} if factor is None else {SEED: seed, WORK: float(factor)}
                 # A copy, because the strategy may write into its config while this message is on its way.
-                content[self._config_key] = ConfigRecord({**theirs, **ours})
+                content[self._config_key] = ConfigRecord({**client_config, **ours})
                 if card.answers:
                     confirmed = {**ask, CONFIRMATION: confirmation}
                     content[RECORD] = record if confirmation is None else ConfigRecord(confirmed)

@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 
 from fedcohort.core.errors import FedcohortError
 from fedcohort.journal.exposition import CONTENT_TYPE, exposition
-from fedcohort.report.dashboard.watcher import Watched, Watcher, plain_json
+from fedcohort.report.dashboard.watcher import WatchedItem, Watcher, plain_json
 from fedcohort.report.render import render
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def create_app(root: str | Path, *, token: str | None = None, stopping: Callable
     return app
 
 
-async def _ask(hub: Hub, item: str, question: Callable[[Watched], dict[str, Any]]) -> JSONResponse:
+async def _ask(hub: Hub, item: str, question: Callable[[WatchedItem], dict[str, Any]]) -> JSONResponse:
     """Answer a question about an item, in a thread because journals are read from disk."""
     watched = hub.watcher.items.get(item)
     if watched is None:

@@ -14,7 +14,7 @@ SLOW = 2.0  # a straggler takes this many times the usual duration
 _MAX_LISTED = 8  # stragglers
 
 
-class Attendance:
+class ClientTally:
     """How often each client was asked, how often it delivered nothing, and how long it took."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.core.protocol import Status
 from fedcohort.report import palette
-from fedcohort.report.dashboard.attendance import Attendance, status_name
+from fedcohort.report.dashboard.attendance import ClientTally, status_name
 from fedcohort.report.data import Setting, boards, is_orphaned, runs_of, setting_of
 from fedcohort.report.figure import Figure
 from fedcohort.report.figures import accuracy, balance, participation, picks
@@ -204,7 +204,7 @@ def _members(results: Results, run: str, round_: int) -> list[dict[str, Any]]:
 
 
 def _stragglers(results: Results, info: RunInfo) -> list[dict[str, Any]]:
-    attendance, members = Attendance(), results.members(info)
+    attendance, members = ClientTally(), results.members(info)
     attendance.add(members["client"], members["status"] == Status.OK, members["seconds"])
     return attendance.stragglers(str)
 

@@ -20,7 +20,7 @@ from fedcohort.core.text import escape_html
 from fedcohort.journal import CohortRow, Journal, read_journal
 from fedcohort.journal.presence import RunState, planned_rounds, run_state, run_state_before
 from fedcohort.report.account import JournalHistory, account
-from fedcohort.report.dashboard.attendance import SLOW, Attendance, status_name
+from fedcohort.report.dashboard.attendance import SLOW, ClientTally, status_name
 from fedcohort.report.dashboard.feed import chart_data
 from fedcohort.report.live_page import run_view, summary_lines
 from fedcohort.report.why import as_json, explain
@@ -201,7 +201,7 @@ class JournalItem:
         return members
 
     def _stragglers(self) -> list[dict[str, Any]]:
-        attendance = Attendance()
+        attendance = ClientTally()
         for ticket, row in self._cohorts.items():
             if row.told_at is None:
                 continue

@@ -29,7 +29,7 @@ class DamagedError(FedcohortError, ValueError):
     """An experiment or journal is damaged in an unexpected way."""
 
 
-class Watched:
+class WatchedItem:
     """One item, protected from damage to its files.
 
     Another process writes the files; they may be incomplete or damaged. If reading them raises an exception, the item
@@ -138,7 +138,7 @@ class Watcher:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-        self.items: dict[str, Watched] = {}
+        self.items: dict[str, WatchedItem] = {}
         self._journals: dict[str, Path] = {}
         self._note = ""
 
@@ -151,7 +151,7 @@ class Watcher:
             name = path.name if path == self.root else path.relative_to(self.root).as_posix()
             if name not in self.items:
                 item: Item = ExperimentItem(path, name) if kind == "experiment" else JournalItem(path, name)
-                self.items[name] = Watched(item, kind)
+                self.items[name] = WatchedItem(item, kind)
             if kind == "journal":
                 journals[name] = path
         self._journals = journals

@@ -180,9 +180,11 @@ def spreads(vectors: FloatArray, stratum: IntArray, count: int) -> FloatArray:
     """
     spread = np.full(count, np.nan)
     for h in range(count):
-        own = vectors[stratum == h]
-        if len(own) > 1:
-            spread[h] = np.sqrt(((own - own.mean(axis=0)) ** 2).sum() / (len(own) - 1))
+        stratum_vectors = vectors[stratum == h]
+        if len(stratum_vectors) > 1:
+            spread[h] = np.sqrt(
+                ((stratum_vectors - stratum_vectors.mean(axis=0)) ** 2).sum() / (len(stratum_vectors) - 1)
+            )
     known = ~np.isnan(spread)
     return np.where(known, spread, spread[known].mean() if known.any() else 1.0)
 

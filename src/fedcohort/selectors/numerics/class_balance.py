@@ -67,14 +67,14 @@ class ClassBalance(ABC):
         Samples of the past.
     """
 
-    def __init__(self, sizes: FloatArray, classes: int, own: FloatArray, past: float) -> None:
+    def __init__(self, sizes: FloatArray, classes: int, squares: FloatArray, past: float) -> None:
         if classes < 1:
             raise InputError(f"There must be at least one class. Got classes={classes}.")
         self.n = len(sizes)
         self.members: list[int] = []
         self.classes = classes
         self.sizes = sizes
-        self._own = own
+        self._own = squares
         self._past_size = past
         self._size = past
         self._empty = np.flatnonzero(sizes == 0)
@@ -209,8 +209,8 @@ class FactorBalance(ClassBalance):
 
     @property
     def _total_alone(self) -> float:
-        own = self._factor[self.members].sum(axis=0)
-        return float(own @ own)
+        total = self._factor[self.members].sum(axis=0)
+        return float(total @ total)
 
 
 class _GramBalance(ClassBalance):
@@ -223,8 +223,8 @@ class _GramBalance(ClassBalance):
         past: Past,
         past_size: float,
     ) -> None:
-        own = np.diagonal(gram)
-        super().__init__(sizes, classes, own.copy() if columns is None else own[columns], past_size)
+        squares = np.diagonal(gram)
+        super().__init__(sizes, classes, squares.copy() if columns is None else squares[columns], past_size)
         self._gram, self._columns = gram, columns
         with_all = past.weights @ gram[past.clients]
         self._past_sums = with_all if columns is None else with_all[columns]

@@ -94,7 +94,7 @@ def _check_values(swept: str, values: Any) -> None:
     if not isinstance(values, list) or not values:
         raise ConfigError(f"The sweep over {swept} must be a list of values. Got {values!r}.")
     seen: set[str] = set()
-    for text in map(_plain, values):  # as text, because labels are made from it
+    for text in map(_value_text, values):  # as text, because labels are made from it
         if text in seen:
             raise ConfigError(f"The sweep over {swept} has the value {text} twice.")
         seen.add(text)
@@ -113,11 +113,11 @@ def _variants(label: str, raw: Any, grid: Mapping[str, list[Any]]) -> Iterable[t
     base = {"name": raw} if isinstance(raw, str) else {"name": label, **raw}
     for values in itertools.product(*grid.values()):
         swept = dict(zip(grid, values, strict=True))
-        title = " ".join([label, *(f"{key}={_plain(value)}" for key, value in swept.items())])
+        title = " ".join([label, *(f"{key}={_value_text(value)}" for key, value in swept.items())])
         yield title, {**copy.deepcopy(base), **swept}
 
 
-def _plain(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

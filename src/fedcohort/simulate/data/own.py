@@ -511,7 +511,7 @@ class _TableFile:
 
     def numbers(self, name: str) -> AnyArray:
         """Return a column of finite numbers (n,)."""
-        values = self._plain(name)
+        values = self._column_values(name)
         if values.dtype.kind not in "iufb":
             example = next((str(value) for value in values if not _is_number(str(value))), str(values[0]))
             raise InputError(
@@ -525,7 +525,7 @@ class _TableFile:
 
     def labels(self, name: str) -> AnyArray:
         """Return a column of classes (n,): whole numbers or texts."""
-        values = self._plain(name)
+        values = self._column_values(name)
         if values.dtype.kind == "f":
             whole = values == np.round(values)
             self._refuse(name, ~whole, "is a fraction, not a class,", "to predict numbers, set task.name=regression")
@@ -534,7 +534,7 @@ class _TableFile:
 
     def owners(self, name: str) -> AnyArray:
         """Return a column of client ids (n,): whole numbers or texts."""
-        values = self._plain(name)
+        values = self._column_values(name)
         if values.dtype.kind == "f":
             self._refuse(name, values != np.round(values), "is a fraction, not a client,")
             return values.astype(np.int64)
@@ -544,7 +544,7 @@ class _TableFile:
         self._refuse(name, blank, "is missing")
         return values
 
-    def _plain(self, name: str) -> AnyArray:
+    def _column_values(self, name: str) -> AnyArray:
         values = np.asarray(self._column(name).to_numpy(zero_copy_only=False))
         return values.astype(np.str_) if values.dtype.kind not in "iufbU" else values
 

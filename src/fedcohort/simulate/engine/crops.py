@@ -1,4 +1,4 @@
-"""Crop and mirror images with one table, read by all backends, of where each pixel comes from."""
+"""Crop and mirror images with a table of where each pixel comes from, which all backends read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fedcohort.training.local import CROPS, PADDING
 
 @functools.lru_cache(maxsize=8)
 def crop_table(sample: tuple[int, ...]) -> torch.Tensor:
-    """Return for each crop of :func:`~fedcohort.training.local.crop_plan` which feature each feature comes from.
+    """Return, for each crop of :func:`~fedcohort.training.local.crop_plan`, where each feature comes from.
 
-    Shape (CROPS, F); F, one beyond the last, stands for the zeros around the image.
+    The shape is (CROPS, F). The number F, one beyond the last feature, stands for the zeros around the image.
     """
     if len(sample) != 3:
         raise InputError(
@@ -33,5 +33,5 @@ def crop_table(sample: tuple[int, ...]) -> torch.Tensor:
 
 
 def crop(x: torch.Tensor, table: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-    """Crop and mirror samples x (n, F) as ``which`` (n,) says."""
-    return F.pad(x, (0, 1)).gather(1, table[which])  # the zero behind the features is what lies outside the image
+    """Crop and mirror each of the samples x (n, F) with its crop ``which`` (n,)."""
+    return F.pad(x, (0, 1)).gather(1, table[which])  # the zero after the features is what lies outside the image

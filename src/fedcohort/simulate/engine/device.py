@@ -22,34 +22,34 @@ from fedcohort.simulate.engine.types import HeldOut, Spans, right_by_cell
 from fedcohort.training.local import LocalTraining, plan_counts
 from fedcohort.training.losses import cross_entropy, logit_derivative
 
-_UNROLLED = 40  # steps of one graph at most
-_MEMORY = 2**27  # elements of activations a forward pass may take when evaluating
-_GRAPHS = 8  # captured shapes kept
-_FLAT = 32  # jobs below which a step on a GPU takes no less time
+_UNROLLED = 40  # most steps in one graph
+_MEMORY = 2**27  # most elements of activations in a forward pass during evaluation
+_GRAPHS = 8  # captured shapes to keep
+_FLAT = 32  # with fewer jobs than this, a step on a GPU is no faster
 
 
 @dataclass
 class _StepBuffers:
-    """Everything the U steps of one graph read and write; addresses stay, contents change from replay to replay."""
+    """Everything that the U steps of one graph read and write; each replay has new contents at the same addresses."""
 
     vectors: torch.Tensor  # (J, Q) weights in the net's order
-    weights: torch.Tensor  # (J, T) those of the vectors that are trained
-    gradient: torch.Tensor  # (J, T) times minus the rate where there is no momentum, else times -1
+    weights: torch.Tensor  # (J, T) the part of the vectors that is trained
+    gradient: torch.Tensor  # (J, T) times minus the rate without momentum, otherwise times -1
     velocity: torch.Tensor | None  # (J, T)
     pull: torch.Tensor | None  # (J, T) prox * w_global - correction
-    slots: torch.Tensor  # (U, J, B) of the batches
+    slots: torch.Tensor  # (U, J, B) the slots of each batch
     pseudo: torch.Tensor | None  # (U, J, B) pseudo-labels
-    crops: torch.Tensor | None  # (U, J, B) how images are augmented
-    numbers: torch.Tensor  # (U, J, B + 1) factor of each sample's derivative, 0 for one that is not there; the rate
+    crops: torch.Tensor | None  # (U, J, B) how to augment the images
+    numbers: torch.Tensor  # (U, J, B + 1) factor of each sample's derivative, 0 for padding; then the rate
     graph: torch.cuda.CUDAGraph | None = None
 
 
 @dataclass(frozen=True)
 class _Pseudo:
-    """Pseudo-labels of the jobs' clients, one after the other."""
+    """Pseudo-labels of the jobs' clients, concatenated."""
 
     labels: torch.Tensor  # (n,)
-    start: IntArray  # (J,) where each job's begin
+    start: IntArray  # (J,) where those of each job begin
 
 
 class DeviceProgram:
@@ -93,13 +93,13 @@ class DeviceProgram:
         if net.features is not None:
             features = net.features.to(device)
             self.x = self.x.index_select(1, features)
-            if self.crops is not None:  # the order of a sample's features, and the zero behind them, in the net's order
+            if self.crops is not None:  # permute the features, and the zero after them, into the net's order
                 places = torch.nn.functional.pad(features.argsort(), (0, 1), value=len(features))
                 self.crops = places[self.crops.index_select(1, features)]
         self.order = net.order.to(device)
-        held = net.order < net.n_params
+        is_param = net.order < net.n_params  # the others are padding
         inverse = torch.empty(net.n_params, dtype=torch.int64)
-        inverse[net.order[held]] = torch.arange(len(net.order))[held]
+        inverse[net.order[is_param]] = torch.arange(len(net.order))[is_param]
         self.inverse = inverse.to(device)
         self.straight = len(net.order) == net.n_params and bool((net.order == torch.arange(net.n_params)).all())
         self._class = torch.arange(classes, device=device)
@@ -107,20 +107,20 @@ class DeviceProgram:
         self._tests: dict[HeldOut, tuple[torch.Tensor, torch.Tensor]] = {}  # labels and cells on the device
 
     def close(self) -> None:
-        """Let go of the graphs and the data on the device."""
+        """Release the graphs and the data on the device."""
         self._tables.clear()
         self._tests.clear()
         self.x = self.x[:0]
 
-    def _own(self, flat: torch.Tensor) -> torch.Tensor:
-        """Turn flat vectors (M, P) into the net's order (M, Q)."""
+    def _to_net_order(self, flat: torch.Tensor) -> torch.Tensor:
+        """Rearrange flat vectors (M, P) in the net's order (M, Q)."""
         if self.straight:
             return flat
         return torch.nn.functional.pad(flat, (0, 1)).index_select(1, self.order)
 
-    def _flat(self, own: torch.Tensor) -> torch.Tensor:
-        """Turn vectors of the net's order (M, Q) into flat ones (M, P)."""
-        return own.clone() if self.straight else own.index_select(1, self.inverse)
+    def _to_flat(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Rearrange vectors in the net's order (M, Q) as flat ones (M, P)."""
+        return vectors.clone() if self.straight else vectors.index_select(1, self.inverse)
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -128,28 +128,28 @@ class DeviceProgram:
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
     ) -> torch.Tensor:
-        """Train every job; return their vectors (J, P), which the device may still be computing."""
+        """Train all jobs; return their vectors (J, P), which the device may still be computing."""
         stacks = _stacks(table.steps, _FLAT if self.device.type == "cuda" else 1)
         if len(stacks) == 1:
             return self._train(table, models, prox, correction)
         trained = [
-            self._train(table[some], models, prox, None if correction is None else correction[self._send(some)])
-            for some in stacks
+            self._train(table[jobs], models, prox, None if correction is None else correction[self._send(jobs)])
+            for jobs in stacks
         ]
         return torch.cat(trained).index_select(0, self._send(np.argsort(np.concatenate(stacks))))
 
     def _train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
     ) -> torch.Tensor:
-        """Train all jobs as one stack, in which every job takes the time of the longest."""
+        """Train all jobs as one stack, in which every job takes as long as the longest."""
         count = len(table)
-        start = self._own(models.index_select(0, self._send(table.run)))
+        start = self._to_net_order(models.index_select(0, self._send(table.run)))
         steps = int(table.steps.max(initial=0))
         if steps == 0:
-            return self._flat(start)
+            return self._to_flat(start)
         width = min(self.local.batch_size, int(table.n.max()))
-        # A graph of all steps would take memory for each; one of a single step would be launched for each. So the
-        # steps are cut into equal chunks, rounded up such that runs of nearly as many steps share a graph.
+        # A graph of all steps would need memory for each of them; a graph of one step would be launched once per step.
+        # So the steps are cut into equal chunks, rounded up so that runs with nearly as many steps share a graph.
         chunks = -(-steps // _UNROLLED)
         unrolled = _round_up(-(-steps // chunks), 5)
         with self._precision():
@@ -166,7 +166,7 @@ class DeviceProgram:
                 if prox:
                     t.pull[:count].add_(start[:, : self.net.trainable], alpha=prox)
                 if correction is not None:
-                    t.pull[:count].sub_(self._own(correction)[:, : self.net.trainable])
+                    t.pull[:count].sub_(self._to_net_order(correction)[:, : self.net.trainable])
             for chunk in range(chunks):
                 self._upload(t, batches, chunk * unrolled, pseudo)
                 if self.graphs:
@@ -176,7 +176,7 @@ class DeviceProgram:
                     t.graph.replay()
                 else:
                     self._unroll(t, prox)
-            return self._flat(t.vectors[:count])
+            return self._to_flat(t.vectors[:count])
 
     def _send(self, array: IntArray | FloatArray | np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
         """Copy an array to the device without waiting for it."""
@@ -201,7 +201,7 @@ class DeviceProgram:
     def _prepare(self, jobs: int, unrolled: int, width: int, pulled: bool, prox: float) -> _StepBuffers:
         key = (jobs, unrolled, width, pulled, prox)
         if key not in self._tables:
-            if len(self._tables) >= _GRAPHS:  # each holds memory of the device for as long as it is kept
+            if len(self._tables) >= _GRAPHS:  # each occupies memory on the device as long as it is kept
                 self._tables.pop(next(iter(self._tables)))
             size, device = self.net.trainable, self.device
             shape = (unrolled, jobs, width)
@@ -225,7 +225,7 @@ class DeviceProgram:
         return self._tables[key]
 
     def _upload(self, t: _StepBuffers, batches: _Batches, start: int, pseudo: _Pseudo | None) -> None:
-        """Put the batches of the next U steps where the graph reads them."""
+        """Copy the batches of the next U steps to where the graph reads them."""
         stop = start + len(t.slots)
         t.slots.copy_(self._send(batches.slots[start:stop]))
         t.numbers.copy_(self._send(batches.numbers[start:stop]))
@@ -233,18 +233,18 @@ class DeviceProgram:
             t.crops.copy_(self._send(batches.crops[start:stop]))
         if t.pseudo is not None and pseudo is not None:
             places = t.slots[:, : len(pseudo.start)] + self._send(pseudo.start - batches.first)[None, :, None]
-            # Where a job has no such step, a place means nothing.
+            # If a job has no such step, its places are meaningless and only have to be valid.
             t.pseudo[:, : len(pseudo.start)] = pseudo.labels[places.clamp_(0, len(pseudo.labels) - 1)]
 
     def _pseudo_labels(self, table: JobTable, models: torch.Tensor) -> _Pseudo:
         start = np.cumsum(table.n) - table.n
         labels = torch.zeros(max(int(table.n.sum()), 1), dtype=torch.int64, device=self.device)
-        for some, logits, _ in self._score(models, Spans(table.run, table.first, table.n)):
-            labels[self._count_up(start[some], table.n[some])] = logits.argmax(1)
+        for jobs, logits, _ in self._score(models, Spans(table.run, table.first, table.n)):
+            labels[self._count_up(start[jobs], table.n[jobs])] = logits.argmax(1)
         return _Pseudo(labels, start)
 
     def _unroll(self, t: _StepBuffers, prox: float) -> None:
-        """Do the U steps of the tables, for all jobs; a job that is done has rate 0."""
+        """Do the U steps in the buffers for all jobs; a job that is done has rate 0."""
         decay = self.local.weight_decay + prox
         jobs, width = t.slots.shape[1:]
         position, label = self.sample[t.slots], self.label[t.slots]
@@ -275,8 +275,8 @@ class DeviceProgram:
                 _descend_with_momentum(t, t.velocity, rate, self.local.momentum, decay)
 
     def _capture(self, t: _StepBuffers, prox: float) -> None:
-        """Warm up on a side stream, then capture the steps; the state is put back afterwards."""
-        kept = t.vectors.clone()
+        """Warm up on a side stream, then capture the steps, and restore the state."""
+        initial = t.vectors.clone()
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -286,7 +286,7 @@ class DeviceProgram:
         with torch.cuda.graph(graph):
             self._unroll(t, prox)
         t.graph = graph
-        t.vectors.copy_(kept)
+        t.vectors.copy_(initial)
         if t.velocity is not None:
             t.velocity.zero_()
 
@@ -294,8 +294,8 @@ class DeviceProgram:
 
     @torch.no_grad()
     def _logits(self, models: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
-        """Return the logits (M, V, C) of flat models (M, P) on rows of the data, in chunks that fit the memory."""
-        vectors = self._own(models)
+        """Return the logits (M, V, C) of flat models (M, P) on rows of the data, in chunks that fit into memory."""
+        vectors = self._to_net_order(models)
         x = self.x[rows]
         step = max(1, _MEMORY // (max(8 * x.shape[1], 1024) * len(models)))
         with self._precision():
@@ -311,17 +311,17 @@ class DeviceProgram:
 
     @torch.no_grad()
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
-        """Return the loss (M,) on a test set, and right answers in each of its cells (M, cells)."""
+        """Return the loss (M,) on a test set, and the number of right answers in each of its cells (M, cells)."""
         if test not in self._tests:
             self._tests[test] = self._send(test.y), self._send(test.cell)
         y, cell = self._tests[test]
         loss, right = self._answers(models, test.first, y)
-        # One copy from the device, because each waits until the device is done.
+        # A single copy, because each one waits until the device is done.
         both = torch.cat([loss[:, None], right_by_cell(right, cell, test.cells)], 1).cpu().numpy()
         return both[:, 0], both[:, 1:]
 
     def _answers(self, models: torch.Tensor, first: int, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss (M,) on the samples from a row on, and which of them are answered right (M, n)."""
+        """Return the loss (M,) on the samples that start at row ``first``, and which are answered right (M, n)."""
         logits = self._logits(models, slice(first, first + len(y)))
         y = y.expand(len(models), -1)
         return cross_entropy(logits, y).mean(1, dtype=torch.float64), logits.argmax(2) == y
@@ -334,52 +334,53 @@ class DeviceProgram:
     def cross_entropies(
         self, models: torch.Tensor, spans: Spans, pseudo: bool, teachers: torch.Tensor | None
     ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor | None]]:
-        """Yield which questions (q,), and their samples' cross-entropies with labels and pseudo-labels."""
+        """Yield the indices of spans (q,), and their samples' cross-entropies with labels and pseudo-labels."""
         guided = None if teachers is None or not pseudo else self._score(teachers, spans)
-        for some, logits, slots in self._score(models, spans):
+        for chosen, logits, slots in self._score(models, spans):
             by_pseudo = None
             if pseudo:
                 guide = logits if guided is None else next(guided)[1]
                 by_pseudo = cross_entropy(logits, guide.argmax(1))
-            yield some, cross_entropy(logits, self.label[slots]), by_pseudo
+            yield chosen, cross_entropy(logits, self.label[slots]), by_pseudo
 
     def _score(self, models: torch.Tensor, spans: Spans) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
-        """Yield for some questions at a time: which (q,), logits (n, C) and slots (n,), question after question.
+        """Yield for a few spans at a time: their indices (q,), logits (n, C) and slots (n,), span after span.
 
-        The samples of all questions about a model are one row of a table, and each row is padded to the longest. Rows
-        of similar length share a table, so that little of it is padding.
+        The samples of all spans of one model form one row of a table, and each row is padded to the longest. Rows of
+        similar length share a table, so that little of it is padding.
         """
-        per_sample = max(8 * self.x.shape[1], 1024)  # elements of its activations, roughly
-        asked = np.flatnonzero(spans.count)
-        asked = asked[np.argsort(spans.run[asked], kind="stable")]
-        run, count = spans.run[asked], spans.count[asked]
+        per_sample = max(8 * self.x.shape[1], 1024)  # roughly the number of elements of its activations
+        filled = np.flatnonzero(spans.count)
+        filled = filled[np.argsort(spans.run[filled], kind="stable")]
+        run, count = spans.run[filled], spans.count[filled]
         before = np.cumsum(count) - count
-        # A new row begins with each model, and where the samples of one model take too much memory for a single row.
+        # A new row begins with each model, and also where one model's samples would need too much memory in one row.
         piece = (before - before[np.searchsorted(run, run)]) // max(1, _MEMORY // per_sample)
         begins = np.flatnonzero((np.diff(run, prepend=-1) != 0) | (np.diff(piece, prepend=0) != 0))
-        rows, lengths = np.split(asked, begins[1:]), np.add.reduceat(count, begins) if len(begins) else count
+        rows, lengths = np.split(filled, begins[1:]), np.add.reduceat(count, begins) if len(begins) else count
         order = np.argsort(lengths, kind="stable")
         start = 0
         while start < len(order):
-            # The memory of a table follows its longest row, which is its last.
+            # The memory of a table depends on its longest row, which is its last.
             cost = np.arange(1, len(order) - start + 1) * lengths[order[start:]] * per_sample
             chosen = order[start : start + max(1, int(np.searchsorted(cost, _MEMORY, side="right")))]
             start += len(chosen)
-            some = np.concatenate([rows[row] for row in chosen])
-            table = slots = self._count_up(spans.first[some], spans.count[some])
+            members = np.concatenate([rows[row] for row in chosen])
+            table = slots = self._count_up(spans.first[members], spans.count[members])
             shortest, longest = int(lengths[chosen[0]]), int(lengths[chosen[-1]])
             if shortest < longest:
                 inside = self._count_up(np.arange(len(chosen)) * longest, lengths[chosen])
                 table = slots.new_zeros(len(chosen) * longest)
                 table[inside] = slots
             x = self.x.index_select(0, self.sample[table]).view(len(chosen), longest, -1)
-            vectors = self._own(models.index_select(0, self._send(spans.run[[rows[row][0] for row in chosen]])))
+            model = self._send(spans.run[[rows[row][0] for row in chosen]])
+            vectors = self._to_net_order(models.index_select(0, model))
             with self._precision():
                 logits = self.net.logits(vectors, x).flatten(0, 1)
-            yield some, logits if shortest == longest else logits[inside], slots
+            yield members, logits if shortest == longest else logits[inside], slots
 
     def _count_up(self, first: IntArray, count: IntArray) -> torch.Tensor:
-        """Return ``first[i]``, ``first[i] + 1`` and so on, ``count[i]`` numbers for each i, made on the device."""
+        """Return ``first[i]``, ``first[i] + 1`` and so on, ``count[i]`` numbers for each i, computed on the device."""
         total = int(count.sum())
         shift = self._send(np.stack([first - np.cumsum(count) + count, count]))
         return torch.arange(total, device=self.device) + shift[0].repeat_interleave(shift[1], output_size=total)
@@ -390,8 +391,8 @@ class DeviceProgram:
         count = len(spans)
         total = torch.zeros(count, len(self.order), device=self.device)
         if not count:
-            return self._flat(total)
-        vectors = self._own(models.index_select(0, self._send(spans.run)))
+            return self._to_flat(total)
+        vectors = self._to_net_order(models.index_select(0, self._send(spans.run)))
         part = torch.zeros_like(total)
         n, largest = spans.count, int(spans.count.max())
         step = max(1, min(largest, _MEMORY // (max(16 * self.x.shape[1], 1024) * count)))
@@ -407,20 +408,20 @@ class DeviceProgram:
                 delta = logit_derivative(self.net.logits(vectors, x, saved), self.label[slots], None, self.local)
                 self.net.backward(vectors, saved, delta.mul_(weight.unsqueeze(2)), part)
             total.add_(part)
-        return self._flat(total)
+        return self._to_flat(total)
 
 
 def _fuse(net: LayerNet, device: torch.device, precision: str) -> None:
     """Let convolutions use fused kernels where the device can run them."""
-    from fedcohort.simulate.engine.fused import usable  # brings in a compiler
+    from fedcohort.simulate.engine.fused import usable  # loads a compiler
 
     if usable(torch.cuda.current_device() if device.index is None else device.index, precision):
         net.fuse(precision)
 
 
 def _descend(t: _StepBuffers, rate: torch.Tensor, keep: torch.Tensor | None) -> None:
-    """Make one SGD step; ``keep`` (J, 1) is what decay leaves of the weights, None without decay."""
-    # The rate is in the derivative already, so that the whole SGD step is one pass over the weights.
+    """Make one SGD step; ``keep`` (J, 1) is the share of the weights that decay leaves, None without decay."""
+    # The derivative already includes the rate, so the whole SGD step is one pass over the weights.
     if keep is None:
         t.weights.add_(t.gradient)
     else:
@@ -432,7 +433,7 @@ def _descend(t: _StepBuffers, rate: torch.Tensor, keep: torch.Tensor | None) -> 
 def _descend_with_momentum(
     t: _StepBuffers, velocity: torch.Tensor, rate: torch.Tensor, momentum: float, decay: float
 ) -> None:
-    """Make one SGD step as torch.optim.SGD does: the velocity gathers gradients, and the rate comes last."""
+    """Make one SGD step as torch.optim.SGD does: the velocity accumulates gradients, and the rate is applied last."""
     velocity.mul_(momentum).sub_(t.gradient)
     if decay:
         velocity.add_(t.weights, alpha=decay)
@@ -442,7 +443,7 @@ def _descend_with_momentum(
 
 
 class _Batches:
-    """The batches of a call as arrays, (S, J, ...), with rate 0 where a job has no such step."""
+    """The batches of a call as arrays (S, J, ...), with rate 0 if a job has no such step."""
 
     def __init__(self, table: JobTable, local: LocalTraining, steps: int, jobs: int, width: int) -> None:
         self.first = table.first
@@ -452,17 +453,17 @@ class _Batches:
         self.numbers = np.zeros((steps, jobs, width + 1), dtype=np.float32)
         self.crops = np.zeros_like(self.slots) if local.augment else None
         columns = (table.n, table.steps, table.round, table.per_epoch)
-        alike: dict[tuple[int, ...], list[int]] = {}  # jobs whose numbers are the same
+        same_numbers: dict[tuple[int, ...], list[int]] = {}  # jobs by the values that determine their numbers
         for job, key in enumerate(zip(*(values.tolist() for values in columns), strict=True)):
-            alike.setdefault(key, []).append(job)
-        for (n, done, round_, per_epoch), members in alike.items():
+            same_numbers.setdefault(key, []).append(job)
+        for (n, done, round_, per_epoch), members in same_numbers.items():
             if not done:
                 continue
             wide = min(width, n)
             rates, counts = local.lr_schedule(round_, done, per_epoch), plan_counts(n, wide, done)
             numbers = np.zeros((done, width + 1), dtype=np.float32)
             numbers[:, :wide] = ((1.0 if local.momentum else rates) / -counts)[:, None]
-            batches = -(-n // wide)  # of an epoch; the last one is short
+            batches = -(-n // wide)  # in an epoch; the last one may be short
             numbers[batches - 1 :: batches, counts.min() : wide] = 0
             numbers[:, -1] = rates
             self.numbers[:done, members] = numbers[:, None]
@@ -472,9 +473,9 @@ class _Batches:
 
 
 def _stacks(steps: IntArray, flat: int) -> list[IntArray]:
-    """Return which jobs are trained together: those of alike length, where the shorter ones are many enough.
+    """Group the jobs to train together: jobs of similar length, if there are enough of the shorter ones.
 
-    A step of a stack takes a time in proportion to its jobs, of fewer than ``flat`` as long as of that many.
+    The time of a step is proportional to the number of jobs in the stack, but never less than that of ``flat`` jobs.
 
     >>> [stack.tolist() for stack in _stacks(np.array([20, 200, 20, 20, 190, 30]), flat=2)]
     [[1, 4], [5, 0, 2, 3]]
@@ -486,7 +487,7 @@ def _stacks(steps: IntArray, flat: int) -> list[IntArray]:
     cuts: list[int] = []
     start = at = 0
     while at < len(ranked) and ranked[at]:
-        at = int(np.searchsorted(-ranked, -ranked[at] / 2))  # the first with half as many steps
+        at = int(np.searchsorted(-ranked, -ranked[at] / 2))  # the first job with at most half as many steps
         if at == len(ranked):
             break
         together = max(len(ranked) - start, flat) * ranked[start]
@@ -498,10 +499,10 @@ def _stacks(steps: IntArray, flat: int) -> list[IntArray]:
 
 
 def _grain(jobs: int) -> int:
-    """Return what a number of jobs is rounded up to a multiple of: by a sixteenth at most, beyond 64.
+    """Return the multiple to which a number of jobs is rounded up; beyond 64 jobs, this adds at most a sixteenth.
 
-    Runs whose clients fail or come and go have another number of jobs in every round, and each shape has a graph with
-    weights and activations of its own, in the memory of a device that several processes may share.
+    Runs whose clients fail or come and go have a different number of jobs in every round. Each shape has its own graph,
+    with weights and activations in the memory of a device that several processes may share.
 
     >>> [_grain(jobs) for jobs in (10, 63, 64, 127, 128, 1150)]
     [4, 4, 4, 4, 8, 64]
@@ -510,5 +511,5 @@ def _grain(jobs: int) -> int:
 
 
 def _round_up(count: int, grain: int) -> int:
-    """Round up beyond 16, so that calls of nearly the same shape share one graph."""
+    """Round up numbers beyond 16, so that calls of nearly the same shape share one graph."""
     return count if count <= 16 else -(-count // grain) * grain

@@ -34,7 +34,7 @@ _COMPILED, _STACKED, _PLAIN = "compiled code", "stacked models", "plain loop"
 
 
 class Backend(Protocol):
-    """What computes: compiled code, a stack of models on a device, or the plain loop. The engine checks the input."""
+    """Does the computing: compiled code, a stack of models on a device, or the plain loop. The engine checks inputs."""
 
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
@@ -44,10 +44,11 @@ class Backend(Protocol):
     def cross_entropies(
         self, models: torch.Tensor, spans: Spans, pseudo: bool, teachers: torch.Tensor | None
     ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor | None]]:
-        """Yield, for some questions with samples at a time, losses of their samples, question after question.
+        """Yield the losses of the samples of a few spans at a time, span after span; empty spans are skipped.
 
-        Which questions (q,); cross-entropies (n,) with the labels; and, if ``pseudo``, with the classes that the
-        teachers (R, P) predict, or the models themselves where there are none.
+        Each item has the indices of these spans (q,), the cross-entropies (n,) with the labels, and, if ``pseudo``, the
+        cross-entropies with the classes that the teachers (R, P) predict. Without teachers, the models' own predictions
+        are used.
         """
 
     def gradients(self, models: torch.Tensor, spans: Spans) -> torch.Tensor:
@@ -57,7 +58,7 @@ class Backend(Protocol):
         """Return test loss (M,) and accuracy (M,)."""
 
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
-        """Return the loss (M,) on a test set, and right answers in each of its cells (M, cells)."""
+        """Return the loss (M,) on a test set, and the number of right answers in each of its cells (M, cells)."""
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return logits (M, V, C) on training samples."""
@@ -73,34 +74,34 @@ class Engine:
     ----------
     x_train, y_train, x_test, y_test : array
         Samples (n, F), (n, H, W) or (n, H, W, C) and labels (n,). Bytes are standardised per channel with the training
-        set's mean and deviation; floating-point samples are taken as they are.
+        set's mean and standard deviation; floating-point samples are used unchanged.
     classes : int
-        Number of classes; of numbers, or of tokens, where the task predicts these.
+        Number of classes, or of the numbers or tokens that the task predicts.
     federations : sequence of ClientData
-        The clients; a job names its federation by position here.
+        The clients; a job refers to its federation by its position here.
     model : str
         A name of :data:`fedcohort.simulate.models.MODELS` or ``module:Class``.
     local : LocalTraining
         What a client does in a round.
     device : str
-        "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:1".
+        "auto" (CUDA if available), "cpu", "cuda" or "cuda:1".
     workers : int, optional
-        Threads that compute, on the CPU. By default as many as there are cores.
+        Number of threads on the CPU; default: one per core.
     task : Task, optional
-        What is learnt; default: classification.
+        What is learned; default: classification.
     tf32 : bool
-        On CUDA, let matrix products round their inputs to TF32, which convolutional networks gain much from; False
+        On CUDA, let matrix products round their inputs to TF32, which makes convolutional networks much faster; False
         computes in full single precision, as the CPU does.
     copies : sequence of array
         More samples of the same kind, such as training samples as some clients see them. Clients may own them, and
-        models may be tested on them: the first is at position ``len(x_train) + len(x_test)``.
+        models may be tested on them. The first is at position ``len(x_train) + len(x_test)``.
 
     Attributes
     ----------
     backend : Backend
-        What trains this model here: machine code, a stack of models on a device, or the plain loop.
+        What trains this model: compiled code, a stack of models on a device, or the plain loop.
     kind : str
-        The same in words, see :func:`engine_kind`. Engines of two kinds round differently.
+        The same in words; see :func:`engine_kind`. Engines of different kinds round differently.
 
     Examples
     --------
@@ -151,7 +152,7 @@ class Engine:
         self.model = model
         self.device = choose_device(device)
         self.y_train = np.asarray(y_train, np.float32 if self.task.target == "number" else np.int64)
-        with torch.random.fork_rng(devices=[]):  # only its shapes matter, and it must not move the user's generator
+        with torch.random.fork_rng(devices=[]):  # only the shapes matter, and the user's generator must not advance
             module = self._module()
         flat = FlatModel(module)
         self.n_params = flat.n_params
@@ -171,7 +172,7 @@ class Engine:
             net = stack(flat, self.sample)
             return DeviceProgram(net, self.store, self.local, classes=self.classes, device=self.device, tf32=tf32)
         reason = stacking_obstacle(flat, self.sample) if fast else None
-        if reason is not None:  # it works and is many times slower, so the user should know why
+        if reason is not None:  # this works but is many times slower, so the user should know why
             log.warning("the model %r cannot be batched, so its clients are trained one by one: %s", self.model, reason)
         return ModuleBackend(
             flat.module,
@@ -189,7 +190,7 @@ class Engine:
 
     def init(self, seed: int) -> torch.Tensor:
         """Return the flat parameters (P,) of a freshly initialised model."""
-        # On the CPU whatever the device, so that a seed means one model everywhere.
+        # Always on the CPU, so that a seed gives the same model on every device.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.stream(seed, rng.MODEL).integers(2**63)))
             module = self._module()
@@ -200,7 +201,7 @@ class Engine:
     def train(
         self, models: torch.Tensor, jobs: Jobs, *, prox: float = 0.0, correction: torch.Tensor | None = None
     ) -> TrainingResult:
-        """Do the local training of every job.
+        """Do the local training of all jobs.
 
         The gradient of a step is ``grad + prox * (w - w_global) + correction[j] + weight_decay * w``.
 
@@ -209,7 +210,7 @@ class Engine:
         models : torch.Tensor
             Global models (R, P).
         jobs : Jobs
-            What to train from which of them.
+            Which client to train, and from which model.
         prox : float
             Strength of the proximal term (FedProx).
         correction : torch.Tensor, optional
@@ -237,14 +238,14 @@ class Engine:
         *,
         pseudo_models: torch.Tensor | None = None,
     ) -> dict[LossMeasure, FloatArray]:
-        """Return numbers of models on clients, each of shape (Q,); NaN for a client without samples of that part.
+        """Measure models on clients; each result is (Q,), with NaN for a client that has no samples of that part.
 
         Parameters
         ----------
         models : torch.Tensor
             (R, P).
         run, federation, client : array of int
-            (Q,) which model on which client.
+            (Q,) which model is measured on which client.
         measures : collection of LossMeasure
             What to measure.
         pseudo_models : torch.Tensor, optional
@@ -256,17 +257,17 @@ class Engine:
         # Measures on the same samples share one forward pass.
         found: dict[LossMeasure, FloatArray] = {}
         for part in ("train", "validation"):
-            asked = [measure for measure in dict.fromkeys(measures) if measure.part == part]
-            if not asked:
+            wanted = [measure for measure in dict.fromkeys(measures) if measure.part == part]
+            if not wanted:
                 continue
             spans = self._spans(run, federation, client, len(models), part)
-            pseudo = any(measure.loss != "label" for measure in asked)
-            columns = torch.full((len(asked), len(spans)), torch.nan, dtype=torch.float64, device=self.device)
+            pseudo = any(measure.loss != "label" for measure in wanted)
+            columns = torch.full((len(wanted), len(spans)), torch.nan, dtype=torch.float64, device=self.device)
             scored = self.backend.cross_entropies(models, spans, pseudo, pseudo_models)
-            for some, by_label, by_pseudo in scored:
-                lengths = torch.from_numpy(spans.count[some]).to(self.device)
-                columns[:, torch.from_numpy(some)] = reduce_losses(by_label, by_pseudo, lengths, asked, self.local)
-            found |= zip(asked, columns.cpu().numpy(), strict=True)
+            for chosen, by_label, by_pseudo in scored:
+                lengths = torch.from_numpy(spans.count[chosen]).to(self.device)
+                columns[:, torch.from_numpy(chosen)] = reduce_losses(by_label, by_pseudo, lengths, wanted, self.local)
+            found |= zip(wanted, columns.cpu().numpy(), strict=True)
         return found
 
     def client_gradients(
@@ -277,12 +278,12 @@ class Engine:
         return self.backend.gradients(models, self._spans(run, federation, client, len(models)))
 
     def evaluate(self, models: torch.Tensor) -> tuple[FloatArray, FloatArray]:
-        """Return the test loss (M,) and the task's metric (M,), accuracy for a classifier, of models (M, P)."""
+        """Return the test loss (M,) and the task's metric (M,) of models (M, P); for a classifier, this is accuracy."""
         self._check_models(models)
         return self.backend.evaluate(models)
 
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
-        """Return the loss (M,) of a classifier on a test set, and its right answers in each cell (M, cells)."""
+        """Return a classifier's loss (M,) on a test set, and its number of right answers in each cell (M, cells)."""
         self._check_models(models)
         if not self.task.has_classes or not 0 <= test.first <= len(self.store.x) - len(test.y):
             raise InputError(f"A test set of {len(test.y):,} labels from row {test.first:,} on is not in the data.")
@@ -325,7 +326,7 @@ class Engine:
                 raise InputError(f"The {name!r} of a job must not be negative. Got {int(np.min(values))}.")
 
     def _spans(self, run: IntArray, federation: IntArray, client: IntArray, rows: int, part: str = "train") -> Spans:
-        """Check (run, federation, client) and return where these clients' samples of a part lie."""
+        """Check (run, federation, client), and return where these clients' samples of a part are stored."""
         run, federation, client = (np.asarray(values, dtype=np.int64) for values in (run, federation, client))
         if not len(run) == len(federation) == len(client):
             raise InputError(
@@ -336,10 +337,10 @@ class Engine:
         _check_range("client", client, self.store.clients[federation])
         return self.store.spans(run, federation, client, part)
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the threads and let go of the data."""
+        """End the threads and release the data."""
         if not self._closed:
             self._closed = True
             self.backend.close()
@@ -354,14 +355,14 @@ class Engine:
 def engine_kind(
     flat: FlatModel, sample: tuple[int, ...], local: LocalTraining, device: torch.device, fast: bool
 ) -> str:
-    """Return what trains a model on a device, the fastest that can be had here: "compiled code on cpu", for example.
+    """Return the fastest available way to train a model on a device, such as "compiled code on cpu".
 
     Parameters
     ----------
     sample : tuple of int
         Shape of a sample.
     fast : bool
-        Whether the task is one that more than the plain loop can learn.
+        Whether anything but the plain loop supports the task.
     """
     how = _PLAIN
     if fast and device.type == "cpu" and can_compile(read_layers(flat, sample), local):
@@ -372,7 +373,7 @@ def engine_kind(
 
 
 def choose_device(device: str) -> torch.device:
-    """Return the device of that name; "auto" is CUDA where there is one, else the CPU."""
+    """Return the device of that name; "auto" is CUDA if available, otherwise the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,4 +1,4 @@
-"""Represent a model as one flat vector: parameters first, then floating-point buffers (running statistics), if any."""
+"""A model as one flat vector: parameters first, then floating-point buffers (running statistics), if any."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FlatModel:
             self.slots.append(Slot(name, offset, tuple(tensor.shape)))
             offset += tensor.numel()
         self.n_params = offset
-        self._tensors = [tensor.data for _, tensor in tensors]  # .data: copying into it is no step for autograd
+        self._tensors = [tensor.data for _, tensor in tensors]  # .data, because autograd does not record copies into it
 
     @property
     def stateful(self) -> bool:

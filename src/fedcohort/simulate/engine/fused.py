@@ -1,10 +1,9 @@
 """Fuse a convolution, its bias, ReLU and max-pooling into one Triton kernel for all models of a stack (CUDA only).
 
 Unfolded patches are many times the size of the images they come from, and writing and reading them takes longer than
-multiplying them. Here each program gathers the patches of its own tile from the images, so that only images, pooled and
-rectified, ever go through the memory; and the backward pass reads where the maxima were instead of spreading the
-derivative over the larger image. Triton comes with torch's CUDA builds; without it this module can be imported but not
-used.
+multiplying them. Here each program gathers the patches of its own tile from the images, so only images, pooled and
+rectified, ever pass through memory. The backward pass reads where the maxima were, instead of spreading the derivative
+over the larger image. Triton comes with torch's CUDA builds; without it, this module can be imported but not used.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ except ImportError:
 
 log = logging.getLogger(__name__)
 
-# Loads that go through registers anyway, to be turned or chosen from, only lose by being pipelined.
+# Pipelining only slows down loads that go through registers anyway, to be transposed or selected from.
 _LAUNCH = {"num_stages": 1}
-_TILE = 64  # outputs of a program
-_WIDEST = 64  # outputs of a layer
-_BUSY = 4224  # programs that keep a large GPU busy: each waits for its patches, so that a unit wants many
+_TILE = 64  # most outputs of a program
+_WIDEST = 64  # most outputs of a layer
+_BUSY = 4224  # programs that keep a large GPU busy; each waits for its patches, so a unit needs many
 
 
 def _jit(function: Callable[..., Any]) -> Any:
-    # Every length that varies from call to call: compiled once, not once per divisibility.
+    # Lengths that vary from call to call: without this, there would be one compilation for each divisibility.
     return function if triton is None else triton.jit(function, do_not_specialize=["batch", "apart", "each"])
 
 
@@ -247,7 +246,7 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Shape:
-    """What a convolution's kernels are compiled for."""
+    """The sizes for which a convolution's kernels are compiled."""
 
     image: tuple[int, int, int]  # (H, W, C) of the input
     kernel: tuple[int, int]
@@ -269,10 +268,11 @@ class Shape:
 
     @property
     def fits(self) -> bool:
-        """Whether these kernels do it, and faster.
+        """Whether these kernels support the shape and are faster for it.
 
-        The numbers of a pooling window must be a power of two; and one tile must hold all outputs, so that a patch is
-        gathered once. Of wider layers the products take longer than the patches, and the vendor's are the faster ones.
+        The number of pixels in a pooling window must be a power of two, and one tile must hold all outputs, so that
+        each patch is gathered once. In wider layers, products take longer than patches, and the vendor's products are
+        faster.
         """
         places = self.pool[0] * self.pool[1]
         return places <= 16 and places & (places - 1) == 0 and self.outputs <= _WIDEST
@@ -284,7 +284,7 @@ class FusedConvolution:
     Parameters
     ----------
     shape : Shape
-        Sizes of everything.
+        All sizes.
     precision : str
         "tf32"; "tf32x3" for three products in place of one and nearly the accuracy of single precision; or "ieee".
     """
@@ -298,7 +298,7 @@ class FusedConvolution:
         self._sizes |= {"ABOVE": shape.padding[0], "BESIDE": shape.padding[1]}
         self._sizes |= {"PR": shape.pool[0], "PC": shape.pool[1], "PH": high, "PW": wide, "N": outputs}
         self._sizes |= {"PRECISION": precision}
-        # Tiles as they were the fastest for the layers of LeNet and of FedCor's network, 30 to 300 models.
+        # The fastest tiles for the layers of LeNet and of FedCor's network, with 30 to 300 models.
         places, tile = shape.pool[0] * shape.pool[1], _power(outputs, _TILE)
         rows = 256 if places > 1 and tile == _TILE else 128
         self._forward = {"BM": rows // places, "BN": tile, "BK": _power(shape.depth, 32), "num_warps": 4}
@@ -307,7 +307,7 @@ class FusedConvolution:
         self._weight = {"BM": edge, "BN": tile, "BK": edge, "num_warps": warps}
 
     def forward(self, vectors: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the output (J, B, PH, PW, N) for images x (J or 1, B, H, W, C), and what backward passes need."""
+        """Return the output (J, B, PH, PW, N) for images x (J or 1, B, H, W, C), and what the backward passes need."""
         shape, tiles, models, batch = self.shape, self._forward, len(vectors), x.shape[1]
         vectors = vectors.contiguous()
         out = torch.empty(models, batch, *shape.result, device=x.device)
@@ -332,17 +332,17 @@ class FusedConvolution:
         return out, where
 
     def backward(self, x: torch.Tensor, where: torch.Tensor, delta: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the gradient by weight and bias into ``out`` (J, Q), given that by the output (J, B, PH, PW, N)."""
+        """Write the gradient of weight and bias into ``out`` (J, Q), given that of the output (J, B, PH, PW, N)."""
         shape, tiles, models, batch = self.shape, self._weight, len(out), x.shape[1]
         size = (shape.depth + 1) * shape.outputs
         programs = -(-shape.depth // tiles["BK"]) * -(-shape.outputs // tiles["BN"])
-        # A few models alone keep few units busy: cut the sum over the images into parts.
+        # A few models would leave units idle, so the sum over the images is cut into parts.
         parts = max(1, min(batch, _BUSY // (programs * models)))
         each = -(-batch // parts)
         parts = -(-batch // each)
         assert out.is_contiguous()
-        own = out[:, shape.weight : shape.weight + size]
-        result = own if parts == 1 else torch.empty(models, parts, size, device=x.device)
+        gradient = out[:, shape.weight : shape.weight + size]
+        result = gradient if parts == 1 else torch.empty(models, parts, size, device=x.device)
         _weight_gradient[(programs, models, parts)](
             x.contiguous(),
             delta.contiguous(),
@@ -358,10 +358,10 @@ class FusedConvolution:
             **_LAUNCH,
         )
         if parts > 1:
-            torch.sum(result, 1, out=own)
+            torch.sum(result, 1, out=gradient)
 
     def input_gradient(self, vectors: torch.Tensor, where: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """Return the derivative by the input (J, B, H, W, C)."""
+        """Return the derivative with respect to the input (J, B, H, W, C)."""
         shape, tiles, vectors = self.shape, self._input, vectors.contiguous()
         models, batch = delta.shape[:2]
         height, width, channels = shape.image
@@ -395,7 +395,7 @@ def usable(device: int, precision: str) -> bool:
     try:
         with torch.cuda.device(device):
             _check(precision)
-    except Exception as error:  # whatever a compiler may raise: there is another way to compute the same
+    except Exception as error:  # a compiler may raise anything, and there is another way to compute the same
         log.info("convolutional networks are computed without fused kernels: %s", error)
         return False
     return True
@@ -422,5 +422,5 @@ def _check(precision: str) -> None:
             found = torch.autograd.grad(want, leaves, delta[model].permute(0, 3, 1, 2))
         pairs = [(y[model], want.permute(0, 2, 3, 1)), (below[model], found[0].permute(0, 2, 3, 1))]
         pairs += [(gradient[model, :288], found[1].permute(2, 3, 1, 0).reshape(-1)), (gradient[model, 288:], found[2])]
-        if not all(torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3) for mine, theirs in pairs):
+        if not all(torch.allclose(ours, expected, rtol=1e-3, atol=1e-3) for ours, expected in pairs):
             raise RuntimeError("the fused kernels disagree with torch's operators")

@@ -1,4 +1,4 @@
-"""Implement what convolutional networks do between matrix products, for channels-last images (N, H, W, C)."""
+"""What convolutional networks do between matrix products, for channels-last images (N, H, W, C)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 
 
 def patches(x: torch.Tensor, kernel: tuple[int, int], depth: int) -> torch.Tensor:
-    """Return every window of ``x`` (N, H, W, C) as a row, (N, high, wide, depth), filled up with zeros."""
+    """Return every window of ``x`` (N, H, W, C) as a row, (N, high, wide, depth), padded with zeros."""
     rows, columns = kernel
     n, height, width, channels = x.shape
     high, wide = height - rows + 1, width - columns + 1
     s = x.stride()
-    # A view of all windows without a copy; one copy then writes them down in rows.
+    # A view of all windows without a copy; a single copy then stores them as rows.
     window = x.as_strided((n, high, wide, rows, columns, channels), (*s[:3], s[1], s[2], s[3]))
     out = torch.empty(n, high, wide, depth, dtype=x.dtype, device=x.device)
     used = rows * columns * channels
@@ -39,7 +39,7 @@ def pool(x: torch.Tensor, kernel: tuple[int, int]) -> tuple[torch.Tensor, torch.
 
 
 def unpool(delta: torch.Tensor, where: torch.Tensor, x: torch.Tensor, kernel: tuple[int, int]) -> torch.Tensor:
-    """Put each derivative where the maximum was; ``x`` is what was pooled."""
+    """Put each derivative where the maximum was; ``x`` is the input of :func:`pool`."""
     window = list(kernel)
     back: torch.Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
         delta.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2), window, window, [0, 0], [1, 1], False, where

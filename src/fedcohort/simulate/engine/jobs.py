@@ -1,4 +1,4 @@
-"""Prepare jobs for a backend: which rows of the data each job uses in each step, and with which learning rate."""
+"""Jobs as a backend takes them: which rows of the data each job uses in each step, and with which learning rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcohort.training.local import BatchPlan, LocalTraining, batch_plan, crop_
 
 @dataclass(frozen=True)
 class JobTable:
-    """Jobs with what the store and the rules of local training say about them; all arrays of length J."""
+    """Jobs with their facts from the store and the rules of local training; all arrays have length J."""
 
     run: IntArray
     first: IntArray  # first slot of the client
@@ -25,14 +25,14 @@ class JobTable:
     client: IntArray
     round: IntArray
     seed: IntArray
-    per_epoch: IntArray  # batches of an epoch, for rates that decay per local epoch
+    per_epoch: IntArray  # batches per epoch, for rates that decay with every local epoch
 
     def __len__(self) -> int:
         return len(self.run)
 
-    def __getitem__(self, some: IntArray) -> JobTable:
-        """Return some of the jobs."""
-        return JobTable(**{part.name: getattr(self, part.name)[some] for part in fields(self)})
+    def __getitem__(self, rows: IntArray) -> JobTable:
+        """Return the jobs in these rows."""
+        return JobTable(**{part.name: getattr(self, part.name)[rows] for part in fields(self)})
 
     @staticmethod
     def of(jobs: Jobs, store: Store, local: LocalTraining) -> JobTable:
@@ -65,7 +65,7 @@ class JobTable:
         stride: IntArray | int,
         row: IntArray | int,
     ) -> None:
-        """Draw the batches of all jobs into a flat array, as :func:`draw_batches` says."""
+        """Draw the batches of all jobs into a flat array; see :func:`draw_batches`."""
         jobs = np.empty(len(self), JOB)
         for name in ("seed", "round", "client", "n", "steps"):
             jobs[name] = getattr(self, name)
@@ -77,17 +77,17 @@ class JobTable:
         return crop_plan(*self.key(job), (int(self.steps[job]), min(local.batch_size, int(self.n[job]))))
 
     def batch_sizes(self, local: LocalTraining) -> IntArray:
-        """Return how many samples each step uses, job after job; all jobs have steps."""
+        """Return how many samples each step uses, job by job; all jobs have steps."""
         sizes = functools.cache(plan_counts)  # many clients have the same number of samples
         jobs = zip(self.n.tolist(), self.steps.tolist(), strict=True)
         return np.concatenate([sizes(n, min(n, local.batch_size), steps) for n, steps in jobs])
 
     def rates(self, local: LocalTraining) -> FloatArray:
-        """Return the learning rate of each step, job after job; all jobs have steps."""
+        """Return the learning rate of each step, job by job; all jobs have steps."""
         schedule = functools.cache(local.lr_schedule)  # most jobs of a call are in the same round
         jobs = zip(self.round.tolist(), self.steps.tolist(), self.per_epoch.tolist(), strict=True)
         return np.concatenate([schedule(*job) for job in jobs])
 
     def key(self, job: int) -> tuple[int, int, int]:
-        """Return what the random numbers of one job are drawn from: seed, round and client."""
+        """Return what determines the random numbers of one job: seed, round and client."""
         return int(self.seed[job]), int(self.round[job]), int(self.client[job])

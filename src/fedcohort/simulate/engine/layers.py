@@ -30,14 +30,14 @@ class Convolution:
     bias: Slot
     kernel: tuple[int, int]
     padding: tuple[int, int]
-    image: Image  # its input
+    image: Image  # shape of its input
     pool: tuple[int, int] = (1, 1)
     relu: bool = False
 
 
 @dataclass(frozen=True)
 class Relu:
-    """Rectifier."""
+    """Rectified linear unit."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Norm:
 
     @property
     def statistics(self) -> dict[str, Slot]:
-        """What follows the batches."""
+        """What is updated from the batches."""
         return {"mean": self.mean, "variance": self.variance}
 
 
@@ -80,10 +80,10 @@ Layer = Dense | Convolution | Relu | MaxPool | Flatten | Norm
 
 
 def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
-    """Return the layers of a module that is a stack of those above and ends with a dense one, else None.
+    """Return the layers of a module that is a stack of those above and ends with a dense layer, otherwise None.
 
-    Flattening an input that no convolution has touched is left out: samples are stored flat. A layer may stand in
-    several places, unless it has weights.
+    Flattening before any convolution is left out, because samples are stored flat. A layer may appear several times,
+    unless it has weights.
     """
     if not isinstance(flat.module, nn.Sequential):
         return None
@@ -94,21 +94,21 @@ def read_layers(flat: FlatModel, sample: tuple[int, ...]) -> list[Layer] | None:
             continue  # the module itself, and what is inside its layers
         if next(layer.parameters(), None) is not None and f"{name}.weight" not in slots:
             return None  # a layer with weights appears twice
-        own = {key.removeprefix(f"{name}."): slot for key, slot in slots.items() if key.startswith(f"{name}.")}
-        if not chain.append(layer, own):
+        weights = {key.removeprefix(f"{name}."): slot for key, slot in slots.items() if key.startswith(f"{name}.")}
+        if not chain.append(layer, weights):
             return None
     return chain.layers if chain.layers and isinstance(chain.layers[-1], Dense) else None
 
 
 class _Chain:
-    """The layers read so far, and the shape of what the last of them puts out."""
+    """The layers read so far, and the shape of the last one's output."""
 
     def __init__(self, sample: tuple[int, ...]) -> None:
         self.layers: list[Layer] = []
         self.shape = sample
 
     def append(self, layer: nn.Module, slots: Mapping[str, Slot]) -> bool:
-        """Add a layer with its weights by name; return False for one that is not known, or not in this place."""
+        """Add a layer with its weights by name; return False if it is unknown, or unsupported in this position."""
         # By its exact type: a subclass may compute something else.
         match type(layer):
             case nn.Flatten:
@@ -138,7 +138,7 @@ class _Chain:
         return True
 
     def _relu(self) -> bool:
-        if not self.layers:  # the backends rectify in place, and the samples must stay as they are
+        if not self.layers:  # the backends apply ReLU in place, and the samples must not change
             return False
         last = self.layers[-1]
         if isinstance(last, Convolution):  # done in the same pass over the image
@@ -155,14 +155,14 @@ class _Chain:
         return True
 
     def _norm(self, layer: Any, slots: Mapping[str, Slot]) -> bool:
-        if not self.layers or not _plain_norm(layer, len(self.shape)):
+        if not self.layers or not _is_supported_norm(layer, len(self.shape)):
             return False
         weight, bias, mean, variance = (slots[part] for part in ("weight", "bias", "running_mean", "running_var"))
         self.layers.append(Norm(weight, bias, mean, variance, layer.eps, float(layer.momentum or 0)))
         return True
 
     def _convolution(self, layer: Any, slots: Mapping[str, Slot]) -> bool:
-        if not self._is_image or not _plain_convolution(layer):
+        if not self._is_image or not _is_supported_convolution(layer):
             return False
         channels, height, width = self.shape
         kernel = (layer.kernel_size[0], layer.kernel_size[1])
@@ -173,7 +173,7 @@ class _Chain:
         return True
 
     def _pool(self, layer: Any) -> bool:
-        window = _plain_pool(layer)
+        window = _pool_window(layer)
         if not self.layers or not self._is_image or window is None:
             return False
         last = self.layers[-1]
@@ -185,12 +185,12 @@ class _Chain:
         return True
 
 
-def _plain_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, dimensions: int) -> bool:
+def _is_supported_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, dimensions: int) -> bool:
     fits = type(layer) is (nn.BatchNorm1d if dimensions == 1 else nn.BatchNorm2d)
     return fits and layer.affine and layer.track_running_stats and layer.momentum is not None
 
 
-def _plain_convolution(layer: nn.Conv2d) -> bool:
+def _is_supported_convolution(layer: nn.Conv2d) -> bool:
     return (
         layer.bias is not None
         and tuple(layer.stride) == (1, 1)
@@ -201,7 +201,7 @@ def _plain_convolution(layer: nn.Conv2d) -> bool:
     )
 
 
-def _plain_pool(layer: nn.MaxPool2d) -> tuple[int, int] | None:
+def _pool_window(layer: nn.MaxPool2d) -> tuple[int, int] | None:
     kernel = layer.kernel_size if isinstance(layer.kernel_size, tuple) else (layer.kernel_size,) * 2
     stride = layer.stride if isinstance(layer.stride, tuple) else (layer.stride,) * 2
     simple = stride == kernel and layer.padding in (0, (0, 0)) and layer.dilation in (1, (1, 1)) and not layer.ceil_mode

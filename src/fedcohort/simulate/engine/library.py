@@ -1,11 +1,11 @@
 """Compile this package's C sources when they are first needed.
 
-This needs only a C compiler: the one ``FEDCOHORT_CC`` names, else cc, gcc or clang, else the one in the package
+This needs only a C compiler: the one that ``FEDCOHORT_CC`` names, or cc, gcc or clang, or the one in the package
 ``ziglang``, which pip installs anywhere (``pip install "fedcohort[compiler]"``). A library is kept in the user's cache
 folder under a name that depends on its sources, the compiler and the processor, and includes a hash of the library. A
 new library is kept only if it passes a trial that compares it with numpy or torch. If there is no compiler, or any of
 this fails, one warning is logged and the same work is done without compiled code. Setting ``FEDCOHORT_CC`` to the empty
-string asks for that.
+string has the same effect, without a warning.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def load_compiled(name: str) -> ctypes.CDLL | None:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Say something once, however many libraries it concerns."""
+    """Log a warning once, however many libraries it concerns."""
     log.warning(message)
 
 
 def find_compiler() -> list[str]:
-    """Return the command that compiles C; :class:`RuntimeError` where there is none."""
+    """Return the command that compiles C; raise :class:`RuntimeError` if there is none."""
     named = os.environ.get("FEDCOHORT_CC")
     if named:
         program, *arguments = shlex.split(named)
@@ -101,7 +101,7 @@ def find_compiler() -> list[str]:
 
 
 def flags(compiler: Sequence[str]) -> tuple[str, ...]:
-    """Return what the compiler is told, with its way to say: for this processor."""
+    """Return the compiler's flags, including the one that optimises for this processor."""
     by_cpu = platform.machine() in ("aarch64", "arm64") or Path(compiler[0]).stem == "zig"
     return (*FLAGS, "-mcpu=native" if by_cpu else "-march=native")
 
@@ -113,14 +113,14 @@ def read_sources() -> dict[str, bytes]:
 
 
 def _fingerprint(sources: dict[str, bytes], compiler: Sequence[str]) -> str:
-    """Name what a library depends on: sources, flags, compiler and processor."""
+    """Return a hash of everything that a library depends on: sources, flags, compiler and processor."""
     digest = hashlib.sha256()
     for name, text in sources.items():
         digest.update(name.encode() + text)
     digest.update(" ".join((*compiler, *flags(compiler), platform.machine(), np.__version__)).encode())
     digest.update(subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=60).stdout)
     try:
-        # A home directory may be shared by machines whose processors know other instructions.
+        # A home directory may be shared by machines whose processors have different instructions.
         cpu = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
         digest.update("\n".join(line for line in cpu if line.startswith(("model", "flags", "Features"))).encode())
     except OSError:
@@ -129,11 +129,11 @@ def _fingerprint(sources: dict[str, bytes], compiler: Sequence[str]) -> str:
 
 
 def cache_folder() -> Path:
-    """Return a folder that only this user can write to; one that goes with the process where there is none."""
+    """Return a folder that only this user can write to; if there is none, one that lasts as long as the process."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcohort"
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _ours(folder):
+        if not _is_ours(folder):
             warn_once(f"the cache folder {folder} can be written by somebody else: compiled code is kept nowhere")
         elif os.access(folder, os.W_OK):
             return folder
@@ -146,17 +146,17 @@ def temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="fedcohort-")
 
 
-def _ours(path: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     """Whether a file or folder belongs to this user and nobody else may write to it."""
     if os.name != "posix":
         return True
-    found = path.lstat()  # not stat: a link of somebody else's could point to a file of ours
+    found = path.lstat()  # not stat: somebody else's link could point to a file of ours
     return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
 
 
 def _sound(path: Path) -> bool:
-    """Whether a kept library is this user's, and is what was kept."""
-    return _ours(path) and path.stem.rpartition("-")[2] == _hash(path)
+    """Whether a kept library belongs to this user and has not changed."""
+    return _is_ours(path) and path.stem.rpartition("-")[2] == _hash(path)
 
 
 def _hash(path: Path) -> str:
@@ -176,13 +176,13 @@ def compile_library(name: str, sources: dict[str, bytes], command: Sequence[str]
 
 
 def build(name: str, sources: dict[str, bytes], compiler: Sequence[str], folder: Path, start: str) -> Path:
-    """Compile, try out, and only then put the library where it is looked for; several processes may do so at once."""
+    """Compile a library, try it out, and only then move it into ``folder``; several processes may do so at once."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         built = compile_library(name, sources, [*compiler, *flags(compiler)], Path(place))
-        # In a process of its own, should it crash; isolated, so that nothing in the working folder is imported. This
-        # package comes first: another version of it may be installed.
-        own, *others = (str(Path(module.__path__[0]).parent) for module in (fedcohort, np, torch))
-        paths = f"sys.path.insert(0, {own!r}); sys.path += {others!r}"
+        # In a separate process, in case it crashes; isolated, so that nothing in the working folder is imported. This
+        # package comes first, because another version of it may be installed.
+        package, *others = (str(Path(module.__path__[0]).parent) for module in (fedcohort, np, torch))
+        paths = f"sys.path.insert(0, {package!r}); sys.path += {others!r}"
         code = f"import sys; {paths}; {_TRIALS[name]}; try_out({str(built)!r})"
         done = subprocess.run(
             [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=300, check=False
@@ -205,7 +205,7 @@ def load(name: str, path: Path) -> ctypes.CDLL:
 
 
 def address(array: torch.Tensor | AnyArray) -> int:
-    """Return where the numbers of a contiguous array lie."""
+    """Return the address of the numbers of a contiguous array."""
     contiguous = array.is_contiguous() if isinstance(array, torch.Tensor) else array.flags.c_contiguous
     if not contiguous:
         raise ValueError("machine code wants contiguous arrays")

@@ -1,4 +1,4 @@
-"""Train any module with autograd, one client after the other, on the CPU with torch's threads or on a CUDA device."""
+"""Train any module with autograd, one client after another, on the CPU with torch's threads or on a CUDA device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedcohort.simulate.tasks import Task
 from fedcohort.training.local import LocalTraining
 from fedcohort.training.losses import cross_entropy
 
-_CHUNK = 1000  # samples of one forward pass outside training
+_CHUNK = 1000  # samples in one forward pass outside training
 
 
 class ModuleBackend:
@@ -42,9 +42,9 @@ class ModuleBackend:
     device : torch.device
         Where to compute.
     threads : int
-        How many threads torch's operators may use, on the CPU.
+        Number of threads that torch's operators may use on the CPU.
     task : Task, optional
-        What is learnt, where it is not classification with cross-entropy.
+        What is learned, if it is not classification with cross-entropy.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class ModuleBackend:
     ) -> None:
         self._task = task
         # Our own tasks tell the user's functions from their own code. A user's own task is the user's code as a whole.
-        own = task is not None and is_reference(task.name)
+        is_users = task is not None and is_reference(task.name)
         self._task_code: Callable[[], contextlib.AbstractContextManager[None]] = (
-            own_code if own else contextlib.nullcontext
+            own_code if is_users else contextlib.nullcontext
         )
         self._store, self._local, self._device = store.to(device), local, device
         self._draws = draws_random_numbers(module, store.shape, store.x.dtype)
@@ -75,7 +75,7 @@ class ModuleBackend:
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
     ) -> torch.Tensor:
-        """Train every job with the plain loop; return vectors (J, P)."""
+        """Train all jobs with the plain loop; return vectors (J, P)."""
         store, local = self._store, self._local
         out = models[torch.from_numpy(table.run)]
         for job in np.flatnonzero(table.steps).tolist():
@@ -101,16 +101,16 @@ class ModuleBackend:
     def cross_entropies(
         self, models: torch.Tensor, spans: Spans, pseudo: bool, teachers: torch.Tensor | None
     ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor | None]]:
-        """Yield which questions (q,), and their samples' cross-entropies with labels and pseudo-labels."""
-        for question in np.flatnonzero(spans.count):
-            run, first, count = int(spans.run[question]), int(spans.first[question]), int(spans.count[question])
+        """Yield the indices of spans (q,), and their samples' cross-entropies with labels and pseudo-labels."""
+        for span in np.flatnonzero(spans.count):
+            run, first, count = int(spans.run[span]), int(spans.first[span]), int(spans.count[span])
             x, labels = self._samples(first, count)
             logits = self._scores(models[run], x)
             by_pseudo = None
             if pseudo:
                 guide = logits if teachers is None else self._scores(teachers[run], x)
                 by_pseudo = self._losses(logits, guide.argmax(1))
-            yield np.array([question]), self._losses(logits, labels), by_pseudo
+            yield np.array([span]), self._losses(logits, labels), by_pseudo
 
     def gradients(self, models: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return full-batch gradients (Q, P), summed over chunks; buffers get zeros."""
@@ -149,7 +149,7 @@ class ModuleBackend:
         return loss, metric
 
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
-        """Return the loss (M,) on a test set, and right answers in each of its cells (M, cells)."""
+        """Return the loss (M,) on a test set, and the number of right answers in each of its cells (M, cells)."""
         y, cell = (torch.as_tensor(values).to(models.device) for values in (test.y, test.cell))
         x = self._store.x[test.first : test.first + len(y)]
         loss, right = np.empty(len(models)), np.empty((len(models), test.cells))

@@ -22,9 +22,9 @@ from fedcohort.simulate.engine.store import Store
 from fedcohort.simulate.engine.types import ClientData, HeldOut, Spans, right_by_cell
 from fedcohort.training.local import LocalTraining
 
-_WIDTH = 64  # samples of one forward pass outside training
-_CHUNK = 1000  # samples of one unit of scoring at most
-_SCORED_AT_ONCE = 2**20  # samples whose losses are held at once
+_WIDTH = 64  # samples in one forward pass outside training
+_CHUNK = 1000  # most samples in one unit of scoring
+_SCORED_AT_ONCE = 2**20  # samples whose losses are in memory at once
 _MOST_LAYERS = 32  # as in csrc/network.h
 _MOST_ROWS = 4096
 _MOST_FEATURES = 2**16  # between convolutions and dense layers
@@ -35,7 +35,8 @@ def _record(*names: str, kind: str = "i8") -> np.dtype[np.void]:
     return np.dtype([(name, kind) for name in names])
 
 
-# The structs of csrc/network.h and csrc/train.c, field by field; addresses are numbers. Units of work by kind.
+# The structs of csrc/network.h and csrc/train.c, field by field, and one kind of unit of work each; addresses are
+# numbers.
 _KERNEL = _record(
     "channels", "height", "width", "outputs", "rows", "columns", "pad_y", "pad_x", "pool_y", "pool_x", "relu"
 )
@@ -59,13 +60,13 @@ _KINDS = (_TRAINING, _SCORING, _GRADIENT)
 
 
 def describe(layers: list[Layer]) -> AnyArray | None:
-    """Return the record from which ``csrc/train.c`` builds the network, or None if it has something else in it."""
+    """Return the record from which ``csrc/train.c`` builds the network, or None if it has unsupported layers."""
     convolutions = list(itertools.takewhile(lambda layer: isinstance(layer, Convolution), layers))
     kernels = [_kernel(layer) for layer in convolutions if isinstance(layer, Convolution)]
     rest = layers[len(convolutions) :]
     if kernels and (not rest or not isinstance(rest.pop(0), Flatten)):
         return None
-    # Then dense layers and rectifiers take turns, a dense one first.
+    # Then dense layers and ReLUs alternate, a dense layer first.
     if not rest or any(not isinstance(layer, Relu if i % 2 else Dense) for i, layer in enumerate(rest)):
         return None
     dense = [layer for layer in rest if isinstance(layer, Dense)]
@@ -84,17 +85,17 @@ def _kernel(layer: Convolution) -> tuple[int, ...]:
 
 
 def can_compile(layers: list[Layer] | None, local: LocalTraining) -> bool:
-    """Whether machine code can train a network here; None: it is no stack of known layers."""
+    """Whether compiled code can train a network here; ``layers`` is None if it is not a stack of known layers."""
     if layers is None or describe(layers) is None or local.batch_size > _MOST_ROWS:
         return False
     return load_compiled("train") is not None
 
 
 class NativeBackend:
-    """Trains and evaluates in machine code, with a thread per core.
+    """Trains and evaluates in compiled code, with one thread per core.
 
-    A unit of work depends on nothing but itself, so neither the number of threads nor what else is asked for at the
-    same time changes a bit of a result.
+    Units of work are independent, so a result has the same bits whatever the number of threads and whatever else is
+    computed at the same time.
 
     Parameters
     ----------
@@ -103,11 +104,11 @@ class NativeBackend:
     local : LocalTraining
         How clients train.
     description : array
-        The network, see :func:`describe`.
+        The network; see :func:`describe`.
     library : CDLL
         The compiled ``csrc/train.c``.
     threads : int
-        How many threads compute.
+        Number of threads.
     """
 
     def __init__(
@@ -128,8 +129,8 @@ class NativeBackend:
         for name in ("alpha", "beta", "log_zero"):
             self._settings[name] = getattr(local, f"robust_{name}")
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._room = self._width = 0  # bytes for each thread, enough for batches of so many samples
-        # A second thread of torch would gain little in what is left to do between calls, and would go on spinning for
+        self._room = self._width = 0  # bytes for each thread, and the batch size for which they suffice
+        # Little is left for torch to do between calls, so a second thread would gain little. It would keep spinning for
         # milliseconds on a core that is needed here.
         self._give_back = torch_threads(self, 1 if threads > 1 else None)
 
@@ -144,18 +145,18 @@ class NativeBackend:
         """Give torch its threads back."""
         self._give_back()
 
-    # -- what the engine asks for --------------------------------------------------------------------------------
+    # -- the backend's methods -----------------------------------------------------------------------------------
 
     def train(
         self, table: JobTable, models: torch.Tensor, prox: float, correction: torch.Tensor | None
     ) -> torch.Tensor:
-        """Train every job; return vectors (J, P)."""
+        """Train all jobs; return vectors (J, P)."""
         store, local = self._store, self.local
         models = models.contiguous()
         out = torch.empty(len(table), models.shape[1])
-        idle = np.flatnonzero(table.steps == 0)  # clients without samples keep the model they got
+        idle = np.flatnonzero(table.steps == 0)  # clients without samples keep the model they received
         out[idle] = models[table.run[idle]]
-        # The longest first, so that the last ones to finish are short.
+        # The longest jobs first, so that the last ones to finish are short.
         width = np.minimum(table.n, local.batch_size)
         jobs = np.argsort(-(table.steps * width), kind="stable")[: len(table) - len(idle)]
         if not len(jobs):
@@ -193,11 +194,11 @@ class NativeBackend:
     def cross_entropies(
         self, models: torch.Tensor, spans: Spans, pseudo: bool, teachers: torch.Tensor | None
     ) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor | None]]:
-        """Yield which questions (q,), and their samples' cross-entropies with labels and pseudo-labels."""
-        asked = np.flatnonzero(spans.count)
-        bounds = np.flatnonzero(np.diff(np.cumsum(spans.count[asked]) // _SCORED_AT_ONCE)) + 1
-        for some in np.split(asked, bounds) if len(asked) else ():
-            part = spans[some]
+        """Yield the indices of spans (q,), and their samples' cross-entropies with labels and pseudo-labels."""
+        filled = np.flatnonzero(spans.count)
+        bounds = np.flatnonzero(np.diff(np.cumsum(spans.count[filled]) // _SCORED_AT_ONCE)) + 1
+        for chosen in np.split(filled, bounds) if len(filled) else ():
+            part = spans[chosen]
             wanted = {"by_label": torch.empty(int(part.count.sum()), dtype=torch.float64)}
             given = {"label": address(self._store.label) + 8 * part.first}
             if pseudo:
@@ -206,7 +207,7 @@ class NativeBackend:
                     guide = self._predictions(teachers, part)
                     given["pseudo"] = address(guide) + 8 * _starts(part.count)
             self._score(models, part, address(self._store.sample) + 8 * part.first, wanted, given)
-            yield some, wanted["by_label"], wanted.get("by_pseudo")
+            yield chosen, wanted["by_label"], wanted.get("by_pseudo")
 
     def gradients(self, models: torch.Tensor, spans: Spans) -> torch.Tensor:
         """Return full-batch gradients (Q, P)."""
@@ -225,45 +226,45 @@ class NativeBackend:
         """Return test loss (M,) and accuracy (M,)."""
         y = self._store.y_test
         loss, right = np.empty(len(models)), np.empty(len(models))
-        for some, losses, answers in self._answers(models, self._store.n_train, y):
-            loss[some], right[some] = losses, answers.numpy().mean(1)
+        for rows, losses, answers in self._answers(models, self._store.n_train, y):
+            loss[rows], right[rows] = losses, answers.numpy().mean(1)
         return loss, right
 
     def evaluate_cells(self, models: torch.Tensor, test: HeldOut) -> tuple[FloatArray, FloatArray]:
-        """Return the loss (M,) on a test set, and right answers in each of its cells (M, cells)."""
+        """Return the loss (M,) on a test set, and the number of right answers in each of its cells (M, cells)."""
         y, cell = torch.as_tensor(test.y), torch.as_tensor(test.cell)
         loss, right = np.empty(len(models)), np.empty((len(models), test.cells))
-        for some, losses, answers in self._answers(models, test.first, y):
-            loss[some], right[some] = losses, right_by_cell(answers, cell, test.cells).numpy()
+        for rows, losses, answers in self._answers(models, test.first, y):
+            loss[rows], right[rows] = losses, right_by_cell(answers, cell, test.cells).numpy()
         return loss, right
 
     def _answers(
         self, models: torch.Tensor, first: int, y: torch.Tensor
     ) -> Iterator[tuple[IntArray, FloatArray, torch.Tensor]]:
-        """Yield, for some models (m,) at a time, their loss (m,) on the samples from a row on, and what is right."""
-        rows = first + torch.arange(len(y))
-        every = np.arange(len(models))
-        for some in np.split(every, np.flatnonzero(np.diff(every * len(y) // _SCORED_AT_ONCE)) + 1):
-            by_label = torch.empty(len(some), len(y), dtype=torch.float64)
-            predicted = torch.empty(len(some), len(y), dtype=torch.int64)
+        """Yield, for a few models (m,) at a time, their loss (m,) on samples from row ``first``, and what is right."""
+        positions = first + torch.arange(len(y))
+        index = np.arange(len(models))
+        for rows in np.split(index, np.flatnonzero(np.diff(index * len(y) // _SCORED_AT_ONCE)) + 1):
+            by_label = torch.empty(len(rows), len(y), dtype=torch.float64)
+            predicted = torch.empty(len(rows), len(y), dtype=torch.int64)
             wanted = {"by_label": by_label.view(-1), "predicted": predicted.view(-1)}
-            label = {"label": 0 * some + address(y)}
-            self._score(models, Spans(some, 0 * some, 0 * some + len(y)), 0 * some + address(rows), wanted, label)
-            yield some, by_label.numpy().mean(1), predicted == y
+            label = {"label": 0 * rows + address(y)}
+            self._score(models, Spans(rows, 0 * rows, 0 * rows + len(y)), 0 * rows + address(positions), wanted, label)
+            yield rows, by_label.numpy().mean(1), predicted == y
 
     def logits(self, models: torch.Tensor, positions: IntArray) -> torch.Tensor:
         """Return logits (M, V, C) on training samples."""
         rows = torch.from_numpy(np.ascontiguousarray(positions, dtype=np.int64))
         out = torch.empty(len(models), len(rows), self._classes)
-        every = np.arange(len(models))
-        spans = Spans(every, 0 * every, 0 * every + len(rows))
-        self._score(models, spans, 0 * every + address(rows), {"logits": out.view(-1, self._classes)}, {})
+        index = np.arange(len(models))
+        spans = Spans(index, 0 * index, 0 * index + len(rows))
+        self._score(models, spans, 0 * index + address(rows), {"logits": out.view(-1, self._classes)}, {})
         return out
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _predictions(self, models: torch.Tensor, spans: Spans) -> torch.Tensor:
-        """Return the classes the models predict for the samples, question after question."""
+        """Return the classes that the models predict for the samples, span after span."""
         found = torch.empty(int(spans.count.sum()), dtype=torch.int64)
         self._score(models, spans, address(self._store.sample) + 8 * spans.first, {"predicted": found}, {})
         return found
@@ -276,14 +277,14 @@ class NativeBackend:
         wanted: dict[str, torch.Tensor],
         given: dict[str, IntArray],
     ) -> None:
-        """Fill ``wanted`` for the samples of all questions, one after the other, cut into units for the threads.
+        """Fill ``wanted`` for the samples of all spans, one after another, cut into units for the threads.
 
-        ``positions`` and the values of ``given`` are addresses, one for each question, of an integer for each sample.
+        ``positions`` and the values of ``given`` are one address per span, each of an array of one integer per sample.
         """
         models = models.contiguous()
         pieces = -(-spans.count // _CHUNK)
         owner = np.repeat(np.arange(len(spans)), pieces)
-        at = _CHUNK * (np.arange(len(owner)) - _starts(pieces)[owner])  # first sample of the piece in its question
+        at = _CHUNK * (np.arange(len(owner)) - _starts(pieces)[owner])  # first sample of the piece within its span
         units = np.zeros(len(owner), _SCORING)
         units["vector"] = address(models) + 4 * models.shape[1] * spans.run[owner]
         units["positions"] = positions[owner] + 8 * at
@@ -296,9 +297,10 @@ class NativeBackend:
         self._run(units, _WIDTH)
 
     def _run(self, units: AnyArray, width: int) -> None:
-        """Do the units, records as ``csrc/train.c`` declares them."""
+        """Do the units of work, which are records as ``csrc/train.c`` declares them."""
         description = address(self._description)
-        # Scratch memory grows with the largest batch so far and is kept: allocating it takes longer than small jobs.
+        # Scratch memory grows with the largest batch so far. It is kept, because allocating it takes longer than small
+        # jobs do.
         if width > self._width:
             self._room = -(-self._library.fedcohort_scratch(description, width) // _ALIGNMENT) * _ALIGNMENT
             self._scratch = torch.empty(self.threads * self._room + _ALIGNMENT, dtype=torch.uint8)
@@ -319,7 +321,7 @@ class NativeBackend:
 
 
 def _starts(lengths: IntArray) -> IntArray:
-    """Return where each of the segments of these lengths begins."""
+    """Return where each segment begins, given the lengths of the segments."""
     return np.cumsum(lengths) - lengths
 
 
@@ -334,7 +336,7 @@ def try_out(path: str) -> None:
     flat = FlatModel(module)
     description = describe(read_layers(flat, sample) or [])
     if description is None:
-        raise RuntimeError("the network of the trial is not understood")
+        raise RuntimeError("the network of the trial is not supported")
     x, y = torch.randn(70, *sample), torch.randint(10, (70,))
     clients = ClientData(np.arange(70), np.array([0, 70]), y.numpy(), np.zeros(1, np.int64))
     store = Store(x.flatten(1).numpy(), x[:0].flatten(1).numpy(), y[:0].numpy(), [clients])

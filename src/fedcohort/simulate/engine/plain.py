@@ -105,7 +105,7 @@ def train_plain(
             loss = robust_loss(logits, targets, pseudo[batch], local).mean()
         with own_code():
             loss.backward()  # type: ignore[no-untyped-call]
-        # Neither loop runs without its term: the list is empty then, and the gradient stays bit for bit the loss's.
+        # Without prox or a correction, the list is empty, and the gradient keeps exactly the bits of the loss's.
         for p, origin in zip(parameters, start, strict=False):
             p.grad.add_(p.detach() - origin, alpha=prox)  # type: ignore[union-attr]  # backward has filled it
         for p, shift in zip(parameters, corrections, strict=False):
@@ -122,7 +122,7 @@ def _check(x: torch.Tensor, y: torch.Tensor, local: LocalTraining, crops: IntArr
 
 
 def _split_like(vector: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    """Cut a flat vector into the shapes of the parameters; what is behind them belongs to buffers."""
+    """Cut a flat vector into the shapes of the parameters; the rest belongs to buffers."""
     sizes = [p.numel() for p in parameters]
     parts = torch.split(vector[: sum(sizes)], sizes)
     return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]

@@ -1,10 +1,10 @@
-"""Compute many networks at once, with a leading axis of models: J parameter vectors, J batches, one program.
+"""Many networks computed at once, with a leading axis of models: J parameter vectors, J batches, one program.
 
-A :class:`StackedNet` computes logits and, from the derivative by the logits, the gradient of all J models at once.
-Dense layers and convolutions are written out by hand as batched matrix products; images are channels-last, so that the
-product of the unfolded patches with the kernels is the next layer's image with no permutation in between. On a GPU,
-convolutions are fused kernels instead, see :mod:`fedcohort.simulate.engine.fused`. Modules that are no stack of known
-layers go through ``torch.func``.
+A :class:`StackedNet` computes logits and, from the derivative with respect to the logits, all J models' gradients.
+Dense layers and convolutions are written out by hand as batched matrix products; images are channels-last, so the
+product of the unfolded patches with the kernels is the next layer's image, with no permutation in between. On a GPU,
+convolutions are fused kernels instead; see :mod:`fedcohort.simulate.engine.fused`. Modules that are not a stack of
+known layers go through ``torch.func``.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Saved = list[Any]
 class StackedNet:
     """J models of one architecture. Vectors are (J, Q) in the net's own order of elements, ``order``.
 
-    The first ``trainable`` of them are parameters, the rest running statistics, which a training pass moves by itself.
+    The first ``trainable`` elements are parameters; the rest are running statistics, which a training pass updates.
     """
 
     n_params: int  # P, length of a flat vector
-    order: torch.Tensor  # (Q,) own[i] = flat[order[i]], or zero where order[i] = P
+    order: torch.Tensor  # (Q,) vector[i] = flat[order[i]], or zero if order[i] = P
     trainable: int  # T
-    features: torch.Tensor | None = None  # (F,) how it wants the channels-first features of a sample permuted
+    features: torch.Tensor | None = None  # (F,) how to permute the channels-first features of a sample
 
     def logits(
         self,
@@ -47,13 +47,13 @@ class StackedNet:
     ) -> torch.Tensor:
         """Return the logits (J, B, C) of ``x`` (J or 1, B, F); what the backward pass needs goes into ``saved``.
 
-        With ``present`` (J, B), which samples of a training batch are there (1) and which fill it up (0), this is a
-        training pass: batches are normalised by their own statistics, and the running ones follow.
+        With ``present`` (J, B), this is a training pass: batches are normalised by their own statistics, and the
+        running statistics follow. ``present`` is 1 for the samples of a batch and 0 for padding.
         """
         raise NotImplementedError(type(self).__name__)
 
     def backward(self, vectors: torch.Tensor, saved: Saved, delta: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the gradient into ``out`` (J, Q), given the derivative by the logits ``delta`` (J, B, C)."""
+        """Write the gradient into ``out`` (J, Q), given the loss's derivative by the logits, ``delta`` (J, B, C)."""
         raise NotImplementedError(type(self).__name__)
 
 
@@ -98,9 +98,9 @@ class FunctionalNet(StackedNet):
 
 
 class _Layer:
-    """One layer of a stack: forward saves what its backward needs."""
+    """One layer of a stack; its forward pass saves what its backward pass needs."""
 
-    first = False  # the lowest layer with parameters, below which nobody needs a derivative
+    first = False  # whether this is the lowest layer with parameters, below which no derivative is needed
 
     def forward(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None) -> torch.Tensor:
         raise NotImplementedError(type(self).__name__)
@@ -145,8 +145,8 @@ class _Convolution(_Layer):
     """Convolution of stride 1 on channels-last images x (J or 1, B, H, W, C), with the pooling and ReLU that follow.
 
     Its weight in the net's own order is (kernel height x kernel width x inputs, rounded up; outputs): rows of patches
-    start at addresses the matrix units like, and the rows of zeros that fill them up stay zero. By default it is a
-    product with unfolded patches; on a GPU, kernels that never write the patches down.
+    start at aligned addresses, and the rows of zeros that pad them stay zero. By default it is a product with unfolded
+    patches; on a GPU, it uses kernels that never store the patches.
     """
 
     def __init__(self, layer: Convolution, weight: Slot, bias: Slot) -> None:
@@ -157,8 +157,8 @@ class _Convolution(_Layer):
         self.fused: FusedConvolution | None = None
 
     def fuse(self, precision: str) -> None:
-        """Compute in fused kernels from now on, where there are some for this shape."""
-        from fedcohort.simulate.engine.fused import FusedConvolution, Shape  # brings in a compiler
+        """Use fused kernels from now on, if there are any for this shape."""
+        from fedcohort.simulate.engine.fused import FusedConvolution, Shape  # loads a compiler
 
         shape = Shape(
             image=self.image,
@@ -191,8 +191,8 @@ class _Convolution(_Layer):
             saved += [windows, (height, width)]
         j = len(vectors)
         y = torch.bmm(windows.expand(j, -1, -1), self.weight.of(vectors)).view(j * batch, high, wide, -1)
-        # ReLU and max-pooling commute, and the bias is the same for a whole window: pooled first, both touch a quarter
-        # of the numbers.
+        # ReLU and max-pooling commute, and the bias is the same for a whole window. If pooling comes first, bias and
+        # ReLU touch only a quarter of the numbers.
         if self.pool != (1, 1):
             pooled, where = pool(y, self.pool)
             if saved is not None:
@@ -232,9 +232,9 @@ class _Convolution(_Layer):
 
     @staticmethod
     def _weight_gradient(windows: torch.Tensor, delta: torch.Tensor, batch: int, out: torch.Tensor) -> None:
-        """Write the product over all pixels of all samples; cut into parts, or a few models keep few units busy."""
+        """Write the product over all pixels of all samples, cut into parts so that a few models keep a GPU busy."""
         j, pixels, depth = windows.shape
-        # Tiles of 128 x 64 are about what one product's blocks cover; fewer than _BUSY of them leave units idle.
+        # A block of a product covers a tile of about 128 x 64; with fewer than _BUSY tiles, some units are idle.
         tiles = j * -(-depth // 128) * -(-delta.shape[2] // 64)
         parts = next((part for part in range(1, batch + 1) if batch % part == 0 and part * tiles >= _BUSY), batch)
         if parts == 1:
@@ -246,7 +246,7 @@ class _Convolution(_Layer):
 
 
 class _Pool(_Layer):
-    """Max-pooling that follows no convolution directly."""
+    """Max-pooling that does not directly follow a convolution."""
 
     def __init__(self, kernel: tuple[int, int]) -> None:
         self.kernel = kernel
@@ -265,14 +265,14 @@ class _Pool(_Layer):
 
 
 class _Norm(_Layer):
-    """Batch normalisation of x (J or 1, B, ..., C); in training, over the samples that are there.
+    """Batch normalisation of x (J or 1, B, ..., C); in training, over the samples that are present.
 
-    ``torch.nn.functional.batch_norm`` with J x C channels would be the same but for batches that are filled up.
+    ``torch.nn.functional.batch_norm`` with J x C channels would do the same, except for padded batches.
     """
 
     def __init__(self, slots: dict[str, Slot], layer: Norm) -> None:
         self.slots, self.epsilon, self.momentum = slots, layer.epsilon, layer.momentum
-        self.present: torch.Tensor | None = None  # (J, B) of the training pass under way
+        self.present: torch.Tensor | None = None  # (J, B) in the current training pass
 
     def forward(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None) -> torch.Tensor:
         inner = (1,) * (x.ndim - 2)  # samples and pixels
@@ -282,13 +282,13 @@ class _Norm(_Layer):
             over = tuple(range(1, x.ndim - 1))
             there = self.present.view(*self.present.shape, *inner)
             n = (self.present.sum(1, keepdim=True) * math.prod(x.shape[2:-1])).clamp(min=1)  # (J, 1)
-            own = (x * there).sum(over) / n
-            spread = ((x - own.view(len(own), *inner, -1)).square_() * there).sum(over) / n
+            batch_mean = (x * there).sum(over) / n
+            spread = ((x - batch_mean.view(len(batch_mean), *inner, -1)).square_() * there).sum(over) / n
             # A model without a batch keeps its statistics.
             pace = self.momentum * self.present.amax(1, keepdim=True)
-            mean += pace * (own - mean)
+            mean += pace * (batch_mean - mean)
             variance += pace * (spread * (n / (n - 1).clamp(min=1)) - variance)
-            mean, variance = own, spread
+            mean, variance = batch_mean, spread
         models = len(vectors)
         scale = (variance + self.epsilon).rsqrt().view(models, *inner, -1)
         normal = (x - mean.view(models, *inner, -1)) * scale
@@ -306,14 +306,14 @@ class _Norm(_Layer):
         factor: torch.Tensor = scale * self.slots["weight"].of(vectors).view(shape)
         if there is None:
             return delta * factor
-        # The statistics of the batch depend on every sample of it, and only on those.
+        # The statistics of a batch depend on each of its samples, and on no others.
         through = (by_bias / n).view(shape) + normal * (by_weight / n).view(shape)
         result: torch.Tensor = (delta - through) * factor * there
         return result
 
 
 class _Flatten(_Layer):
-    """Image to vector, in the channels-last order; the next dense layer's weight is permuted to fit."""
+    """Image to vector in channels-last order; the weight of the next dense layer is permuted to match."""
 
     def forward(self, vectors: torch.Tensor, x: torch.Tensor, saved: Saved | None) -> torch.Tensor:
         if saved is not None:
@@ -332,13 +332,13 @@ class LayerNet(StackedNet):
         self, layers: list[_Layer], n_params: int, order: torch.Tensor, trainable: int, image: tuple[int, ...] | None
     ) -> None:
         self.layers, self.n_params, self.order, self.trainable = layers, n_params, order, trainable
-        self.image = image  # (H, W, C) of the input when the lowest layer is a convolution
+        self.image = image  # (H, W, C) of the input if the lowest layer is a convolution
         if image is not None:
             height, width, channels = image
             self.features = torch.arange(math.prod(image)).view(channels, height, width).permute(1, 2, 0).reshape(-1)
 
     def fuse(self, precision: str) -> None:
-        """Let convolutions use fused kernels of this precision, where there are some for their shape."""
+        """Let convolutions use fused kernels of this precision, if there are any for their shape."""
         for layer in self.layers:
             if isinstance(layer, _Convolution):
                 layer.fuse(precision)
@@ -368,18 +368,18 @@ class LayerNet(StackedNet):
 
 
 def stack(flat: FlatModel, sample: tuple[int, ...]) -> StackedNet:
-    """Return the stacked form of a module that :func:`stacking_obstacle` has nothing against."""
+    """Return the stacked form of a module for which :func:`stacking_obstacle` returns None."""
     return _layer_net(flat, sample) or FunctionalNet(flat, sample)
 
 
 def stacking_obstacle(flat: FlatModel, sample: tuple[int, ...]) -> str | None:
-    """Return why ``flat`` cannot be trained as a stack, or None when it can."""
+    """Return why ``flat`` cannot be trained as a stack, or None if it can."""
     net = stack(flat, sample)
     if isinstance(net, LayerNet):
         return None
     if flat.stateful:
         return "it keeps state of its own, such as running statistics, and is no nn.Sequential of known layers"
-    # Tried on two models of two samples: what vmap cannot do shows only when it is done.
+    # Tried with two models and two samples, because vmap fails only when it is used.
     vectors = flat.vector().expand(2, -1).clone()
     saved: Saved = []
     try:
@@ -398,7 +398,7 @@ def _layer_net(flat: FlatModel, sample: tuple[int, ...]) -> LayerNet | None:
     builder = _Builder(flat.n_params)
     layers: list[_Layer] = []
     norms: list[tuple[dict[str, Slot], Norm]] = []
-    fold: tuple[int, int, int] | None = None  # the image the last flattening turned into a vector
+    fold: tuple[int, int, int] | None = None  # shape of the image that the last flattening turned into a vector
     for layer in specification:
         if isinstance(layer, Convolution):
             index = builder.index(layer.weight).permute(2, 3, 1, 0).reshape(-1, layer.weight.shape[0])
@@ -427,14 +427,14 @@ def _layer_net(flat: FlatModel, sample: tuple[int, ...]) -> LayerNet | None:
             fold = layer.image
     layers[0].first = True
     trainable = builder.size
-    for norm, known in norms:  # behind all parameters
+    for norm, known in norms:  # after all parameters
         norm.update({part: builder.add(slot.name, builder.index(slot)) for part, slot in known.statistics.items()})
     image = (sample[1], sample[2], sample[0]) if isinstance(layers[0], _Convolution) else None
     return LayerNet(layers, flat.n_params, torch.cat(builder.order), trainable, image)
 
 
 class _Builder:
-    """Collects the net's own order, tensor by tensor; each begins at a multiple of 4 elements."""
+    """Collects the net's own order, tensor by tensor; each tensor begins at a multiple of 4 elements."""
 
     def __init__(self, n_params: int) -> None:
         self.n_params = n_params

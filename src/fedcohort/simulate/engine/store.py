@@ -1,4 +1,4 @@
-"""Hold an engine's data: one tensor of samples, and the clients of every federation as slots that point into it."""
+"""An engine's data: one tensor of samples, and the clients of every federation as slots that point into it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _CHUNK = 4096  # samples converted at a time, so that building the tensor needs 
 class Store:
     """Samples, each of shape ``shape``, and clients.
 
-    ``x`` holds the ``n_train`` training samples, the ``n_test`` test samples, and ``copies`` of some of either as other
-    clients see them. A *slot* is one sample of one client of one
-    federation: ``sample[slot]`` is its row of ``x`` and ``label[slot]`` its label as that client sees it; where what is
-    predicted is no class, ``targets[sample[slot]]`` is it, standardised if asked for; ``y_test`` stays as it is.
-    Federation f has ``clients[f]`` clients, the largest of which trains on ``largest[f]`` slots; where the slots of a
-    client are, :meth:`spans` says.
+    ``x`` holds the ``n_train`` training samples, the ``n_test`` test samples, and ``copies`` of some of them as some
+    clients see them. A *slot* is one sample of one client of one federation: ``sample[slot]`` is its row in ``x``, and
+    ``label[slot]`` is its label as that client sees it. If the task does not predict classes, the target is
+    ``targets[sample[slot]]``, standardised on request; ``y_test`` is never standardised. Federation f has
+    ``clients[f]`` clients, the largest of which trains on ``largest[f]`` slots. :meth:`spans` returns
+    where a client's slots are.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Store:
         self.label = torch.from_numpy(np.concatenate([f.labels for f in federations]).astype(np.int64))
         starts = np.cumsum([0, *(len(f.indices) for f in federations)])
         self.clients = np.array([f.n_clients for f in federations])
-        # Of the clients of all federations, one after the other.
+        # For the clients of all federations, one federation after another.
         self._before = np.cumsum(self.clients) - self.clients
         self._first = np.concatenate([start + f.offsets[:-1] for start, f in zip(starts, federations, strict=False)])
         self._size = np.concatenate([np.diff(f.offsets) for f in federations])
@@ -77,12 +77,12 @@ class Store:
         return outputs if self.unit is None else outputs * self.unit[1] + self.unit[0]
 
     def targets_of(self, first: int, count: int) -> torch.Tensor:
-        """What is to be predicted for the samples of ``count`` slots."""
+        """Return what to predict for the samples of ``count`` slots."""
         slots = slice(first, first + count)
         return self.label[slots] if self.targets is None else self.targets[self.sample[slots]]
 
     def spans(self, run: IntArray, federation: IntArray, client: IntArray, part: str = "train") -> Spans:
-        """Return where the samples of some clients lie: those they train on, or those of their validation sets."""
+        """Return where the samples of clients are stored: those they train on, or those of their validation sets."""
         at = self._before[federation] + client
         first, count = self._first[at], self._train[at]
         if part == "validation":
@@ -96,8 +96,8 @@ class Store:
 
 
 def _samples(parts: Sequence[AnyArray], features: int) -> torch.Tensor:
-    """Return samples one after the other, flat, scaled as the first part is standardised."""
-    if parts[0].dtype.kind == "i":  # tokens and categories stay what they are
+    """Return the samples of all parts, flattened, and scaled so that the first part is standardised."""
+    if parts[0].dtype.kind == "i":  # tokens and categories are not scaled
         return torch.from_numpy(np.concatenate([np.asarray(x, np.int64).reshape(len(x), -1) for x in parts]))
     samples = allocate_samples(sum(map(len, parts)), features)
     shift, scale = standardisation(parts[0])
@@ -109,7 +109,7 @@ def _samples(parts: Sequence[AnyArray], features: int) -> torch.Tensor:
 
 
 def allocate_samples(count: int, features: int) -> torch.Tensor:
-    """Return an uninitialised matrix for samples, in large pages where the system has them.
+    """Return an uninitialised matrix for samples, in large pages if the system has them.
 
     The samples of a batch are scattered over the matrix, each on another page. With small pages, looking one up can
     take the processor as long as fetching the sample, because its cache of pages (TLB) is too small for so many.
@@ -137,7 +137,7 @@ def sample_shape(x: AnyArray) -> tuple[int, ...]:
 def standardisation(x_train: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Return (shift, scale) per channel: ``(x - shift) * scale`` has mean 0 and deviation 1 over the training set.
 
-    Bytes (images) are standardised; floating-point data is taken as it is.
+    Bytes (images) are standardised; floating-point data is left unchanged.
     """
     if x_train.dtype != np.uint8 or not x_train.size:
         return np.zeros(1, np.float32), np.ones(1, np.float32)

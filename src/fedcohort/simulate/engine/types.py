@@ -1,4 +1,4 @@
-"""Define the engine's inputs and outputs: clients as index slices, jobs as arrays."""
+"""The engine's inputs and outputs: clients as index slices, jobs as arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ClientData:
     set and are not trained on.
     """
 
-    indices: IntArray  # (total,) positions in the training set, client after client
+    indices: IntArray  # (total,) positions in the training set, client by client
     offsets: IntArray  # (N + 1,)
     labels: IntArray  # (total,) labels as the clients see them
     validation: IntArray  # (N,) size of each client's local validation set
@@ -35,9 +35,9 @@ class ClientData:
         Parameters
         ----------
         samples, classes : int
-            How many it has.
+            How many of each the training set has.
         more : (int, int)
-            Position of the first copy beside the training set, and how many copies there are.
+            Position of the first copy outside the training set, and the number of copies.
         """
         self._check_shape()
         copied = (self.indices >= more[0]) & (self.indices < sum(more))
@@ -62,18 +62,18 @@ class ClientData:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Samples that models are judged by, and the cells in which right answers are counted.
+    """Samples on which models are tested, and the cells in which right answers are counted.
 
     Attributes
     ----------
     first : int
-        Row of the first of them in the store; they lie one after the other.
+        Row of the first one in the store; the others follow it.
     y : (n,) int array
         Their labels.
     cell : (n,) int array
-        The cell of each: its class, or its owner.
+        The cell of each sample: its class or its owner.
     cells : int
-        How many cells there are.
+        Number of cells.
     """
 
     first: int
@@ -83,7 +83,7 @@ class HeldOut:
 
     @property
     def counts(self) -> IntArray:
-        """How many samples each cell has (cells,)."""
+        """(cells,) the number of samples in each cell."""
         return np.bincount(self.cell, minlength=self.cells)
 
 
@@ -91,12 +91,12 @@ class HeldOut:
 class Jobs:
     """J local trainings of one lock-step round, as arrays of length J."""
 
-    run: IntArray  # (J,) row of the global models it starts from
+    run: IntArray  # (J,) row of the global model to start from
     federation: IntArray  # (J,) which ClientData
     client: IntArray  # (J,)
     round: IntArray  # (J,)
-    seed: IntArray  # (J,) the run's seed of the batch plans
-    steps: IntArray | None = None  # (J,) number of local steps, instead of what LocalTraining says
+    seed: IntArray  # (J,) the run's seed for batch plans
+    steps: IntArray | None = None  # (J,) number of local steps, if not the one from LocalTraining
 
     def __len__(self) -> int:
         return len(self.client)
@@ -104,9 +104,9 @@ class Jobs:
 
 @dataclass(frozen=True)
 class Spans:
-    """Q questions about models on stretches of the clients' samples, as arrays of length Q.
+    """Q pairs of a model and a span of a client's samples, as arrays of length Q.
 
-    Question i is about the model in row ``run[i]`` and the ``count[i]`` slots of the store from ``first[i]`` on.
+    Pair i has the model in row ``run[i]`` and the ``count[i]`` slots of the store that start at ``first[i]``.
     """
 
     run: IntArray
@@ -116,12 +116,12 @@ class Spans:
     def __len__(self) -> int:
         return len(self.run)
 
-    def __getitem__(self, some: IntArray) -> Spans:
-        return Spans(self.run[some], self.first[some], self.count[some])
+    def __getitem__(self, rows: IntArray) -> Spans:
+        return Spans(self.run[rows], self.first[rows], self.count[rows])
 
 
 def right_by_cell(right: torch.Tensor, cell: torch.Tensor, cells: int) -> torch.Tensor:
-    """Count right answers (M, n) in each cell, given the cell of every sample (n,); returns (M, cells)."""
+    """Count the right answers (M, n) in each cell, given the cell of each sample (n,); the result is (M, cells)."""
     return torch.zeros(len(right), cells, dtype=torch.float64, device=right.device).index_add_(1, cell, right.double())
 
 

@@ -23,7 +23,7 @@ from fedcohort.simulate.leaderboard.rows import (
     FAIRNESS,
     SO_FAR,
     LeaderRow,
-    Paired,
+    PairedComparison,
     RunProgress,
     SeedRow,
     ToTarget,
@@ -246,10 +246,10 @@ def _check_targets(options: Options) -> None:
             raise InputError(f"A target accuracy must be in (0, 1]. Got {target:g}.", hint="62% is 0.62")
 
 
-def _paired_with(base: str, by_label: Mapping[str, Sequence[SeedRow]]) -> dict[str, Paired]:
+def _paired_with(base: str, by_label: Mapping[str, Sequence[SeedRow]]) -> dict[str, PairedComparison]:
     """Compare every other label with the baseline, seed by seed, with p-values corrected over all comparisons."""
     ends = {label: {seed.seed: seed.terminal for seed in seeds} for label, seeds in by_label.items()}
-    paired = {label: _compare_pairs(own, ends[base]) for label, own in ends.items() if label != base}
+    paired = {label: _compare_pairs(accuracies, ends[base]) for label, accuracies in ends.items() if label != base}
     corrected = holm([test.p for test in paired.values()])
     return {label: replace(test, p=p) for (label, test), p in zip(paired.items(), corrected, strict=True)}
 
@@ -383,9 +383,11 @@ def _mean_if_all(values: Sequence[int | None]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
-def _compare_pairs(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
+def _compare_pairs(ours: Mapping[int, float], theirs: Mapping[int, float]) -> PairedComparison:
     seeds = [s for s in ours if s in theirs and not math.isnan(ours[s]) and not math.isnan(theirs[s])]
     difference = np.array([ours[s] - theirs[s] for s in seeds], np.float64)
     if not len(difference):
-        return Paired(0, math.nan, 0, math.nan)
-    return Paired(len(seeds), float(difference.mean()), int((difference > 0).sum()), paired_t_test(difference))
+        return PairedComparison(0, math.nan, 0, math.nan)
+    return PairedComparison(
+        len(seeds), float(difference.mean()), int((difference > 0).sum()), paired_t_test(difference)
+    )

@@ -15,7 +15,7 @@ FAIRNESS = (*AT_THE_END, *SO_FAR, "asked")
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedComparison:
     """Terminal accuracy compared with the baseline's, over the seeds in which both have one.
 
     Attributes
@@ -117,7 +117,7 @@ class LeaderRow:
     seeds: tuple[SeedRow, ...]
     to_target: tuple[ToTarget, ...]
     improvement: float
-    paired: Paired | None
+    paired: PairedComparison | None
 
     @property
     def runs(self) -> int:

@@ -19,7 +19,7 @@ from fedcohort.core.errors import FedcohortError, needs_extra
 from fedcohort.journal.opening import snapshot
 from fedcohort.simulate.processes.handover import DrivenExperiment, HandOver, hand_over
 from fedcohort.simulate.rounds.group import Group
-from fedcohort.simulate.rounds.prepare import Prepared
+from fedcohort.simulate.rounds.prepare import PreparedExperiment
 from fedcohort.simulate.store.writer import write_atomically
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class GroupHost:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedExperiment,
         number: int,
         device: str,
         workers: int,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.group import Group
-from fedcohort.simulate.rounds.prepare import Prepared
+from fedcohort.simulate.rounds.prepare import PreparedExperiment
 from fedcohort.simulate.store.results import RunInfo
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class DrivenExperiment(Protocol):
     """What a driver needs of the :class:`~fedcohort.simulate.runner.Simulation` that it runs groups for."""
 
     experiment: Experiment
-    prepared: Prepared
+    prepared: PreparedExperiment
     out: Path
     device: str
     address: str | None

@@ -68,13 +68,21 @@ class Worker:
     def __init__(self, setup: int, device: str, threads: int, environment: Mapping[str, str]) -> None:
         self.group: int | None = None
         self.ready = False
-        self.connection, theirs = Pipe()
+        self.connection, child_end = Pipe()
         # With -P and this path, a worker imports the same modules as this process, and nothing from its own folder.
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-        with theirs:
+        with child_end:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedcohort.simulate.processes", str(theirs.fileno()), str(setup), device],
-                pass_fds=[theirs.fileno(), setup],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "fedcohort.simulate.processes",
+                    str(child_end.fileno()),
+                    str(setup),
+                    device,
+                ],
+                pass_fds=[child_end.fileno(), setup],
                 start_new_session=True,  # so that Ctrl-C in a terminal reaches only the driver
                 env={**os.environ, **environment, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
             )

@@ -22,7 +22,7 @@ from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import read_started
 from fedcohort.simulate.processes.handover import HandOver, hand_over
 from fedcohort.simulate.rounds.group import Group
-from fedcohort.simulate.rounds.prepare import Prepared
+from fedcohort.simulate.rounds.prepare import PreparedExperiment
 from fedcohort.simulate.store.checkpoint import pause_after
 from fedcohort.simulate.store.live import LiveFeed
 from fedcohort.simulate.store.writer import share_lock
@@ -45,17 +45,17 @@ class WorkerSetup:
     device: str
     threads: int
     seconds: float
-    prepared: dict[str, Any]  # all fields of Prepared except the experiment
+    prepared: dict[str, Any]  # all fields of PreparedExperiment except the experiment
 
     @classmethod
-    def of(cls, prepared: Prepared, out: Path, device: str, threads: int, seconds: float) -> WorkerSetup:
+    def of(cls, prepared: PreparedExperiment, out: Path, device: str, threads: int, seconds: float) -> WorkerSetup:
         """Describe a prepared experiment; the worker hands over its results every ``seconds``."""
         fields = {name: value for name, value in vars(prepared).items() if name != "experiment"}
         return cls(out.resolve(), device, threads, seconds, fields)
 
-    def open(self) -> Prepared:
+    def open(self) -> PreparedExperiment:
         """Return the prepared experiment."""
-        return Prepared(experiment=Experiment.from_dict(read_started(self.out)), **self.prepared)
+        return PreparedExperiment(experiment=Experiment.from_dict(read_started(self.out)), **self.prepared)
 
     def write(self, file: IO[bytes]) -> list[int]:
         """Write it to a file that workers map into memory, so that all of them share one copy of the data.

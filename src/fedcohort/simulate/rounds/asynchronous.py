@@ -32,11 +32,12 @@ from fedcohort.simulate.config.experiment import RunPlan
 from fedcohort.simulate.engine import Jobs, TrainingResult
 from fedcohort.simulate.rounds.batch import Batch, zero_unsound
 from fedcohort.simulate.rounds.costs import RoundCost
-from fedcohort.simulate.rounds.group import Group, OnRound, is_due, measurements, sound_test
+from fedcohort.simulate.rounds.group import Group, OnRound, finite_score, is_due, measurements
 from fedcohort.simulate.rounds.isolate_failure import fail_selector, isolate_failure
+from fedcohort.simulate.rounds.judge import ModelScore
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.simulate.rounds.stages import Asked, Test, Trained, members
+from fedcohort.simulate.rounds.stages import OpenTurn, TrainedModels, members
 from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.training.filters import KeepAll
 
@@ -178,24 +179,24 @@ class FlowBatch(Batch):
         """Train ``jobs[i]`` of ``runs[i]``, all in one batch, and compute the signals that their selectors declared."""
         self._starts = {
             (run.row, job.client): flights[run.row].models[job.cohort.round]
-            for run, mine in zip(runs, jobs, strict=True)
-            for job in mine
+            for run, run_jobs in zip(runs, jobs, strict=True)
+            for job in run_jobs
         }
-        clients = [np.array([job.client for job in mine], np.int64) for mine in jobs]
+        clients = [np.array([job.client for job in run_jobs], np.int64) for run_jobs in jobs]
         trained = self._trained(runs, jobs, clients)
         params, sound = zero_unsound(trained.params)
-        arrived, start = [], 0
-        for run, mine, part in zip(runs, jobs, clients, strict=True):
+        turns, start = [], 0
+        for run, run_jobs, part in zip(runs, jobs, clients, strict=True):
             place = slice(start, start + len(part))
-            seconds = np.array([job.seconds for job in mine])
-            arrived.append(Trained(run, part, place, sound[place], seconds))
+            seconds = np.array([job.seconds for job in run_jobs])
+            turns.append(TrainedModels(run, part, place, sound[place], seconds))
             start = place.stop
-        signals, _ = self.signals(arrived, params)
-        for run, mine, turn, found in zip(runs, jobs, arrived, signals, strict=True):
+        signals, _ = self.signals(turns, params)
+        for run, run_jobs, turn, found in zip(runs, jobs, turns, signals, strict=True):
             models = params[turn.jobs]
             if not run.aggregator.mixes_models:
                 models = models - self.received(run, turn.clients)
-            for i, job in enumerate(mine):
+            for i, job in enumerate(run_jobs):
                 job.model, job.sound = models[i].clone(), bool(turn.sound[i])
                 job.signals = {signal: values[i : i + 1] for signal, values in found.items()}
         self._starts = {}
@@ -205,14 +206,14 @@ class FlowBatch(Batch):
     ) -> TrainingResult:
         models, rows = self._received(runs, clients)
         lengths = [len(part) for part in clients]
-        every = [(run, job) for run, mine in zip(runs, jobs, strict=True) for job in mine]
+        pairs = [(run, job) for run, run_jobs in zip(runs, jobs, strict=True) for job in run_jobs]
         work = Jobs(
             run=rows,
             federation=np.repeat([run.context.index for run in runs], lengths),
             client=np.concatenate(clients),
-            round=np.array([job.cohort.round for _, job in every]),
-            seed=np.array([batch_seed(run.plan.seed, job.cohort.ticket) for run, job in every]),
-            steps=np.array([job.steps for _, job in every]),
+            round=np.array([job.cohort.round for _, job in pairs]),
+            seed=np.array([batch_seed(run.plan.seed, job.cohort.ticket) for run, job in pairs]),
+            steps=np.array([job.steps for _, job in pairs]),
         )
         return self.engine.train(models, work, prox=self._prox)
 
@@ -275,11 +276,11 @@ class AsynchronousGroup(Group):
             if untrained:
                 self.batch.train_jobs(untrained, [self._flight(run).untrained for run in untrained], self._flights)
             waiting = untrained
-        made = [run for run in runs if run in ready and self._aggregate(run)]
-        tests = self._tests({run.row: run for run in made if is_due(run, run.clock)})
-        share = (time.perf_counter() - began) / max(len(made), 1)
-        for run in made:
-            self._report(run, tests.get(run.row), share, on_round)
+        updated = [run for run in runs if run in ready and self._aggregate(run)]
+        scores = self._score({run.row: run for run in updated if is_due(run, run.clock)})
+        share = (time.perf_counter() - began) / max(len(updated), 1)
+        for run in updated:
+            self._report(run, scores.get(run.row), share, on_round)
 
     def _play(self, run: Run) -> bool:
         """Play events; return True when a model is due, False when the next answer is from an untrained client."""
@@ -293,8 +294,8 @@ class AsynchronousGroup(Group):
                 return False
             moment = flight.next_event()
             if moment == np.inf:
-                who = "the rules admit nobody" if flight.available().any() else "no client is online"
-                run.end("stopped", f"{who} after {run.clock:.0f} s")
+                reason = "the rules admit nobody" if flight.available().any() else "no client is online"
+                run.end("stopped", f"{reason} after {run.clock:.0f} s")
                 return False
             if flight.queue and flight.queue[0][0] <= moment:
                 job = flight.jobs[flight.queue[0][1]]
@@ -341,13 +342,13 @@ class AsynchronousGroup(Group):
         """Return the answer to a selector's question and how long it took, and book its cost."""
         if query is None:
             return None, 0.0
-        (found,) = answer(self.batch, [Asked(run, available, query)])
-        cost, mine = found.cost, flight.cost
-        mine.asked += cost.asked
-        mine.query_bytes_down += cost.query_bytes_down
-        mine.query_bytes_up += cost.query_bytes_up
-        mine.query_seconds += cost.query_seconds
-        mine.query_client_seconds += cost.query_client_seconds
+        (found,) = answer(self.batch, [OpenTurn(run, available, query)])
+        cost, total = found.cost, flight.cost
+        total.asked += cost.asked
+        total.query_bytes_down += cost.query_bytes_down
+        total.query_bytes_up += cost.query_bytes_up
+        total.query_seconds += cost.query_seconds
+        total.query_client_seconds += cost.query_client_seconds
         return found.answer, cost.query_seconds
 
     def _answer(self, run: Run, flight: Flight, job: Job) -> None:
@@ -387,13 +388,13 @@ class AsynchronousGroup(Group):
         self.models[run.row], flight.weights = combined.model, np.asarray(combined.weights, np.float64)
         return True
 
-    def _report(self, run: Run, test: Test | None, wall: float, on_round: OnRound | None) -> None:
+    def _report(self, run: Run, score: ModelScore | None, wall: float, on_round: OnRound | None) -> None:
         """Report to the session, add a row of measurements, and end the run if it is over."""
         flight = self._flight(run)
         used = flight.flow.advance(run.clock)
         version = run.session.round - 1
-        sound = sound_test(test)
-        self._record_test(run, version, sound)
+        sound = finite_score(score)
+        self._record_score(run, version, sound)
         run.participation.add(run.round, np.array(flight.begun, np.int64))
         clients = np.array([one.client for one in used], np.int64)
         row = {
@@ -411,7 +412,7 @@ class AsynchronousGroup(Group):
         # Old global models are kept only for clients that still have to be trained from them.
         needed = {job.cohort.round for job in flight.untrained}
         flight.models = {version: model for version, model in flight.models.items() if version in needed}
-        if test is not None and sound is None:
+        if score is not None and sound is None:
             run.end("diverged", f"the global model's test loss became NaN or infinite in round {run.round}")
         else:
             run.end_if_over()

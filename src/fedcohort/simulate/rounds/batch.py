@@ -13,7 +13,7 @@ from fedcohort.core.vectors import OutputLayer, vector_signal
 from fedcohort.simulate.engine import Engine, Jobs, TrainingResult
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.simulate.rounds.stages import Arrived, Trained
+from fedcohort.simulate.rounds.stages import TrainedModels, TrainedTurn
 
 
 def zero_unsound(params: torch.Tensor) -> tuple[torch.Tensor, BoolArray]:
@@ -125,7 +125,7 @@ class Batch:
         return self.engine.train(models, jobs, prox=self._prox, correction=correction)
 
     def signals(
-        self, turns: Sequence[Arrived | Trained], params: torch.Tensor
+        self, turns: Sequence[TrainedTurn | TrainedModels], params: torch.Tensor
     ) -> tuple[list[dict[Signal, FloatArray]], dict[int, torch.Tensor]]:
         """Compute the signals that the runs' selectors declared.
 
@@ -154,7 +154,7 @@ class Batch:
         return found, self._gradients(turns, found)
 
     def _gradients(
-        self, turns: Sequence[Arrived | Trained], found: Sequence[dict[Signal, FloatArray]]
+        self, turns: Sequence[TrainedTurn | TrainedModels], found: Sequence[dict[Signal, FloatArray]]
     ) -> dict[int, torch.Tensor]:
         """Compute full-batch gradients for the runs that need them, and add the signals derived from them."""
         places = [i for i, turn in enumerate(turns) if turn.run.wants_gradients]
@@ -170,7 +170,7 @@ class Batch:
         self._add_vectors(places, turns, gradients, [run.gradients for run in runs], found)
         return {run.row: part for run, part in zip(runs, gradients, strict=True)}
 
-    def _before(self, turns: Sequence[Arrived | Trained], found: Sequence[dict[Signal, FloatArray]]) -> None:
+    def _before(self, turns: Sequence[TrainedTurn | TrainedModels], found: Sequence[dict[Signal, FloatArray]]) -> None:
         """Add losses of the received models; runs with the same measures are one batch."""
         for measures, places in _alike([turn.run.before for turn in turns]).items():
             runs, clients = [turns[i].run for i in places], [turns[i].clients for i in places]
@@ -179,7 +179,10 @@ class Batch:
                 found[i].update({s: values[measure][at] for s, measure in turns[i].run.before.items()})
 
     def _after(
-        self, turns: Sequence[Arrived | Trained], params: torch.Tensor, found: Sequence[dict[Signal, FloatArray]]
+        self,
+        turns: Sequence[TrainedTurn | TrainedModels],
+        params: torch.Tensor,
+        found: Sequence[dict[Signal, FloatArray]],
     ) -> None:
         """Add losses of the clients' own models; the received models give the pseudo-labels."""
         for measures, places in _alike([turn.run.after for turn in turns]).items():
@@ -189,15 +192,15 @@ class Batch:
             if any(measure.loss != "label" for measure in measures):
                 models, rows = self._received(runs, clients)
                 received = models[torch.as_tensor(rows, device=models.device)]
-            own = params[torch.as_tensor(jobs, device=params.device)]
-            values = self._measure(own, np.arange(len(jobs)), runs, clients, measures, received)
+            models_after = params[torch.as_tensor(jobs, device=params.device)]
+            values = self._measure(models_after, np.arange(len(jobs)), runs, clients, measures, received)
             for at, i in enumerate(places):
                 found[i].update({s: values[measure][at] for s, measure in turns[i].run.after.items()})
 
     def _add_vectors(
         self,
         places: Sequence[int],
-        turns: Sequence[Arrived | Trained],
+        turns: Sequence[TrainedTurn | TrainedModels],
         vectors: Sequence[torch.Tensor],
         wanted: Sequence[Mapping[Signal, VectorOf]],
         found: Sequence[dict[Signal, FloatArray]],

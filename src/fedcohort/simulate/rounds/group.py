@@ -34,12 +34,12 @@ from fedcohort.simulate.own_code import OwnCodeError
 from fedcohort.simulate.rounds.batch import Batch, zero_unsound
 from fedcohort.simulate.rounds.costs import RoundCost, holders
 from fedcohort.simulate.rounds.isolate_failure import fail, fail_selector, isolate_failure, own_parts
-from fedcohort.simulate.rounds.judge import Judge, Views
+from fedcohort.simulate.rounds.judge import Judge, ModelScore, Views
 from fedcohort.simulate.rounds.late import LateUpdate
 from fedcohort.simulate.rounds.queries import answer
 from fedcohort.simulate.rounds.run import FederationContext, Run
 from fedcohort.simulate.rounds.server import ServerSamples, server_samples
-from fedcohort.simulate.rounds.stages import Arrived, Asked, Averaged, Chosen, Evaluated, QueryAnswered, Test
+from fedcohort.simulate.rounds.stages import AnsweredTurn, AveragedTurn, CohortTurn, OpenTurn, TestedTurn, TrainedTurn
 from fedcohort.simulate.store.checkpoint import Checkpoint
 from fedcohort.simulate.store.results import ResultsError, RunInfo
 from fedcohort.simulate.store.rows import RowBuffer
@@ -275,29 +275,29 @@ class Group:
 
     def _step(self, runs: Sequence[Run], on_round: OnRound | None) -> None:
         began = time.perf_counter()
-        asked, rounds = self._requests(runs)
-        chosen: list[Chosen] = []
-        for answered, round_ in zip(answer(self.batch, asked), rounds, strict=True):
-            run = answered.asked.run
+        open_turns, rounds = self._open(runs)
+        cohort_turns: list[CohortTurn] = []
+        for answered, round_ in zip(answer(self.batch, open_turns), rounds, strict=True):
+            run = answered.open_turn.run
             if run.running:
                 try:
-                    chosen.append(_choose(answered, round_))
+                    cohort_turns.append(_choose(answered, round_))
                 except SelectorError as error:
                     fail_selector(run, error)
-        self._train_late([turn for turn in chosen if turn.run.late is not None and len(turn.round.late_models)])
-        training = [turn for turn in chosen if len(turn.arrived)]
+        self._train_late([turn for turn in cohort_turns if turn.run.late is not None and len(turn.round.late_models)])
+        training = [turn for turn in cohort_turns if len(turn.arrived)]
         trained = iter(self._train(training) if training else ())
-        averaged = [next(trained) if len(turn.arrived) else Averaged.without_models(turn) for turn in chosen]
-        evaluated = self._evaluate([turn for turn in averaged if turn.run.running])
+        averaged = [next(trained) if len(turn.arrived) else AveragedTurn.without_models(turn) for turn in cohort_turns]
+        tested = self._evaluate([turn for turn in averaged if turn.run.running])
         # The runs of a batch cannot be timed separately, so each gets an equal share.
-        share = (time.perf_counter() - began) / max(len(evaluated), 1)
-        for turn in evaluated:
+        share = (time.perf_counter() - began) / max(len(tested), 1)
+        for turn in tested:
             self._finish(turn, share, on_round)
 
-    def _requests(self, runs: Sequence[Run]) -> tuple[list[Asked], list[Round]]:
-        """Open the next round of each run; return the selectors' questions and the rounds."""
+    def _open(self, runs: Sequence[Run]) -> tuple[list[OpenTurn], list[Round]]:
+        """Open the next round of each run; return the turns, each with its selector's question, and the rounds."""
         masks: dict[tuple[int, int, Any], BoolArray] = {}
-        asked, rounds = [], []
+        turns, rounds = [], []
         for run in runs:
             available = run.wait()
             if run.begins == np.inf:
@@ -320,52 +320,52 @@ class Group:
                 now=run.begins,
             )
             try:
-                asked.append(Asked(run, available, round_.open(available)))
+                turns.append(OpenTurn(run, available, round_.open(available)))
                 rounds.append(round_)
             except SelectorError as error:
                 fail_selector(run, error)
-        return asked, rounds
+        return turns, rounds
 
     # -- training ----------------------------------------------------------------------------------------------
 
-    def _train(self, turns: Sequence[Chosen]) -> list[Averaged]:
+    def _train(self, turns: Sequence[CohortTurn]) -> list[AveragedTurn]:
         """Train the clients that will answer, compute signals, filter, and average."""
         runs = [turn.run for turn in turns]
         trained = self._train_clients(turns, [turn.arrived for turn in turns])
         params, sound = zero_unsound(trained.params)
-        arrived = []
+        trained_turns = []
         start = 0
         for turn in turns:
             jobs = slice(start, start + len(turn.clients))
-            arrived.append(Arrived(turn, turn.clients, jobs, sound[jobs]))
+            trained_turns.append(TrainedTurn(turn, turn.clients, jobs, sound[jobs]))
             start = jobs.stop
-        signals, gradients = self.batch.signals(arrived, params)
-        self._add_server_signals(arrived, params, signals)
-        new, shares = self._average(arrived, params, trained.steps, signals)
-        self._learn_corrections(arrived, params, trained.steps, gradients)
+        signals, gradients = self.batch.signals(trained_turns, params)
+        self._add_server_signals(trained_turns, params, signals)
+        new, shares = self._average(trained_turns, params, trained.steps, signals)
+        self._learn_corrections(trained_turns, params, trained.steps, gradients)
         # Only now: signals, filters and corrections need the models that the clients received.
         self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)] = new
         return [
-            _in_cohort_order(arrival, kept, weights, found)
-            for arrival, (kept, weights), found in zip(arrived, shares, signals, strict=True)
+            _in_cohort_order(turn, kept, weights, found)
+            for turn, (kept, weights), found in zip(trained_turns, shares, signals, strict=True)
         ]
 
-    def _train_clients(self, turns: Sequence[Chosen], places: Sequence[IntArray]) -> TrainingResult:
+    def _train_clients(self, turns: Sequence[CohortTurn], places: Sequence[IntArray]) -> TrainingResult:
         """Train the clients at positions ``places[i]`` of the cohort of ``turns[i]``, all in one batch."""
         clients = [turn.cohort.clients[part] for turn, part in zip(turns, places, strict=True)]
         # The engine knows the usual steps. They are needed here only if a selector asks for more or less work.
         steps = None
         if any(turn.cohort.work is not None for turn in turns):
             parts = [
-                turn.run.local_steps(mine, None if turn.cohort.work is None else turn.cohort.work[part])
-                for turn, mine, part in zip(turns, clients, places, strict=True)
+                turn.run.local_steps(ids, None if turn.cohort.work is None else turn.cohort.work[part])
+                for turn, ids, part in zip(turns, clients, places, strict=True)
             ]
             steps = np.concatenate(parts)
         seeds = np.repeat([turn.run.plan.seed for turn in turns], [len(part) for part in clients])
         return self.batch.train([turn.run for turn in turns], clients, seeds, steps)
 
     def _add_server_signals(
-        self, turns: Sequence[Arrived], params: torch.Tensor, signals: Sequence[dict[Signal, FloatArray]]
+        self, turns: Sequence[TrainedTurn], params: torch.Tensor, signals: Sequence[dict[Signal, FloatArray]]
     ) -> None:
         """Add the signals that the server measures on its own samples."""
         for turn, found in zip(turns, signals, strict=True):
@@ -375,7 +375,7 @@ class Group:
                 found[Signal.SHAPLEY_VALUE] = self._shapley_values(turn, params[turn.jobs])
 
     def _learn_corrections(
-        self, turns: Sequence[Arrived], params: torch.Tensor, steps: IntArray, gradients: Mapping[int, torch.Tensor]
+        self, turns: Sequence[TrainedTurn], params: torch.Tensor, steps: IntArray, gradients: Mapping[int, torch.Tensor]
     ) -> None:
         """Let aggregators such as SCAFFOLD learn from all finite models, including those that the filter dropped."""
         for turn in turns:
@@ -383,19 +383,19 @@ class Group:
             if not run.running or not isinstance(run.memory, Corrections):
                 continue
             good = torch.as_tensor(turn.sound, device=params.device)
-            sure = turn.clients[turn.sound]
+            clients = turn.clients[turn.sound]
             isolate_failure(
                 run,
                 run.aggregator_label,
                 run.memory.absorb,
-                sure,
+                clients,
                 self.models[run.row],
                 params[turn.jobs][good],
-                run.rate_sums(steps[turn.jobs][turn.sound], sure),
+                run.rate_sums(steps[turn.jobs][turn.sound], clients),
                 gradients[run.row][good] if run.aggregator.needs_gradients else None,
             )
 
-    def _train_late(self, turns: Sequence[Chosen]) -> None:
+    def _train_late(self, turns: Sequence[CohortTurn]) -> None:
         """Train the clients that will answer too late and whose models count in a later round."""
         if not turns:
             return
@@ -418,7 +418,7 @@ class Group:
 
     def _average(
         self,
-        turns: Sequence[Arrived],
+        turns: Sequence[TrainedTurn],
         params: torch.Tensor,
         steps: IntArray,
         signals: Sequence[Mapping[Signal, FloatArray]],
@@ -437,7 +437,9 @@ class Group:
             if not kept.any():
                 mixes.append(Mix(weights, 1.0))  # the old model stays
                 continue
-            late = [] if run.late is None else run.late.take(turn.chosen.round.closed_at, turn.clients[kept].tolist())
+            late = (
+                [] if run.late is None else run.late.take(turn.cohort_turn.round.closed_at, turn.clients[kept].tolist())
+            )
             _note_late(turn, late)
             members = turn.members(kept, steps[turn.jobs], signals[i], late)
             old = self.models[run.row]
@@ -459,7 +461,7 @@ class Group:
             new[i] += models
         return new, shares
 
-    def _kept(self, turn: Arrived, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
+    def _kept(self, turn: TrainedTurn, params: torch.Tensor, logits: torch.Tensor | None) -> BoolArray:
         """Return which models (m,) the filter keeps; none if the run has failed."""
         run, good = turn.run, turn.sound
         if not run.running:
@@ -472,15 +474,19 @@ class Group:
             logits=logits,
             labels=None if logits is None else self._server_labels[run.context.index],
         )
-        verdict = isolate_failure(run, f"the filter {run.plan.filter.name!r}", checked_decision, run.filter, replies)
-        if verdict is None:
+        decision = isolate_failure(run, f"the filter {run.plan.filter.name!r}", checked_decision, run.filter, replies)
+        if decision is None:
             return np.zeros(len(good), np.bool_)
-        if verdict.notes:
-            run.session.note("filter", {"round": run.round, **verdict.notes})
-        return np.asarray(verdict.kept & good)
+        if decision.notes:
+            run.session.note("filter", {"round": run.round, **decision.notes})
+        return np.asarray(decision.kept & good)
 
     def _mix(
-        self, turns: Sequence[Arrived], params: torch.Tensor, mixes: Sequence[Mix], special: Mapping[int, torch.Tensor]
+        self,
+        turns: Sequence[TrainedTurn],
+        params: torch.Tensor,
+        mixes: Sequence[Mix],
+        special: Mapping[int, torch.Tensor],
     ) -> torch.Tensor:
         """Return the next models (E, P): weighted sums of the new models and the old one, or the ``special`` ones."""
         old = self.models[torch.as_tensor([turn.run.row for turn in turns], device=self.models.device)]
@@ -516,7 +522,7 @@ class Group:
         losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.repeat(len(models)), reduction="none")
         return np.asarray(losses.view(len(models), -1).mean(dim=1).cpu().numpy())
 
-    def _shapley_values(self, turn: Arrived, models: torch.Tensor) -> FloatArray:
+    def _shapley_values(self, turn: TrainedTurn, models: torch.Tensor) -> FloatArray:
         """Return the Shapley values (m,) of the arrived ``models`` (m, P); 0 for models that are not finite.
 
         The value of a coalition is minus the server's loss of its members' average, weighted by size. The empty
@@ -524,15 +530,15 @@ class Group:
         """
         run = turn.run
         sound = np.flatnonzero(turn.sound)
-        old, own = self.models[run.row], models[torch.as_tensor(sound, device=models.device)]
+        old, new = self.models[run.row], models[torch.as_tensor(sound, device=models.device)]
         sizes = run.context.share[turn.clients[sound]]
         sizes = sizes if sizes.sum() > 0 else np.ones(len(sound))
 
         def worth(coalitions: BoolArray) -> FloatArray:
             weights = coalitions * np.maximum(sizes, np.finfo(np.float64).tiny)
             total = weights.sum(axis=1, keepdims=True)
-            shares = torch.as_tensor(weights / np.where(total > 0, total, 1.0)).to(own)
-            averages = shares @ own + torch.as_tensor(total[:, 0] == 0).to(own)[:, None] * old
+            shares = torch.as_tensor(weights / np.where(total > 0, total, 1.0)).to(new)
+            averages = shares @ new + torch.as_tensor(total[:, 0] == 0).to(new)[:, None] * old
             return -self._server_losses(run, averages)
 
         values = np.zeros(len(turn.clients))
@@ -540,7 +546,7 @@ class Group:
         values[sound] = gtg_shapley(worth, len(sound), generator)
         return np.where(np.isfinite(values), values, 0.0)
 
-    def _logits(self, turns: Sequence[Arrived], params: torch.Tensor) -> dict[int, torch.Tensor]:
+    def _logits(self, turns: Sequence[TrainedTurn], params: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return logits on the server's validation set for the filters that need them, in one batch per federation."""
         wanting: dict[int, list[int]] = {}
         for i, turn in enumerate(turns):
@@ -555,73 +561,72 @@ class Group:
 
     # -- evaluation and reports --------------------------------------------------------------------------------
 
-    def _evaluate(self, turns: Sequence[Averaged]) -> list[Evaluated]:
+    def _evaluate(self, turns: Sequence[AveragedTurn]) -> list[TestedTurn]:
         """Apply the early-stop rules, and test the models for which a test is due."""
         stops = [_stop(turn) for turn in turns]
-        ends = [turn.run.clock + turn.chosen.cost.seconds for turn in turns]
+        ends = [turn.run.clock + turn.cohort_turn.cost.seconds for turn in turns]
         due = [i for i, turn in enumerate(turns) if stops[i] is not None or is_due(turn.run, ends[i])]
-        tests = self._tests({i: turns[i].run for i in due})
-        return [Evaluated(turn, stops[i], tests.get(i)) for i, turn in enumerate(turns)]
+        scores = self._score({i: turns[i].run for i in due})
+        return [TestedTurn(turn, stops[i], scores.get(i)) for i, turn in enumerate(turns)]
 
-    def _tests(self, runs: Mapping[int, Run]) -> dict[int, Test]:
+    def _score(self, runs: Mapping[int, Run]) -> dict[int, ModelScore]:
         """Test the models of some runs; those with the same test set are one batch."""
         judges = {i: run.context.judge for i, run in runs.items() if run.context.judge is not None}
         plain = [i for i in runs if i not in judges]
-        tests = self._judged_tests(runs, judges)
+        scores = self._score_groups(runs, judges)
         if plain:
             losses, metrics = self.engine.evaluate(self._models_of([runs[i] for i in plain]))
             for i, loss, metric in zip(plain, np.asarray(losses).tolist(), np.asarray(metrics).tolist(), strict=True):
-                tests[i] = Test(loss, metric, None)
-        return tests
+                scores[i] = ModelScore(loss, metric, None)
+        return scores
 
-    def _judged_tests(self, runs: Mapping[int, Run], judges: Mapping[int, Judge]) -> dict[int, Test]:
+    def _score_groups(self, runs: Mapping[int, Run], judges: Mapping[int, Judge]) -> dict[int, ModelScore]:
         """Test models whose accuracy is also measured for groups of clients."""
-        taking: dict[HeldOut, list[int]] = {}
+        tested_on: dict[HeldOut, list[int]] = {}
         for i, judge in judges.items():
             for test in judge.tests:
-                taking.setdefault(test, []).append(i)
+                tested_on.setdefault(test, []).append(i)
         found: dict[tuple[int, HeldOut], tuple[float, FloatArray]] = {}
-        for test, some in taking.items():
-            losses, right = self.engine.evaluate_cells(self._models_of([runs[i] for i in some]), test)
-            found |= {(i, test): (float(loss), row) for i, loss, row in zip(some, losses, right, strict=True)}
+        for test, indices in tested_on.items():
+            losses, right = self.engine.evaluate_cells(self._models_of([runs[i] for i in indices]), test)
+            found |= {(i, test): (float(loss), row) for i, loss, row in zip(indices, losses, right, strict=True)}
         return {
-            i: Test(*judge.verdict(*zip(*(found[i, test] for test in judge.tests), strict=True)))
-            for i, judge in judges.items()
+            i: judge.score(*zip(*(found[i, test] for test in judge.tests), strict=True)) for i, judge in judges.items()
         }
 
     def _models_of(self, runs: Sequence[Run]) -> torch.Tensor:
         return self.models[torch.as_tensor([run.row for run in runs], device=self.models.device)]
 
     @staticmethod
-    def _record_test(run: Run, round: int, sound: Test | None) -> None:
+    def _record_score(run: Run, round: int, sound: ModelScore | None) -> None:
         if sound is not None:
             run.session.record(round, {run.judged_by.name: sound.metric, "loss": sound.loss})
 
-    def _finish(self, turn: Evaluated, wall: float, on_round: OnRound | None) -> None:
+    def _finish(self, turn: TestedTurn, wall: float, on_round: OnRound | None) -> None:
         """Report to the session, add a row of measurements, and end the run if it is over."""
-        averaged, chosen = turn.averaged, turn.averaged.chosen
-        run, cohort, cost = chosen.run, chosen.cohort, chosen.cost
-        durations = chosen.round.seconds
+        averaged, cohort_turn = turn.averaged_turn, turn.averaged_turn.cohort_turn
+        run, cohort, cost = cohort_turn.run, cohort_turn.cohort, cohort_turn.cost
+        available, durations = cohort_turn.available, cohort_turn.round.seconds
         if len(cohort):
             try:
-                chosen.round.finish(averaged.kept, averaged.metrics)
+                cohort_turn.round.finish(averaged.kept, averaged.metrics)
             except SelectorError as error:
                 fail_selector(run, error)
                 return
-        sound = sound_test(turn.test)
-        self._record_test(run, cohort.round, sound)
+        sound = finite_score(turn.score)
+        self._record_score(run, cohort.round, sound)
         run.clock += cost.seconds
         run.participation.add(run.round, cohort.clients)
         row = {
             **measurements(run, sound, cost, cohort.clients),
             "seconds": cost.seconds,
-            "available": len(run.federation) if chosen.available is None else int(chosen.available.sum()),
+            "available": len(run.federation) if available is None else int(available.sum()),
             "wall_seconds": wall,
             "durations": durations,
             "weights": averaged.weight,
         }
         self._rows.add(row)
-        _conclude(turn, diverged=turn.test is not None and sound is None)
+        _conclude(turn, diverged=turn.score is not None and sound is None)
         run.round += 1
         if on_round is not None:
             on_round(run.info(self._keys[run.row]), row)
@@ -677,9 +682,9 @@ def other_engine_error(run: str, before: str, now: str) -> OtherEngineError:
 # -- one turn --------------------------------------------------------------------------------------------------
 
 
-def _choose(turn: QueryAnswered, round_: Round) -> Chosen:
+def _choose(turn: AnsweredTurn, round_: Round) -> CohortTurn:
     """Choose the cohort, and find out which clients will answer in time."""
-    (run, available, _), cost = turn.asked, turn.cost
+    (run, available, _), cost = turn.open_turn, turn.cost
     plan = run.plan
     if run.round == 0:  # labels are shared once, before the first round
         run.costs.book_labels(cost, run.context.label_facts(plan.labels, plan.seed))
@@ -704,15 +709,15 @@ def _choose(turn: QueryAnswered, round_: Round) -> Chosen:
             signals=run.needed,
             copies=run.aggregator.model_copies,
         )
-    return Chosen(run, round_, available, cost, np.flatnonzero(round_.status == Status.OK))
+    return CohortTurn(run, round_, available, cost, np.flatnonzero(round_.status == Status.OK))
 
 
-def sound_test(test: Test | None) -> Test | None:
-    """Return the test, or None if there is none or the model has diverged."""
-    return test if test is not None and np.isfinite(test[:2]).all() else None
+def finite_score(score: ModelScore | None) -> ModelScore | None:
+    """Return the score, or None if there is none or the model has diverged."""
+    return score if score is not None and np.isfinite(score[:2]).all() else None
 
 
-def measurements(run: Run, sound: Test | None, cost: RoundCost, clients: IntArray) -> dict[str, Any]:
+def measurements(run: Run, sound: ModelScore | None, cost: RoundCost, clients: IntArray) -> dict[str, Any]:
     """Return the columns of ``rounds/`` that are the same for rounds and for asynchronous runs."""
     is_accuracy, counts = run.judged_by.is_accuracy, run.context.true_counts
     return {
@@ -736,16 +741,16 @@ def measurements(run: Run, sound: Test | None, cost: RoundCost, clients: IntArra
     }
 
 
-def _fairness(run: Run, test: Test | None) -> dict[str, Any]:
+def _fairness(run: Run, score: ModelScore | None) -> dict[str, Any]:
     """Return the columns about fairness; null where the model was not tested."""
-    found = None if test is None else test.fairness
+    found = None if score is None else score.fairness
     return {
         "groups": [] if found is None else found.groups,
         "worst_group": None if found is None or not len(found.groups) else _known(float(np.nanmin(found.groups))),
         "worst_tenth": None if found is None else _known(found.worst_tenth),
         "client_spread": None if found is None else _known(found.spread),
-        "jain": None if test is None else _known(run.participation.jain),
-        "longest_absence": None if test is None else run.participation.longest_absence(run.round + 1),
+        "jain": None if score is None else _known(run.participation.jain),
+        "longest_absence": None if score is None else run.participation.longest_absence(run.round + 1),
     }
 
 
@@ -754,35 +759,37 @@ def _known(value: float) -> float | None:
 
 
 def _in_cohort_order(
-    turn: Arrived, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]
-) -> Averaged:
+    turn: TrainedTurn, kept: BoolArray, weights: FloatArray, found: Mapping[Signal, FloatArray]
+) -> AveragedTurn:
     """Put what is known of the arrived models (m,) into the order of the cohort (k,)."""
-    chosen = turn.chosen
-    count, arrived = chosen.cohort.size, chosen.arrived
+    cohort_turn = turn.cohort_turn
+    count, arrived = cohort_turn.cohort.size, cohort_turn.arrived
     if not turn.sound.all():
-        chosen.round.invalidate(arrived[~turn.sound])
+        cohort_turn.round.invalidate(arrived[~turn.sound])
     in_average, weight = np.zeros(count, np.bool_), np.zeros(count)
     in_average[arrived] = kept
     weight[arrived] = weights
     metrics = {signal: turn.column(values) for signal, values in found.items()}
-    return Averaged(chosen, in_average, weight, metrics)
+    return AveragedTurn(cohort_turn, in_average, weight, metrics)
 
 
-def _note_late(turn: Arrived, late: Sequence[LateUpdate]) -> None:
+def _note_late(turn: TrainedTurn, late: Sequence[LateUpdate]) -> None:
     """Record which late models are in a run's average."""
     if late:
         run, name = turn.run, turn.run.session.table.name
         clients = {name(one.client): {"ticket": one.ticket, "staleness": run.round - one.round} for one in late}
-        run.session.note(LATE_COUNTED, {"round": run.round, "ticket": turn.chosen.cohort.ticket, "clients": clients})
+        run.session.note(
+            LATE_COUNTED, {"round": run.round, "ticket": turn.cohort_turn.cohort.ticket, "clients": clients}
+        )
 
 
-def _stop(turn: Averaged) -> str | None:
+def _stop(turn: AveragedTurn) -> str | None:
     """Return why the selector, or else the early-stop rule, ends the run here; None if neither does."""
     run, reason = turn.run, None
     if run.early_stop is not None:
         training, validation = run.early_stop.watches
         run.watch, reason = run.early_stop.after_round(run.watch, turn.mean(training), turn.mean(validation))
-    return reason if turn.chosen.cohort.stop is None else turn.chosen.cohort.stop
+    return reason if turn.cohort_turn.cohort.stop is None else turn.cohort_turn.cohort.stop
 
 
 def is_due(run: Run, clock: float) -> bool:
@@ -790,12 +797,12 @@ def is_due(run: Run, clock: float) -> bool:
     return run.is_last(clock) or (run.round + 1) % run.eval_every == 0
 
 
-def _conclude(turn: Evaluated, diverged: bool) -> None:
+def _conclude(turn: TestedTurn, diverged: bool) -> None:
     """End the run if it is over; ``diverged`` says whether the test loss is NaN or infinite."""
-    averaged = turn.averaged
+    averaged = turn.averaged_turn
     run = averaged.run
     # If there was no test in this round, models that are all NaN are the only sign of divergence.
-    broken = len(averaged.chosen.arrived) > 0 and not (averaged.chosen.round.status == Status.OK).any()
+    broken = len(averaged.cohort_turn.arrived) > 0 and not (averaged.cohort_turn.round.status == Status.OK).any()
     if broken or diverged:
         what = "every client's model" if broken else "the global model's test loss"
         run.end("diverged", f"{what} became NaN or infinite in round {run.round}")

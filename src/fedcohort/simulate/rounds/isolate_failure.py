@@ -75,5 +75,5 @@ def own_parts(plan: RunPlan) -> str | None:
     """Return in words which of the user's own parts all runs of a group share; None if there are none."""
     task = plan.task
     named = {"model": plan.model.name, "loss": task.loss, "metric": task.metric, "task": task.name}
-    own = [f"the {kind} {name!r}" for kind, name in named.items() if is_reference(str(name))]
-    return " or ".join(own) or None
+    user_parts = [f"the {kind} {name!r}" for kind, name in named.items() if is_reference(str(name))]
+    return " or ".join(user_parts) or None

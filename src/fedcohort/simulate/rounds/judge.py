@@ -34,12 +34,12 @@ class Fairness(NamedTuple):
     spread: float  # standard deviation of accuracy over clients
 
 
-class Verdict(NamedTuple):
-    """A model's loss and accuracy over all clients, and its fairness."""
+class ModelScore(NamedTuple):
+    """The result of a global model on the test set."""
 
     loss: float
-    accuracy: float
-    fairness: Fairness
+    metric: float  # of the task; accuracy for a classifier
+    fairness: Fairness | None  # of a classifier's groups and clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Judge:
     Attributes
     ----------
     tests : tuple of HeldOut
-        The test sets, in the order in which :meth:`verdict` takes their results.
+        The test sets, in the order in which :meth:`score` takes their results.
     """
 
     tests: tuple[HeldOut, ...]
@@ -60,7 +60,7 @@ class Judge:
     _rows: FloatArray  # (G, tests * cells) weights for groups of more than one client
     _untested: AnyArray  # (N,) bool: clients without test samples
 
-    def verdict(self, losses: Sequence[float], right: Sequence[FloatArray]) -> Verdict:
+    def score(self, losses: Sequence[float], right: Sequence[FloatArray]) -> ModelScore:
         """Judge a model by its loss and its numbers of right answers (cells,) on each test set."""
         cells = np.concatenate([r / np.maximum(n, 1) for r, n in zip(right, self._counts, strict=True)])
         whole = np.array([r.sum() / n.sum() for r, n in zip(right, self._counts, strict=True)])
@@ -71,7 +71,7 @@ class Judge:
             groups = clients if len(clients) <= MOST_GROUPS else clients[:0]
         known = clients[~self._untested]
         fairness = Fairness(groups, worst_tenth(known), float(known.std()) if len(known) else float("nan"))
-        return Verdict(float(self._shares @ np.asarray(losses)), float(self._shares @ whole), fairness)
+        return ModelScore(float(self._shares @ np.asarray(losses)), float(self._shares @ whole), fairness)
 
 
 class Views:
@@ -111,8 +111,8 @@ class Views:
         groups = federation.groups
         for group, view in enumerate(() if groups is None else groups.views):
             if view in self._train and groups is not None:
-                mine = (groups.of == group)[federation.owner]
-                indices[mine] = self._train[view][indices[mine]]
+                in_group = (groups.of == group)[federation.owner]
+                indices[in_group] = self._train[view][indices[in_group]]
         return ClientData(
             indices=indices,
             offsets=federation.offsets,
@@ -172,5 +172,5 @@ def _positions(federation: Federation, view: str) -> IntArray:
     groups = federation.groups
     if groups is None or view not in groups.views:
         return np.zeros(0, np.int64)
-    mine = (groups.of == groups.views.index(view))[federation.owner]
-    return np.asarray(federation.indices[mine], np.int64)
+    has_view = (groups.of == groups.views.index(view))[federation.owner]
+    return np.asarray(federation.indices[has_view], np.int64)

@@ -37,7 +37,7 @@ _SUITS = {"class": "classification", "number": "regression", "token": "next-toke
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedExperiment:
     """An experiment with its data, checked before the first round.
 
     Attributes
@@ -113,7 +113,7 @@ def prepare(
     processes: int | None = 1,
     known_federations: Mapping[str, str] | None = None,
     started_groups: Mapping[int, Sequence[str]] | None = None,
-) -> Prepared:
+) -> PreparedExperiment:
     """Load data, divide it, form groups, and check that every run is possible.
 
     Parameters
@@ -155,7 +155,7 @@ def prepare(
     keys = tuple(names[identity] for identity in identities)
     process_count = choose_process_count(experiment, device or experiment.options.device, processes, work)
     groups = _groups(experiment, process_count, started_groups or {})
-    return Prepared(experiment, datasets, federations, tuple(data_keys), keys, groups, process_count)
+    return PreparedExperiment(experiment, datasets, federations, tuple(data_keys), keys, groups, process_count)
 
 
 def _check_run(plan: RunPlan, dataset: Dataset, federation: Federation) -> None:

@@ -16,20 +16,20 @@ from fedcohort.simulate.rounds.batch import Batch
 from fedcohort.simulate.rounds.costs import RoundCost
 from fedcohort.simulate.rounds.isolate_failure import isolate_failure
 from fedcohort.simulate.rounds.run import Run
-from fedcohort.simulate.rounds.stages import Asked, QueryAnswered, members
+from fedcohort.simulate.rounds.stages import AnsweredTurn, OpenTurn, members
 
 _TRIED = losses_of([Trial.measured], "received")
 
 
-def answer(batch: Batch, turns: Sequence[Asked]) -> list[QueryAnswered]:
+def answer(batch: Batch, turns: Sequence[OpenTurn]) -> list[AnsweredTurn]:
     """Answer the questions of all runs in one batch, and book what they cost."""
-    found: dict[int, QueryAnswered] = {}
+    found: dict[int, AnsweredTurn] = {}
     questions: dict[frozenset[Signal], list[tuple[int, Losses]]] = {}
     trials: list[tuple[int, Trial]] = []
     for i, turn in enumerate(turns):
         match turn.query:
             case None:
-                found[i] = QueryAnswered(turn, None, None, RoundCost())
+                found[i] = AnsweredTurn(turn, None, None, RoundCost())
             case Losses() as losses:
                 questions.setdefault(losses.signals, []).append((i, losses))
             case Trial() as trial:
@@ -44,8 +44,8 @@ def answer(batch: Batch, turns: Sequence[Asked]) -> list[QueryAnswered]:
 
 
 def _losses(
-    batch: Batch, signals: frozenset[Signal], turns: Sequence[Asked], queries: Sequence[Losses]
-) -> list[QueryAnswered]:
+    batch: Batch, signals: frozenset[Signal], turns: Sequence[OpenTurn], queries: Sequence[Losses]
+) -> list[AnsweredTurn]:
     measures = losses_of(signals, "received")
     reachable = [turn.reachable(query.clients) for turn, query in zip(turns, queries, strict=True)]
     runs = [turn.run for turn in turns]
@@ -59,11 +59,11 @@ def _losses(
             values[signal][place] = found[measure][i]
         cost, costs = RoundCost(), turn.run.costs
         costs.book_losses(cost, turn.seconds(reachable[i], costs.loss_work(reachable[i], signals)), signals)
-        answered.append(QueryAnswered(turn, Answer(query, values), reachable[i], cost))
+        answered.append(AnsweredTurn(turn, Answer(query, values), reachable[i], cost))
     return answered
 
 
-def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> list[QueryAnswered]:
+def _trials(batch: Batch, turns: Sequence[OpenTurn], queries: Sequence[Trial]) -> list[AnsweredTurn]:
     """Train and average each trial cohort, and measure everyone's loss before and after. The models are not kept."""
     (measure,) = _TRIED.values()
     everyone = [turn.reachable(None) for turn in turns]
@@ -81,15 +81,15 @@ def _trials(batch: Batch, turns: Sequence[Asked], queries: Sequence[Trial]) -> l
     after = batch.measure(averages, range(len(parts)), owners, [everyone[i] for i, _ in parts], [measure])[measure]
     answered = []
     for i, (turn, query) in enumerate(zip(turns, queries, strict=True)):
-        mine = [j for j, (owner, _) in enumerate(parts) if owner == i]
-        cohorts, losses = [parts[j][1] for j in mine], [after[j] - before[i] for j in mine]
+        trials = [j for j, (owner, _) in enumerate(parts) if owner == i]
+        cohorts, losses = [parts[j][1] for j in trials], [after[j] - before[i] for j in trials]
         answered.append(_trial_answer(turn, query, everyone[i], cohorts, losses))
     return answered
 
 
 def _trial_answer(
-    turn: Asked, query: Trial, everyone: IntArray, cohorts: Sequence[IntArray], changes: Sequence[FloatArray]
-) -> QueryAnswered:
+    turn: OpenTurn, query: Trial, everyone: IntArray, cohorts: Sequence[IntArray], changes: Sequence[FloatArray]
+) -> AnsweredTurn:
     """Return how the loss of ``everyone`` (a,) changes with each trial cohort; NaN for others."""
     change = np.full((len(cohorts), len(turn.run.federation)), np.nan)
     for place, values in enumerate(changes):
@@ -97,7 +97,7 @@ def _trial_answer(
     cost, costs = RoundCost(), turn.run.costs
     evaluation = turn.seconds(everyone, costs.loss_work(everyone, _TRIED))
     costs.book_trial(cost, evaluation, [turn.seconds(c, 1.0) for c in cohorts], turn.run.aggregator.model_copies)
-    return QueryAnswered(turn, Answer(query, {query.answered_with: change}), everyone, cost)
+    return AnsweredTurn(turn, Answer(query, {query.answered_with: change}), everyone, cost)
 
 
 def _tried_models(

@@ -1,7 +1,8 @@
-"""The stages of one run's round. Each type holds what is known at that stage.
+"""A run's turn in a lock-step round, stage by stage. Each type holds what is known at that stage.
 
-Asked -> QueryAnswered -> Chosen -> Arrived -> Averaged -> Evaluated. The cohort has k clients; the models of m of them
-arrive in time. The types are tuples because every run makes one of each in every round, and tuples are fast.
+OpenTurn -> AnsweredTurn -> CohortTurn -> TrainedTurn -> AveragedTurn -> TestedTurn. The cohort has k clients; the
+models of m of them arrive in time. The types are tuples because every run makes one of each in every round, and tuples
+are fast.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from fedcohort.core.protocol import Answer, Cohort, Query
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.round import Round, late_discount
 from fedcohort.simulate.rounds.costs import RoundCost
-from fedcohort.simulate.rounds.judge import Fairness
+from fedcohort.simulate.rounds.judge import ModelScore
 from fedcohort.simulate.rounds.late import LateUpdate, columns
 from fedcohort.simulate.rounds.run import Run
 from fedcohort.training.aggregators import Members
 
 
-class Asked(NamedTuple):
+class OpenTurn(NamedTuple):
     """The selector has asked its question, if it has one."""
 
     run: Run
@@ -40,16 +41,16 @@ class Asked(NamedTuple):
         return self.run.seconds(clients, work, self.run.costs.model_bytes)
 
 
-class QueryAnswered(NamedTuple):
+class AnsweredTurn(NamedTuple):
     """The query is answered and paid for."""
 
-    asked: Asked
+    open_turn: OpenTurn
     answer: Answer | None
     holders: IntArray | None  # clients that received the current model with the query
     cost: RoundCost  # grows until the round ends
 
 
-class Chosen(NamedTuple):
+class CohortTurn(NamedTuple):
     """The cohort is chosen, and it is known which clients will answer in time."""
 
     run: Run
@@ -69,10 +70,10 @@ class Chosen(NamedTuple):
         return self.cohort.clients[self.arrived]
 
 
-class Arrived(NamedTuple):
+class TrainedTurn(NamedTuple):
     """The models are trained, and it is known which of them are finite."""
 
-    chosen: Chosen
+    cohort_turn: CohortTurn
     clients: IntArray  # (m,)
     jobs: slice  # rows of their models in the group's batch
     sound: BoolArray  # (m,) which models are finite
@@ -80,20 +81,20 @@ class Arrived(NamedTuple):
     @property
     def run(self) -> Run:
         """The run."""
-        return self.chosen.run
+        return self.cohort_turn.run
 
     @property
     def seconds(self) -> FloatArray:
         """(m,) how long the clients worked."""
-        return self.chosen.round.seconds[self.chosen.arrived]
+        return self.cohort_turn.round.seconds[self.cohort_turn.arrived]
 
     def column(self, values: AnyArray) -> FloatArray:
         """Spread values of the arrived models, (m,) or (m, V), over the cohort; NaN for its other clients."""
-        count = self.chosen.cohort.size
+        count = self.cohort_turn.cohort.size
         if len(values) == count:
             return np.asarray(values, np.float64)
         column = np.full((count, *values.shape[1:]), np.nan)
-        column[self.chosen.arrived] = values
+        column[self.cohort_turn.arrived] = values
         return column
 
     def members(
@@ -116,25 +117,25 @@ class Arrived(NamedTuple):
         late : sequence of LateUpdate
             Models of earlier rounds that count in this one; they are last in the result.
         """
-        cohort, run = self.chosen.cohort, self.run
-        weights = None if cohort.weights is None else cohort.weights[self.chosen.arrived[kept]]
+        cohort, run = self.cohort_turn.cohort, self.run
+        weights = None if cohort.weights is None else cohort.weights[self.cohort_turn.arrived[kept]]
         metrics = {signal: signals[signal][kept] for signal in run.aggregator.requires}
         if not late:
             return members(run, self.clients[kept], steps[kept], weights, metrics)
-        clients, theirs, staleness = columns(late, run.round)
+        clients, late_steps, staleness = columns(late, run.round)
         fresh = np.ones(int(kept.sum()))
         discount = np.ones(len(late)) if run.aggregator.discounts_staleness else late_discount(staleness)
         return members(
             run,
             np.concatenate([self.clients[kept], clients]),
-            np.concatenate([steps[kept], theirs]),
+            np.concatenate([steps[kept], late_steps]),
             np.concatenate([fresh if weights is None else weights, discount]),
             metrics,
             np.concatenate([0.0 * fresh, staleness]),
         )
 
 
-class Trained(NamedTuple):
+class TrainedModels(NamedTuple):
     """Models of one run for which signals are computed."""
 
     run: Run
@@ -144,49 +145,41 @@ class Trained(NamedTuple):
     seconds: FloatArray  # (m,) how long the clients worked
 
 
-class Averaged(NamedTuple):
+class AveragedTurn(NamedTuple):
     """The next global model is ready, and so is everything in the report."""
 
-    chosen: Chosen
+    cohort_turn: CohortTurn
     kept: BoolArray  # (k,)
     weight: FloatArray  # (k,) in the average
     metrics: Mapping[Signal, FloatArray]  # (k,) or (k, V) each
 
     @classmethod
-    def without_models(cls, chosen: Chosen) -> Averaged:
+    def without_models(cls, turn: CohortTurn) -> AveragedTurn:
         """Return the end of a round in which no model arrived."""
-        count = chosen.cohort.size
-        return cls(chosen, np.zeros(count, np.bool_), np.zeros(count), {})
+        count = turn.cohort.size
+        return cls(turn, np.zeros(count, np.bool_), np.zeros(count), {})
 
     @property
     def run(self) -> Run:
         """The run."""
-        return self.chosen.run
+        return self.cohort_turn.run
 
     def mean(self, signal: Signal) -> float:
         """Return the mean of a signal over the clients that reported it, weighted by size; NaN if nobody did."""
         values = self.metrics.get(signal)
         if values is None:
             return float("nan")
-        weights = np.where(np.isnan(values), 0.0, self.run.context.share[self.chosen.cohort.clients])
+        weights = np.where(np.isnan(values), 0.0, self.run.context.share[self.cohort_turn.cohort.clients])
         total = weights.sum()
         return float(np.nansum(weights * values) / total) if total > 0 else float("nan")
 
 
-class Test(NamedTuple):
-    """The result of the global model on the test set."""
-
-    loss: float
-    metric: float  # of the task; accuracy for a classifier
-    fairness: Fairness | None  # of a classifier's groups and clients
-
-
-class Evaluated(NamedTuple):
+class TestedTurn(NamedTuple):
     """The new global model has been tested, if a test was due. Only the report is left."""
 
-    averaged: Averaged
+    averaged_turn: AveragedTurn
     stop: str | None  # why the selector or the early-stop rule ends the run
-    test: Test | None
+    score: ModelScore | None
 
 
 def members(

@@ -70,11 +70,11 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Write JSON atomically; NaN is an error."""
-    text = json.dumps(value, indent=1, allow_nan=False, default=_plain) + "\n"
+    text = json.dumps(value, indent=1, allow_nan=False, default=_json_value) + "\n"
     write_atomically(path, text.encode(), durable=durable)
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

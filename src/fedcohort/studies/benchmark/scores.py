@@ -47,7 +47,7 @@ class MeanInterval:
 
     def to_list(self) -> list[Any]:
         """Return mean, half interval and verdict as plain values."""
-        return [self.mean, _plain(self.half), self.verdict]
+        return [self.mean, _none_if_nan(self.half), self.verdict]
 
     @property
     def text(self) -> str:
@@ -228,16 +228,16 @@ class SelectorScore:
         return {
             "label": self.label,
             "mean_gain": self.mean,
-            "interval": _plain(self.interval),
+            "interval": _none_if_nan(self.interval),
             "worst_setting": self.worst[0],
             "worst_gain": self.worst[1],
             "never_worse_than_uniform_by_more_than": self.shortfall,
             "worst_run": self.worst_run,
             "mean_rank": rank,
-            "rank_interval": _plain(rank_interval),
-            **{key: _plain(self.speed(measure)) for measure, key in _SPEEDS.items()},
+            "rank_interval": _none_if_nan(rank_interval),
+            **{key: _none_if_nan(self.speed(measure)) for measure, key in _SPEEDS.items()},
             "faster": {
-                measure: {name: _plain(value) for name, value in values.items()}
+                measure: {name: _none_if_nan(value) for name, value in values.items()}
                 for measure, values in self.faster.items()
             },
             "reached": dict(self.reached),
@@ -376,7 +376,7 @@ class Scores:
             "frozen": self.frozen.to_dict(),
             "settings": list(self.settings),
             "critical_difference": None if self.ranking is None else self.ranking.difference,
-            "uniform_rank": _plain(self.ranks["uniform"][0]) if self.ranks else None,
+            "uniform_rank": _none_if_nan(self.ranks["uniform"][0]) if self.ranks else None,
             "selectors": [line.to_dict(*self.ranks[line.label]) for line in self.lines],
         }
 
@@ -446,10 +446,10 @@ def _line(label: str, boards: Sequence[Leaderboard], seeds: Sequence[int], group
 def _times_faster(board: Leaderboard, row: LeaderRow, measure: str) -> float:
     """Return how many times less than the baseline a row takes to reach the target; NaN if they cannot be compared."""
     limit = horizon(board, measure)
-    mine, base = (restricted_mean(each, measure, limit) for each in (row, board.base))
+    row_mean, base = (restricted_mean(each, measure, limit) for each in (row, board.base))
     # If neither reaches the target, both take the whole horizon; a ratio of 1 would say that they are equally fast.
-    comparable = mine > 0 and base > 0 and min(mine, base) < limit
-    return base / mine if comparable else math.nan
+    comparable = row_mean > 0 and base > 0 and min(row_mean, base) < limit
+    return base / row_mean if comparable else math.nan
 
 
 def _reach_share(board: Leaderboard, row: LeaderRow) -> float:
@@ -521,5 +521,5 @@ def half_interval(values: FloatArray) -> float:
     return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
 
 
-def _plain(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value

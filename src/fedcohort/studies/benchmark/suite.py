@@ -343,7 +343,7 @@ def experiment_table(
     name: str,
     data: Any,
     size: Size,
-    every: Sequence[BenchmarkSetting],
+    all_settings: Sequence[BenchmarkSetting],
     selectors: Mapping[str, Any],
     seeds: Sequence[int],
     *,
@@ -351,7 +351,7 @@ def experiment_table(
     rounds: int = 0,
 ) -> dict[str, Any]:
     """Return settings for one dataset as an experiment's configuration; see :func:`table`."""
-    by_name = {setting.name: setting for setting in every}
+    by_name = {setting.name: setting for setting in all_settings}
     check_choice(name, settings, by_name, seeds)
     chosen = [by_name[choice] for choice in settings] or list(by_name.values())
     return {

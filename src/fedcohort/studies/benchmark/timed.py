@@ -63,12 +63,12 @@ def tables(
         raise UnknownNameError(f"The suite 'time' is run on {' or '.join(DATASETS)}. Got {data!r}.")
     check_choice("The suite 'time'", regimes, REGIMES, seeds)
     chosen = list(regimes) or list(REGIMES)
-    every = {"uniform": {}, **selectors}
-    in_rounds = _table(data, "rounds", every, seeds, chosen, rounds)
+    all_selectors = {"uniform": {}, **selectors}
+    in_rounds = _table(data, "rounds", all_selectors, seeds, chosen, rounds)
     # Only a selector, not its table, says whether it can choose one client at a time.
     able = {plan.label for plan in Experiment.from_dict(in_rounds).plans if plan.selector.one_at_a_time}
     # FedBuff replaces a selector's own aggregator; its plain mean of updates also suits sampling by size.
-    one_by_one = {label: {**entry, "aggregator": "fedbuff"} for label, entry in every.items() if label in able}
+    one_by_one = {label: {**entry, "aggregator": "fedbuff"} for label, entry in all_selectors.items() if label in able}
     return {"rounds": in_rounds, "flow": _table(data, "flow", one_by_one, seeds, chosen, rounds)}
 
 

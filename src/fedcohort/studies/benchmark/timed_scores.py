@@ -125,20 +125,20 @@ class TimeScores:
         """
         logs = []
         for regime in regimes or self.targets:
-            mine, base = self.find(regime, way, label), self.find(regime, *than)
-            if mine is None or base is None:
+            entry, base = self.find(regime, way, label), self.find(regime, *than)
+            if entry is None or base is None:
                 return None
-            logs.append(np.log(base.hours / mine.hours))
+            logs.append(np.log(base.hours / entry.hours))
         return Ratio.of(np.mean(logs, axis=0))
 
     def worst_group_gain(self, way: str, label: str) -> float | None:
         """Return what the worst group gains over uniform selection in the same way, the mean over regimes and seeds."""
         gains = []
         for regime in self.targets:
-            mine, base = self.find(regime, way, label), self.find(regime, way, _UNIFORM)
-            if mine is None or base is None:
+            entry, base = self.find(regime, way, label), self.find(regime, way, _UNIFORM)
+            if entry is None or base is None:
                 return None
-            gains.append(mine.worst_group - base.worst_group)
+            gains.append(entry.worst_group - base.worst_group)
         return float(np.mean(gains, axis=0).mean())
 
     def to_dict(self) -> dict[str, Any]:
@@ -231,8 +231,8 @@ def _cells(board: Leaderboard, regime: str, way: str, target: float, seeds: Sequ
     cells = []
     for row in board.rows:
         runs = {seed.seed: seed for seed in row.seeds}
-        mine = [runs[seed] for seed in seeds]
-        times = [_time(run, place) for run in mine]
+        chosen_runs = [runs[seed] for seed in seeds]
+        times = [_time(run, place) for run in chosen_runs]
         cells.append(
             TimeCell(
                 regime,
@@ -240,9 +240,9 @@ def _cells(board: Leaderboard, regime: str, way: str, target: float, seeds: Sequ
                 row.label,
                 np.array(times) / HOUR,
                 np.array([time < DAY for time in times], np.float64),
-                np.array([terminal_accuracy(run) for run in mine]),
-                np.array([worst_group_accuracy(run) for run in mine]),
-                np.array([run.fair["jain"] for run in mine]),
+                np.array([terminal_accuracy(run) for run in chosen_runs]),
+                np.array([worst_group_accuracy(run) for run in chosen_runs]),
+                np.array([run.fair["jain"] for run in chosen_runs]),
             )
         )
     return cells

@@ -73,8 +73,8 @@ def _tables(data: str) -> Study:
         "skewed": _base(data, ("low", "high"), full),
         "iid": _base(data, ("iid",), {"uniform": {}}),
     }
-    own = (_LENGTH,) if data == "cifar10" else (_FASHION,)
-    return Study(f"fedacs-{_SHORT[data]}", parts, 5, _NAMES, "uniform", (_INSIGHT, *own))  # fmt: skip
+    notes = (_LENGTH,) if data == "cifar10" else (_FASHION,)
+    return Study(f"fedacs-{_SHORT[data]}", parts, 5, _NAMES, "uniform", (_INSIGHT, *notes))  # fmt: skip
 
 
 def _figure_4(data: str) -> Study:
@@ -82,9 +82,9 @@ def _figure_4(data: str) -> Study:
     selectors: dict[str, Any] = {"uniform": {}}
     selectors |= {f"lambda-{share:g}": {"name": "fedacs", "pool_share": share} for share in shares}
     names = {"uniform": "baseline", **{f"lambda-{share:g}": f"FedACS, lambda {share:g}" for share in shares}}
-    own = (_LENGTH,) if data == "cifar10" else (_FASHION,)
+    notes = (_LENGTH,) if data == "cifar10" else (_FASHION,)
     return Study(f"fedacs-figure-4-{_SHORT[data]}", {"all": _base(data, ("low",), selectors)}, 3, names, "uniform",
-                 own)  # fmt: skip
+                 notes)  # fmt: skip
 
 
 def _distances(results: Results, run: RunInfo) -> Mapping[str, float]:
@@ -105,8 +105,8 @@ def _figure_5(data: str) -> Study:
     part = _base(data, ("low", "high"), selectors)
     part["run"]["baseline"] = "baseline"
     names = {"baseline": "baseline (a pool of everybody)", "fedacs": "FedACS"}
-    own = (_LENGTH,) if data == "cifar10" else (_FASHION,)
-    return Study(f"fedacs-figure-5-{_SHORT[data]}", {"all": part}, 3, names, "baseline", own, _distances)  # fmt: skip
+    notes = (_LENGTH,) if data == "cifar10" else (_FASHION,)
+    return Study(f"fedacs-figure-5-{_SHORT[data]}", {"all": part}, 3, names, "baseline", notes, _distances)  # fmt: skip
 
 
 _COLUMNS = ("uniform", "cmfl", "fedacs")

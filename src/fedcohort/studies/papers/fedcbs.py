@@ -77,8 +77,8 @@ def _dirichlet(data: str) -> Study:
             "run": {"targets": [target]},
         }
         parts[f"dir-{alpha:g}"] = _base(data, (setting,), _SELECTORS, rounds)
-    own = _FEWER if data == "cifar10" else "500 of the paper's 3,000 rounds: its slowest mean to target is 331."
-    differences = (_CUCB, _POOL, own)
+    difference = _FEWER if data == "cifar10" else "500 of the paper's 3,000 rounds: its slowest mean to target is 331."
+    differences = (_CUCB, _POOL, difference)
     short = "cifar10" if data == "cifar10" else "fmnist"
     return Study(f"fedcbs-{short}", parts, 4, _NAMES, "uniform", differences)
 
@@ -90,9 +90,9 @@ def _cases(data: str) -> Study:
         case: _base(data, ({"name": case, "scenario": {"preset": f"fedcbs-{case}"}},), chosen, rounds)
         for case in _CASES
     }
-    own = f"{rounds:,} of the paper's 3,000 rounds: best accuracies are lower for all methods."
+    difference = f"{rounds:,} of the paper's 3,000 rounds: best accuracies are lower for all methods."
     short = "cifar10" if data == "cifar10" else "fmnist"
-    return Study(f"fedcbs-{short}-cases", parts, 4, _NAMES, "uniform", (_CUCB, _POOL, own))  # fmt: skip
+    return Study(f"fedcbs-{short}-cases", parts, 4, _NAMES, "uniform", (_CUCB, _POOL, difference))  # fmt: skip
 
 
 def _figure_1() -> Study:

@@ -96,8 +96,8 @@ def _ratios(data: str) -> Study:
             name = f"{kind}-{cohort / 20:g}"
             setting = {"name": name, "scenario": {"preset": f"fedcm-class-{alpha:g}"}}
             parts[name] = _base(data, [setting], _CA, cohort)
-    short, own = ("cifar10", _OPEN) if data == "cifar10" else ("fmnist", _FASHION)
-    return Study(f"fedcm-ratios-{short}", parts, 2, _NAMES, "fedpdp", (_WEIGHTS, own))
+    short, difference = ("cifar10", _OPEN) if data == "cifar10" else ("fmnist", _FASHION)
+    return Study(f"fedcm-ratios-{short}", parts, 2, _NAMES, "fedpdp", (_WEIGHTS, difference))
 
 
 def _methods(data: str) -> Study:
@@ -106,10 +106,10 @@ def _methods(data: str) -> Study:
     for kind in ("client", "class"):
         parts[kind] = _base(data, [{"name": kind, "scenario": {"preset": f"fedcm-{kind}-0.1"}}], _EVERY)
         parts[kind]["run"]["baseline"] = "fedavg"
-    short, own = ("cifar10", _OPEN) if data == "cifar10" else ("fmnist", _FASHION)
+    short, difference = ("cifar10", _OPEN) if data == "cifar10" else ("fmnist", _FASHION)
     return Study(
         f"fedcm-{short}", parts, 2, _NAMES, "fedavg",
-        (_WEIGHTS, own, "FedProx draws clients by size without replacement; Table 1 says with replacement."),
+        (_WEIGHTS, difference, "FedProx draws clients by size without replacement; Table 1 says with replacement."),
     )  # fmt: skip
 
 

@@ -179,7 +179,7 @@ def _grid(data: str) -> Study:
         for aggregator in AGGREGATORS
     }
     names |= _plain_names({label: names[label] for label in with_fedavg})
-    own = (
+    specific = (
         _DIGITS
         if data == "digits"
         else "For FEMNIST, writers are ignored and samples are dealt by class, as the paper's non-IIDness requires."
@@ -189,7 +189,7 @@ def _grid(data: str) -> Study:
         _VARIANTS,
         _BOTH_LOSSES,
         _AVERAGE,
-        *((own,) if data != "cifar10" else ()),
+        *((specific,) if data != "cifar10" else ()),
     )
     return Study(f"flash-{data}", parts, 3, names, "uniform+fedavg", differences)
 
@@ -283,8 +283,8 @@ def _figure_3(data: str) -> Study:
 
 
 def _with_both_losses(name: str, data: str, settings: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Study:
-    every: dict[str, Any] = {label: {} for label in names}
-    return _study(name, data, settings, every | _plainly(every), {**names, **_plain_names(names)})
+    entries: dict[str, Any] = {label: {} for label in names}
+    return _study(name, data, settings, entries | _plainly(entries), {**names, **_plain_names(names)})
 
 
 def _figure_4(data: str) -> Study:
@@ -403,13 +403,13 @@ def _figure_exhibits(data: str) -> list[Exhibit]:
     """Return Figures 2 to 5 and 7."""
     end = _end(data)
     figure_2, figure_3 = _figure_2(data), _figure_3(data)
-    every = tuple(figure_2.rounds)
+    all_rounds = tuple(figure_2.rounds)
     few = {name: SELECTORS[name] for name in ("uniform", "fedcor")}
     both = tuple(f"{share:g}/{level:g}" for share in _SHARES[1:] for level in _LEVELS[1:])
     noisy = tuple(f"noise-{level:g}" for level in _LEVELS[1:])
     of_figure_2, of_figure_3, of_figure_5 = (
-        (_BY_ITS_LOSS,) if data == "digits" else own
-        for own in ((_LATE, _ONE_SEED), (_LATE, _BY_CHOICE), (_OVERFITTING,))
+        (_BY_ITS_LOSS,) if data == "digits" else differences
+        for differences in ((_LATE, _ONE_SEED), (_LATE, _BY_CHOICE), (_OVERFITTING,))
     )
     return [
         Exhibit(
@@ -419,10 +419,11 @@ def _figure_exhibits(data: str) -> list[Exhibit]:
             "one kind of heterogeneity",
             figure_2,
             claims=tuple(
-                Beats(f"FLASH ends higher than {SELECTORS[other]}.", "best", "flash", other, every) for other in _OTHERS
+                Beats(f"FLASH ends higher than {SELECTORS[other]}.", "best", "flash", other, all_rounds)
+                for other in _OTHERS
             )
-            + _as_a_whole("flash", _OTHERS, "best", every)
-            + _by_choice("flash", _OTHERS, every),
+            + _as_a_whole("flash", _OTHERS, "best", all_rounds)
+            + _by_choice("flash", _OTHERS, all_rounds),
             notes=of_figure_2,
         ),
         Exhibit(

@@ -27,8 +27,8 @@ def number(value: float, measure: Measure) -> str:
 def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
     """Return published figures and ours, a row per method, two columns per setting."""
     measure, names = MEASURES[grid.measure], exhibit.study.names
-    own = [label for label in names if any(record.mean(s, label, grid.measure) for s in grid.published)]
-    labels = [*grid.labels, *(label for label in own if label not in grid.labels)]
+    measured = [label for label in names if any(record.mean(s, label, grid.measure) for s in grid.published)]
+    labels = [*grid.labels, *(label for label in measured if label not in grid.labels)]
     rows = []
     for label in labels:
         cells = [_name_cell(exhibit.study, record, label)]
@@ -129,8 +129,8 @@ def summary(verdicts: Sequence[ClaimVerdict]) -> str:
 
 def _version(entry: Mapping[str, Any], label: str) -> str:
     """Return the version of fedcohort that ran a method, which may have been added later."""
-    made = next((later["made"] for later in entry.get("later", ()) if label in later["labels"]), entry["made"])
-    return str(made["fedcohort"])
+    made_with = next((later["made"] for later in entry.get("later", ()) if label in later["labels"]), entry["made"])
+    return str(made_with["fedcohort"])
 
 
 def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
@@ -162,16 +162,16 @@ def _other_targets(exhibit: Exhibit, record: StudyRecord) -> list[str]:
         return []
     sentences = []
     for name, entry in record.settings.items():
-        theirs = exhibit.study.target(name)
-        if theirs is not None and entry.get("target") not in (None, theirs) and not entry["made"].get("trial"):
-            sentences.append(f"{name}: our rounds are to {100 * entry['target']:g}%, the paper's to {100 * theirs:g}%.")
+        target = exhibit.study.target(name)
+        if target is not None and entry.get("target") not in (None, target) and not entry["made"].get("trial"):
+            sentences.append(f"{name}: our rounds are to {100 * entry['target']:g}%, the paper's to {100 * target:g}%.")
     return sentences
 
 
 def _conditions_of(study: Study, entry: Mapping[str, Any]) -> str:
     """Return how a setting was run, and whether with fewer seeds or rounds than the paper."""
-    made = entry["made"]
-    fewer = ["a trial on small data, not a result"] if made.get("trial") else []
+    made_with = entry["made"]
+    fewer = ["a trial on small data, not a result"] if made_with.get("trial") else []
     if len(entry["seeds"]) < study.seeds:
         fewer.append(f"fewer seeds: {len(entry['seeds'])} of {study.seeds}")
     if entry["rounds"] < entry["planned"]:
@@ -180,7 +180,7 @@ def _conditions_of(study: Study, entry: Mapping[str, Any]) -> str:
         fewer.append("not finished")
     return (
         f"{_seeds(entry['seeds'])}, {entry['rounds']:,} rounds{' (' + '; '.join(fewer) + ')' if fewer else ''}, on "
-        f"{made['device']}, {made['date']}, fedcohort {made['fedcohort']}, by `{made['command']}`"
+        f"{made_with['device']}, {made_with['date']}, fedcohort {made_with['fedcohort']}, by `{made_with['command']}`"
     )
 
 
@@ -190,8 +190,8 @@ def _added_later(study: Study, record: StudyRecord) -> list[str]:
     for setting, entry in record.settings.items():
         for piece in entry.get("later", ()):
             methods = "; ".join(study.names.get(label, label) for label in piece["labels"])
-            made = piece["made"]
-            text = f"{methods}: added on {made['device']}, {made['date']}, by `{made['command']}`"
+            made_with = piece["made"]
+            text = f"{methods}: added on {made_with['device']}, {made_with['date']}, by `{made_with['command']}`"
             text += f", {piece['note']} (marked{_NOTED})" if "note" in piece else ""
             settings, again = groups.setdefault(text, ([], {}))
             settings.append(setting)

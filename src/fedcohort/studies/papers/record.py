@@ -74,13 +74,13 @@ class StudyRecord:
         If both have equally many, only add the labels that are missing here.
         """
         for name, theirs in other.settings.items():
-            mine = self.settings.get(name, theirs)
+            ours = self.settings.get(name, theirs)
             # Tuples compare from the left, so seeds count before rounds.
-            my_size, their_size = ((len(one["seeds"]), one["rounds"]) for one in (mine, theirs))
-            if their_size > my_size or (their_size == my_size and theirs["labels"].keys() >= mine["labels"].keys()):
+            my_size, their_size = ((len(one["seeds"]), one["rounds"]) for one in (ours, theirs))
+            if their_size > my_size or (their_size == my_size and theirs["labels"].keys() >= ours["labels"].keys()):
                 self.settings[name] = theirs
             elif their_size == my_size:
-                self.settings[name] = _merge_labels(mine, theirs)
+                self.settings[name] = _merge_labels(ours, theirs)
 
     def values(self, setting: str, label: Labels, measure: str) -> list[float | None] | None:
         """Return a value per seed, or None if a label was not run."""
@@ -102,19 +102,19 @@ class StudyRecord:
         return float(reached.mean()), float(reached.std(ddof=1)) if len(reached) > 1 else math.nan, len(values)
 
 
-def _merge_labels(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+def _merge_labels(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     """Merge the labels of two settings, preferring the first, and note how the second's were produced."""
-    new = [label for label in theirs["labels"] if label not in mine["labels"]]
+    new = [label for label in theirs["labels"] if label not in ours["labels"]]
     if not new:
-        return mine
-    again = {label: values["best"] for label, values in theirs["labels"].items() if label in mine["labels"]}
-    later = [*mine.get("later", []), {"labels": new, "made": theirs["made"], "again": again}]
-    return {**mine, "labels": mine["labels"] | {label: theirs["labels"][label] for label in new}, "later": later}
+        return ours
+    again = {label: values["best"] for label, values in theirs["labels"].items() if label in ours["labels"]}
+    later = [*ours.get("later", []), {"labels": new, "made": theirs["made"], "again": again}]
+    return {**ours, "labels": ours["labels"] | {label: theirs["labels"][label] for label in new}, "later": later}
 
 
 def record_of(results: Results, study: Study, part: str, *, seconds: float, quick: bool = False) -> StudyRecord:
     """Return the record of one part's experiment so far; ``quick`` marks a trial."""
-    made = {
+    made_with = {
         "fedcohort": __version__,
         "command": results.meta.get("command", ""),
         "device": results.meta.get("device", ""),
@@ -136,7 +136,7 @@ def record_of(results: Results, study: Study, part: str, *, seconds: float, quic
             "planned": study.rounds[board.setting],
             "finished": board.finished,
             "target": _number(board.target),
-            "made": made,
+            "made": made_with,
             "labels": _labels(results, study, board, runs),
         }
     return record

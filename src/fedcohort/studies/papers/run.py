@@ -175,8 +175,8 @@ def _remaining_work(
     If the record already has enough seeds and rounds, only the missing methods are run, with the record's numbers, so
     that all methods of a table stay comparable.
     """
-    every = study.parts[part]["selectors"]
-    missing = [label for label in every if not labels or label in labels]
+    selectors = study.parts[part]["selectors"]
+    missing = [label for label in selectors if not labels or label in labels]
     baselines = {study.baseline, study.parts[part]["run"].get("baseline")}
     recorded = {setting: record.settings.get(setting, _NOTHING) for setting in study.settings(part)}
     size = _common_size(recorded, study, seeds, rounds)
@@ -193,7 +193,7 @@ def _remaining_work(
             f"{part}: those have other seeds, rounds or targets, or are not finished.",
             hint="name another folder with --out, or run all methods, without --labels",
         )
-    to_run = tuple(label for label in every if missing and label in {*missing, *baselines})
+    to_run = tuple(label for label in selectors if missing and label in {*missing, *baselines})
     return _Piece(to_run, seeds, rounds, targets)
 
 

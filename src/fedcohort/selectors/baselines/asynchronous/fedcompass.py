@@ -125,10 +125,10 @@ class FedCompass(Selector[CompassState]):
         self, pace: FloatArray, client: int, grouped: IntArray, due: FloatArray, latest: FloatArray, now: float
     ) -> float:
         """Return the work of a client, given the busy clients that are in a group (``grouped``)."""
-        own = pace[client]
-        if not own > 0 or not len(grouped):
+        client_pace = pace[client]
+        if not client_pace > 0 or not len(grouped):
             return self.most
-        to_join = (due[grouped] - now) / own
+        to_join = (due[grouped] - now) / client_pace
         fits = to_join[(to_join >= self.least) & (to_join <= self.most)]
         if len(fits):
             return float(fits.max())
@@ -136,7 +136,7 @@ class FedCompass(Selector[CompassState]):
         fastest, last = np.full(len(ends), np.inf), np.full(len(ends), -np.inf)
         np.minimum.at(fastest, group, pace[grouped])
         np.maximum.at(last, group, latest[grouped])
-        to_start = ((last + fastest * self.most - now) / own)[last > now]
+        to_start = ((last + fastest * self.most - now) / client_pace)[last > now]
         to_start = to_start[to_start <= self.most]
         return max(float(to_start.max()), self.least) if len(to_start) else self.most
 

@@ -30,11 +30,15 @@ def group_off_mix(labels: LabelInfo, sizes: FloatArray, candidates: IntArray, pa
         return group_of(_centre_gram(labels, sizes), sizes, candidates, past)
     # Only the rows that are needed are centred.
     clients, count = np.concatenate([candidates, past.clients]), len(candidates)
-    own = sizes.take(clients)
-    rows = label_rows(labels).take(clients, axis=0) - np.outer(own, _off_mix(labels, sizes))
+    client_sizes = sizes.take(clients)
+    rows = label_rows(labels).take(clients, axis=0) - np.outer(client_sizes, _off_mix(labels, sizes))
     weights = past.weights
     return FactorBalance(
-        rows[:count], own[:count], labels.classes, weights @ rows[count:], float(weights @ own[count:])
+        rows[:count],
+        client_sizes[:count],
+        labels.classes,
+        weights @ rows[count:],
+        float(weights @ client_sizes[count:]),
     )
 
 

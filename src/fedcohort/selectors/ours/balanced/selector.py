@@ -190,10 +190,10 @@ class Balanced(Selector[BalanceState]):
         self, state: BalanceState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, BalanceState]:
         """Take the clients that are behind, draw the others, and swap."""
-        own = slate.of_candidates(state.turns)
+        turns_taken = slate.of_candidates(state.turns)
         rates = slate.of_candidates(state.rates)
-        mean = float((rates @ own) / rates.sum())
-        lead = own - mean
+        mean = float((rates @ turns_taken) / rates.sum())
+        lead = turns_taken - mean
         first, eligible = first_and_eligible(lead, slate.size, self.slack)
         group = self._group(state, slate)
         floor = _FLOOR_DIRECTIONS if self.balance == "directions" else None

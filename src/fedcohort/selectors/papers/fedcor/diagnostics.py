@@ -127,8 +127,8 @@ def covariance_similarity(first: FloatArray, second: FloatArray) -> float:
 
 def _cosine(a: FloatArray, b: FloatArray) -> float:
     """Return the cosine between A'A and B'B, whose inner product is the squared norm of A B'."""
-    own = float(np.linalg.norm(a @ a.T) * np.linalg.norm(b @ b.T))
-    return float(np.linalg.norm(a @ b.T) ** 2) / own if own > 0 else 0.0
+    scale = float(np.linalg.norm(a @ a.T) * np.linalg.norm(b @ b.T))
+    return float(np.linalg.norm(a @ b.T) ** 2) / scale if scale > 0 else 0.0
 
 
 def stationarity(changes: Sequence[FloatArray]) -> FloatArray:

@@ -235,12 +235,12 @@ class FedCor(Selector[CorrelationState]):
         gain = np.sqrt(greedy.variance)
         gain /= greedy.variance + self.noise * self.noise
         gain *= self.scale
-        own = weights * greedy.variance * gain
+        variance_drop = weights * greedy.variance * gain
         before = greedy.covariance * gain
         unannealed = np.divide(self.scale * greedy.drop, alpha, out=np.zeros(len(alpha)), where=alpha > 0)
         return {
-            "own": own,
-            "others": before - own,
+            "own": variance_drop,
+            "others": before - variance_drop,
             "redundancy": unannealed - before,
             "annealing": greedy.drop - unannealed,
         }
@@ -261,7 +261,7 @@ class FedCor(Selector[CorrelationState]):
                 if self._measures(t):
                     measured, losses = t, now
         state = dataclasses.replace(state, losses=losses, measured=measured, trained=False)
-        fresh = [(taken, change) for taken, change in fresh if not np.isnan(change).all()]
+        fresh = [(at_round, change) for at_round, change in fresh if not np.isnan(change).all()]
         return self._fit(state, t, fresh) if fresh else state
 
     def _fit(self, state: CorrelationState, t: int, fresh: list[tuple[int, FloatArray]]) -> CorrelationState:
