@@ -1,10 +1,12 @@
 """Several processes compared with one, on the CPU: the same results, whatever happens to them."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -91,6 +93,15 @@ def test_a_setup_is_read_from_the_file_as_it_was_written(tmp_path):
         np.testing.assert_array_equal(first.prepared["datasets"][name], array)
     first.prepared["datasets"]["images"][:] = 0
     np.testing.assert_array_equal(second.prepared["datasets"]["images"], arrays["images"])
+
+
+def test_a_full_disk_for_temporary_files_is_named(tmp_path, monkeypatch):
+    def write(self, file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(WorkerSetup, "write", write)
+    with pytest.raises(ResultsError, match=tempfile.gettempdir()):
+        Simulation(Experiment.from_dict(table(processes=2)), tmp_path / "x").run()
 
 
 def same(out, other):

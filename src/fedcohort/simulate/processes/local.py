@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from fedcohort.simulate.engine.modules import usable_cores
 from fedcohort.simulate.processes.cuda_sharing import shared_device
 from fedcohort.simulate.processes.handover import DrivenExperiment
 from fedcohort.simulate.processes.worker import KEPT, STOP, WorkerSetup
+from fedcohort.simulate.store.writer import disk_errors
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +152,8 @@ class LocalDriver:
         # The processes import torch while the setup is written.
         for _ in range(self._count):
             self._start()
-        self._ends = self._setup.write(self._file)
+        with disk_errors(Path(tempfile.gettempdir())):
+            self._ends = self._setup.write(self._file)
         for worker in self.workers:
             worker.send(self._ends)
         told_to_stop = False
