@@ -16,9 +16,10 @@ from fedcohort.core.errors import InputError, JournalError, UnknownNameError
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.journal import read_journal
 from fedcohort.report.dashboard.watcher import Watcher
-from fedcohort.simulate.config.experiment import Experiment, read
+from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import ConfigError
 from fedcohort.simulate.store.results import load
+from tests.experiments import read
 
 DOCS = Path(__file__).parents[2] / "docs" / "writing-a-selector.md"
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcohort.core.errors import FedcohortError
-from fedcohort.simulate.config.experiment import Experiment, read
+from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.toml import to_toml
+from tests.experiments import read
 
 from .budget import tried, tries
 from .odd import damaged, odd_toml

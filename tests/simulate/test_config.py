@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedcohort.core.params import parameters
-from fedcohort.simulate.config.experiment import Experiment, read
+from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.sections import DataOptions, ModelOptions, RunOptions
 from fedcohort.simulate.config.toml import ConfigError, find_table, merge_tables, override, to_toml
+from tests.experiments import read
 
 FULL = """
 name = "all of it"
