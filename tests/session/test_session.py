@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedcohort import ClientTable, LabelCounts, Losses, Session, Signal, Status, create
+from fedcohort.audit.choices import verify
 from fedcohort.core.clients import LabelGram
 from fedcohort.core.errors import (
     DuplicateReportError,
@@ -19,6 +20,7 @@ from fedcohort.core.errors import (
 )
 from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
 from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS
+from fedcohort.journal import read_journal
 from fedcohort.journal.codec import state_fields
 from fedcohort.session.rules import Rules
 from fedcohort.testing import ScriptedHost
@@ -513,3 +515,24 @@ def test_a_new_selector_learns_nothing_from_forgotten_clients():
         assert np.isfinite(values).all(), name
     session.rejoin([1])
     assert np.isfinite(session.ask(RoundRequest(4)).notes["bound of the slowest"])
+
+
+def test_rules_set_after_a_client_was_forgotten_leave_a_sound_journal(tmp_path):
+    """Forgetting a client rewrites the rules that name it; the next rules replace what was rewritten."""
+    path = tmp_path / "j.sqlite"
+    with Session("uniform", list("abcd"), journal=path, rules=Rules(blocked=("a",))) as session:
+        session.set_rules(Rules(blocked=("a",), min_separation=2))
+        session.forget("a")
+        session.set_rules(Rules())
+        read_journal(path).close()  # refuses a journal whose rows are not those that were written
+
+
+def test_labels_in_another_form_leave_nothing_of_the_former_one(tmp_path):
+    path = tmp_path / "j.sqlite"
+    table = ClientTable(names=["a", "b"], sizes=[2, 2], labels=LabelGram([[4, 0], [0, 4]], classes=2))
+    with Session("uniform", table, journal=path, audit=True) as session:
+        session.tell(session.ask(1))
+        session.update_facts(ClientTable(names=["a", "b"], sizes=[2, 2], labels=LabelCounts([[2, 0], [0, 2]])))
+        session.tell(session.ask(1))
+        assert "classes" not in session.journal.facts()
+    assert not verify(path).wrong

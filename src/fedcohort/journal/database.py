@@ -208,6 +208,7 @@ class Database:
         after = dict(zip(table.columns, before, strict=True)) | values
         row = table.to_stored_types(tuple(after.values()))
         self._remove_from_seal(name, [(check,)])
+        self._sums.pop((name, row[: len(table.key)]), None)  # the next put() must not count with the old checksum
         changes = ", ".join(f"{column} = ?" for column in values)
         new = [row[table.columns.index(column)] for column in values]
         statement = f"UPDATE {name} SET {changes}, sum = ? WHERE {table.where_key}"

@@ -12,7 +12,7 @@ from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor, LabelG
 from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.journal.codec import compress, decompress_json, pack, unpack
 
-LABELS = {"label_counts", "label_factor", "label_gram"}  # a table has at most one of these facts
+LABELS = {"label_counts", "label_factor", "label_gram", "classes"}  # facts that depend on the form of the labels
 
 
 def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
