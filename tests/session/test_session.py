@@ -536,3 +536,17 @@ def test_labels_in_another_form_leave_nothing_of_the_former_one(tmp_path):
         session.tell(session.ask(1))
         assert "classes" not in session.journal.facts()
     assert not verify(path).wrong
+
+
+def test_a_report_without_clients_is_refused_where_staleness_is_added():
+    session = Session("uniform", 4, asynchronous=True)
+    cohort = session.ask(RoundRequest(1))
+    with pytest.raises(InputError):
+        session.tell(RoundReport(cohort.ticket, None))
+    session.tell(RoundReport(cohort.ticket, cohort.clients))
+
+
+def test_a_note_of_half_a_character_is_refused():
+    session = named()
+    with pytest.raises(InputError, match="kind"):
+        session.note("\ud800", {})

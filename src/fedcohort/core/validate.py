@@ -69,8 +69,13 @@ def number(value: object, what: str, least: float | None = None) -> float:
 
 
 def text(value: object, what: str) -> str:
-    """Return a string."""
-    return instance(value, str, what, "a string")
+    """Return a string; one that no file can hold, with half of a surrogate pair, is refused."""
+    string = instance(value, str, what, "a string")
+    try:
+        string.encode()
+    except UnicodeEncodeError:
+        raise refuse(what, "a string of whole characters", value) from None
+    return string
 
 
 def boolean(value: object, what: str) -> bool:

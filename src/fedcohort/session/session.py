@@ -669,7 +669,9 @@ class Session:
         if not isinstance(report.metrics, Mapping):
             return report  # check_report refuses it
         models = turn.round - item.cohort.round if turn.asynchronous else 0
-        staleness = np.full(len(report.clients), float(models))
+        given = report.clients is item.cohort.clients  # as most hosts report, and then there is nothing to look up
+        clients = item.cohort.clients if given else self.table.indices(report.clients)
+        staleness = np.full(len(clients), float(models))
         return dataclasses.replace(report, metrics={**report.metrics, Signal.STALENESS: staleness})
 
     def advance(self, tickets: Iterable[int] = (), *, host: Any = None) -> None:
