@@ -13,7 +13,7 @@ from fedcohort.studies.benchmark.run import read_scores
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "img" / "benchmark.svg"
-_LABEL, _PANEL, _ROW, _TOP = 190, 190, 20, 64
+_LABEL, _PANEL, _ROW, _TOP = 220, 190, 20, 64
 _LEAST, _MOST = -6.0, 8.0  # points; bars and marks are cut off beyond these
 
 

@@ -15,8 +15,6 @@ from fedcohort.studies.papers.verdicts import ClaimVerdict, MarginComparison, co
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
 _MOST_CURVES = 8
-_NOTED = " †"
-_OLDER = {"balanced": "0.2.0"}  # the last version in which the name stood for another rule
 
 
 def number(value: float, measure: Measure) -> str:
@@ -31,7 +29,7 @@ def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
     labels = [*grid.labels, *(label for label in measured if label not in grid.labels)]
     rows = []
     for label in labels:
-        cells = [_name_cell(exhibit.study, record, label)]
+        cells = [Cell(exhibit.study.names.get(label, label))]
         for setting, figures in grid.published.items():
             cells += [
                 _published_cell(figures, label, measure),
@@ -43,13 +41,6 @@ def table_of(grid: Grid, exhibit: Exhibit, record: StudyRecord) -> Table:
         *(text for s in grid.published for text in (f"{_heading(record, s, grid.measure)}: paper", "ours")),
     ]
     return Table(grid.measure, measure.title.capitalize(), tuple(columns), tuple(rows))
-
-
-def _name_cell(study: Study, record: StudyRecord, label: str) -> Cell:
-    """Return a method's name, marked if its figures have a note."""
-    pieces = (piece for entry in record.settings.values() for piece in entry.get("later", ()))
-    marked = any("note" in piece and label in piece["labels"] for piece in pieces)
-    return Cell(study.names.get(label, label) + _NOTED * marked)
 
 
 def _heading(record: StudyRecord, setting: str, measure: str) -> str:
@@ -127,12 +118,6 @@ def summary(verdicts: Sequence[ClaimVerdict]) -> str:
     return f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)}: {', '.join(parts)}." if parts else "No claims."
 
 
-def _version(entry: Mapping[str, Any], label: str) -> str:
-    """Return the version of fedcohort that ran a method, which may have been added later."""
-    made_with = next((later["made"] for later in entry.get("later", ()) if label in later["labels"]), entry["made"])
-    return str(made_with["fedcohort"])
-
-
 def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     """Say how our figures were made, and where we used fewer seeds or rounds than the paper."""
     study, settings = exhibit.study, record.settings
@@ -143,11 +128,6 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
         groups.setdefault(_conditions_of(study, entry), []).append(name)
     sentences = [f"{', '.join(names)}: {text}." for text, names in groups.items()]
     sentences += _added_later(study, record)
-    sentences += [
-        f"The rows of {label} are from version {version}; its rule has changed since."
-        for label, version in _OLDER.items()
-        if any(label in entry["labels"] and _version(entry, label) == version for entry in settings.values())
-    ]
     sentences += _other_targets(exhibit, record)
     missing = [name for name in study.rounds if name not in settings]
     if missing:
@@ -192,7 +172,6 @@ def _added_later(study: Study, record: StudyRecord) -> list[str]:
             methods = "; ".join(study.names.get(label, label) for label in piece["labels"])
             made_with = piece["made"]
             text = f"{methods}: added on {made_with['device']}, {made_with['date']}, by `{made_with['command']}`"
-            text += f", {piece['note']} (marked{_NOTED})" if "note" in piece else ""
             settings, again = groups.setdefault(text, ([], {}))
             settings.append(setting)
             for label, best in piece["again"].items():
@@ -241,11 +220,8 @@ def _figures_of(exhibit: Exhibit, record: StudyRecord) -> list[Table]:
     for name in dict.fromkeys(claim.measure for claim in exhibit.claims):
         measure, settings = MEASURES[name], list(exhibit.study.rounds)
         rows = tuple(
-            (
-                _name_cell(exhibit.study, record, label),
-                *(_our_cell(record.mean(s, label, name), measure) for s in settings),
-            )
-            for label in exhibit.study.names
+            (Cell(full), *(_our_cell(record.mean(s, label, name), measure) for s in settings))
+            for label, full in exhibit.study.names.items()
         )
         heads = (_heading(record, setting, name) for setting in settings)
         tables.append(Table(name, measure.title.capitalize(), ("method", *heads), rows))

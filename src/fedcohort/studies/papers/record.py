@@ -40,7 +40,7 @@ class StudyRecord:
         command, the date and the device), and ``labels``. A label has its measures, each with a value per seed (None if
         a target was never reached), and ``curve``, the mean accuracy at some rounds. ``later`` lists labels that were
         added afterwards: ``labels``, ``made``, and ``again``, the best accuracies of recorded labels that were run
-        again with them; and a ``note``, if their names stand for another rule now.
+        again with them.
     """
 
     def __init__(self, study: str, settings: Mapping[str, Any] | None = None) -> None:
