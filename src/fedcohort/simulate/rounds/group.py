@@ -41,7 +41,7 @@ from fedcohort.simulate.rounds.run import FederationContext, Run
 from fedcohort.simulate.rounds.server import ServerSamples, server_samples
 from fedcohort.simulate.rounds.stages import AnsweredTurn, AveragedTurn, CohortTurn, OpenTurn, TestedTurn, TrainedTurn
 from fedcohort.simulate.store.checkpoint import Checkpoint
-from fedcohort.simulate.store.results import ResultsError, RunInfo
+from fedcohort.simulate.store.results import RunInfo
 from fedcohort.simulate.store.rows import RowBuffer
 from fedcohort.training.aggregators import Corrections, Members, Mix, WeightedSum
 from fedcohort.training.filters import Need, Replies, checked_decision
@@ -195,24 +195,17 @@ class Group:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; what journals hold beyond it is undone."""
         for run in self.runs:
-            facts = checkpoint.facts["runs"].get(run.plan.id)
-            saved = f"session/{run.row}" in checkpoint.arrays
-            if facts is not None and facts["state"] == "failed" and not saved:
+            facts = checkpoint.facts["runs"][run.plan.id]
+            if f"session/{run.row}" in checkpoint.arrays:
+                self._resume_run(run, facts, checkpoint.arrays)
+            else:
                 run.restore(facts)  # its selector failed before there was a session
-                continue
-            if facts is None or not saved:
-                raise ResultsError(
-                    f"The checkpoint has no session of run {run.plan.id!r}.",
-                    hint="an earlier version of fedcohort wrote it; start the experiment again with another --out",
-                )
-            self._resume_run(run, facts, checkpoint.arrays)
 
     def _resume_run(self, run: Run, facts: dict[str, Any], arrays: Mapping[str, Any]) -> None:
         # The session first: it undoes what its journal has after the savepoint, and the rest must match that state.
         run.resume_session(self._journal(run), Savepoint.from_bytes(arrays[f"session/{run.row}"].tobytes()))
         run.restore(facts)
-        if f"participation/{run.row}" in arrays:
-            run.participation = Participation.of(arrays[f"participation/{run.row}"])
+        run.participation = Participation.of(arrays[f"participation/{run.row}"])
         if run.late is not None and facts["late"]:
             run.late.restore(facts["late"], torch.as_tensor(arrays[f"late/{run.row}"]).to(self.models))
         if run.running:
@@ -226,14 +219,12 @@ class Group:
 
     def _continue_engine(self, run: Run) -> None:
         """Refuse to continue with another kind of engine, or record the change if it is allowed."""
-        kind = self.engine.kind
-        before = run.engines[-1][1] if run.engines else None
+        kind, before = self.engine.kind, run.engines[-1][1]
         if before == kind:
             return
-        if before is not None:
-            if not self._allow_other_engine:
-                raise other_engine_error(run.plan.id, before, kind)
-            log.warning("run %s continues from round %d with %s, after %s", run.plan.id, run.round, kind, before)
+        if not self._allow_other_engine:
+            raise other_engine_error(run.plan.id, before, kind)
+        log.warning("run %s continues from round %d with %s, after %s", run.plan.id, run.round, kind, before)
         run.engines = (*run.engines, (run.round, kind))
 
     def infos(self) -> list[RunInfo]:

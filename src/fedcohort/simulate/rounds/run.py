@@ -529,7 +529,7 @@ class Run:
         """Restore the values from :meth:`facts`."""
         self.round, self.clock = int(facts["round"]), float(facts["clock"])
         self.state, self.reason = str(facts["state"]), str(facts["reason"])
-        self.engines = parse_engines(facts.get("engines"))
+        self.engines = parse_engines(facts["engines"])
         if has_rounds_left(facts, self.rounds):
             self.state = "running"  # also if it had finished and now has more rounds
         if facts["watch"] is not None:
