@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # What builds the package is pinned like what it needs; -c alone does not reach the environment it is built in.
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+# Tests and examples start many processes, which should not compile the package again each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types unit docs examples hosts bench nightly lock clean
 

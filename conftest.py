@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import pkgutil
@@ -21,3 +22,9 @@ for _package in ("selectors", "training.filters", "training.aggregators", "scena
 
 # nvflare is in none of the extras that the tests install; `make hosts` runs what needs it.
 collect_ignore_glob = [] if importlib.util.find_spec("nvflare") else ["src/fedcohort/hosts/flare/*"]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector away from modules and test items: Flower collects often, for up to a second each time."""
+    gc.collect()
+    gc.freeze()

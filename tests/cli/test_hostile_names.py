@@ -118,6 +118,13 @@ def test_log_messages_stay_on_one_line():
     assert len(stream.getvalue().splitlines()) == len(HOSTILE[:-3]) and not STEERING & set(stream.getvalue())
 
 
+def test_many_calls_in_one_process_add_one_filter():
+    for _ in range(3):
+        assert CliRunner().invoke(app, ["list", "selectors"]).exit_code == 0
+    for handler in logging.getLogger().handlers:
+        assert sum(isinstance(each, OneLine) for each in handler.filters) == 1
+
+
 def test_flowers_log_messages_stay_on_one_line(caplog):
     pytest.importorskip("flwr")
     from fedcohort.core.text import shorten

@@ -48,6 +48,8 @@ app = typer.Typer(
 # The base of every error about usage. It is click's, or that of the copy of click that newer releases of typer carry.
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[2]
 
+_ONE_LINE = OneLine()  # one for all calls, because a handler keeps every filter it is given
+
 # The extra that installs each optional module.
 EXTRAS = {
     "cryptography": "keyholder",
@@ -84,7 +86,7 @@ def root(
         level=logging.DEBUG if debug else logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr
     )
     for handler in logging.getLogger().handlers:
-        handler.addFilter(OneLine())
+        handler.addFilter(_ONE_LINE)
 
 
 # In the order of '--help': a newcomer's commands come first, an operator's last.
