@@ -24,7 +24,7 @@ types: $(VENV)/.dev
 
 # Some tests wait for processes, browsers and clocks. What fails beside others is tried again alone; failing twice is failing.
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q \
 		|| OMP_NUM_THREADS=1 $(BIN)/python -m pytest --last-failed -q
 
 docs: $(VENV)/.dev
