@@ -25,6 +25,6 @@ collect_ignore_glob = [] if importlib.util.find_spec("nvflare") else ["src/fedco
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector away from modules and test items: Flower collects often, for up to a second each time."""
+    """Keep the garbage collector away from modules and test items. Flower collects often, and took up to a second."""
     gc.collect()
     gc.freeze()
