@@ -15,9 +15,9 @@ from fedcohort.testing.conformance import ABOUT_THE_CLASS, check_resume, check_s
 
 # name -> {check: written reason}
 EXCEPTIONS: dict[str, dict[str, str]] = {}
-# With other parameters than the defaults, these run in full only with `-m slow`, and two of them otherwise with fewer
-# rounds.
-LONG = {"relabelling", "resume", "same-seed", "bounded-state"}
+# With other parameters than the defaults, these run in full only with `-m slow`. Two of them otherwise run with fewer
+# rounds, and what "cohort" is about, the session checks in every round of the others too.
+LONG = {"cohort", "relabelling", "resume", "same-seed", "bounded-state"}
 ONE_AT_A_TIME = [check for check in CHECKS if check != "other-process"]  # one process for all selectors below
 
 DEFAULTS = [(name, check) for name in SELECTORS.names() for check in ONE_AT_A_TIME]

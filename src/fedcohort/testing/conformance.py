@@ -41,7 +41,7 @@ from fedcohort.testing.host import ScriptedHost, Trace, mixed_statuses
 AnySelector = Selector[Any]
 Check = Callable[[AnySelector], None]
 CHECKS: dict[str, Check] = {}
-_SEEDS = 50  # sessions per federation in the check of relabelling
+_SEEDS = 75  # sessions per federation in the check of relabelling
 _ROUNDS_ELSEWHERE = 12  # rounds that are also played in another process
 _P_VALUE = 1e-9  # so small because the suite runs thousands of times and must not fail by chance
 
@@ -128,7 +128,7 @@ def check_cohort_is_sound(selector: AnySelector) -> None:
     host = ScriptedHost()
     for size in (1, 3, host.n, None):
         for some in (False, True):
-            host.play(host.session(selector, seed=3), 5, size, some=some)  # the session checks every cohort
+            host.play(host.session(selector, seed=3), 8, size, some=some)  # the session checks every cohort
     lonely = ScriptedHost(n=1)
     trace = lonely.play(lonely.session(selector), 3, 1)
     _require(trace[0] == (0,), f"with one client the cohort must be that client, got {trace[0]}")
@@ -350,7 +350,7 @@ def check_finite_state(selector: AnySelector) -> None:
         host = ScriptedHost(loss=script)
         session = host.session(selector)
         fresh = {name: _not_finite(value) for name, value in state_fields(session.state)}
-        host.play(session, 20)
+        host.play(session, 30)
         for name, value in state_fields(session.state):
             # NaN may mean "not known yet" in the initial state, so only more of it counts.
             _require(
