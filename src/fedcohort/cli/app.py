@@ -25,6 +25,7 @@ from fedcohort.cli.journal import journal_app
 from fedcohort.cli.keyholder import keyholder_app
 from fedcohort.cli.list import list_
 from fedcohort.cli.output import print_error
+from fedcohort.cli.plugins import RootGroup
 from fedcohort.cli.privacy import privacy_app
 from fedcohort.cli.report import report
 from fedcohort.cli.reproduce import reproduce
@@ -37,6 +38,7 @@ from fedcohort.core.version import __version__
 
 app = typer.Typer(
     name="fedcohort",
+    cls=RootGroup,
     help="Choose which clients train in each round of federated learning, and show why.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -1,0 +1,58 @@
+"""Commands that other installed packages add, through entry points in the group ``fedcohort.commands``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from fedcohort.core.errors import FedcohortError
+from fedcohort.core.text import error_text
+
+
+class RootGroup(TyperGroup):
+    """Our own commands, then those of other packages. Nothing of a package is imported before its command runs."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names for ``--help``."""
+        self._find_plugins()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or None if there is none of that name."""
+        if cmd_name not in self.commands:
+            self._find_plugins()
+        return super().get_command(ctx, cmd_name)
+
+    def _find_plugins(self) -> None:
+        for entry in sorted(importlib.metadata.entry_points(group="fedcohort.commands")):
+            self.commands.setdefault(entry.name, _Plugin(entry))
+
+
+class _Plugin(TyperCommand):
+    """Stands in for a package's command in ``--help``, and imports it when it is called."""
+
+    def __init__(self, entry: EntryPoint) -> None:
+        self.entry = entry
+        self.package = entry.value if entry.dist is None else entry.dist.name
+        super().__init__(
+            entry.name, help=f"A command of the package {self.package}.", rich_help_panel="Other installed packages"
+        )
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Import the command, and parse its arguments."""
+        try:
+            command = self.entry.load()
+        except Exception as error:
+            raise FedcohortError(
+                f"The command {self.entry.name!r} of the package {self.package} cannot be imported: "
+                f"{error_text(error)}.",
+                hint=f"update or remove {self.package}",
+            ) from error
+        if not isinstance(command, typer.Typer):
+            function, command = command, typer.Typer(rich_markup_mode="markdown", add_completion=False)
+            command.command(self.entry.name)(function)
+        return typer.main.get_command(command).make_context(info_name, args, parent=parent, **extra)
