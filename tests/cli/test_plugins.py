@@ -1,5 +1,6 @@
 """Other installed packages add commands, and a broken one harms nobody."""
 
+import importlib.metadata
 import sys
 
 import pytest
@@ -64,3 +65,12 @@ def test_a_broken_one_is_named_and_the_others_go_on(command, installed):
     assert done.returncode == 1
     assert "broken" in done.stderr and "greeting" in done.stderr and "absent" in done.stderr
     assert command("greet", "anna").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["bench", "reproduce", "diagnose", "privacy-audit"])
+def test_commands_of_the_benchmark_package_say_what_to_install(command, monkeypatch, name):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    done = command(name, "--quick")
+    assert done.returncode == 1
+    assert "fedcohort-bench" in done.stderr and "pip install fedcohort-bench" in done.stderr
+    assert command("--help").returncode == 0

@@ -9,8 +9,11 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fedcohort.core.errors import FedcohortError
+from fedcohort.core.errors import FedcohortError, MissingExtraError
 from fedcohort.core.text import error_text
+
+# What people may type because our documentation shows it.
+_OF_BENCH = ("bench", "reproduce", "diagnose", "privacy-audit")
 
 
 class RootGroup(TyperGroup):
@@ -25,6 +28,11 @@ class RootGroup(TyperGroup):
         """Return a command, or None if there is none of that name."""
         if cmd_name not in self.commands:
             self._find_plugins()
+        if cmd_name in _OF_BENCH and cmd_name not in self.commands:
+            raise MissingExtraError(
+                f"`fedcohort {cmd_name}` is in the package fedcohort-bench, which is not installed.",
+                hint="pip install fedcohort-bench",
+            )
         return super().get_command(ctx, cmd_name)
 
     def _find_plugins(self) -> None:
@@ -43,7 +51,11 @@ class _Plugin(TyperCommand):
         )
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Import the command, and parse its arguments."""
+        """Parse the arguments of the command itself."""
+        return self.load().make_context(info_name, args, parent=parent, **extra)
+
+    def load(self) -> Any:
+        """Import the command."""
         try:
             command = self.entry.load()
         except Exception as error:
@@ -55,4 +67,4 @@ class _Plugin(TyperCommand):
         if not isinstance(command, typer.Typer):
             function, command = command, typer.Typer(rich_markup_mode="markdown", add_completion=False)
             command.command(self.entry.name)(function)
-        return typer.main.get_command(command).make_context(info_name, args, parent=parent, **extra)
+        return typer.main.get_command(command)
