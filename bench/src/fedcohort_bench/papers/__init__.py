@@ -1,8 +1,8 @@
 """Run the papers' tables and figures, and show the results next to the published ones.
 
-``declare.py`` has the types with which one module per paper declares its tables and the published figures. ``run.py``
-runs them in pieces, ``record.py`` keeps the results, ``verdicts.py`` compares them, ``page.py`` shows them. Without the
-packages for the terminal: ``python -m fedcohort_bench.papers fedcor-table-1-fmnist``.
+``records/`` has a TOML file per paper, with what it published and claims and what we run, beside our records of these
+runs. ``catalogue.py`` reads it into the types of ``declare.py``. ``run.py`` runs the tables in pieces, ``record.py``
+keeps the results, ``verdicts.py`` compares them, ``page.py`` shows them.
 """
 
 from fedcohort_bench.papers.catalogue import EXHIBITS, STUDIES, find

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -257,17 +257,3 @@ def margin(measure: Measure, one: float | None, other: float | None) -> float:
         return 0.0
     better, worse = (one, other) if measure.lower else (other, one)
     return worse / better - 1 if better > 0 else math.inf
-
-
-def row(
-    labels: Sequence[str], *values: float | tuple[float, float] | None
-) -> dict[str, tuple[float, float | None] | None]:
-    """Return a row of published figures; a value is a mean, a pair of mean and standard deviation, or None for "N/A".
-
-    >>> row(["a", "b", "c"], 1.0, (2.0, 0.5), None)
-    {'a': (1.0, None), 'b': (2.0, 0.5), 'c': None}
-    """
-    return {
-        label: None if value is None else value if isinstance(value, tuple) else (float(value), None)
-        for label, value in zip(labels, values, strict=True)
-    }

@@ -228,8 +228,8 @@ def table_of(
 ) -> dict[str, Any]:
     """Return the experiment of one part, with all methods or only some.
 
-    >>> from fedcohort_bench.papers.hicsfl import STUDY
-    >>> table_of(STUDY, "all", seeds=2)["seeds"]
+    >>> from fedcohort_bench.papers.catalogue import STUDIES
+    >>> table_of(STUDIES["hicsfl-fmnist"], "all", seeds=2)["seeds"]
     [100, 101]
     """
     table = copy.deepcopy(dict(study.parts[part]))
