@@ -27,7 +27,6 @@ from fedcohort_bench.benchmark import (
     suite,
     table,
 )
-from fedcohort_bench.benchmark.__main__ import STOPPED, main
 from fedcohort_bench.benchmark.frozen import Frozen, check_same, code_hash
 from fedcohort_bench.benchmark.page import claims, page, robustness
 from fedcohort_bench.benchmark.run import begin, every_selector, read_scores
@@ -391,11 +390,12 @@ def test_a_hash_covers_what_a_selector_imports_of_ours():
     assert shared.read_bytes() in found
 
 
-def test_results_of_changed_selectors_are_neither_continued_nor_merged(tmp_path):
+def test_results_of_changed_selectors_are_neither_continued_nor_merged(command, tmp_path):
     common = ["--seeds", "0", "--selectors", "balanced", "--quick", "--device", "cpu", "--processes", "1"]
     for name, setting in (("a", "iid"), ("b", "noise")):
-        assert main(["--settings", setting, "--out", str(tmp_path / name), *common]) == 0
-    assert main(["--merge", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+        assert command("bench", "--settings", setting, "--out", tmp_path / name, *common).returncode == 0
+    merge = ("bench", "--merge", tmp_path / "a", "--merge", tmp_path / "b")
+    assert command(*merge).returncode == 0
     submission = json.loads((tmp_path / "a" / "bench.json").read_text())
     assert submission["frozen"]["tag"] == json.loads((tmp_path / "b" / "frozen.json").read_text())["tag"]
     (entry,) = submission["selectors"]
@@ -404,8 +404,8 @@ def test_results_of_changed_selectors_are_neither_continued_nor_merged(tmp_path)
     other = json.loads((tmp_path / "b" / "frozen.json").read_text())
     other["selectors"]["balanced"] = "0" * 64
     (tmp_path / "b" / "frozen.json").write_text(json.dumps(other))
-    assert main(["--merge", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
-    assert main(["--out", str(tmp_path / "b"), *common]) == 1  # as if its code had changed
+    assert command(*merge).returncode == 1
+    assert command("bench", "--out", tmp_path / "b", *common).returncode == 1  # as if its code had changed
     (tmp_path / "b" / "frozen.json").unlink()
     with pytest.raises(InputError, match=r"no frozen\.json"):
         score(load(tmp_path / "a"), load(tmp_path / "b"))
@@ -455,14 +455,22 @@ def test_a_file_without_scores_is_refused(tmp_path):
         read_scores(tmp_path / "other.json")
     with pytest.raises(InputError, match="cannot be read"):
         read_scores(tmp_path / "none.json")
-    with pytest.raises(SystemExit):
-        main(["--quick"])
 
 
-def test_without_the_terminal_it_stops_and_goes_on(tmp_path, capsys):
-    words = ["--quick", "--settings", "iid", "--selectors", "balanced", "--device", "cpu", "--out", str(tmp_path / "b")]
-    assert main([*words, "--minutes", "0"]) == STOPPED
-    assert main(words) == 0
-    assert capsys.readouterr().out.startswith("balanced: ")
+def test_it_stops_in_time_and_goes_on(command, tmp_path):
+    words = (
+        "bench",
+        "--quick",
+        "--settings",
+        "iid",
+        "--selectors",
+        "balanced",
+        "--device",
+        "cpu",
+        "-o",
+        tmp_path / "b",
+    )
+    stopped = command(*words, "--minutes", "0")
+    assert stopped.returncode == 130 and "continue with: fedcohort bench --resume" in stopped.stderr
+    assert command(*words).returncode == 0
     assert json.loads((tmp_path / "b" / "bench.json").read_text())["purpose"] == "trial"
-    assert main(["--seeds", "some", "--out", str(tmp_path / "c")]) == 1

@@ -14,7 +14,6 @@ from fedcohort.core.protocol import SELECTORS
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.leaderboard import terminal_window
 from fedcohort.simulate.store.results import load
-from fedcohort_bench.benchmark.__main__ import STOPPED, main
 from fedcohort_bench.benchmark.frozen import Frozen
 from fedcohort_bench.benchmark.run import every_selector, plan_time, read_time_scores
 from fedcohort_bench.benchmark.suite import VERSION
@@ -26,13 +25,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
+def small(command, tmp_path_factory):
     """One kind of availability, three selectors, one seed, few rounds; stopped once."""
     out = tmp_path_factory.mktemp("time") / "small"
-    words = ["--suite", "time", "--settings", "short-sessions", "--selectors", "balanced,oort", "--quick"]
+    words = ["bench", "--suite", "time", "--settings", "short-sessions", "--selectors", "balanced,oort", "--quick"]
     words += ["--device", "cpu", "--out", str(out)]
-    assert main([*words, "--minutes", "0"]) == STOPPED
-    assert main(words) == 0
+    assert command(*words, "--minutes", "0").returncode == 130
+    assert command(*words).returncode == 0
     return out
 
 

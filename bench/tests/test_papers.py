@@ -29,7 +29,6 @@ from fedcohort_bench.papers import (
     ratios,
     reproduce,
 )
-from fedcohort_bench.papers.__main__ import STOPPED, main
 from fedcohort_bench.papers.catalogue import published
 from fedcohort_bench.papers.declare import MEASURES, margin, order
 from fedcohort_bench.papers.page import html_page, markdown, overview
@@ -166,6 +165,21 @@ def test_unknown_names_are_named():
         reproduce(exhibits, Path("unused"), parts=["dir-0.3"])
 
 
+STOPPED = 75
+
+
+@pytest.fixture
+def run(command):
+    """Return a function that calls `fedcohort reproduce` and returns what it says on standard error."""
+
+    def reproduce(*words, code=0):
+        done = command("reproduce", *words)
+        assert done.returncode == code, done.stderr
+        return " ".join(done.stderr.split())
+
+    return reproduce
+
+
 class AtOnce(Deadline):
     """A deadline that passes when the first round ends, however fast the machine is."""
 
@@ -173,10 +187,10 @@ class AtOnce(Deadline):
         super().__init__(stop, 0.0)
 
 
-def test_a_table_that_stops_before_some_of_its_runs_begin(tmp_path, monkeypatch):
+def test_a_table_that_stops_before_some_of_its_runs_begin(run, tmp_path, monkeypatch):
     monkeypatch.setattr("fedcohort_bench.play.Deadline", AtOnce)
     words = ["fedcm-table-3-fmnist", "--quick", "--parts", "class", "--out", str(tmp_path), "--device", "cpu"]
-    assert main([*words, "--minutes", "60"]) == STOPPED  # three aggregators are trained one after the other
+    run(*words, "--minutes", "60", code=STOPPED)  # three aggregators are trained one after the other
     assert "Not run yet." in (tmp_path / "fedcm-table-3-fmnist-quick.md").read_text()
 
 
@@ -188,26 +202,24 @@ class InTheLastGroup(Deadline):
             self._stop()
 
 
-def test_an_interrupted_table_says_the_rounds_that_all_runs_have(tmp_path, monkeypatch):
+def test_an_interrupted_table_says_the_rounds_that_all_runs_have(run, tmp_path, monkeypatch):
     monkeypatch.setattr("fedcohort_bench.play.Deadline", InTheLastGroup)
     words = ["fedcm-table-3-fmnist", "--quick", "--parts", "class", "--out", str(tmp_path), "--device", "cpu"]
-    main([*words, "--minutes", "60"])
+    run(*words, "--minutes", "60", code=STOPPED)
     found = json.loads((tmp_path / "records" / "fedcm-fmnist-quick.json").read_text())["settings"]["class"]
     assert (found["finished"], found["rounds"]) == (False, 3)
 
 
-def test_a_table_runs_in_pieces_and_is_not_made_twice(tmp_path, capsys, monkeypatch):
+def test_a_table_runs_in_pieces_and_is_not_made_twice(run, tmp_path, monkeypatch):
     quick = ["fedcor-figure-7-fmnist", "--quick", "--out", str(tmp_path), "--device", "cpu"]
-    assert main([*quick, "--minutes", "0"]) == STOPPED
+    run(*quick, "--minutes", "0", code=STOPPED)
     assert "Not run yet." in (tmp_path / "fedcor-figure-7-fmnist-quick.md").read_text()
     monkeypatch.setattr("fedcohort_bench.play.Deadline", AtOnce)
-    assert main([*quick, "--minutes", "60"]) == STOPPED
+    run(*quick, "--minutes", "60", code=STOPPED)
     part = json.loads((tmp_path / "fedcor-figure-7-fmnist-quick.json").read_text())
     assert part["record"]["1spc"]["finished"] is False
-    assert main(quick) == 0
-    capsys.readouterr()
-    assert main(quick) == 0
-    assert "already in" in capsys.readouterr().err
+    run(*quick)
+    assert "already in" in run(*quick)
     result = json.loads((tmp_path / "fedcor-figure-7-fmnist-quick.json").read_text())
     found = result["record"]["1spc"]
     assert found["made"]["trial"] is True
@@ -222,9 +234,7 @@ def test_a_table_runs_in_pieces_and_is_not_made_twice(tmp_path, capsys, monkeypa
     older = json.loads(kept.read_text())
     del older["settings"]["1spc"]["labels"]["fedcor"]
     kept.write_text(json.dumps(older))
-    capsys.readouterr()
-    assert main(quick) == 0
-    assert "already in" not in capsys.readouterr().err  # of a study that had fewer labels
+    assert "already in" not in run(*quick)  # of a study that had fewer labels
     assert json.loads(kept.read_text())["settings"]["1spc"]["labels"].keys() == {"chance", "fedcor"}
     page = (tmp_path / "fedcor-figure-7-fmnist-quick.html").read_text()
     assert "a trial on small data, not a result" in page
@@ -235,22 +245,15 @@ def labels_of(place):
     return sorted({run.label for run in load(place).runs})
 
 
-def test_methods_can_be_made_one_after_the_other(tmp_path, capsys):
+def test_methods_can_be_made_one_after_the_other(run, tmp_path):
     words = ["fedcor-table-1-fmnist", "--quick", "--rounds", "4", "--device", "cpu", "--out"]
-    assert main([*words, str(tmp_path / "all")]) == 0
+    run(*words, str(tmp_path / "all"))
     some = [*words, str(tmp_path / "some")]
-    assert main([*some, "--labels", "active-fl,fedcbs-chance"]) == 0
+    run(*some, "--labels", "active-fl,fedcbs-chance")
     runs = tmp_path / "some" / "runs" / "fedcor-fmnist.all.quick.r4"
-    assert labels_of(runs) == [
-        "active-fl",
-        "fedcbs-chance",
-        "uniform",
-    ]  # those asked for, and what they are compared with
-    capsys.readouterr()
-    assert main([*some, "--labels", "fedcbs-chance,active-fl"]) == 0
-    assert "already in" in capsys.readouterr().err
-    assert main(some) == 0
-    assert "; uniform, power-of-choice, fedcor, balanced" in capsys.readouterr().err
+    assert labels_of(runs) == ["active-fl", "fedcbs-chance", "uniform"]  # and what they are compared with
+    assert "already in" in run(*some, "--labels", "fedcbs-chance,active-fl")
+    assert "; uniform, power-of-choice, fedcor, balanced" in run(*some)
     whole, pieces = (
         json.loads((tmp_path / name / "records" / "fedcor-fmnist-quick.json").read_text())["settings"]["2spc"]
         for name in ("all", "some")
@@ -258,9 +261,9 @@ def test_methods_can_be_made_one_after_the_other(tmp_path, capsys):
     assert pieces["labels"] == whole["labels"]
 
 
-def test_a_record_from_elsewhere_gets_the_methods_it_lacks(tmp_path, capsys):
+def test_a_record_from_elsewhere_gets_the_methods_it_lacks(run, tmp_path):
     words = ["fedcor-table-1-fmnist", "--quick", "--device", "cpu", "--out"]
-    assert main([*words, str(tmp_path / "there"), "--rounds", "4"]) == 0
+    run(*words, str(tmp_path / "there"), "--rounds", "4")
     name = "records/fedcor-fmnist-quick.json"
     found = json.loads((tmp_path / "there" / name).read_text())
     whole = dict(found["settings"]["2spc"]["labels"])
@@ -270,7 +273,7 @@ def test_a_record_from_elsewhere_gets_the_methods_it_lacks(tmp_path, capsys):
     (tmp_path / "here" / "records").mkdir(parents=True)
     (tmp_path / "here" / name).write_text(json.dumps(found))
     here = [*words, str(tmp_path / "here"), "--rounds", "3"]  # the record's four are kept
-    assert main(here) == 0
+    run(*here)
     runs = tmp_path / "here" / "runs" / "fedcor-fmnist.all.quick.r4"
     assert labels_of(runs) == ["active-fl", "balanced", "uniform"]
     setting = json.loads((tmp_path / "here" / name).read_text())["settings"]["2spc"]
@@ -283,20 +286,18 @@ def test_a_record_from_elsewhere_gets_the_methods_it_lacks(tmp_path, capsys):
     assert re.search(
         r"2spc, 1spc, dir: AFL; .*: added on cpu, .*, run again .* \+0\.00 to \+0\.00 \(in 3 runs\) points", said
     )
-    capsys.readouterr()
-    assert main(here) == 0
-    assert "already in" in capsys.readouterr().err
+    assert "already in" in run(*here)
 
 
-def test_methods_added_to_a_record_are_timed_to_its_target(tmp_path):
+def test_methods_added_to_a_record_are_timed_to_its_target(run, tmp_path):
     words = ["hicsfl-table-2", "--quick", "--device", "cpu", "--rounds", "3", "--out"]
-    assert main([*words, str(tmp_path / "there"), "--labels", "uniform"]) == 0
+    run(*words, str(tmp_path / "there"), "--labels", "uniform")
     name = "records/hicsfl-fmnist-quick.json"
     record = json.loads((tmp_path / "there" / name).read_text())
     record["settings"]["50-clients"]["target"] = 0.01
     (tmp_path / "here" / "records").mkdir(parents=True)
     (tmp_path / "here" / name).write_text(json.dumps(record))
-    assert main([*words, str(tmp_path / "here"), "--labels", "clustered"]) == 0
+    run(*words, str(tmp_path / "here"), "--labels", "clustered")
     found = json.loads((tmp_path / "here" / name).read_text())["settings"]["50-clients"]
     assert found["target"] == 0.01
     assert found["labels"]["clustered"]["rounds"] == [1]  # any model has 1%
@@ -312,17 +313,13 @@ def test_a_record_with_another_target_than_the_papers_is_made_again():
         assert len(_remaining_work(record, exhibit.study, "all", None, None, ()).labels) == missing
 
 
-def test_methods_that_cannot_stand_beside_those_on_record_are_refused_before_anything_is_run(tmp_path, capsys):
+def test_methods_that_cannot_stand_beside_those_on_record_are_refused_before_anything_is_run(run, tmp_path):
     words = ["fedcor-table-1-fmnist", "--quick", "--device", "cpu", "--out", str(tmp_path)]
-    assert main([*words, "--rounds", "3", "--labels", "fedcbs-chance"]) == 0
+    run(*words, "--rounds", "3", "--labels", "fedcbs-chance")
     before = (tmp_path / "records" / "fedcor-fmnist-quick.json").read_bytes()
-    capsys.readouterr()
-    assert main([*words, "--rounds", "4", "--labels", "active-fl"]) == 1
-    assert (
-        "active-fl cannot be compared with fedcbs-chance in the record of fedcor-fmnist, all" in capsys.readouterr().err
-    )
-    assert main([*words, "--labels", "fedcbs-chanec"]) == 1
-    assert "no method 'fedcbs-chanec'" in capsys.readouterr().err
+    said = run(*words, "--rounds", "4", "--labels", "active-fl", code=1)
+    assert "active-fl cannot be compared with fedcbs-chance in the record of fedcor-fmnist, all" in said
+    assert "no method 'fedcbs-chanec'" in run(*words, "--labels", "fedcbs-chanec", code=1)
     assert (tmp_path / "records" / "fedcor-fmnist-quick.json").read_bytes() == before
     assert [place.name for place in (tmp_path / "runs").iterdir()] == ["fedcor-fmnist.all.quick.r3"]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedcohort.core.terminal import err
 from fedcohort.simulate.interrupts import finish_round_on_interrupt, print_to_stderr
+from fedcohort.simulate.progress import Progress
 from fedcohort.simulate.rounds.listener import Deadline
 from fedcohort.simulate.runner import Simulation
 
@@ -37,11 +38,7 @@ class Player:
 
     def play(self, simulation: Simulation) -> bool:
         """Run an experiment; return whether it finished. It can be continued if it did not."""
-        with contextlib.suppress(ModuleNotFoundError):  # the simulator runs without rich, which draws the progress
-            from fedcohort.core.terminal import err
-            from fedcohort.simulate.progress import Progress
-
-            simulation.listeners.append(Progress(err(self.quiet)))
+        simulation.listeners.append(Progress(err(self.quiet)))
         if self.until < math.inf:
             simulation.listeners.append(Deadline(simulation.stop, self.until))
         self.say(f"{len(simulation.experiment.plans)} runs; results in {simulation.out}")

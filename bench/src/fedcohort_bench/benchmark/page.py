@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import fedcohort
+from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard import SelectorRanking, Table
 from fedcohort.simulate.leaderboard.formats import Cell
 from fedcohort_bench.benchmark.scores import Scores, SelectorScore
@@ -113,8 +114,6 @@ PURPOSES = {
 
 def page(scores: Scores, origin: str = "") -> str:
     """Return the page as HTML; ``origin`` names the version and the date, by default this version and today."""
-    from fedcohort.report.render import render  # the tables above work without jinja2
-
     known = settings_by_name(scores.data)
     return render(
         "benchmark.html",

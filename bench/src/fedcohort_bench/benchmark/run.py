@@ -1,8 +1,7 @@
-"""Plan, run and score a benchmark; ``fedcohort bench`` and ``python -m fedcohort_bench.benchmark`` use this."""
+"""Plan, run and score a benchmark; ``fedcohort bench`` uses this."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -183,8 +182,7 @@ def write_time_scores(out: Path) -> TimeScores:
 
 def _write(out: Path, scores: Mapping[str, Any], render: Callable[[], str]) -> None:
     write_atomically(out / "bench.json", (json.dumps(scores, indent=1) + "\n").encode())
-    with contextlib.suppress(ModuleNotFoundError):  # pages need jinja2, scores do not
-        write_atomically(out / "bench.html", render().encode())
+    write_atomically(out / "bench.html", render().encode())
 
 
 def read_scores(path: Path) -> Scores:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 
 import fedcohort
+from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard.formats import Cell, Table
 from fedcohort_bench.benchmark.page import PURPOSES
 from fedcohort_bench.benchmark.scores import half_interval
@@ -21,8 +22,6 @@ _DAY = 24.0
 
 def page(scores: TimeScores, origin: str = "") -> str:
     """Return the page as HTML; ``origin`` names the version and the date, by default this version and today."""
-    from fedcohort.report.render import render  # the tables work without jinja2
-
     return render(
         "benchmark_time.html",
         package="fedcohort_bench",

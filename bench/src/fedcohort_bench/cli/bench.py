@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePath
@@ -74,6 +76,13 @@ def bench(
         Path | None,
         typer.Option(help="Check a benchmark's directory and copy its two files, NAME.toml and NAME.json, to --out."),
     ] = None,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(help="Only score this finished benchmark and others of other settings together; repeat it."),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop cleanly after this many minutes; it can be continued.")
+    ] = None,
     out_dir: OutOption = None,
     device: DeviceOption = None,
     processes: ProcessesOption = None,
@@ -84,7 +93,7 @@ def bench(
 
     Writes bench.html and bench.json next to the results. Choose parameters on the tuning seeds and report results on
     the report seeds; a result states which seeds it used. The command first writes frozen.json. If a selector changes
-    after that, the benchmark can neither be continued nor merged with others.
+    after that, the benchmark can neither be continued nor merged with others. --merge writes to the first folder.
 
     For example:
 
@@ -100,7 +109,17 @@ def bench(
     if submit is not None:
         _submit(submit, out_dir or Path("submission"))
         return
-    player = Player(device=device, processes=processes, command=command_line(), say=partial(say, console), quiet=quiet)
+    if merge:
+        _show(run.write_scores(*merge), merge[0], console, quick, format, "")
+        return
+    player = Player(
+        device=device,
+        processes=processes,
+        command=command_line(),
+        say=partial(say, console),
+        quiet=quiet,
+        until=math.inf if minutes is None else time.monotonic() + 60 * minutes,
+    )
     if resume is not None:
         command = f"fedcohort bench --resume {resume}"
         _show(run.resume_dataset(resume, player), resume, console, quick, format, command)
@@ -166,7 +185,7 @@ def _show_times(
 
 
 def _stop(console: Console, command: str) -> NoReturn:
-    say(console, f"interrupted; continue with: {command}")
+    say(console, f"stopped; continue with: {command}")
     raise typer.Exit(INTERRUPTED)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcohort.report import palette
+from fedcohort.report.render import render
 from fedcohort.simulate.leaderboard.formats import DASHES, Cell, Table, to_markdown
 from fedcohort_bench.papers.catalogue import EXHIBITS
 from fedcohort_bench.papers.declare import MEASURES, Exhibit, Grid, Measure, Study
@@ -241,8 +243,6 @@ def markdown(exhibit: Exhibit, record: StudyRecord) -> str:
 
 def html_page(exhibit: Exhibit, record: StudyRecord) -> str:
     """Return an exhibit's page as HTML, with its learning curves."""
-    from fedcohort.report.render import render  # Markdown and tables work without jinja2
-
     title = f"{exhibit.paper}, {exhibit.place}: {exhibit.title}"
     items = [
         *conditions(exhibit, record),
@@ -264,8 +264,6 @@ def _curves(
     exhibit: Exhibit, labels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]
 ) -> dict[str, Any] | None:
     """Return the first eight mean curves as the page draws them; None before the first evaluation."""
-    from fedcohort.report import palette
-
     shown = [(label, entry["curve"]) for label, entry in labels.items() if entry["curve"]["round"]][:_MOST_CURVES]
     if not shown:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import time
@@ -133,10 +132,8 @@ def write_pages(exhibit: Exhibit, record: StudyRecord, out: Path, end: str = "")
     comparison, text, page = (stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".html"))
     write_json(comparison, to_dict(exhibit, record))
     write_atomically(text, markdown(exhibit, record).encode())
-    with contextlib.suppress(ModuleNotFoundError):  # the page needs jinja2, the rest does not
-        write_atomically(page, html_page(exhibit, record).encode())
-        return [comparison, text, page]
-    return [comparison, text]
+    write_atomically(page, html_page(exhibit, record).encode())
+    return [comparison, text, page]
 
 
 def _check_names(studies: Collection[Study], parts: Sequence[str], labels: Sequence[str]) -> None:
