@@ -38,7 +38,7 @@ hosts: $(VENV)/.dev
 	.ci/hosts
 
 bench: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python bench/ask_tell.py
+	OMP_NUM_THREADS=1 $(BIN)/python bench/scripts/ask_tell.py
 
 # A million cases of fuzzing, and some more because a few events of a session turn out to be none; SHARDS=1 CASES=25000
 # for less. The same command on the same day goes on where it stopped.
@@ -52,13 +52,13 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -q --upgrade -c constraints.txt pip
 
 # torch goes first and alone, so that its pinned build is there before anything else asks for a looser one.
-$(VENV)/.sim: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.sim: pyproject.toml bench/pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[sim,report]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[sim,report]" -e bench
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.sim
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[sim,flower,report,keyholder,dp,attacks,dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[sim,flower,report,keyholder,dp,dev]" -e bench
 	touch $@
 
 # The releases' locks with hashes; see CONTRIBUTING.md.

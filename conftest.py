@@ -19,6 +19,8 @@ for _package in ("selectors", "training.filters", "training.aggregators", "scena
     _path = importlib.import_module(f"fedcohort.{_package}").__path__
     for _module in pkgutil.walk_packages(_path, f"fedcohort.{_package}."):
         importlib.import_module(_module.name)
+if importlib.util.find_spec("fedcohort_bench"):  # `make hosts` runs without it
+    importlib.import_module("fedcohort_bench.natural")
 
 # nvflare is in none of the extras that the tests install; `make hosts` runs what needs it.
 collect_ignore_glob = [] if importlib.util.find_spec("nvflare") else ["src/fedcohort/hosts/flare/*"]

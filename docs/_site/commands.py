@@ -13,10 +13,12 @@ from fedcohort.cli.app import app
 
 
 def _commands(group: Any, above: str) -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
-        path = f"{above} {name}"
+    for name in group.list_commands(None):
+        path, command = f"{above} {name}", group.get_command(None, name)
         if command.hidden:
             continue
+        if hasattr(command, "load"):  # of another package
+            command = command.load()
         if hasattr(command, "commands"):
             yield from _commands(command, path)
         else:

@@ -1,6 +1,6 @@
 """The picture of the benchmark: every selector's mean gain and worst setting on every dataset, from the stored scores.
 
-Run ``PYTHONPATH=src:docs python -m _site.picture`` after the scores have changed; a test compares the file with them.
+Run ``PYTHONPATH=docs python -m _site.picture`` after the scores have changed; a test compares the file with them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 
 from fedcohort.core.text import escape_html
-from fedcohort.studies.benchmark.run import read_scores
+from fedcohort_bench.benchmark.run import read_scores
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "img" / "benchmark.svg"

@@ -7,17 +7,17 @@ import re
 from pathlib import Path
 
 from _site.picture import stored_scores
-from fedcohort.studies.benchmark import timed_page
-from fedcohort.studies.benchmark.page import page
-from fedcohort.studies.benchmark.run import read_scores, read_time_scores
-from fedcohort.studies.papers.catalogue import EXHIBITS
-from fedcohort.studies.papers.page import html_page, overview
-from fedcohort.studies.papers.record import StudyRecord
+from fedcohort_bench.benchmark import timed_page
+from fedcohort_bench.benchmark.page import page
+from fedcohort_bench.benchmark.run import read_scores, read_time_scores
+from fedcohort_bench.papers.catalogue import EXHIBITS
+from fedcohort_bench.papers.page import html_page, overview
+from fedcohort_bench.papers.record import StudyRecord
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "bench" / "results"
 TIME = BENCHMARKS / "benchmark_time.json"
-RECORDS = ROOT / "reproduce" / "results"
+RECORDS = ROOT / "bench" / "src" / "fedcohort_bench" / "papers" / "records"
 
 
 def write_pages(folder: Path) -> None:
@@ -38,7 +38,7 @@ def index() -> str:
     lines = [
         "# All results",
         "",
-        "Generated from the files in `bench/results` and `reproduce/results` when this site was built.",
+        "Generated when this site was built, from `bench/results` and `bench/src/fedcohort_bench/papers/records`.",
         "",
         "## The benchmark",
         "",

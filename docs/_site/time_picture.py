@@ -1,6 +1,6 @@
 """The picture of the suite "time", from the stored scores.
 
-Run ``PYTHONPATH=src:docs python -m _site.time_picture`` after the scores have changed; a test compares the file with
+Run ``PYTHONPATH=docs python -m _site.time_picture`` after the scores have changed; a test compares the file with
 them.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedcohort.studies.benchmark.run import read_time_scores
-from fedcohort.studies.benchmark.timed_page import draw
+from fedcohort_bench.benchmark.run import read_time_scores
+from fedcohort_bench.benchmark.timed_page import draw
 
 ROOT = Path(__file__).parents[2]
 SCORES = ROOT / "bench" / "results" / "benchmark_time.json"

@@ -100,21 +100,11 @@ def test_mixed_bytes_and_floats_are_refused_before_anything_is_written(command, 
     [
         (("compare", "--model", "net.py", "--selectors", "uniform"), "net.py:CLASS"),
         (("compare", "--selectors", "mine.py"), "mine.py:CLASS"),
-        (("reproduce", "fedcor-tabel-1"), "'fedcor-table-1"),
     ],
 )
 def test_hints_suggest_the_right_name(command, tmp_path, arguments, hint):
     done = command(*arguments, cwd=tmp_path)
     assert done.returncode == 1 and hint in done.stderr, done.stderr
-
-
-def test_a_quick_benchmark_first_says_that_it_is_not_a_result(command, tmp_path):
-    few = ("--selectors", "fedcbs", "--settings", "iid", "--processes", "1", "--device", "cpu")
-    done = command("bench", "--quick", *few, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    first = done.stdout.splitlines()[0]
-    assert "--quick" in first and "no number here is a result" in first
-    assert "fedcbs:" not in done.stdout  # no sentence about how it does
 
 
 def test_the_note_says_what_comes_from_a_preset_or_the_demo(command, tmp_path):

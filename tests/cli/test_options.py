@@ -46,7 +46,7 @@ def test_the_help_of_compare_fits_one_screen():
 def test_operators_commands_are_in_two_groups():
     whole = typer.main.get_command(app)
     assert {"audit", "rules", "verify", "forget"} <= set(whole.commands["journal"].commands)
-    assert set(whole.commands["privacy"].commands) == {"audit", "keyholder"}
+    assert set(whole.commands["privacy"].commands) == {"keyholder"}
     assert not {"audit", "rules", "keyholder"} & set(whole.commands)
 
 

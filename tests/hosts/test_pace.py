@@ -126,7 +126,7 @@ def test_a_long_pause_ends_a_round_of_which_nothing_is_known() -> None:
 
 @functools.cache
 def bench() -> ModuleType:
-    path = Path(__file__).parents[2] / "bench" / "deadlines.py"
+    path = Path(__file__).parents[2] / "bench" / "scripts" / "deadlines.py"
     spec = importlib.util.spec_from_file_location("bench_deadlines", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

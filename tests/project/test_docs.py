@@ -61,6 +61,6 @@ def test_the_reference_of_commands_has_every_command_and_option(monkeypatch):
     from _site import commands
 
     text = commands.page()
-    for path in ("compare", "report", "journal verify", "privacy audit", "flower new"):
+    for path in ("compare", "report", "journal verify", "privacy-audit", "flower new"):
         assert f"\n## {path}\n" in text
     assert "| `--set`, `-s` |" in text and "| `--seeds` |" in text

@@ -23,6 +23,12 @@ def test_one_version_everywhere():
     assert first.group(1) == fedcohort.__version__
 
 
+def test_the_benchmark_belongs_to_this_version():
+    project = tomllib.loads((ROOT / "bench" / "pyproject.toml").read_text())["project"]
+    assert project["version"] == fedcohort.__version__
+    assert f"fedcohort[sim,report]=={fedcohort.__version__}" in project["dependencies"]
+
+
 def test_citation_has_what_readers_of_it_demand():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= set(citation)

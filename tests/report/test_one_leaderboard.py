@@ -85,7 +85,7 @@ def cells_of_markdown(text):
 
 
 def reproduced(path):
-    file = Path(__file__).parents[2] / "reproduce" / "summary.py"
+    file = Path(__file__).parents[2] / "bench" / "scripts" / "summary.py"
     spec = importlib.util.spec_from_file_location("reproduce_summary", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def bench():
-    spec = importlib.util.spec_from_file_location("lying_client", ROOT / "bench" / "lying_client.py")
+    spec = importlib.util.spec_from_file_location("lying_client", ROOT / "bench" / "scripts" / "lying_client.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["lying_client"] = module  # its dataclass looks itself up
     spec.loader.exec_module(module)

@@ -16,7 +16,7 @@ from fedcohort.selectors.baselines.fedrank.network import FEATURES, Network, fea
 from fedcohort.selectors.baselines.fedrank.selector import RankState
 
 NAN = np.nan
-BENCH = Path(__file__).parents[2] / "bench"
+BENCH = Path(__file__).parents[2] / "bench" / "scripts"
 sys.path.append(str(BENCH))
 from fedrank_imitation import Demonstration, agreement, gradient, imitate, pairwise_loss  # noqa: E402
 

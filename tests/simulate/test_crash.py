@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench" / "crash_simulator.py"
+BENCH = Path(__file__).parents[2] / "bench" / "scripts" / "crash_simulator.py"
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork to kill a process many times quickly")
 
 

@@ -112,7 +112,7 @@ def analytics(
         ranking, names = _from_journal(journal, level)
         rows = _rows(ranking, names, None)
     else:
-        from fedcohort.studies.analytics import rank_by_skewness
+        from fedcohort.simulate.analytics import rank_by_skewness
 
         settings = configuration(config, set_, data=data, folder=folder, scenario=scenario, cohort=cohort)
         with rounds_bar(console, "duels") as (start, advance):

@@ -10,24 +10,21 @@ import typer
 
 from fedcohort.cli.analytics import analytics
 from fedcohort.cli.audit import audit
-from fedcohort.cli.bench import bench
 from fedcohort.cli.check import check
 from fedcohort.cli.compare import compare
 from fedcohort.cli.dashboard import dashboard
 from fedcohort.cli.demo import demo
-from fedcohort.cli.diagnose import diagnose
 from fedcohort.cli.explain import explain
 from fedcohort.cli.extend import extend
 from fedcohort.cli.flare import flare_app
 from fedcohort.cli.flower import flower_app
 from fedcohort.cli.init import init
 from fedcohort.cli.journal import journal_app
-from fedcohort.cli.keyholder import keyholder_app
+from fedcohort.cli.keyholder import privacy_app
 from fedcohort.cli.list import list_
 from fedcohort.cli.output import print_error
-from fedcohort.cli.privacy import privacy_app
+from fedcohort.cli.plugins import RootGroup
 from fedcohort.cli.report import report
-from fedcohort.cli.reproduce import reproduce
 from fedcohort.cli.rules import rules_app
 from fedcohort.cli.run import run
 from fedcohort.cli.scenario import scenario_app
@@ -37,6 +34,7 @@ from fedcohort.core.version import __version__
 
 app = typer.Typer(
     name="fedcohort",
+    cls=RootGroup,
     help="Choose which clients train in each round of federated learning, and show why.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -91,10 +89,10 @@ def root(
 
 # In the order of '--help': a newcomer's commands come first, an operator's last.
 _PANELS = {
-    "Compare selectors": (demo, compare, bench, reproduce),
+    "Compare selectors": (demo, compare),
     "Experiments": (init, run, extend),
     "Results": (report, explain, dashboard),
-    "Selectors and federations": (list_, check, analytics, diagnose),
+    "Selectors and federations": (list_, check, analytics),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
@@ -102,7 +100,6 @@ for _panel, _commands in _PANELS.items():
 app.add_typer(scenario_app, name="scenario", rich_help_panel="Selectors and federations")
 journal_app.command("audit")(audit)
 journal_app.add_typer(rules_app, name="rules")
-privacy_app.add_typer(keyholder_app, name="keyholder")
 for _name, _group in {"flower": flower_app, "flare": flare_app, "journal": journal_app, "privacy": privacy_app}.items():
     app.add_typer(_group, name=_name, rich_help_panel="Live federations")
 

@@ -10,6 +10,8 @@ import typer
 from fedcohort.core.terminal import err, say
 
 keyholder_app = typer.Typer(help="Hold the key to encrypted label counts in a separate process.", no_args_is_help=True)
+privacy_app = typer.Typer(help="Run a key holder.", no_args_is_help=True)
+privacy_app.add_typer(keyholder_app, name="keyholder")
 FolderArgument = Annotated[Path, typer.Argument(help="The key holder's folder.", file_okay=False)]
 
 

@@ -1,8 +1,8 @@
-"""Class balance without collecting labels: encryption, rotation, noise, and attacks that measure what they reveal.
+"""Class balance without collecting labels: encryption, rotation and noise.
 
 Clients use :class:`LabelSeal`, :class:`SecretRotation`, or :class:`Ledger` and noise. The server uses
 :class:`EncryptedLabels`, :class:`RotatedLabels` or :class:`NoisyLabels`, and :class:`RemoteKeyHolder` to reach a
-:class:`KeyHolder`. :func:`audit` measures what each option reveals.
+:class:`KeyHolder`.
 """
 
 import importlib
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         RotatedLabels,
     )
     from fedcohort.privacy.ledger import Ledger
-    from fedcohort.privacy.meter import audit
     from fedcohort.privacy.noise import CountNoise, GaussianNoise, GeometricNoise, LossNoise
     from fedcohort.privacy.rotation import SecretRotation
     from fedcohort.privacy.scheme import ClientKey, LabelSeal, PublicKey, make_keys
@@ -42,14 +41,12 @@ __all__ = [
     "RemoteKeyHolder",
     "RotatedLabels",
     "SecretRotation",
-    "audit",
     "make_keys",
 ]
 # Imported on demand: a client does not need the server's modules, and a simulation needs neither's.
 _HOMES = {
     "keyholder": ("KeyHolder",),
     "ledger": ("Ledger",),
-    "meter": ("audit",),
     "noise": ("CountNoise", "GaussianNoise", "GeometricNoise", "LossNoise"),
     "label_decoders": ("ClientRefusedError", "EncryptedLabels", "LabelDecoder", "NoisyLabels", "RotatedLabels"),
     "rotation": ("SecretRotation",),

@@ -18,9 +18,9 @@ from fedcohort.report import palette
 from fedcohort.simulate.leaderboard.formats import to_html
 
 
-def render(template: str, **values: Any) -> str:
-    """Return a page."""
-    return _environment().get_template(template).render(values)
+def render(template: str, *, package: str = "fedcohort.report", **values: Any) -> str:
+    """Return a page from the templates of a package, which may use ours."""
+    return _environment(package).get_template(template).render(values)
 
 
 def card(macro: str, *values: Any) -> Markup:
@@ -39,9 +39,9 @@ def _asset(name: str) -> Markup:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def _environment(package: str) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fedcohort.report"),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in (package, "fedcohort.report")]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_visible,
@@ -58,4 +58,4 @@ def _environment() -> jinja2.Environment:
 
 @cache
 def _cards() -> Any:
-    return _environment().get_template("cards.html").module
+    return _environment("fedcohort.report").get_template("cards.html").module

@@ -42,10 +42,11 @@ class FedCBSChance(FedCBS):
     **Swaps.** The step-by-step draw does not follow :math:`P(M) \propto QCID(M)^{-\beta_M}`, which the paper aims
     for. Of the four clients of its Figure 3, it finds the balanced three with probability 0.074. With ``swaps``, the
     drawn cohort is moved towards that distribution, one member at a time. What that gains depends on which clients are
-    available (Fashion-MNIST, 5 seeds, ``reproduce/fedcor``, ``reproduce/fedcbs``; accuracy of the last 50 rounds
-    without swaps and with ten). With all clients available, swaps lower QCID further and help: one class per client
-    0.749 to 0.753, two 0.784 to 0.802, Dirichlet 0.734 to 0.740. With 30% available, they make cohorts more alike and
-    cost a little: Dirichlet 0.777 to 0.774, class-imbalanced Case 2 0.742 to 0.735. So they are off by default.
+    available (Fashion-MNIST, 5 seeds, ``fedcor`` and ``fedcbs`` in ``bench/experiments``; accuracy of the last 50
+    rounds without swaps and with ten). With all clients available, swaps lower QCID further and help: one class per
+    client 0.749 to 0.753, two 0.784 to 0.802, Dirichlet 0.734 to 0.740. With 30% available, they make cohorts more
+    alike and cost a little: Dirichlet 0.777 to 0.774, class-imbalanced Case 2 0.742 to 0.735. So they are off by
+    default.
 
     Examples
     --------

@@ -1,7 +1,6 @@
 """Datasets: built-in, synthetic, from files, from arrays, from partitioners of flwr_datasets."""
 
 from fedcohort.simulate.data.dataset import Dataset, from_arrays
-from fedcohort.simulate.data.natural import NATURAL, Birdstrikes, Flights, Speeches, StandardLibrary, Watch
 from fedcohort.simulate.data.own import FlwrDataset, InMemory, OwnFile, data_section, from_pandas, to_npz
 from fedcohort.simulate.data.partitioner import from_flwr_partitioner
 from fedcohort.simulate.data.sources import (
@@ -18,23 +17,17 @@ from fedcohort.simulate.data.sources import (
 
 __all__ = [
     "DATASETS",
-    "NATURAL",
-    "Birdstrikes",
     "Cifar10",
     "Dataset",
     "Digits",
     "FashionMnist",
     "Femnist",
-    "Flights",
     "FlwrDataset",
     "InMemory",
     "Mnist",
     "OwnFile",
     "Source",
-    "Speeches",
-    "StandardLibrary",
     "Synthetic",
-    "Watch",
     "data_section",
     "from_arrays",
     "from_flwr_partitioner",

@@ -89,6 +89,6 @@ def features(
 
 @lru_cache(maxsize=1)
 def shipped_network() -> Network:
-    """Return the network that comes with the library, trained by ``bench/fedrank_pretrain.py``."""
+    """Return the network that comes with the library, trained by ``bench/scripts/fedrank_pretrain.py``."""
     text = resources.files(__package__).joinpath("weights.json").read_text(encoding="utf-8")
     return Network(**{name: np.array(values) for name, values in json.loads(text)["network"].items()})

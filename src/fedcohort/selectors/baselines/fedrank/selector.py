@@ -78,8 +78,8 @@ class FedRank(Selector[RankState]):
 
     The network sees (``FEATURES``) a client's rank among the candidates by size, last loss, last duration, rounds since
     its last report, and picks; whether it never reported; and how early the round is. Because it sees ranks instead of
-    values, it fits federations of any scale. ``bench/fedrank_pretrain.py`` trains the weights that come with the
-    library (12 hidden units) on decisions of ``oort``, ``active-fl`` and ``power-of-choice`` on synthetic data.
+    values, it fits federations of any scale. ``bench/scripts/fedrank_pretrain.py`` trains the weights that come with
+    the library (12 hidden units) on decisions of ``oort``, ``active-fl`` and ``power-of-choice`` on synthetic data.
 
     Symbols: Q = :class:`.network.Network`, the random share = ``exploration``.
 

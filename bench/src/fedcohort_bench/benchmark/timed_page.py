@@ -1,0 +1,116 @@
+"""The page of the suite ``time``: a picture of the hours to the target, then all numbers. One file, no scripts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+
+import fedcohort
+from fedcohort.report.render import render
+from fedcohort.simulate.leaderboard.formats import Cell, Table
+from fedcohort_bench.benchmark.page import PURPOSES
+from fedcohort_bench.benchmark.scores import half_interval
+from fedcohort_bench.benchmark.timed import WAYS
+from fedcohort_bench.benchmark.timed_scores import TimeCell, TimeScores, selection, ways, with_interval
+
+_COLOURS = ("#8c959f", "#1f6feb", "#8250df")
+_FIRST = ("uniform", "balanced", "fedcbs")  # drawn if they were run: the baseline, our default, its nearest rival
+_LEFT, _WIDTH, _BAR, _GAP, _TOP = 150, 560, 11, 10, 64
+_DAY = 24.0
+
+
+def page(scores: TimeScores, origin: str = "") -> str:
+    """Return the page as HTML; ``origin`` names the version and the date, by default this version and today."""
+    return render(
+        "benchmark_time.html",
+        package="fedcohort_bench",
+        scores=scores,
+        purpose=PURPOSES[scores.purpose],
+        origin=origin or f"fedcohort {fedcohort.__version__}, {time.strftime('%Y-%m-%d')}",
+        ways=WAYS,
+        picture=draw(scores),
+        tables=[ways(scores), selection(scores), *(every(scores, regime) for regime in scores.targets)],
+    )
+
+
+def every(scores: TimeScores, regime: str) -> Table:
+    """Return all selectors in all ways under one kind of availability, fastest first."""
+    cells = sorted((cell for cell in scores.cells if cell.regime == regime), key=lambda cell: cell.hours.mean())
+    rows = tuple(
+        (
+            Cell(cell.label),
+            Cell(cell.way),
+            with_interval(cell.hours, "{:.1f}"),
+            Cell(f"{cell.reached.mean():.0%}"),
+            with_interval(100 * cell.accuracy, "{:.1f}"),
+            with_interval(100 * cell.worst_group, "{:.1f}"),
+            Cell(f"{cell.jain.mean():.2f}"),
+        )
+        for cell in cells
+    )
+    head = ("selector", "way", "hours", "reached", "accuracy", "worst group", "Jain")
+    title = f"{regime}: simulated hours to {scores.targets[regime]:.0%}, and how the day ends"
+    return Table(regime, title, head, rows, note="A run that does not reach the target counts with the whole day.")
+
+
+def draw(scores: TimeScores) -> str:
+    """Return hours to the target by availability, way and up to three selectors as SVG."""
+    labels = [label for label in _FIRST if label in scores.labels]
+    labels += [label for label in scores.labels if label not in labels]
+    shown = dict(zip(labels, _COLOURS, strict=False))
+    parts: list[str] = []
+    y = _TOP
+    for regime, target in scores.targets.items():
+        parts.append(f'<text x="16" y="{y + 4}" font-weight="600">{regime}, target {target:.0%}</text>')
+        y += 14
+        for way in WAYS:
+            parts.append(f'<text x="16" y="{y + 7 + 5 * len(shown)}">{way}</text>')
+            for label, colour in shown.items():
+                cell = scores.find(regime, way, label)
+                if cell is not None:
+                    parts += _bar(cell, y, colour)
+                y += _BAR + 1
+            y += _GAP
+        y += 12
+    width, height = _LEFT + _WIDTH + 80, y + 26
+    axis = [
+        f'<line x1="{_x(h)}" x2="{_x(h)}" y1="{_TOP - 6}" y2="{y - 8}" stroke="#d0d7de"/>'
+        f'<text x="{_x(h)}" y="{y + 8}" text-anchor="middle">{h:g} h</text>'
+        for h in (0.0, 6.0, 12.0, 18.0, 24.0)
+    ]
+    title = f"Simulated hours to the target, {scores.data}, mean of {len(scores.seeds)} seeds with 95% intervals"
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{title}" font-family="system-ui, sans-serif" font-size="13" fill="#1f2328">',
+        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
+        f'<text x="16" y="26" font-size="15" font-weight="600">{title}</text>',
+        *_legend(shown),
+    ]
+    return "\n".join([*head, *axis, *parts, "</svg>", ""])
+
+
+def _legend(shown: Mapping[str, str]) -> list[str]:
+    return [
+        f'<rect x="{16 + 150 * i}" y="36" width="12" height="12" fill="{colour}"/>'
+        f'<text x="{33 + 150 * i}" y="47">{label}</text>'
+        for i, (label, colour) in enumerate(shown.items())
+    ]
+
+
+def _bar(cell: TimeCell, y: int, colour: str) -> list[str]:
+    mean, half = float(cell.hours.mean()), half_interval(cell.hours)
+    parts = [f'<rect x="{_x(0)}" y="{y}" width="{_x(mean) - _x(0):.1f}" height="{_BAR}" fill="{colour}"/>']
+    if not math.isnan(half):
+        low, high = _x(max(mean - half, 0.0)), _x(min(mean + half, _DAY))
+        middle = y + _BAR / 2
+        parts.append(f'<line x1="{low}" x2="{high}" y1="{middle}" y2="{middle}" stroke="#1f2328"/>')
+    share = cell.reached.mean()
+    note = f"{mean:.1f}" + ("" if share == 1 else f" ({share:.0%} reach it)")
+    end = _x(mean) if math.isnan(half) else max(_x(mean), _x(min(mean + half, _DAY)))
+    parts.append(f'<text x="{end + 5:.1f}" y="{y + _BAR - 1}" font-size="11">{note}</text>')
+    return parts
+
+
+def _x(hours: float) -> float:
+    return round(_LEFT + (_WIDTH - 60) * hours / _DAY, 1)

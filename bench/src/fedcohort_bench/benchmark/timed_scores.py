@@ -1,0 +1,328 @@
+"""Score the suite ``time``: when runs reach the target, which clients take part, and how the worst group fares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import fedcohort
+from fedcohort.core.arrays import FloatArray
+from fedcohort.core.errors import InputError
+from fedcohort.simulate.leaderboard import Leaderboard, SeedRow
+from fedcohort.simulate.leaderboard.formats import Cell, Table, to_markdown
+from fedcohort.simulate.store.results import Results
+from fedcohort_bench.benchmark.frozen import Frozen, merge_frozen
+from fedcohort_bench.benchmark.scores import half_interval, seeds_of, terminal_accuracy, worst_group_accuracy
+from fedcohort_bench.benchmark.suite import VERSION as SUITE_VERSION
+from fedcohort_bench.benchmark.suite import purpose_of
+from fedcohort_bench.benchmark.timed import DAY, MOST, REGIMES, ROUNDS, VERSION, WAYS, setting_name
+
+HOUR = 3600.0
+_UNIFORM = "uniform"
+
+
+@dataclass(frozen=True)
+class TimeCell:
+    """One selector under one kind of availability and one way to make models.
+
+    Attributes
+    ----------
+    hours : (seeds,) array
+        Simulated hours to the target; the whole day for a run that does not reach it.
+    reached : (seeds,) array
+        1 for a run that reaches the target, 0 otherwise.
+    accuracy, worst_group : (seeds,) array
+        At the end of the day, in [0, 1]; 0 for a run that diverged.
+    jain : (seeds,) array
+        Jain's index of participation.
+    """
+
+    regime: str
+    way: str
+    label: str
+    hours: FloatArray
+    reached: FloatArray
+    accuracy: FloatArray
+    worst_group: FloatArray
+    jain: FloatArray
+
+
+_MEASURES = ("hours", "reached", "accuracy", "worst_group", "jain")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster: the geometric mean over seeds, with its 95% interval (NaN with one seed)."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, logs: FloatArray) -> Ratio:
+        """Compute both from the logarithm of each seed's ratio."""
+        middle, half = float(logs.mean()), half_interval(logs)
+        return cls(*(math.exp(value) for value in (middle, middle - half, middle + half)))
+
+    @property
+    def cell(self) -> Cell:
+        """The ratio as a cell of a table."""
+        return Cell(f"{self.mean:.2f}×", "" if math.isnan(self.low) else f"({self.low:.2f} to {self.high:.2f})")
+
+
+@dataclass(frozen=True)
+class TimeScores:
+    """The result of the suite.
+
+    Attributes
+    ----------
+    targets : mapping of regime to float
+        The accuracy at which uniform selection ends in plain rounds, rounded down to a whole percent.
+    complete : bool
+        Whether every run has ended.
+    whole : bool
+        Whether runs had the whole day.
+    stated_purpose : str
+        The purpose that scores of an earlier version state, which had other seeds.
+    """
+
+    data: str
+    seeds: tuple[int, ...]
+    targets: Mapping[str, float]
+    cells: tuple[TimeCell, ...]
+    complete: bool
+    frozen: Frozen
+    whole: bool = True
+    stated_purpose: str = ""
+
+    @property
+    def purpose(self) -> str:
+        """What the result may be used for: "report", "tuning", "own" seeds, or "trial" if it is not the whole suite."""
+        if self.frozen.suite != SUITE_VERSION:
+            return self.stated_purpose
+        if not self.whole or set(self.targets) != set(REGIMES):
+            return "trial"
+        return purpose_of(self.seeds)
+
+    @property
+    def labels(self) -> list[str]:
+        """The selectors, uniform first."""
+        return list(dict.fromkeys([_UNIFORM, *(cell.label for cell in self.cells)]))
+
+    def find(self, regime: str, way: str, label: str) -> TimeCell | None:
+        """Return a cell; None if the selector was not run in this way."""
+        key = (regime, way, label)
+        return next((cell for cell in self.cells if (cell.regime, cell.way, cell.label) == key), None)
+
+    def faster(self, way: str, label: str, *, than: tuple[str, str], regimes: Sequence[str] = ()) -> Ratio | None:
+        """Return how many times faster a selector is in one way ``than`` another (way, selector) with the same seeds.
+
+        This is the geometric mean over the regimes. Runs that do not reach the target count with the whole day.
+        """
+        logs = []
+        for regime in regimes or self.targets:
+            entry, base = self.find(regime, way, label), self.find(regime, *than)
+            if entry is None or base is None:
+                return None
+            logs.append(np.log(base.hours / entry.hours))
+        return Ratio.of(np.mean(logs, axis=0))
+
+    def worst_group_gain(self, way: str, label: str) -> float | None:
+        """Return what the worst group gains over uniform selection in the same way, the mean over regimes and seeds."""
+        gains = []
+        for regime in self.targets:
+            entry, base = self.find(regime, way, label), self.find(regime, way, _UNIFORM)
+            if entry is None or base is None:
+                return None
+            gains.append(entry.worst_group - base.worst_group)
+        return float(np.mean(gains, axis=0).mean())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "suite": "time",
+            "version": VERSION,
+            "fedcohort": fedcohort.__version__,
+            "data": self.data,
+            "seeds": list(self.seeds),
+            "day": DAY,
+            "purpose": self.purpose,
+            "whole": self.whole,
+            "complete": self.complete,
+            "frozen": self.frozen.to_dict(),
+            "regimes": {name: {"target": target, "online": REGIMES[name]} for name, target in self.targets.items()},
+            "cells": [
+                {
+                    "regime": cell.regime,
+                    "way": cell.way,
+                    "selector": cell.label,
+                    **{name: [round(float(x), 6) for x in getattr(cell, name)] for name in _MEASURES},
+                }
+                for cell in self.cells
+            ],
+        }
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> TimeScores:
+        """Read the scores of a bench.json of this suite."""
+        return TimeScores(
+            data=stored["data"],
+            seeds=tuple(stored["seeds"]),
+            targets={name: float(entry["target"]) for name, entry in stored["regimes"].items()},
+            cells=tuple(
+                TimeCell(
+                    cell["regime"],
+                    cell["way"],
+                    cell["selector"],
+                    *(np.array(cell[name], np.float64) for name in _MEASURES),
+                )
+                for cell in stored["cells"]
+            ),
+            complete=stored["complete"],
+            whole=stored["whole"],
+            frozen=Frozen.from_dict(stored["frozen"]),
+            stated_purpose=stored["purpose"],
+        )
+
+
+def score_time(*results: Results) -> TimeScores:
+    """Score the pieces of the suite together."""
+    frozen = merge_frozen([part.path for part in results])
+    targets = _targets(results)
+    # Every way is timed to the targets that plain rounds set, so the tables are computed a second time.
+    levels = sorted(set(targets.values()))
+    boards = {board.setting: board for part in results for board in part.leaderboards(targets=levels)}
+    seeds = seeds_of(boards.values())
+    cells = []
+    for regime, target in targets.items():
+        for way in WAYS:
+            board = boards.get(setting_name(regime, way))
+            if board is not None:
+                cells += _cells(board, regime, way, target, seeds)
+    return TimeScores(
+        data=str(results[0].config["data"]["name"]),
+        seeds=seeds,
+        targets=targets,
+        cells=tuple(cells),
+        complete=all(board.finished for board in boards.values()),
+        whole=all(int(part.config["run"]["rounds"]) in MOST.values() for part in results),
+        frozen=frozen,
+    )
+
+
+def _targets(results: Sequence[Results]) -> dict[str, float]:
+    """Return the accuracy at which uniform selection ends in plain rounds, by kind of availability."""
+    boards = {board.setting: board for part in results for board in part.leaderboards()}
+    names = {regime: setting_name(regime, ROUNDS) for regime in REGIMES}
+    targets = {regime: boards[name].target for regime, name in names.items() if name in boards}
+    if not targets:
+        raise InputError("The suite 'time' compares with uniform selection in rounds, which these results lack.")
+    if any(math.isnan(target) for target in targets.values()):
+        raise InputError("Uniform selection in rounds was never evaluated, so there is no target.")
+    return targets
+
+
+def _cells(board: Leaderboard, regime: str, way: str, target: float, seeds: Sequence[int]) -> list[TimeCell]:
+    place = board.targets.index(target)
+    cells = []
+    for row in board.rows:
+        runs = {seed.seed: seed for seed in row.seeds}
+        chosen_runs = [runs[seed] for seed in seeds]
+        times = [_time(run, place) for run in chosen_runs]
+        cells.append(
+            TimeCell(
+                regime,
+                way,
+                row.label,
+                np.array(times) / HOUR,
+                np.array([time < DAY for time in times], np.float64),
+                np.array([terminal_accuracy(run) for run in chosen_runs]),
+                np.array([worst_group_accuracy(run) for run in chosen_runs]),
+                np.array([run.fair["jain"] for run in chosen_runs]),
+            )
+        )
+    return cells
+
+
+def _time(run: SeedRow, place: int) -> float:
+    """Return when a run reaches a target; the whole day if it does not (the restricted time of a censored run)."""
+    seconds = run.seconds_to[place]
+    return DAY if seconds is None else min(seconds, DAY)
+
+
+# -- tables ---------------------------------------------------------------------------------------------------------
+
+
+def ways(scores: TimeScores) -> Table:
+    """Return how fast and how fair each way is with uniform selection."""
+    rows = []
+    for regime, target in scores.targets.items():
+        for way in WAYS:
+            cell = scores.find(regime, way, _UNIFORM)
+            faster = scores.faster(way, _UNIFORM, than=(ROUNDS, _UNIFORM), regimes=[regime])
+            if cell is None or faster is None:
+                continue
+            rows.append(
+                (
+                    Cell(f"{regime}, {target:.0%}" if way == ROUNDS else ""),
+                    Cell(way),
+                    with_interval(cell.hours, "{:.1f}"),
+                    Cell("1") if way == ROUNDS else faster.cell,
+                    Cell(f"{cell.reached.mean():.0%}"),
+                    with_interval(100 * cell.accuracy, "{:.1f}"),
+                    with_interval(100 * cell.worst_group, "{:.1f}"),
+                    Cell(f"{cell.jain.mean():.2f}"),
+                )
+            )
+    head = ("availability, target", "way", "hours", "times as fast", "reached", "accuracy", "worst group", "Jain")
+    return Table(
+        "ways",
+        "Uniform selection: simulated hours to the target, and who pays",
+        head,
+        tuple(rows),
+        note="A run that does not reach the target counts with the whole day."
+        + (f" ± and brackets: 95% over {len(scores.seeds)} seeds." if len(scores.seeds) > 1 else ""),
+        wrap=frozenset({1}),
+    )
+
+
+def selection(scores: TimeScores) -> Table:
+    """Return how much faster each selector is than uniform selection in the same way."""
+    rows = []
+    for label in scores.labels:
+        if label == _UNIFORM:
+            continue
+        cells = [Cell(label)]
+        for way in WAYS:
+            faster = scores.faster(way, label, than=(way, _UNIFORM))
+            gain = scores.worst_group_gain(way, label)
+            cells.append(Cell("–") if faster is None else faster.cell)
+            cells.append(Cell("–") if gain is None else Cell(f"{100 * gain:+.1f}"))
+        rows.append(cells)
+    rows.sort(key=lambda row: -float(row[1].text.rstrip("×")))
+    head = ["selector"]
+    for way in WAYS:
+        head += [way, "group"]
+    return Table(
+        "selection",
+        "Selectors against uniform selection in the same way: times as fast, and points of the worst group",
+        tuple(head),
+        tuple(tuple(row) for row in rows),
+        note="Means over all kinds of availability; geometric means for speeds. –: not run in this way; most selectors "
+        "cannot choose one client at a time.",
+    )
+
+
+def markdown(scores: TimeScores) -> str:
+    """Return both tables as Markdown."""
+    return "\n\n".join(map(to_markdown, (ways(scores), selection(scores)))) + "\n"
+
+
+def with_interval(values: FloatArray, form: str) -> Cell:
+    """Return a mean with its 95% interval over seeds."""
+    half = half_interval(values)
+    return Cell(form.format(values.mean()), "" if math.isnan(half) else "± " + form.format(half))

@@ -1,0 +1,226 @@
+"""``fedcohort bench``: every selector on every kind of federation, scored against uniform."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from fedcohort.cli.experiment import INTERRUPTED, command_line
+from fedcohort.cli.options import (
+    ClientOption,
+    DeviceOption,
+    FormatOption,
+    LabelOption,
+    OutOption,
+    ProcessesOption,
+    QuietOption,
+    complete_selectors,
+    split_names,
+)
+from fedcohort.cli.output import Format, out, print_json, print_tables
+from fedcohort.core.terminal import err, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedcohort.simulate.leaderboard import Table
+    from fedcohort_bench.benchmark.scores import Scores
+    from fedcohort_bench.benchmark.timed_scores import TimeScores
+
+_QUICK = "A trial with --quick: one seed, 20 rounds. It shows that everything runs; no number here is a result."
+
+
+def bench(
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits, fashion-mnist, cifar10; with real owners: watch, flights, birdstrikes, speeches, stdlib, "
+            "femnist; or your own .csv, .parquet, .npz or folder."
+        ),
+    ] = "digits",
+    label: LabelOption = None,
+    client: ClientOption = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="'natural': all datasets with real owners, each in its own folder; 'time': rounds and "
+            "asynchronous runs in simulated time, on digits or fashion-mnist."
+        ),
+    ] = None,
+    selectors: Annotated[
+        str | None,
+        typer.Option(
+            help="Names or file.py:Class, separated by commas; default: every selector.",
+            autocompletion=complete_selectors,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="'report' (to publish results), 'tuning' (to choose parameters), or a list such as 1,2.")
+    ] = "report",
+    settings: Annotated[
+        str | None,
+        typer.Option(help="Only these settings, separated by commas; with --suite time, these kinds of availability."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Check that everything runs: one seed, 20 rounds, no usable result.")
+    ] = False,
+    folder: Annotated[str | None, typer.Option("--folder", help="Where the datasets are.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the benchmark in this directory.")] = None,
+    submit: Annotated[
+        Path | None,
+        typer.Option(help="Check a benchmark's directory and copy its two files, NAME.toml and NAME.json, to --out."),
+    ] = None,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(help="Only score this finished benchmark and others of other settings together; repeat it."),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop cleanly after this many minutes; it can be continued.")
+    ] = None,
+    out_dir: OutOption = None,
+    device: DeviceOption = None,
+    processes: ProcessesOption = None,
+    quiet: QuietOption = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Run the benchmark: every selector on every kind of federation.
+
+    Writes bench.html and bench.json next to the results. Choose parameters on the tuning seeds and report results on
+    the report seeds; a result states which seeds it used. The command first writes frozen.json. If a selector changes
+    after that, the benchmark can neither be continued nor merged with others. --merge writes to the first folder.
+
+    For example:
+
+    - fedcohort bench --quick
+    - fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
+    """
+    from fedcohort.simulate.comparison import selector_entries
+    from fedcohort.simulate.runner import default_out
+    from fedcohort_bench.benchmark import run
+    from fedcohort_bench.play import Player
+
+    console = err(quiet)
+    if submit is not None:
+        _submit(submit, out_dir or Path("submission"))
+        return
+    if merge:
+        _show(run.write_scores(*merge), merge[0], console, quick, format, "")
+        return
+    player = Player(
+        device=device,
+        processes=processes,
+        command=command_line(),
+        say=partial(say, console),
+        quiet=quiet,
+        until=math.inf if minutes is None else time.monotonic() + 60 * minutes,
+    )
+    if resume is not None:
+        command = f"fedcohort bench --resume {resume}"
+        _show(run.resume_dataset(resume, player), resume, console, quick, format, command)
+        return
+    chosen = split_names(selectors, "--selectors") if selectors else run.every_selector()
+    entries = selector_entries([name for name in chosen if name != "uniform"])
+    only = split_names(settings, "--settings") if settings else ()
+    if suite == run.TIME:
+        target = out_dir or default_out("bench-time")
+        pieces = run.plan_time(data, entries, _seeds(seeds), regimes=only, quick=quick, folder=folder)
+        command = f"the same command with --out {target}"
+        _show_times(run.run_time(pieces, target, player), target, console, quick, format, command)
+        return
+    columns = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
+    for name, target in _targets(data, suite, out_dir).items():
+        config, notes = run.plan(
+            name, entries, _seeds(seeds), settings=only, quick=quick, folder=folder, columns=columns
+        )
+        for note in notes:
+            say(console, f"note: {note}")
+        command = f"fedcohort bench --resume {target}"
+        if suite is not None:
+            command = f"the same command with --out {target.parent}"
+        _show(run.run_dataset(config, target, player), target, console, quick, format, command)
+
+
+def _targets(data: str, suite: str | None, out_dir: Path | None) -> dict[str, Path]:
+    """Return the datasets to run, each with the folder for its results."""
+    from fedcohort.simulate.runner import default_out
+    from fedcohort_bench.benchmark.run import TIME
+    from fedcohort_bench.benchmark.suite import SUITES
+
+    if suite is None:
+        return {data: out_dir or default_out(f"bench-{PurePath(data).stem}")}
+    if suite not in SUITES:
+        raise typer.BadParameter(f"There is no suite {suite!r}. Known: {', '.join((*SUITES, TIME))}.")
+    folder = out_dir or default_out(f"bench-{suite}")
+    return {name: folder / name for name in SUITES[suite]}
+
+
+def _show(scores: Scores | None, folder: Path, console: Console, quick: bool, format: Format, command: str) -> None:
+    """Print the scores of a benchmark; None means that it was interrupted, and ``command`` continues it."""
+    from fedcohort_bench.benchmark.page import matrix, minorities, robustness
+
+    if scores is None:
+        _stop(console, command)
+    tables = [matrix(scores), minorities(scores), robustness(scores)]
+    _print(scores.to_dict(), tables, folder, console, quick, format)
+    if format is Format.TABLE and not quick:
+        for line in scores.lines:
+            say(out(), f"{line.label}: {line.sentence}")
+
+
+def _show_times(
+    scores: TimeScores | None, folder: Path, console: Console, quick: bool, format: Format, command: str
+) -> None:
+    """Print the scores of the suite "time"; None means that it was interrupted, and ``command`` continues it."""
+    from fedcohort_bench.benchmark.timed_scores import selection, ways
+
+    if scores is None:
+        _stop(console, command)
+    _print(scores.to_dict(), [ways(scores), selection(scores)], folder, console, quick, format)
+
+
+def _stop(console: Console, command: str) -> NoReturn:
+    say(console, f"stopped; continue with: {command}")
+    raise typer.Exit(INTERRUPTED)
+
+
+def _print(
+    scores: dict[str, Any], tables: Sequence[Table], folder: Path, console: Console, quick: bool, format: Format
+) -> None:
+    if format is Format.JSON:
+        print_json({"out": str(folder), **scores})
+    else:
+        if quick:
+            say(out(), _QUICK)
+        print_tables(tables, out())
+    say(console, f"page: {folder / 'bench.html'}")
+
+
+def _submit(folder: Path, target: Path) -> None:
+    from fedcohort.simulate.store.writer import write_atomically
+    from fedcohort_bench.benchmark.submission import check_submission
+
+    config, scores = folder / "config.toml", folder / "bench.json"
+    submission = check_submission(config, scores)
+    selectors = submission["selectors"]
+    best = max(selectors, key=lambda entry: entry["mean_gain"])
+    stem = f"{submission['data']}-{'-'.join(map(str, submission['seeds']))}-{len(selectors)}-selectors"
+    target.mkdir(parents=True, exist_ok=True)
+    for source, suffix in ((config, ".toml"), (scores, ".json")):
+        write_atomically(target / f"{stem}{suffix}", source.read_bytes())
+    say(out(), f"{target / stem}.toml and .json: best mean gain {best['mean_gain']:+.2f} ({best['label']})")
+
+
+def _seeds(text: str) -> list[int]:
+    from fedcohort.core.errors import InputError
+    from fedcohort_bench.benchmark.run import parse_seeds
+
+    try:
+        return parse_seeds(text)
+    except InputError as error:
+        raise typer.BadParameter(error.message) from None

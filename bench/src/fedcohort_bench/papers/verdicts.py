@@ -1,0 +1,227 @@
+"""Compare published numbers with ours, ratio by ratio, and judge which of a paper's claims hold.
+
+A claim *holds* if our means have the claimed order in every setting it names, and *does not hold* otherwise. A margin
+holds if ours is at least two thirds of the published one. A claim is *not run* if a number is missing, and *open* if no
+method reached the target in all seeds, which leaves nothing to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedcohort_bench.papers.declare import MEASURES, Beats, Claim, Exhibit, Grid, Labels, Near, margin, order
+from fedcohort_bench.papers.record import StudyRecord
+
+# Our choice: margins vary with the seeds, so all of one is too much to ask, and half of one is a different effect.
+SHARE = 2 / 3
+"""The share of the published margin that ours must reach."""
+
+
+@dataclass(frozen=True)
+class MarginComparison:
+    """One comparison of two methods in one setting.
+
+    Attributes
+    ----------
+    better, worse : str or tuple of str
+        The better and the worse method in the paper.
+    published, ours : float
+        Margins (see :func:`fedcohort_bench.papers.declare.margin`); NaN if unknown.
+    wins, seeds : int
+        The number of our seeds in which the better method is better, and of all seeds.
+    """
+
+    setting: str
+    measure: str
+    better: Labels
+    worse: Labels
+    published: float
+    ours: float
+    wins: int
+    seeds: int
+
+    @property
+    def state(self) -> str:
+        """Whether the order holds."""
+        if not self.seeds:
+            return "not run"
+        return "open" if math.isnan(self.ours) else "holds" if self.ours > 0 else "does not hold"
+
+    @property
+    def margin(self) -> str:
+        """Whether the margin holds."""
+        if self.state != "holds" or math.isnan(self.published):
+            return self.state
+        if math.isinf(self.published):  # only the better one reached the target; two thirds of that mean nothing
+            return "holds" if math.isinf(self.ours) else "does not hold"
+        return "holds" if self.ours >= SHARE * self.published else "does not hold"
+
+
+@dataclass(frozen=True)
+class ClaimVerdict:
+    """The verdict on a claim: "holds", "does not hold", "open" or "not run", and the evidence."""
+
+    text: str
+    state: str
+    detail: str
+
+
+def ratios(exhibit: Exhibit, record: StudyRecord) -> list[MarginComparison]:
+    """Return every comparison that the exhibit's grids make, in the paper's direction."""
+    comparisons = []
+    for grid in exhibit.grids:
+        for setting in grid.published if grid.ours else ():
+            for label in grid.labels:
+                published = order(grid, setting, grid.ours, label) if label != grid.ours else math.nan
+                if math.isnan(published):
+                    continue
+                pair = (grid.ours, label) if published > 0 else (label, grid.ours)
+                comparisons.append(_ratio(record, grid.measure, setting, *pair, order(grid, setting, *pair)))
+    return comparisons
+
+
+def _ratio(
+    record: StudyRecord, measure: str, setting: str, better: Labels, worse: Labels, published: float
+) -> MarginComparison:
+    kind = MEASURES[measure]
+    ours, theirs = (record.mean(setting, label, measure) for label in (better, worse))
+    if ours is None or theirs is None:
+        return MarginComparison(setting, measure, better, worse, published, math.nan, 0, 0)
+    pairs = list(
+        zip(record.values(setting, better, measure) or [], record.values(setting, worse, measure) or [], strict=False)
+    )
+    wins = sum(margin(kind, one, other) > 0 for one, other in pairs)
+    scaled = [None if mean[0] is None else kind.scale * mean[0] for mean in (ours, theirs)]
+    return MarginComparison(
+        setting, measure, better, worse, published, margin(kind, scaled[0], scaled[1]), wins, len(pairs)
+    )
+
+
+def judge(exhibit: Exhibit, record: StudyRecord) -> list[ClaimVerdict]:
+    """Return the verdict on each claim."""
+    return [_judge(claim, exhibit, record) for claim in exhibit.every_claim()]
+
+
+def _judge(claim: Claim, exhibit: Exhibit, record: StudyRecord) -> ClaimVerdict:
+    if isinstance(claim, Near):
+        return _judge_nearness(claim, record)
+    comparisons = [
+        _ratio(record, claim.measure, s, claim.better, claim.worse, _published_margin(exhibit, claim, s))
+        for s in claim.settings
+    ]
+    state = _overall_state([ratio.state for ratio in comparisons])
+    judged = [ratio for ratio in comparisons if ratio.state != "not run"]
+    detail = "" if state in ("not run", "open") else _evidence(judged)
+    return ClaimVerdict(claim.text or _sentence(exhibit, claim), state, detail)
+
+
+def _evidence(comparisons: Sequence[MarginComparison]) -> str:
+    """Say in how many settings a claim and its margin hold, and where the claim does not."""
+    text = f"{sum(ratio.state == 'holds' for ratio in comparisons)} of {len(comparisons)} settings"
+    margins = [ratio.margin for ratio in comparisons if not math.isnan(ratio.published)]
+    if margins:
+        text += f", the margin in {margins.count('holds')}"
+    failed = [ratio.setting for ratio in comparisons if ratio.state == "does not hold"]
+    return f"{text}; not in {', '.join(failed)}" if failed else text
+
+
+def _judge_nearness(claim: Near, record: StudyRecord) -> ClaimVerdict:
+    states, seen = [], []
+    scale = MEASURES[claim.measure].scale
+    for setting in claim.settings:
+        means = [record.mean(setting, label, claim.measure) for label in (claim.one, claim.other)]
+        if means[0] is None or means[1] is None:
+            states.append("not run")
+        elif means[0][0] is None or means[1][0] is None:
+            states.append("open")
+        else:
+            difference = scale * (means[0][0] - means[1][0])
+            shortfall = difference if MEASURES[claim.measure].lower else -difference
+            distance = shortfall if claim.one_sided else abs(difference)
+            states.append("holds" if distance <= claim.within else "does not hold")
+            seen.append(f"{setting} {difference:+.1f}")
+    return ClaimVerdict(claim.text, _overall_state(states), ", ".join(seen))
+
+
+def _overall_state(states: Sequence[str]) -> str:
+    if all(state == "not run" for state in states):
+        return "not run"
+    if "does not hold" in states:
+        return "does not hold"
+    return "holds" if "holds" in states else "open"
+
+
+def _published_margin(exhibit: Exhibit, claim: Beats, setting: str) -> float:
+    for grid in exhibit.grids:
+        if grid.measure == claim.measure and setting in grid.published:
+            return order(grid, setting, claim.better, claim.worse)
+    return math.nan
+
+
+def _sentence(exhibit: Exhibit, claim: Beats) -> str:
+    names, kind = exhibit.study.names, MEASURES[claim.measure]
+    better, worse = (
+        names[side] if isinstance(side, str) else " and ".join(side) for side in (claim.better, claim.worse)
+    )
+    return f"{better} beats {worse} in {kind.title}."
+
+
+def count_verdicts(verdicts: Sequence[ClaimVerdict]) -> dict[str, int]:
+    """Return how many claims hold, do not hold, are open, and were not run."""
+    return {state: sum(v.state == state for v in verdicts) for state in ("holds", "does not hold", "open", "not run")}
+
+
+def to_dict(exhibit: Exhibit, record: StudyRecord) -> dict[str, Any]:
+    """Return the comparison as plain values."""
+
+    def rounded(value: float) -> float | str | None:
+        return None if math.isnan(value) else "only one arrived" if math.isinf(value) else round(value, 4)
+
+    return {
+        "name": exhibit.name,
+        "paper": exhibit.paper,
+        "place": exhibit.place,
+        "title": exhibit.title,
+        "tables": [_grid(grid, record) for grid in exhibit.grids],
+        "ratios": [
+            {
+                "setting": ratio.setting,
+                "measure": ratio.measure,
+                "better": str(ratio.better),
+                "worse": str(ratio.worse),
+                "published_margin": rounded(ratio.published),
+                "our_margin": rounded(ratio.ours),
+                "wins": ratio.wins,
+                "seeds": ratio.seeds,
+                "order": ratio.state,
+                "margin": ratio.margin,
+            }
+            for ratio in ratios(exhibit, record)
+        ],
+        "claims": [{"claim": v.text, "verdict": v.state, "seen": v.detail} for v in judge(exhibit, record)],
+        "differences": list(exhibit.study.differences),
+        "record": record.settings,
+    }
+
+
+def _grid(grid: Grid, record: StudyRecord) -> dict[str, Any]:
+    scale = MEASURES[grid.measure].scale
+    cells = []
+    for setting, figures in grid.published.items():
+        for label, figure in figures.items():
+            mean = record.mean(setting, label, grid.measure)
+            cells.append(
+                {
+                    "setting": setting,
+                    "label": label,
+                    "published": None if figure is None else figure[0],
+                    "published_std": None if figure is None else figure[1],
+                    "ours": None if mean is None or mean[0] is None else round(scale * mean[0], 4),
+                    "our_std": None if mean is None or math.isnan(mean[1]) else round(scale * mean[1], 4),
+                    "seeds": 0 if mean is None else mean[2],
+                }
+            )
+    return {"measure": grid.measure, "cells": cells}

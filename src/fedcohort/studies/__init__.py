@@ -1,1 +1,0 @@
-"""Studies: the benchmark, the papers' tables and figures, and analyses of one federation."""
