@@ -382,7 +382,7 @@ class Group:
                 clients,
                 self.models[run.row],
                 params[turn.jobs][good],
-                run.rate_sums(steps[turn.jobs][turn.sound], clients),
+                run.rate_sums(steps[turn.jobs][turn.sound], clients, np.full(len(clients), run.round)),
                 gradients[run.row][good] if run.aggregator.needs_gradients else None,
             )
 

@@ -467,17 +467,22 @@ class Run:
             raise InputError(f"Its memory must be OwnModels, because it says 'own_models'. Got {self.memory!r}.")
         return _vectors("starts", self.memory.starts(clients), clients, like)
 
-    def rate_sums(self, steps: IntArray, clients: IntArray) -> FloatArray:
-        """Return the sum of learning rates (k,) over the local steps of each client in this round."""
+    def rate_sums(self, steps: IntArray, clients: IntArray, begun: IntArray) -> FloatArray:
+        """Return the sum of learning rates (k,) over the local steps of each client in the round in which it began."""
         local, sizes = self.plan.local, self.federation.train_sizes
         if local.lr_decay_epoch == 1.0:
-            return np.asarray(steps * local.lr_at(self.round), np.float64)
+            return np.asarray(steps * self.rates_at(begun), np.float64)
         if local.epochs_of_largest is not None:
             batches = [local.batches_per_epoch(int(sizes.max()))] * len(clients)
         else:
             batches = [local.batches_per_epoch(int(sizes[c])) for c in clients]
-        sums = [local.lr_schedule(self.round, int(s), b).sum() for s, b in zip(steps, batches, strict=True)]
-        return np.array(sums, np.float64)
+        rows = zip(begun.tolist(), steps.tolist(), batches, strict=True)
+        return np.array([local.lr_schedule(*row).sum() for row in rows], np.float64)
+
+    def rates_at(self, rounds: IntArray) -> FloatArray:
+        """Return the learning rate (k,) of the first step in each of ``rounds``."""
+        distinct, place = np.unique(rounds, return_inverse=True)
+        return np.array([self.plan.local.lr_at(int(round_)) for round_ in distinct], np.float64)[place]
 
     def end(self, state: str, reason: str = "") -> None:
         """Mark the run as over."""

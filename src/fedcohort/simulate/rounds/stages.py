@@ -204,6 +204,9 @@ def members(
     staleness : (j,) float array or None
         How many new global models there were while each client trained; None means none.
     """
+    if staleness is None:
+        staleness = np.zeros(len(clients))
+    begun = run.round - staleness.astype(np.int64)
     return Members(
         clients=clients,
         share=run.context.share[clients],
@@ -211,8 +214,9 @@ def members(
         federation=len(run.federation),
         multiplicity=np.ones(len(clients)) if multiplicity is None else multiplicity,
         momentum=run.plan.local.momentum,
-        rates=run.rate_sums(steps, clients),
+        rates=run.rate_sums(steps, clients, begun),
         metrics=metrics,
         round=run.round,
-        staleness=np.zeros(len(clients)) if staleness is None else staleness,
+        staleness=staleness,
+        decay=run.plan.local.lr_at(run.round) / run.rates_at(begun),
     )

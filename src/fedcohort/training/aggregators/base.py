@@ -54,6 +54,8 @@ class Members:
         was absent.
     staleness : (k,) float array
         Number of global models made while each client was working (tau). Default: 0, as in rounds.
+    decay : (k,) float array
+        The learning rate of this round divided by that of the round in which the client began. Default: 1.
     """
 
     clients: IntArray
@@ -66,12 +68,15 @@ class Members:
     metrics: Mapping[Signal, FloatArray] = field(default_factory=lambda: MappingProxyType({}))
     round: int = 0
     staleness: FloatArray = None  # type: ignore[assignment]  # filled in below
+    decay: FloatArray = None  # type: ignore[assignment]  # filled in below
 
     def __post_init__(self) -> None:
         if self.rates is None:
             object.__setattr__(self, "rates", self.steps)
         if self.staleness is None:
             object.__setattr__(self, "staleness", np.zeros(len(self.clients)))
+        if self.decay is None:
+            object.__setattr__(self, "decay", np.ones(len(self.clients)))
 
     def __len__(self) -> int:
         return len(self.clients)
