@@ -308,7 +308,7 @@ class FlowerHost(Host):
         # All together, because each weight is bounded by those of the others.
         bounded, corrections = self.training.bound([*answered, *stale], self.population.online, self.arrays)
         late = [
-            (late_reply, with_weight(reply, self.weight_key, reply.weight * late_reply.discount))
+            (late_reply, with_weight(reply, self.weight_key, reply.weight * late_reply.times * late_reply.discount))
             for late_reply, reply in zip(round_.late, bounded[len(answered) :], strict=True)
             if reply.status is _OK
         ]

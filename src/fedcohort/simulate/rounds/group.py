@@ -398,10 +398,11 @@ class Group:
             run, cohort = turn.run, turn.cohort
             assert run.late is not None
             for client, place in zip(cohort.clients[late].tolist(), late.tolist(), strict=True):
-                update = trained.params[job] - self.models[run.row]
+                update, steps = trained.params[job] - self.models[run.row], int(trained.steps[job])
                 arrives = turn.round.begun + float(turn.round.seconds[place])
+                times = 1.0 if cohort.weights is None else float(cohort.weights[place])
                 if bool(torch.isfinite(update).all()):
-                    found = LateUpdate(client, cohort.ticket, run.round, int(trained.steps[job]), arrives, update)
+                    found = LateUpdate(client, cohort.ticket, run.round, steps, arrives, times, update)
                     run.late.waiting.append(found)
                 job += 1
 

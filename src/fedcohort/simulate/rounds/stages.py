@@ -122,14 +122,15 @@ class TrainedTurn(NamedTuple):
         metrics = {signal: signals[signal][kept] for signal in run.aggregator.requires}
         if not late:
             return members(run, self.clients[kept], steps[kept], weights, metrics)
-        clients, late_steps, staleness = columns(late, run.round)
+        clients, late_steps, times, staleness = columns(late, run.round)
         fresh = np.ones(int(kept.sum()))
-        discount = np.ones(len(late)) if run.aggregator.discounts_staleness else late_discount(staleness)
+        if not run.aggregator.discounts_staleness:
+            times = times * late_discount(staleness)
         return members(
             run,
             np.concatenate([self.clients[kept], clients]),
             np.concatenate([steps[kept], late_steps]),
-            np.concatenate([fresh if weights is None else weights, discount]),
+            np.concatenate([fresh if weights is None else weights, times]),
             metrics,
             np.concatenate([0.0 * fresh, staleness]),
         )
