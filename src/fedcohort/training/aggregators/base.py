@@ -6,6 +6,10 @@ Models are flat vectors of parameters. The formulas use only arithmetic, indexin
 :mod:`fedcohort.training.arithmetic`, so they accept NumPy arrays and torch tensors. Most aggregators are a
 :class:`WeightedSum`, for which the simulator averages all runs of a lock-step group in one operation. All others
 implement :meth:`Aggregator.combine`.
+
+Running statistics of normalisation layers are not parameters, and a step beyond the clients' models could make a variance
+negative. So aggregators do not see them, and hosts average them by the aggregator's weights (:meth:`Mix.convex`). Only
+those that compute on the server's samples or set ``whole_models`` get whole models; they must not leave their range.
 """
 
 from __future__ import annotations
@@ -136,6 +140,16 @@ class Mix:
         """Return the sum (P,) for the global model (P,) and the clients' models (k, P)."""
         return average(self.weights, models, self.old * old if self.old else 0.0)
 
+    def convex(self) -> Mix:
+        """Return the weights with negative ones left out, divided by their sum, for numbers that are not parameters.
+
+        >>> Mix(np.array([0.9, 0.6]), -0.5).convex()
+        Mix(weights=array([0.6, 0.4]), old=0.0)
+        """
+        weights, old = np.maximum(self.weights, 0.0), max(self.old, 0.0)
+        total = float(weights.sum()) + old
+        return Mix(weights / total, old / total) if total > 0 else Mix(weights, 1.0)
+
 
 @dataclass(frozen=True, eq=False)
 class Combined:
@@ -146,10 +160,13 @@ class Combined:
     model : (P,) the next global model
     weights : (k,) float array
         The weight of each kept model, which is recorded with its client.
+    old : float
+        The weight of the old model, if the next one is a weighted sum that includes it.
     """
 
     model: Any
     weights: FloatArray
+    old: float = 0.0
 
 
 ResultT = TypeVar("ResultT", Mix, Combined)
@@ -258,6 +275,7 @@ class Aggregator(Parameterized, ABC):
     corrects: ClassVar[bool] = False  # whether its memory is Corrections
     own_models: ClassVar[bool] = False  # whether its memory is OwnModels
     needs_server: ClassVar[bool] = False  # whether it computes on the server's own samples
+    whole_models: ClassVar[bool] = False  # whether it also gets running statistics, as with needs_server
     mixes_models: ClassVar[bool] = False  # whether it gets stale models as they are, not their updates on the newest
 
     @property
@@ -348,7 +366,7 @@ class WeightedSum(Aggregator):
         """Return the weighted sum."""
         self._check(models, members)
         mix = self.mix(members)
-        return Combined(mix.of(old, models), mix.weights)
+        return Combined(mix.of(old, models), mix.weights, mix.old)
 
 
 def fitting(result: ResultT, kind: type[ResultT], members: Members, old: Any = None) -> ResultT:
