@@ -52,11 +52,11 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     groups = []
 
-    def build(**changes: Any) -> Any:
+    def build(journals: Path | None = None, saved: bytes | None = None, **changes: Any) -> Any:
         table = {key: {**value, **changes.pop(key, {})} if isinstance(value, dict) else value
                  for key, value in TABLE.items()}  # fmt: skip
         group = prepare(Experiment.from_dict({**table, **changes}), "cpu").group(
-            0, journals=None, device="cpu", workers=1
+            0, journals=journals, device="cpu", workers=1
         )
         groups.append(group)
         group.trained = []
@@ -68,7 +68,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             return result
 
         monkeypatch.setattr(group.engine, "train", watched)
-        group.start()
+        if journals is not None:
+            journals.mkdir(exist_ok=True)
+        group.begin(saved)
         return group
 
     yield build
@@ -164,6 +166,40 @@ def test_late_models_bring_their_own_statistics(name: str, made: Any) -> None:
         group.step()
         check_range(group, before, statistics(group, group.models[0]), statistics(group, torch.cat(group.trained)))
     assert len(run.session.journal.events("late-counted")) > 2 and run.state == "finished"
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "multi-krum"])
+def test_a_robust_mean_does_not_believe_a_liar_s_statistics(
+    name: str, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = made(aggregator={"name": name}, run={"cohort": 5})
+    train = group.engine.train
+
+    def lying(*arguments: Any, **options: Any) -> Any:
+        result = train(*arguments, **options)
+        result.params[0, -8:] = 1e20
+        return result
+
+    monkeypatch.setattr(group.engine, "train", lying)
+    while not group.done:
+        group.step()
+    assert group.runs[0].state == "finished" and statistics(group, group.models[0]).max() < 1e3
+
+
+@pytest.mark.parametrize("name", ["fedadam", "mifa", "scaffold", "fedawe"])
+def test_a_memory_without_statistics_is_saved_and_restored(name: str, made: Any, tmp_path: Path) -> None:
+    whole, cut = (made(aggregator={"name": name}, journals=tmp_path / folder) for folder in ("whole", "cut"))
+    for _ in range(3):
+        whole.step()
+        cut.step()
+    cut.commit()
+    saved = cut.checkpoint()
+    cut.close()
+    again = made(aggregator={"name": name}, journals=tmp_path / "cut", saved=saved.to_bytes())
+    while not whole.done:
+        whole.step()
+        again.step()
+    assert torch.equal(whole.models, again.models)
 
 
 def test_filters_and_signals_compare_parameters_only(made: Any) -> None:

@@ -7,9 +7,10 @@ Models are flat vectors of parameters. The formulas use only arithmetic, indexin
 :class:`WeightedSum`, for which the simulator averages all runs of a lock-step group in one operation. All others
 implement :meth:`Aggregator.combine`.
 
-Running statistics of normalisation layers are not parameters, and a step beyond the clients' models could make a variance
-negative. So aggregators do not see them, and hosts average them by the aggregator's weights (:meth:`Mix.convex`). Only
-those that compute on the server's samples or set ``whole_models`` get whole models; they must not leave their range.
+Running statistics of normalisation layers are not parameters, and a step beyond the clients' models could make a
+variance negative. So aggregators do not see them, and hosts average them by the aggregator's weights
+(:meth:`Mix.convex`). Only those that compute on the server's samples or set ``whole_models`` get whole models; they
+must not leave the range of the models.
 """
 
 from __future__ import annotations
