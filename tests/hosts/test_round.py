@@ -40,6 +40,7 @@ class First(Selector[Nothing]):
 
     asks: bool = False
     stop_at: int | None = None
+    weighs: bool = False
     name = "first"
 
     @property
@@ -56,7 +57,8 @@ class First(Selector[Nothing]):
         if self.stop_at is not None and slate.round >= self.stop_at:
             return Cohort(slate.candidates[:0], stop="enough is enough"), state
         order = slate.candidates if answer is None else slate.candidates[np.argsort(-answer[Signal.LOSS])]
-        return Cohort(order[: slate.size]), state
+        chosen = order[: slate.size]
+        return Cohort(chosen, weights=1.0 + chosen if self.weighs else None), state
 
     def update(self, state: Any, outcome: Any) -> Nothing:
         return state
@@ -425,14 +427,15 @@ class Summing(TimedHost):
             (
                 "average",
                 round_.cohort.round,
-                [(one.reply.client, one.reply.ticket, one.staleness) for one in round_.late],
+                [(one.reply.client, one.reply.ticket, one.staleness, one.times) for one in round_.late],
             )
         )
         return dataclasses.replace(found, late=round_.late)
 
 
+@pytest.mark.parametrize("weighs", [False, True])
 @pytest.mark.parametrize("late", ["discard", "count"])
-def test_a_late_model_counts_in_the_next_round_that_closes_if_it_is_to(late: Any, tmp_path: Path) -> None:
+def test_a_late_model_counts_in_the_next_round_that_closes_if_it_is_to(late: Any, weighs: bool, tmp_path: Path) -> None:
     slow = {("c1", 0): 12.0, ("c2", 0): 100.0, ("c3", 0): 25.0}
 
     def script(cohort: Cohort, name: str) -> tuple[float, Status]:
@@ -441,20 +444,20 @@ def test_a_late_model_counts_in_the_next_round_that_closes_if_it_is_to(late: Any
     def online(now: float) -> list[str]:  # clients at work are not asked
         return [name for name in NAMES if now >= slow.get((name, 0), 0.0) or now == 0.0]
 
-    with session_of(First(), journal=tmp_path / "j", audit=True) as session:
+    with session_of(First(weighs=weighs), journal=tmp_path / "j", audit=True) as session:
         host = Summing(online, script)
         play(host, session, Policy(size=6, deadline=10.0, late=late), rounds=20)
         notes, status = session.journal.events("late-counted"), statuses(session)
     averages = {number: found for kind, number, found in (e for e in host.events if e[0] == "average") if found}
     # Round 0 lasts ten seconds, each later one a second: round 2 closes at 12 s, round 15 at 25 s.
-    expected = {2: [("c1", 0, 2)], 15: [("c3", 0, 15)]}
+    expected = {2: [("c1", 0, 2, 2.0 if weighs else 1.0)], 15: [("c3", 0, 15, 4.0 if weighs else 1.0)]}
     assert averages == (expected if late == "count" else {})
     assert [(note["round"], note["clients"]) for note in notes] == [
         (number, {client: {"ticket": ticket, "staleness": stale}})
-        for number, ((client, ticket, stale),) in (expected.items() if late == "count" else ())
+        for number, ((client, ticket, stale, _),) in (expected.items() if late == "count" else ())
     ]
     assert status["c1"] is LATE and status["c2"] is MISSING
-    assert verify(tmp_path / "j", First()).problem is None
+    assert verify(tmp_path / "j", First(weighs=weighs)).problem is None
 
 
 def test_a_late_model_of_a_client_that_has_answered_again_is_left_out() -> None:

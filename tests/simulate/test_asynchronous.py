@@ -122,6 +122,38 @@ def test_models_are_those_of_one_client_after_the_other(name, rule, buffer, stat
     made.close()
 
 
+@pytest.mark.parametrize("name", ["fedvarp", "mifa"])
+def test_the_newest_update_of_each_client_is_remembered_at_its_own_learning_rate(name, plain_client):
+    """Eight answers a model from five places of twelve clients: some clients answer twice."""
+    local = {**BASE["local"], "lr_decay": 0.9}
+    made, prepared = start(asynchronous(None, buffer=8, rounds=8), aggregator={"name": name}, local=local)
+    (run,) = made.runs
+    remembered, twice, stale = {}, 0, 0
+
+    def rule(old, waiting, now):
+        nonlocal twice, stale
+        fresh = [
+            (client, (trained - begun) / run.plan.local.lr_at(version)) for client, version, begun, trained in waiting
+        ]
+        twice += len(fresh) - len(dict(fresh))
+        stale += sum(version < now for _, version, *_ in waiting)
+        zero = torch.zeros_like(old)
+        before = sum(remembered.values(), zero) / 12
+        change = sum((update - remembered.get(client, zero) for client, update in fresh), zero) / len(fresh)
+        remembered.update(fresh)
+        direction = before + change if name == "fedvarp" else sum(remembered.values(), zero) / 12
+        return old + run.plan.local.lr_at(now) * direction
+
+    models = []
+    while not made.done:
+        made.step()
+        models.append(made.models[run.row].clone())
+    for (_, model), ours in zip(OneByOne(made, prepared, plain_client).models(rule, 8, 8), models, strict=True):
+        torch.testing.assert_close(ours, model, rtol=1e-4, atol=1e-5)
+    assert twice > 5 and stale > 5
+    made.close()
+
+
 def test_a_run_is_the_same_bit_by_bit_whoever_shares_its_batch():
     selectors = {"uniform": {}, "balanced": {}, "power-of-choice": {}, "active-fl": {}}
     together, _ = start(seeds=[1, 2], selectors=selectors)

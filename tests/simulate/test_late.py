@@ -90,11 +90,13 @@ def test_late_models_are_averaged_as_the_definition_says() -> None:
         one.close()
 
 
-@pytest.mark.parametrize("aggregator", ["fedavg", "fedadam"])
+@pytest.mark.parametrize("aggregator", ["fedavg", "fedadam", "inverse-probability"])
 def test_a_resumed_simulation_counts_the_same_late_models(aggregator: str, tmp_path: Path) -> None:
+    selectors = {"gradnorm" if aggregator == "inverse-probability" else "uniform": {}}
+
     def played(folder: str, stop: int | None) -> Any:
         (tmp_path / folder).mkdir()
-        (group,) = groups(1, tmp_path / folder, aggregator={"name": aggregator})
+        (group,) = groups(1, tmp_path / folder, aggregator={"name": aggregator}, selectors=selectors)
         group.start()
         while not group.done:
             group.step()
@@ -103,16 +105,48 @@ def test_a_resumed_simulation_counts_the_same_late_models(aggregator: str, tmp_p
                 group.commit()
                 saved = group.checkpoint()
                 group.close()
-                (group,) = groups(1, tmp_path / folder, aggregator={"name": aggregator})
+                (group,) = groups(1, tmp_path / folder, aggregator={"name": aggregator}, selectors=selectors)
                 group.resume(type(saved).from_bytes(saved.to_bytes()))
         return group
 
     unbroken, resumed = played("a", None), played("b", 5)
+    assert unbroken.runs[0].state == "finished"
     assert torch.equal(unbroken.models, resumed.models)
     found = [group.runs[0].session.journal.events("late-counted") for group in (unbroken, resumed)]
     assert found[0] == found[1] and len(found[0]) > 2
     for group in (unbroken, resumed):
         group.close()
+
+
+@pytest.mark.parametrize("selector", ["gradnorm", "feel"])
+def test_a_late_model_keeps_the_weight_that_its_selector_gave_the_client(
+    selector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (group,) = groups(1, selectors={selector: {}}, aggregator={"name": "inverse-probability"})
+    group.start()
+    (run,), seen, original = group.runs, [], Run.mix
+
+    def watch(self: Run, members: Members) -> Any:
+        seen.append(members)
+        return original(self, members)
+
+    monkeypatch.setattr(Run, "mix", watch)
+    while not group.done:
+        group.step()
+    cohorts = {row.ticket: row for row in run.session.journal.cohorts()}
+    late = [(int(client), one) for note in run.session.journal.events("late-counted")
+            for client, one in sorted(note["clients"].items(), key=lambda item: int(item[0]))]  # fmt: skip
+    given = [float(cohorts[one["ticket"]].weights[cohorts[one["ticket"]].clients == client][0]) for client, one in late]
+    counted = [
+        (int(members.clients[place]), members.multiplicity[place])
+        for members in seen
+        for place in np.flatnonzero(members.staleness > 0)
+    ]
+    expected = [weight / (1 + one["staleness"]) ** 0.5 for weight, (_, one) in zip(given, late, strict=True)]
+    assert [client for client, _ in counted] == [client for client, _ in late]
+    np.testing.assert_allclose([times for _, times in counted], expected)
+    assert len(late) > 3 and max(given) > 1.5
+    group.close()
 
 
 def test_where_a_round_belongs_together_late_models_cannot_count() -> None:

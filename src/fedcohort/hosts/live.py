@@ -262,7 +262,8 @@ class _RoundPlayer(Player):
         self.host = host
         self.attempts = Attempts.of(session, policy)
         self.pace = Pace.of(session, host.now()) if policy.deadline == "auto" else None
-        self.late: list[tuple[Reply, int]] = []  # late replies that will count, each with its round
+        # Late replies that will count, each with its round and how often the selector counts the client.
+        self.late: list[tuple[Reply, int, float]] = []
 
     def play(self) -> str | None:
         while True:
@@ -363,7 +364,8 @@ class _RoundPlayer(Player):
             self.leases.release(name for name, at in zip(cohort.names, round_.seconds, strict=True) if at < math.inf)
         # A client with a sound reply in this round counts only once, with the new reply.
         sound = {name for name, reply in round_.replies.items() if reply.status is Status.OK}
-        round_.late = [Late(reply, cohort.round - n) for reply, n in newest_late(self.late, _client_of, sound)]
+        counting = newest_late(self.late, _client_of, sound)
+        round_.late = [Late(reply, cohort.round - n, times) for reply, n, times in counting]
         aggregation = self.host.combine(round_)
         round_.refuse(aggregation.refused)
         if round_.reasons:
@@ -429,8 +431,10 @@ class _RoundPlayer(Player):
             if self.pace is not None:
                 self._time_late(self.pace, reply)
             if self.policy.late == "count" and reply.status is Status.OK:
-                round_ = self._cohort_row(reply.ticket).round
-                self.late = newest_late([*self.late, (reply, round_)], _client_of)
+                row = self._cohort_row(reply.ticket)
+                place = row.clients == self.session.table.index(reply.client)
+                times = 1.0 if row.weights is None else float(row.weights[place].item())
+                self.late = newest_late([*self.late, (reply, row.round, times)], _client_of)
         super()._take_late(replies)
 
     def _time_late(self, pace: Pace, reply: Reply) -> None:
@@ -443,5 +447,5 @@ class _RoundPlayer(Player):
         self.session.note(TIMES, body)
 
 
-def _client_of(late: tuple[Reply, int]) -> str:
+def _client_of(late: tuple[Reply, int, float]) -> str:
     return late[0].client

@@ -16,6 +16,17 @@ from fedcohort.hosts.wire import Value
 from fedcohort.training.filters import Filter, KeepAll, Replies, checked_decision
 
 Model = Mapping[str, AnyArray]  # arrays by name, of types that NumPy computes with
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance")
+
+
+def is_statistic(name: str) -> bool:
+    """Whether an array holds running statistics of a normalisation layer: its name ends as in torch or Keras."""
+    return name.endswith(_STATISTICS)
+
+
+def parameters(model: Model) -> Model:
+    """Return the floating-point arrays that are trained: neither running statistics nor counters."""
+    return {name: array for name, array in model.items() if array.dtype.kind == "f" and not is_statistic(name)}
 
 
 def reported_signals(required: Iterable[Signal]) -> list[Signal]:
@@ -37,14 +48,14 @@ def lacking(
 
 
 def flat(model: Model) -> FloatArray:
-    """Return the floating-point arrays of a model as one vector; counters and other integers are not parameters."""
-    floats = [array.astype(np.float64).ravel() for array in model.values() if array.dtype.kind == "f"]
+    """Return a model's parameters as one vector."""
+    floats = [array.astype(np.float64).ravel() for array in parameters(model).values()]
     return np.concatenate(floats) if floats else np.empty(0)
 
 
 def output_of(model: Model) -> OutputLayer:
     """Return the position of the output layer in :func:`flat`; raise an error if the layer has no bias."""
-    return output_layer({key: array.shape for key, array in model.items() if array.dtype.kind == "f"})
+    return output_layer({key: array.shape for key, array in parameters(model).items()})
 
 
 class CheckedReply(Protocol):

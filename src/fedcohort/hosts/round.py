@@ -200,14 +200,17 @@ class Late(NamedTuple):
     ----------
     staleness : int
         How many global models are newer than the one the client began with.
+    times : float
+        How often the selector counts the client, as it said when it chose the client's cohort (``Cohort.weights``).
     """
 
     reply: Reply
     staleness: int
+    times: float = 1.0
 
     @property
     def discount(self) -> float:
-        """The factor for its weight, unless the aggregator itself discounts stale models (:func:`late_discount`)."""
+        """A second factor for its weight, unless the aggregator discounts stale models itself."""
         return float(late_discount(np.array(self.staleness)))
 
 

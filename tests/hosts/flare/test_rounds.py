@@ -135,17 +135,37 @@ def test_an_automatic_deadline_leaves_a_slow_site_behind(tmp_path: Path) -> None
     assert deadlines[0] is None and all(deadline < 4 for deadline in deadlines[1:])
 
 
+WEIGHING = """
+import dataclasses
+from fedcohort import Cohort
+from fedcohort.selectors import All
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weighing(All):
+    def select(self, state, slate, answer, rng):
+        return Cohort(slate.candidates, weights=2.0 * slate.candidates + 1.0), state
+"""
+
+
+@pytest.mark.parametrize("selector", ["all", "own.py:Weighing"])
 @pytest.mark.parametrize("late", ["discard", "count"])
-def test_a_late_model_is_an_update_of_the_next_round_if_it_is_to_count(late: Any, tmp_path: Path) -> None:
+def test_a_late_model_is_an_update_of_the_next_round_if_it_is_to_count(
+    late: Any, selector: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(WEIGHING)
+    monkeypatch.chdir(tmp_path)
     federation, journal = Federation(sites(3, site_1=0.4, site_2=0.4, site_3=1.0)), tmp_path / "journal.sqlite"
-    federation.run(CohortController("uniform", num_rounds=2, wait_for=3, deadline=0.8, late=late, journal=str(journal)))
+    federation.run(CohortController(selector, num_rounds=2, wait_for=3, deadline=0.8, late=late, journal=str(journal)))
     assert not federation.panics
     first, second = (saved["w"] for saved in federation.persistor.saved)
-    np.testing.assert_allclose(first, (0.5 + 1.0) / 2, rtol=1e-5)  # half-way from 0 to 1, and to 2
+    one, two, three = (1.0, 1.0, 1.0) if selector == "all" else (1.0, 3.0, 5.0)
+    np.testing.assert_allclose(first, (one * 0.5 + two * 1.0) / (one + two), rtol=1e-5)  # half-way from 0 to 1, to 2
     fresh = [(first + 1.0) / 2, (first + 2.0) / 2]
     stale = first + 1.5  # half-way from 0 to 3
-    weight = 2**-0.5 if late == "count" else 0.0
-    np.testing.assert_allclose(second, (fresh[0] + fresh[1] + weight * stale) / (2 + weight), rtol=1e-5)
+    late_weight = three * 2**-0.5 if late == "count" else 0.0
+    total = one * fresh[0] + two * fresh[1] + late_weight * stale
+    np.testing.assert_allclose(second, total / (one + two + late_weight), rtol=1e-5)
 
 
 def test_with_spares_the_first_models_are_enough(tmp_path: Path) -> None:

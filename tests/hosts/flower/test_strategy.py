@@ -236,20 +236,33 @@ def test_an_automatic_deadline_leaves_a_slow_client_behind(fleet: Any, kit: Any,
     assert deadlines[0] is None and all(0.5 < deadline < 3 for deadline in deadlines[1:])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Weighing(All):
+    """Takes everybody and counts client n 2n + 1 times."""
+
+    name = "weighing"
+
+    def select(self, state: Any, slate: Any, answer: Any, rng: Any) -> Any:
+        return Cohort(slate.candidates, weights=2.0 * slate.candidates + 1.0), state
+
+
+@pytest.mark.parametrize("selector", [All(), Weighing()], ids=["all", "weighing"])
 @pytest.mark.parametrize("late", ["discard", "count"])
 def test_a_late_model_is_an_update_of_the_next_round_if_it_is_to_count(
-    late: Any, fleet: Any, kit: Any, tmp_path: Path
+    late: Any, selector: Any, fleet: Any, kit: Any, tmp_path: Path
 ) -> None:
     fleet.grid.nodes[fleet.grid.node_of("client-5")].latency = 10.5
     strategy = fleet.strategy(
-        All(), FedAvg(fraction_evaluate=0.0), journal=tmp_path / "j", deadline=10.0, late=late, audit=True
+        selector, FedAvg(fraction_evaluate=0.0), journal=tmp_path / "j", deadline=10.0, late=late, audit=True
     )
     result = strategy.start(fleet.grid, kit.model(), num_rounds=2)
     # Client n adds n + 1 and weighs as much; the sixth one's answer comes in the second round, one model later.
     numbers = np.arange(1.0, 6.0)
-    first = (numbers * numbers).sum() / numbers.sum()
-    weight = 6 / np.sqrt(2) if late == "count" else 0.0
-    second = ((numbers * numbers).sum() + weight * 6) / (numbers.sum() + weight)
+    times = 2 * np.arange(6) + 1 if isinstance(selector, Weighing) else np.ones(6)
+    weights = numbers * times[:5]
+    first = (weights * numbers).sum() / weights.sum()
+    weight = 6 * times[5] / np.sqrt(2) if late == "count" else 0.0
+    second = ((weights * numbers).sum() + weight * 6) / (weights.sum() + weight)
     assert value(result.arrays) == pytest.approx(first + second, rel=1e-5)
     record = read_journal(tmp_path / "j")
     notes = record.events("late-counted")
@@ -257,7 +270,7 @@ def test_a_late_model_is_an_update_of_the_next_round_if_it_is_to_count(
     assert notes == (
         [{"round": 1, "ticket": 1, "clients": {"client-5": {"ticket": 0, "staleness": 1}}}] if late == "count" else []
     )
-    assert verify_choices(tmp_path / "j", All()).problem is None
+    assert verify_choices(tmp_path / "j", selector).problem is None
 
 
 def test_late_models_cannot_count_where_a_round_is_judged_as_a_whole() -> None:

@@ -1,5 +1,7 @@
 """FedBiO on quadratics, for which direction, hyper-gradient and weights have closed forms."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -66,6 +68,16 @@ def test_the_hyper_gradient_is_the_derivative_of_the_loss_one_newton_step_ahead(
     np.testing.assert_allclose(memory.direction, SLOPE / BOWL.curvature, rtol=1e-9)
     numeric = [(ahead(x + 1e-6 * e) - ahead(x - 1e-6 * e)) / 2e-6 for e in np.eye(2)]
     np.testing.assert_allclose(memory.upper[:2], x - numeric, atol=1e-7)
+
+
+def test_two_answers_of_a_client_both_move_its_upper_variable():
+    rule = FedBio(tau=0.5, upper_rate=2.0)
+    apart, together = rule.memory(10, OLD), rule.memory(10, OLD)
+    rule.combine(OLD, MODELS, members(share=(0.2, 0.2)), apart, BOWL)
+    twice = dataclasses.replace(members(share=(0.2, 0.2)), clients=np.array([4, 4]))
+    rule.combine(OLD, MODELS, twice, together, BOWL)
+    np.testing.assert_allclose(together.upper[4], apart.upper.sum())
+    assert apart.upper[0] != 0.0
 
 
 def test_the_direction_tends_to_the_solution_of_the_linear_system():

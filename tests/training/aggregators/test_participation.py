@@ -129,6 +129,53 @@ def test_fedau_against_its_algorithm(cutoff, weighting):
     assert {len(of) for of in intervals} != {0}
 
 
+def twice(updates, **more):
+    """Client 2 answers twice in one buffer, client 0 once in between; four clients share the samples equally."""
+    members = Members(np.array([2, 0, 2]), np.full(3, 0.25), np.ones(3), 4, np.ones(3), **more)
+    return np.array(updates, np.float64)[:, None], members
+
+
+@pytest.mark.parametrize("rule", [FedVarp(), Mifa()])
+def test_the_newest_of_two_updates_of_a_client_is_remembered(rule):
+    old = np.zeros(1)
+    memory = rule.memory(4, old)
+    for updates in ([1.0, 5.0, 3.0], [3.0, 5.0, 1.0], [7.0, 1.0, 2.0]):
+        combined = rule.combine(old, *twice(updates), memory)
+        np.testing.assert_allclose(memory.mean, (updates[2] + updates[1]) / 4, rtol=1e-12)
+        if isinstance(rule, Mifa):
+            np.testing.assert_allclose(combined.model, memory.mean)
+
+
+def test_fedvarp_counts_both_updates_of_a_client_as_two_draws():
+    rule, old = FedVarp(), np.zeros(1)
+    memory = rule.memory(4, old)
+    rule.combine(old, *twice([1.0, 5.0, 3.0]), memory)  # remembers 3 and 5
+    model = rule.combine(old, *twice([4.0, 6.0, 2.0]), memory).model
+    np.testing.assert_allclose(model, (3 + 5) / 4 + ((4 - 3) + (6 - 5) + (2 - 3)) / 3)
+
+
+@pytest.mark.parametrize("rule", [FedVarp(), Mifa()])
+def test_a_stale_update_is_divided_by_the_learning_rate_it_was_made_with(rule):
+    """The client began two models ago, when the rate was 0.4; it is 0.1 now."""
+    old = np.zeros(1)
+    memory = rule.memory(2, old)
+    stale = Members(
+        np.array([1]), np.ones(1) / 2, np.full(1, 3.0), 2, np.ones(1),
+        rates=np.full(1, 1.2), round=2, staleness=np.full(1, 2.0), decay=np.full(1, 0.25),
+    )  # fmt: skip
+    model = rule.combine(old, np.array([[0.8]]), stale, memory).model
+    np.testing.assert_allclose(memory.mean, 0.8 / 0.4 / 2)
+    np.testing.assert_allclose(model, 0.1 * 0.8 / 0.4 / (1 if isinstance(rule, FedVarp) else 2))
+
+
+def test_fedau_counts_a_client_once_however_often_it_answers():
+    rule, old = FedAu(cutoff=None), np.zeros(1)
+    memory = rule.memory(4, old)
+    combined = rule.combine(old, *twice([1.0, 5.0, 3.0]), memory)
+    np.testing.assert_allclose(combined.model, (5 + (1 + 3) / 2) / 4)
+    np.testing.assert_allclose(combined.weights, [0.125, 0.25, 0.125])
+
+
 def test_fedau_weights_approach_the_inverse_participation_probability():
     rng = np.random.default_rng(5)
     probability = np.array([0.1, 0.2, 0.9])

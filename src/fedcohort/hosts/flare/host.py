@@ -346,12 +346,10 @@ class FlareHost(Host):
         for reply in checked:
             if reply.result is not None and (odd := odd_metrics(reply.result.metrics)):
                 corrections.setdefault(reply.name, []).extend(odd)
-        if round_.cohort.weights is not None:
-            share = dict(zip(round_.cohort.names, round_.cohort.weights.tolist(), strict=True))
-            weights = {name: weight * share.get(name, 1.0) for name, weight in weights.items()}
-        for late_reply in round_.late:
-            weights[late_reply.reply.client] *= late_reply.discount
-        return weights, corrections
+        cohort = round_.cohort
+        times = {} if cohort.weights is None else dict(zip(cohort.names, cohort.weights.tolist(), strict=True))
+        times |= {late_reply.reply.client: late_reply.times * late_reply.discount for late_reply in round_.late}
+        return {name: weight * times.get(name, 1.0) for name, weight in weights.items()}, corrections
 
     def _average(
         self, round_: Round, chosen: Sequence[CheckedResult], weights: Mapping[str, float]

@@ -19,7 +19,7 @@ from fedcohort.core.arrays import AnyArray, FloatArray
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal, metrics_of, vectors_of
 from fedcohort.core.text import short_repr, shorten
-from fedcohort.hosts.measures import Measures, Model, lacking, reported_signals
+from fedcohort.hosts.measures import Measures, Model, is_statistic, lacking, parameters, reported_signals
 from fedcohort.hosts.wire import RECORD, Value, plain, read_gradient, read_report
 
 WEIGHT = FLMetaKey.NUM_STEPS_CURRENT_ROUND
@@ -85,7 +85,7 @@ class ResultChecker:
         self._model = model
         self._reported = reported_signals(required)
         self._gradient = bool(vectors_of(required, "gradient"))
-        self._parameters = sum(array.size for array in model.values() if array.dtype.kind == "f")
+        self._parameters = sum(array.size for array in parameters(model).values())
 
     def check(self, name: str, result: FLModel, seconds: float) -> CheckedResult:
         """Return a site's result with its status."""
@@ -153,12 +153,15 @@ def measures_of(sent: Model, replies: Sequence[CheckedResult]) -> Measures:
 
 
 def move_update(model: Model, reply: CheckedResult, sent: Model) -> CheckedResult:
-    """Return a sound reply with its update of floating-point arrays of ``sent`` applied to ``model``."""
-    params = {
-        key: (array + (reply.params[key] - sent[key])).astype(array.dtype) if array.dtype.kind == "f" else array
-        for key, array in model.items()
+    """Return a sound reply with its update of the parameters of ``sent`` applied to ``model``.
+
+    Its running statistics stay as they are: a sum of changes could make a variance negative.
+    """
+    moved = {
+        key: (array + (reply.params[key] - sent[key])).astype(array.dtype) for key, array in parameters(model).items()
     }
-    return reply._replace(params=params)
+    kept = {key: reply.params[key] if is_statistic(key) else array for key, array in model.items()}
+    return reply._replace(params={**kept, **moved})
 
 
 def to_aggregate(replies: Sequence[CheckedResult], sent: Model, weights: Mapping[str, float]) -> list[FLModel]:

@@ -38,6 +38,7 @@ from fedcohort.hosts.flower.training import Training, as_errors
 from fedcohort.hosts.flower.wrapped_strategy import (
     InnerStrategyError,
     StrategyState,
+    extrapolates,
     forget_round,
     has_accountant,
     keys,
@@ -49,7 +50,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
 )
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.live import Aggregation, Host, Online, play
-from fedcohort.hosts.measures import Measures
+from fedcohort.hosts.measures import Measures, is_statistic
 from fedcohort.hosts.orders import Order
 from fedcohort.hosts.questions import try_out
 from fedcohort.hosts.round import Late, Policy, Reply, Round, Shortage
@@ -308,7 +309,7 @@ class FlowerHost(Host):
         # All together, because each weight is bounded by those of the others.
         bounded, corrections = self.training.bound([*answered, *stale], self.population.online, self.arrays)
         late = [
-            (late_reply, with_weight(reply, self.weight_key, reply.weight * late_reply.discount))
+            (late_reply, with_weight(reply, self.weight_key, reply.weight * late_reply.times * late_reply.discount))
             for late_reply, reply in zip(round_.late, bounded[len(answered) :], strict=True)
             if reply.status is _OK
         ]
@@ -377,9 +378,14 @@ class FlowerHost(Host):
         # Checked again without the models that could not be averaged.
         if len(chosen) - len(average.blamed) < self.policy.fewest:
             return Average(blamed=average.blamed, error=average.error)
-        if average.arrays is None:
+        arrays = average.arrays
+        if arrays is None:
             return average
-        return replace(average, arrays=with_integers(average.arrays, self.arrays))
+        # Under differential privacy, only what the strategy has added noise to may be released.
+        if extrapolates(self.inner) and not self.policy.private:
+            used = [reply for reply in chosen if reply.name not in average.blamed]
+            arrays = ArrayRecord({**arrays, **weighted_average(used, is_statistic)})
+        return replace(average, arrays=with_integers(arrays, self.arrays))
 
     def _columns(self, measures: Measures) -> Mapping[Signal, FloatArray]:
         """Return the report's numbers: required signals, duration, and everything that all sound replies contain."""

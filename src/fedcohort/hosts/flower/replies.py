@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from fedcohort.core.signals import Signal, vectors_of
 from fedcohort.hosts.flower.exchange import GridReply
 from fedcohort.hosts.flower.metrics import common_metrics
 from fedcohort.hosts.flower.npy import BFLOAT16, Layout, convert, is_float, numbers, to_array, unreadable
-from fedcohort.hosts.measures import Measures, lacking, reported_signals
+from fedcohort.hosts.measures import Measures, is_statistic, lacking, reported_signals
 from fedcohort.hosts.weights import bounded_weights
 from fedcohort.hosts.wire import RECORD, Value, read_gradient, read_report
 
@@ -311,8 +311,15 @@ def clip_update(reply: CheckedMessage, sent: ArrayRecord, most: float) -> tuple[
 
 
 def move_update(reply: CheckedMessage, sent: ArrayRecord, onto: ArrayRecord, factor: float) -> CheckedMessage:
-    """Return an OK reply with its update of the model ``sent`` multiplied by ``factor`` and applied to ``onto``."""
-    return _apply_steps(reply, _steps(reply, sent), onto, factor)
+    """Return an OK reply with its update of the model ``sent`` multiplied by ``factor`` and applied to ``onto``.
+
+    Running statistics are mixed with those of ``onto`` instead and never go beyond the client's: a sum of changes
+    could make a variance negative.
+    """
+    before = ArrayRecord({key: onto[key] if is_statistic(key) else array for key, array in sent.items()})
+    share = min(max(factor, 0.0), 1.0)
+    steps = {key: (share if is_statistic(key) else factor) * step for key, step in _steps(reply, before).items()}
+    return _apply_steps(reply, steps, onto, 1.0)
 
 
 def _steps(reply: CheckedMessage, sent: ArrayRecord) -> dict[str, FloatArray]:
@@ -344,15 +351,17 @@ def measures_of(model: ArrayRecord, replies: Sequence[CheckedMessage]) -> Measur
     return Measures(replies, sent=lambda: decode(model), model=lambda reply: decode(reply.arrays))
 
 
-def weighted_average(replies: Sequence[CheckedMessage]) -> ArrayRecord:
-    """Return the weighted mean of models, as in FedAvg."""
-    weights = np.array([reply.weight for reply in replies])
+def weighted_average(
+    replies: Sequence[CheckedMessage], needed: Callable[[str], bool] = lambda name: True
+) -> ArrayRecord:
+    """Return the weighted mean of those arrays of models whose names are ``needed``, as in FedAvg."""
+    weights = np.maximum([reply.weight for reply in replies], 0.0)
     weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(weights), 1 / len(weights))
     mean = {}
-    for name in replies[0].arrays:
+    for name in filter(needed, replies[0].arrays):
         parts = [reply.arrays[name].numpy() for reply in replies]
         total = sum(numbers(part) * weight for part, weight in zip(parts, weights.tolist(), strict=True))
-        mean[name] = to_array(convert(np.asarray(total), parts[0].dtype))
+        mean[name] = to_array(convert(np.rint(total) if parts[0].dtype.kind in "biu" else total, parts[0].dtype))
     return ArrayRecord(mean)
 
 

@@ -17,7 +17,15 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Strategy
+from flwr.serverapp.strategy import (
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedXgbBagging,
+    FedXgbCyclic,
+    FedYogi,
+    Strategy,
+)
 from flwr.supercore.run import Run
 
 from fedcohort.core.arrays import AnyArray
@@ -162,6 +170,11 @@ def record_names(strategy: Strategy) -> tuple[str, str]:
 def changes_shape(strategy: Strategy) -> bool:
     """Whether the model changes its shape from round to round, like an ensemble of trees."""
     return any(isinstance(level, (FedXgbBagging, FedXgbCyclic)) for level in levels(strategy))
+
+
+def extrapolates(strategy: Strategy) -> bool:
+    """Whether the strategy is one of Flower's optimisers at the server, which move a model beyond those of clients."""
+    return any(isinstance(level, (FedAdagrad, FedAdam, FedAvgM, FedYogi)) for level in levels(strategy))
 
 
 @contextlib.contextmanager

@@ -155,7 +155,7 @@ class Engine:
         with torch.random.fork_rng(devices=[]):  # only the shapes matter, and the user's generator must not advance
             module = self._module()
         flat = FlatModel(module)
-        self.n_params = flat.n_params
+        self.n_params, self.n_trainable = flat.n_params, flat.n_trainable
         self.shapes = {slot.name: slot.shape for slot in flat.slots}  # in the order of a flat vector
         self._closed = False
         # Clients own their labels, which may be wrong; numbers and tokens are the dataset's.

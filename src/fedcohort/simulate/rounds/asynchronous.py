@@ -195,7 +195,7 @@ class FlowBatch(Batch):
         for run, run_jobs, turn, found in zip(runs, jobs, turns, signals, strict=True):
             models = params[turn.jobs]
             if not run.aggregator.mixes_models:
-                models = models - self.received(run, turn.clients)
+                models = models - run.base(self.received(run, turn.clients))
             for i, job in enumerate(run_jobs):
                 job.model, job.sound = models[i].clone(), bool(turn.sound[i])
                 job.signals = {signal: values[i : i + 1] for signal, values in found.items()}
@@ -372,7 +372,7 @@ class AsynchronousGroup(Group):
         old = self.models[run.row]
         models = torch.stack([job.model for job in used if job.model is not None])
         if not run.aggregator.mixes_models:
-            models = models + old
+            models = models + run.base(old)
         weights = [1.0 if job.cohort.weights is None else float(job.cohort.weights[0]) for job in used]
         described = members(
             run,

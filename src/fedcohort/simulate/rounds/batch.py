@@ -149,7 +149,10 @@ class Batch:
         self._after(turns, params, found)
         moved = [i for i, turn in enumerate(turns) if turn.run.updates]
         if moved:
-            updates = [params[turns[i].jobs] - self.received(turns[i].run, turns[i].clients) for i in moved]
+            trainable = self.engine.n_trainable
+            updates = [
+                (params[turns[i].jobs] - self.received(turns[i].run, turns[i].clients))[:, :trainable] for i in moved
+            ]
             self._add_vectors(moved, turns, updates, [turns[i].run.updates for i in moved], found)
         return found, self._gradients(turns, found)
 

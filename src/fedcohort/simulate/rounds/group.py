@@ -114,7 +114,7 @@ class Group:
         }
         size = self.engine.n_params
         self.runs = [
-            Run(plan, i, contexts[key], size, dataset.outputs)
+            Run(plan, i, contexts[key], size, self.engine.n_trainable, dataset.outputs)
             for i, (plan, key) in enumerate(zip(plans, keys, strict=True))
         ]
         # All selectors of a seed start from the same model, so only their choice of clients makes a difference.
@@ -126,7 +126,11 @@ class Group:
         self._servers: dict[tuple[int, str | None], ServerSamples] = {}
         for run in self.runs:
             run.memory = isolate_failure(
-                run, run.aggregator_label, run.aggregator.memory, len(run.federation), self.models[run.row]
+                run,
+                run.aggregator_label,
+                run.aggregator.memory,
+                len(run.federation),
+                self.models[run.row][: run.averaged],
             )
             if run.aggregator.needs_server:
                 run.server = self._server_samples(run, dataset)
@@ -380,10 +384,10 @@ class Group:
                 run.aggregator_label,
                 run.memory.absorb,
                 clients,
-                self.models[run.row],
-                params[turn.jobs][good],
-                run.rate_sums(steps[turn.jobs][turn.sound], clients),
-                gradients[run.row][good] if run.aggregator.needs_gradients else None,
+                self.models[run.row][: run.averaged],
+                params[turn.jobs][good][:, : run.averaged],
+                run.rate_sums(steps[turn.jobs][turn.sound], clients, np.full(len(clients), run.round)),
+                gradients[run.row][good][:, : run.averaged] if run.aggregator.needs_gradients else None,
             )
 
     def _train_late(self, turns: Sequence[CohortTurn]) -> None:
@@ -398,10 +402,11 @@ class Group:
             run, cohort = turn.run, turn.cohort
             assert run.late is not None
             for client, place in zip(cohort.clients[late].tolist(), late.tolist(), strict=True):
-                update = trained.params[job] - self.models[run.row]
+                update, steps = trained.params[job] - run.base(self.models[run.row]), int(trained.steps[job])
                 arrives = turn.round.begun + float(turn.round.seconds[place])
+                times = 1.0 if cohort.weights is None else float(cohort.weights[place])
                 if bool(torch.isfinite(update).all()):
-                    found = LateUpdate(client, cohort.ticket, run.round, int(trained.steps[job]), arrives, update)
+                    found = LateUpdate(client, cohort.ticket, run.round, steps, arrives, times, update)
                     run.late.waiting.append(found)
                 job += 1
 
@@ -435,8 +440,8 @@ class Group:
             members = turn.members(kept, steps[turn.jobs], signals[i], late)
             old = self.models[run.row]
             # A late update is applied to the current model, because the one it was computed from is gone.
-            moved = torch.stack([old + one.update for one in late]) if late else params[:0]
-            if isinstance(run.aggregator, WeightedSum):
+            moved = run.base(old) + torch.stack([one.update for one in late]) if late else params[:0]
+            if isinstance(run.aggregator, WeightedSum) and run.trainable == len(old):
                 mix, summed = _weigh(run, members, kept, moved)
                 if summed is not None:
                     stale[i] = summed
@@ -461,7 +466,7 @@ class Group:
             return good
         replies = Replies(
             good,
-            updates=lambda: params[turn.jobs] - self.batch.received(run, turn.clients),
+            updates=lambda: (params[turn.jobs] - self.batch.received(run, turn.clients))[:, : run.trainable],
             logits=logits,
             labels=None if logits is None else self._server_labels[run.context.index],
         )
@@ -650,7 +655,7 @@ def _weigh(run: Run, members: Members, kept: BoolArray, late: torch.Tensor) -> t
 def _combine(
     run: Run, old: torch.Tensor, models: torch.Tensor, members: Members, kept: BoolArray
 ) -> tuple[Mix, torch.Tensor | None]:
-    """Return the model of an aggregator that does not compute a weighted sum, and the weights (m,) to record."""
+    """Return the model of an aggregator by itself, and the weights (m,) to record."""
     weights = np.zeros(len(kept))
     combined = isolate_failure(run, run.aggregator_label, run.combine, old, models, members)
     if combined is None:

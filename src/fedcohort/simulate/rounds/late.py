@@ -25,6 +25,8 @@ class LateUpdate:
         Its local steps.
     arrives : float
         When it arrives, by the run's clock.
+    times : float
+        How often its selector counts the client.
     update : (P,) tensor
     """
 
@@ -33,6 +35,7 @@ class LateUpdate:
     round: int
     steps: int
     arrives: float
+    times: float
     update: torch.Tensor
 
 
@@ -52,7 +55,7 @@ class LateUpdates:
 
     def facts(self) -> list[list[Any]]:
         """Return what a checkpoint keeps beside :meth:`updates`."""
-        return [[one.client, one.ticket, one.round, one.steps, one.arrives] for one in self.waiting]
+        return [[one.client, one.ticket, one.round, one.steps, one.arrives, one.times] for one in self.waiting]
 
     def updates(self) -> AnyArray:
         """(l, P) the updates that wait."""
@@ -61,15 +64,16 @@ class LateUpdates:
     def restore(self, facts: Sequence[Sequence[Any]], updates: torch.Tensor) -> None:
         """Take over :meth:`facts` and :meth:`updates`."""
         self.waiting = [
-            LateUpdate(client, ticket, round_, steps, arrives, update)
-            for (client, ticket, round_, steps, arrives), update in zip(facts, updates, strict=True)
+            LateUpdate(client, ticket, round_, steps, arrives, times, update)
+            for (client, ticket, round_, steps, arrives, times), update in zip(facts, updates, strict=True)
         ]
 
 
-def columns(late: Sequence[LateUpdate], round_: int) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return clients, steps and staleness (l,) of updates that count in ``round_``."""
+def columns(late: Sequence[LateUpdate], round_: int) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+    """Return clients, steps, how often each client counts, and staleness (l,) of updates that count in ``round_``."""
     return (
         np.array([one.client for one in late], np.int64),
         np.array([one.steps for one in late], np.int64),
+        np.array([one.times for one in late], np.float64),
         np.array([round_ - one.round for one in late], np.float64),
     )

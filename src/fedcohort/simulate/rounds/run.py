@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedcohort.core import rng as streams
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
@@ -269,7 +270,9 @@ class FederationContext:
 class Run:
     """A run and everything about it that changes, except its model, which is a row of the group's tensor."""
 
-    def __init__(self, plan: RunPlan, row: int, context: FederationContext, parameters: int, classes: int) -> None:
+    def __init__(
+        self, plan: RunPlan, row: int, context: FederationContext, numbers: int, trainable: int, classes: int
+    ) -> None:
         self.plan = plan
         self.row = row  # of the group's models
         self.context = context
@@ -294,6 +297,9 @@ class Run:
         self.rounds = options.rounds
         self.eval_every = options.eval_every
         self.aggregator: Aggregator = plan.aggregator
+        self.trainable = trainable  # how many of a model's numbers are parameters; running statistics follow
+        whole = plan.aggregator.whole_models or plan.aggregator.needs_server
+        self.averaged = numbers if whole else trainable  # how many the aggregator sees
         self.filter = None if isinstance(plan.filter, KeepAll) else plan.filter
         self.always = isinstance(plan.scenario.availability, Always)
         self.devices = plan.scenario.devices
@@ -312,7 +318,7 @@ class Run:
         steps = np.array([local.steps_for(int(n), largest) for n in distinct], np.int64)
         self.steps: IntArray = steps[place]  # (N,) usual local steps
         self.costs = CostModel.of(
-            parameters, sizes, federation.validation, self.steps * np.minimum(sizes, local.batch_size), classes
+            numbers, sizes, federation.validation, self.steps * np.minimum(sizes, local.batch_size), classes
         )
         self.early_stop = None if options.patience is None else EarlyStop(patience=options.patience)
         self.watch = LossTrend()
@@ -448,7 +454,21 @@ class Run:
         # Averaging does not change corrections, and a copy of all clients' corrections would be large.
         memory = copy.deepcopy(self.memory) if trial and not self.aggregator.corrects else self.memory
         server = None if self.server is None else self.server.in_round(self.plan.seed, self.round)
-        return fitting(self.aggregator.combine(old, models, members, memory, server), Combined, members, old)
+        n = self.averaged
+        found = self.aggregator.combine(old[:n], models[:, :n], members, memory, server)
+        found = fitting(found, Combined, members, old[:n])
+        if n == len(old):
+            return found
+        statistics = Mix(found.weights, found.old).convex().of(old[n:], models[:, n:])
+        return dataclasses.replace(found, model=torch.cat([found.model, statistics]))
+
+    def base(self, models: Any) -> Any:
+        """Return what updates (..., P) are added to: ``models`` with zeros for statistics, which are replaced."""
+        if self.trainable == models.shape[-1]:
+            return models
+        base = models.clone()
+        base[..., self.trainable :] = 0.0
+        return base
 
     def mix(self, members: Members) -> Mix:
         """Return the weights of an aggregator that computes a weighted sum."""
@@ -459,25 +479,32 @@ class Run:
         """Return what is added to every local gradient of ``clients`` (k, P); ``like`` is a model (P,)."""
         if not isinstance(self.memory, Corrections):
             raise InputError(f"Its memory must be Corrections, because it says 'corrects'. Got {self.memory!r}.")
-        return _vectors("corrections", self.memory.corrections(clients), clients, like)
+        found = _vectors("corrections", self.memory.corrections(clients), clients, like[: self.averaged])
+        return _with_statistics(found, 0.0 * like[self.averaged :])
 
     def starts(self, clients: IntArray, like: Any) -> Any:
         """Return the models that ``clients`` train from (k, P); ``like`` is a model (P,)."""
         if not isinstance(self.memory, OwnModels):
             raise InputError(f"Its memory must be OwnModels, because it says 'own_models'. Got {self.memory!r}.")
-        return _vectors("starts", self.memory.starts(clients), clients, like)
+        found = _vectors("starts", self.memory.starts(clients), clients, like[: self.averaged])
+        return _with_statistics(found, like[self.averaged :])
 
-    def rate_sums(self, steps: IntArray, clients: IntArray) -> FloatArray:
-        """Return the sum of learning rates (k,) over the local steps of each client in this round."""
+    def rate_sums(self, steps: IntArray, clients: IntArray, begun: IntArray) -> FloatArray:
+        """Return the sum of learning rates (k,) over the local steps of each client in the round in which it began."""
         local, sizes = self.plan.local, self.federation.train_sizes
         if local.lr_decay_epoch == 1.0:
-            return np.asarray(steps * local.lr_at(self.round), np.float64)
+            return np.asarray(steps * self.rates_at(begun), np.float64)
         if local.epochs_of_largest is not None:
             batches = [local.batches_per_epoch(int(sizes.max()))] * len(clients)
         else:
             batches = [local.batches_per_epoch(int(sizes[c])) for c in clients]
-        sums = [local.lr_schedule(self.round, int(s), b).sum() for s, b in zip(steps, batches, strict=True)]
-        return np.array(sums, np.float64)
+        rows = zip(begun.tolist(), steps.tolist(), batches, strict=True)
+        return np.array([local.lr_schedule(*row).sum() for row in rows], np.float64)
+
+    def rates_at(self, rounds: IntArray) -> FloatArray:
+        """Return the learning rate (k,) of the first step in each of ``rounds``."""
+        distinct, place = np.unique(rounds, return_inverse=True)
+        return np.array([self.plan.local.lr_at(int(round_)) for round_ in distinct], np.float64)[place]
 
     def end(self, state: str, reason: str = "") -> None:
         """Mark the run as over."""
@@ -549,6 +576,13 @@ def _vectors(what: str, found: Any, clients: IntArray, like: Any) -> Any:
             f"shape {np.shape(found)}."
         )
     return found
+
+
+def _with_statistics(models: torch.Tensor, statistics: torch.Tensor) -> torch.Tensor:
+    """Append running statistics (s,) to each of ``models`` (..., T)."""
+    if not len(statistics):
+        return models
+    return torch.cat([models, statistics.expand(*models.shape[:-1], -1)], -1)
 
 
 def _or_none(value: float) -> float | None:

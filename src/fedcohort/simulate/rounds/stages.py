@@ -122,14 +122,15 @@ class TrainedTurn(NamedTuple):
         metrics = {signal: signals[signal][kept] for signal in run.aggregator.requires}
         if not late:
             return members(run, self.clients[kept], steps[kept], weights, metrics)
-        clients, late_steps, staleness = columns(late, run.round)
+        clients, late_steps, times, staleness = columns(late, run.round)
         fresh = np.ones(int(kept.sum()))
-        discount = np.ones(len(late)) if run.aggregator.discounts_staleness else late_discount(staleness)
+        if not run.aggregator.discounts_staleness:
+            times = times * late_discount(staleness)
         return members(
             run,
             np.concatenate([self.clients[kept], clients]),
             np.concatenate([steps[kept], late_steps]),
-            np.concatenate([fresh if weights is None else weights, discount]),
+            np.concatenate([fresh if weights is None else weights, times]),
             metrics,
             np.concatenate([0.0 * fresh, staleness]),
         )
@@ -204,6 +205,9 @@ def members(
     staleness : (j,) float array or None
         How many new global models there were while each client trained; None means none.
     """
+    if staleness is None:
+        staleness = np.zeros(len(clients))
+    begun = run.round - staleness.astype(np.int64)
     return Members(
         clients=clients,
         share=run.context.share[clients],
@@ -211,8 +215,9 @@ def members(
         federation=len(run.federation),
         multiplicity=np.ones(len(clients)) if multiplicity is None else multiplicity,
         momentum=run.plan.local.momentum,
-        rates=run.rate_sums(steps, clients),
+        rates=run.rate_sums(steps, clients, begun),
         metrics=metrics,
         round=run.round,
-        staleness=np.zeros(len(clients)) if staleness is None else staleness,
+        staleness=staleness,
+        decay=run.plan.local.lr_at(run.round) / run.rates_at(begun),
     )

@@ -6,6 +6,11 @@ Models are flat vectors of parameters. The formulas use only arithmetic, indexin
 :mod:`fedcohort.training.arithmetic`, so they accept NumPy arrays and torch tensors. Most aggregators are a
 :class:`WeightedSum`, for which the simulator averages all runs of a lock-step group in one operation. All others
 implement :meth:`Aggregator.combine`.
+
+Running statistics of normalisation layers are not parameters, and a step beyond the clients' models could make a
+variance negative. So aggregators do not see them, and hosts average them by the aggregator's weights
+(:meth:`Mix.convex`). Only those that compute on the server's samples or set ``whole_models`` get whole models; they
+must not leave the range of the models.
 """
 
 from __future__ import annotations
@@ -54,6 +59,8 @@ class Members:
         was absent.
     staleness : (k,) float array
         Number of global models made while each client was working (tau). Default: 0, as in rounds.
+    decay : (k,) float array
+        The learning rate of this round divided by that of the round in which the client began. Default: 1.
     """
 
     clients: IntArray
@@ -66,12 +73,15 @@ class Members:
     metrics: Mapping[Signal, FloatArray] = field(default_factory=lambda: MappingProxyType({}))
     round: int = 0
     staleness: FloatArray = None  # type: ignore[assignment]  # filled in below
+    decay: FloatArray = None  # type: ignore[assignment]  # filled in below
 
     def __post_init__(self) -> None:
         if self.rates is None:
             object.__setattr__(self, "rates", self.steps)
         if self.staleness is None:
             object.__setattr__(self, "staleness", np.zeros(len(self.clients)))
+        if self.decay is None:
+            object.__setattr__(self, "decay", np.ones(len(self.clients)))
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -131,6 +141,16 @@ class Mix:
         """Return the sum (P,) for the global model (P,) and the clients' models (k, P)."""
         return average(self.weights, models, self.old * old if self.old else 0.0)
 
+    def convex(self) -> Mix:
+        """Return the weights with negative ones left out, divided by their sum, for numbers that are not parameters.
+
+        >>> Mix(np.array([0.9, 0.6]), -0.5).convex()
+        Mix(weights=array([0.6, 0.4]), old=0.0)
+        """
+        weights, old = np.maximum(self.weights, 0.0), max(self.old, 0.0)
+        total = float(weights.sum()) + old
+        return Mix(weights / total, old / total) if total > 0 else Mix(weights, 1.0)
+
 
 @dataclass(frozen=True, eq=False)
 class Combined:
@@ -141,10 +161,13 @@ class Combined:
     model : (P,) the next global model
     weights : (k,) float array
         The weight of each kept model, which is recorded with its client.
+    old : float
+        The weight of the old model, if the next one is a weighted sum that includes it.
     """
 
     model: Any
     weights: FloatArray
+    old: float = 0.0
 
 
 ResultT = TypeVar("ResultT", Mix, Combined)
@@ -253,6 +276,7 @@ class Aggregator(Parameterized, ABC):
     corrects: ClassVar[bool] = False  # whether its memory is Corrections
     own_models: ClassVar[bool] = False  # whether its memory is OwnModels
     needs_server: ClassVar[bool] = False  # whether it computes on the server's own samples
+    whole_models: ClassVar[bool] = False  # whether it also gets running statistics, as with needs_server
     mixes_models: ClassVar[bool] = False  # whether it gets stale models as they are, not their updates on the newest
 
     @property
@@ -343,7 +367,7 @@ class WeightedSum(Aggregator):
         """Return the weighted sum."""
         self._check(models, members)
         mix = self.mix(members)
-        return Combined(mix.of(old, models), mix.weights)
+        return Combined(mix.of(old, models), mix.weights, mix.old)
 
 
 def fitting(result: ResultT, kind: type[ResultT], members: Members, old: Any = None) -> ResultT:

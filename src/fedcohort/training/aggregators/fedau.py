@@ -76,6 +76,8 @@ class FedAu(Aggregator):
     average. So no client counts for more because it is present more often, whether by availability, failures, the
     filter or the selector. Taking part means that the model was kept.
 
+    A client that answers twice before a model takes part once, with the mean of its updates.
+
     Symbols: K = ``cutoff``, eta = ``global_rate``. The cutoff limits the weight of clients that are rarely present: it
     trades variance for bias. Deviations: ``weighting="size"`` weighs clients by their samples instead of 1 / N.
     Multiplicities are ignored, because the intervals already account for them.
@@ -106,5 +108,6 @@ class FedAu(Aggregator):
         self._check(models, members)
         memory = self._own(memory, ParticipationGaps)
         rarity = memory.weights(members.clients, members.round, self.cutoff)
-        weights = self.global_rate * rarity * members.shares_by(self.weighting)
+        _, place, answers = np.unique(members.clients, return_inverse=True, return_counts=True)
+        weights = self.global_rate * rarity * members.shares_by(self.weighting) / answers[place]
         return Combined(old + average(weights, models - old), weights)

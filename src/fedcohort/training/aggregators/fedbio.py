@@ -85,7 +85,7 @@ class FedBio(Aggregator):
         along = np.array([float(((old - model) * memory.direction).sum()) for model in models]) / rates
         weights = self._weights(members, before)
         descent = weights * (1.0 - sigmoid(before)) * (along - weights @ along)
-        memory.upper[members.clients] = before + self.upper_rate * descent
+        np.add.at(memory.upper, members.clients, self.upper_rate * descent)  # a client may have answered twice
         weights = self._weights(members, memory.upper[members.clients])
         return Combined(old + average(weights, models - old), weights)
 

@@ -6,8 +6,9 @@ r"""Averages that remember every client's last update: FedVARP and MIFA.
    Unavailability", NeurIPS 2021, Algorithm 1.
 
 Symbols: w the global model, S the kept cohort of this round, N the number of clients, :math:`y_i` the last update of
-client i (MIFA's :math:`-G^i`), zero before its first one. An update is :math:`(w_i - w) / \eta`, with the learning rate
-:math:`\eta` of its round, so that remembered updates keep their meaning when the rate decays.
+client i (MIFA's :math:`-G^i`), zero before its first one. An update is :math:`(w_i - w) / \eta_i`, with the learning
+rate :math:`\eta_i` of the round in which the client began, so that remembered and stale updates keep their meaning when
+the rate decays. :math:`\eta` is the rate of this round. Of two answers before a model, the later one is remembered.
 """
 
 from __future__ import annotations
@@ -42,9 +43,12 @@ class LastUpdates(Memory):
         return fresh - self.own.of(members.clients)
 
     def absorb(self, change: Any, members: Members, shares: FloatArray) -> None:
-        """Remember the new updates; ``shares`` (k,) are the members' weights in the mean over all clients."""
-        self.mean = self.mean + average(shares, change)
-        self.own.put(members.clients, self.own.of(members.clients) + change)
+        """Remember each client's newest update; ``shares`` (k,) are its weights in the mean over all clients."""
+        # Without rounds, a client may answer twice before a model. Both changes are from the update remembered so far.
+        newest = list({client: place for place, client in enumerate(members.clients.tolist())}.values())
+        clients, changes = members.clients[newest], [change[place] for place in newest]
+        self.mean = self.mean + average(shares[newest], changes)
+        self.own.put(clients, [y + step for y, step in zip(self.own.of(clients), changes, strict=True)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,8 @@ class FedVarp(_Remembering):
     all clients, and its variance vanishes as updates settle. The first round equals FedAvg's.
     The server remembers one vector for each client that took part. Clients have no extra work.
 
+    A client that answers twice before a model counts as drawn twice.
+
     Deviations: the paper also divides updates by the number of local steps, which is the same for all its clients.
     Here updates are not divided by it. ``weighting="size"`` weighs clients by their samples, in both means.
 
@@ -92,7 +98,7 @@ class FedVarp(_Remembering):
         self._check(models, members)
         memory = self._own(memory, LastUpdates)
         weights = members.weights_by(self.weighting)
-        rate = self.global_rate * float(weights @ members.learning_rates)
+        rate = self.global_rate * float(weights @ (members.learning_rates * members.decay))
         change = memory.change(old, models, members)
         direction = memory.mean + average(weights, change)
         memory.absorb(change, members, members.shares_by(self.weighting))
@@ -129,7 +135,7 @@ class Mifa(_Remembering):
         """Move by the mean of all last updates, including the cohort's new ones."""
         self._check(models, members)
         memory = self._own(memory, LastUpdates)
-        rate = float(members.weights_by(self.weighting) @ members.learning_rates)
+        rate = float(members.weights_by(self.weighting) @ (members.learning_rates * members.decay))
         shares = members.shares_by(self.weighting)
         memory.absorb(memory.change(old, models, members), members, shares)
         return Combined(old + rate * memory.mean, shares)

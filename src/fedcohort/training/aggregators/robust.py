@@ -6,15 +6,16 @@ r"""Averages that a minority of liars cannot move far.
    Byzantine Tolerant Gradient Descent" (Section 4).
 
 Every kept model counts once, because a liar could claim any size or multiplicity. The papers combine gradients. Here,
-models that started from the same global model are combined, which differs only in the number of local steps. With label
-skew, honest clients are far from each other too, and these rules discard what only a few of them know.
+models that started from the same global model are combined, which differs only in the number of local steps. Running
+statistics are treated like parameters: a liar can lie about them too, and the results stay in the range of the models.
+With label skew, honest clients are far from each other too, and these rules discard what only a few of them know.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class Median(Aggregator):
     coordinate.
     """
 
+    whole_models: ClassVar[bool] = True
+
     def combine(
         self, old: Any, models: Any, members: Members, memory: Memory | None = None, server: Server | None = None
     ) -> Combined:
@@ -58,6 +61,8 @@ class TrimmedMean(Aggregator):
     The others are averaged. So in a cohort of fewer than 1 / beta models nothing is dropped. Deviations: models instead
     of gradients; beta k is rounded down. The recorded weights are equal, as with ``median``.
     """
+
+    whole_models: ClassVar[bool] = True
 
     beta: float = param(0.2, _LIARS, "share of the values dropped at each end (beta)")
 
@@ -103,6 +108,8 @@ def krum_scores(updates: Any, liars: int) -> FloatArray:
 @dataclass(frozen=True, kw_only=True)
 class _Krum(Aggregator):
     """The base of Krum and Multi-Krum, which differ in how many models they average."""
+
+    whole_models: ClassVar[bool] = True
 
     liars: float = param(0.2, _LIARS, "share of the kept models that may be liars (f / k)")
 

@@ -81,7 +81,7 @@ class Replies:
 
     @property
     def updates(self) -> Any:
-        """(m, P) each client's model minus the global model it received."""
+        """(m, P) each client's model minus the global model it received, without running statistics."""
         return self._read("updates", True)
 
     @property
