@@ -24,7 +24,7 @@ from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
 CLASSES = 10
 PARAMS = {  # where the defaults would measure something else
     "fedcor": {"warmup": 3, "steps": 3},
-    "fedacs-near": {"pool_share": 0.1},
+    "fedacs": {"pool_share": 0.1},
     "flash-advantage": {"first_round": "asked"},
 }
 

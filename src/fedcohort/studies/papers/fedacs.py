@@ -22,7 +22,6 @@ _NAMES = {
     "fedacs": "FedACS",
     "cmfl": "CMFL",
     "fedacs-update": "FedACS with local updates as insight",
-    "fedacs-near": "fedacs-near (ours)",
     "balanced": "balanced (ours)",
 }
 _TARGET = {"cifar10": 0.65, "fashion-mnist": 0.86}
@@ -66,7 +65,6 @@ def _tables(data: str) -> Study:
         "fedacs": {},
         "fedacs-update": {"name": "fedacs", "insight": "update"},
         "cmfl": {"name": "uniform", "filter": {"name": "cmfl"}},
-        "fedacs-near": {},
         "balanced": {},
     }
     parts = {

@@ -25,10 +25,8 @@ SELECTORS = {
 
 OURS = {
     "flash-advantage": "flash-advantage (ours)",
-    "restless-bandit-advantage": "restless-bandit-advantage (ours)",
-    "neural-bandit-advantage": "neural-bandit-advantage (ours)",
 }
-"""The paper's bandits with our reward and our draw."""
+"""The paper's bandit with our reward and our draw."""
 
 ROWS = {**SELECTORS, **OURS}
 AGGREGATORS = ("fedavg", "fedprox", "fedbio", "feddf", "fednova", "scaffold", "rhfl")
