@@ -147,8 +147,8 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
             raise SignalError(
                 f"The selector {plan.selector.name!r} of run {plan.id!r} requires the signal '{signal}' "
                 f"({signal.meaning}), which the simulator cannot compute.",
-                hint="declare it with how=LossOf(...) or how=VectorOf(...); if only a client can measure it, run the "
-                "selector on Flower, on FLARE or in your own loop",
+                hint="declare it with how=LossOf(...), VectorOf(...) or OnServer(...); if only a client can measure "
+                "it, run the selector on Flower, on FLARE or in your own loop",
             )
     size = plan.options.size
     if size is not None and size > len(federation):
