@@ -186,7 +186,7 @@ app = client_app.app
 def travelling(label: str) -> set[str]:
     """What a selector makes travel: the signals it needs, a question of its own, a filter."""
     selector = selector_of(label)
-    kinds = {signal.value for signal in selector.requires}
+    kinds = {signal.name for signal in selector.requires}
     return kinds | ({"a question"} if type(selector).query is not Selector.query else {"no question"})
 
 
