@@ -118,6 +118,7 @@ SURFACE = {
             "LossOf",
             "LossMeasure",
             "VectorOf",
+            "OnServer",
             "Losses",
             "Trial",
             "param",

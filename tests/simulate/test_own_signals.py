@@ -96,6 +96,25 @@ def test_a_method_on_the_servers_samples_is_one_file(tmp_path: Path) -> None:
         fc.compare([fair], overrides={"scenario.server_validation": 0}, out=tmp_path / "without", **SMALL)
 
 
+@pytest.mark.parametrize("values", ["[1.0] * (members + 1)", "1 / 0", "'many'"])
+def test_a_function_that_goes_wrong_ends_only_its_own_run(tmp_path: Path, values: str) -> None:
+    (tmp_path / "odd.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import fedcohort as fc\n"
+        "from fedcohort.selectors import Uniform\n"
+        f"ODD = fc.Signal('odd-{len(values)}', meaning='x', how=fc.OnServer(lambda utility, members, rng: {values}))\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Odd(Uniform):\n"
+        "    @property\n"
+        "    def requires(self):\n"
+        "        return frozenset({ODD})\n"
+    )
+    overrides = {"scenario.server_validation": 5}
+    results = fc.compare(["uniform", f"{tmp_path}/odd.py:Odd"], overrides=overrides, out=tmp_path / "runs", **SMALL)
+    states = {run.label: run.state for run in results.runs}
+    assert states["uniform"] == "finished" and states["Odd"] == "failed"
+
+
 def test_a_signal_that_only_a_client_can_report_is_refused_before_the_first_round(tmp_path: Path) -> None:
     with pytest.raises(SignalError, match=r"'battery-used' \(percent of the battery.*simulator") as caught:
         fc.compare([f"{FILE}:Gentle"], out=tmp_path / "runs", **SMALL)

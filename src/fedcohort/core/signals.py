@@ -24,7 +24,7 @@ import numpy as np
 from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.text import short_repr
-from fedcohort.core.validate import instance, one_of, refuse, whole_number
+from fedcohort.core.validate import instance, numbers, one_of, refuse, whole_number
 
 FORWARD, BACKWARD = 1.0, 2.0  # sample passes
 SKETCH_WIDTH = 64  # keeps squared distances to about 18%, sqrt(2 / 64), which tells clusters of clients apart
@@ -134,6 +134,19 @@ class OnServer:
     values: Callable[[Utility, int, np.random.Generator], FloatArray] | None = field(default=None, compare=False)
     stream: str = ""
     width: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if not (self.values is None or callable(self.values)):
+            raise refuse("The values of OnServer", "a function or None", self.values)
+        instance(self.stream, str, "The stream of OnServer", "a string")
+
+    def measure(self, utility: Utility, members: int, rng: np.random.Generator) -> FloatArray:
+        """Return the (members,) numbers that ``values`` returns, checked."""
+        assert self.values is not None
+        found = numbers(self.values(utility, members, rng), "What OnServer's function returns")
+        if found.shape != (members,):
+            raise InputError(f"OnServer's function must return {members} numbers. Got shape {found.shape}.")
+        return found
 
 
 @dataclass(frozen=True)

@@ -533,7 +533,10 @@ class Group:
             return -self._server_losses(run, averages)
 
         values = np.zeros(len(turn.clients))
-        values[sound] = how.values(utility, len(sound), rng.stream(run.plan.seed, how.stream, run.round))
+        generator = rng.stream(run.plan.seed, how.stream, run.round)
+        found = isolate_failure(run, run.selector_label, how.measure, utility, len(sound), generator)
+        if found is not None:
+            values[sound] = found
         return np.where(np.isfinite(values), values, 0.0)
 
     def _logits(self, turns: Sequence[TrainedTurn], params: torch.Tensor) -> dict[int, torch.Tensor]:
