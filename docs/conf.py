@@ -117,6 +117,7 @@ SURFACE = {
             "LossOf",
             "LossMeasure",
             "VectorOf",
+            "OnServer",
             "Losses",
             "Trial",
             "param",

@@ -19,12 +19,12 @@ import numpy as np
 
 from fedcohort import ClientTable, LabelCounts, Losses, Session, create
 from fedcohort.core.protocol import SELECTORS, Answer, RoundReport, RoundRequest
-from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, Signal
+from fedcohort.core.signals import Signal
 
 CLASSES = 10
 PARAMS = {  # where the defaults would measure something else
     "fedcor": {"warmup": 3, "steps": 3},
-    "fedacs-near": {"pool_share": 0.1},
+    "fedacs": {"pool_share": 0.1},
     "flash-advantage": {"first_round": "asked"},
 }
 
@@ -67,8 +67,7 @@ def answer(query, n, rng):
 def one_selector(name, clients, *, size, rounds, rng, journal):
     """Return the best and the median time of ask + tell over the rounds, without the host's work."""
     selector = create(name, **PARAMS.get(name, {}))
-    signals = REPORT_SIGNALS | QUERY_SIGNALS
-    session = Session(selector, clients, seed=1, signals=signals, journal=journal)
+    session = Session(selector, clients, seed=1, signals=Signal.all(), journal=journal)
     spent = []
     for _ in range(rounds):
         request = RoundRequest(size=size)
@@ -81,7 +80,8 @@ def one_selector(name, clients, *, size, rounds, rng, journal):
         elapsed += time.perf_counter() - start
         metrics = {
             s: rng.random((cohort.size, s.numbers(CLASSES)) if s.width else cohort.size) + 0.1
-            for s in REPORT_SIGNALS - {Signal.KEPT}
+            for s in Signal.all()
+            if s.is_metric
         }
         report = RoundReport(cohort.ticket, cohort.clients, metrics=metrics, kept=rng.random(cohort.size) < 0.6)
         start = time.perf_counter()

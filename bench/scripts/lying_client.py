@@ -25,7 +25,7 @@ import numpy as np
 
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.protocol import SELECTORS, Answer, Cohort, Losses, RoundReport, RoundRequest, Selector
-from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, LossOf, Signal
+from fedcohort.core.signals import LossOf, OnServer, Signal
 from fedcohort.session import Session
 
 CLIENTS, COHORT, CLASSES = 50, 5, 10
@@ -114,12 +114,12 @@ class Federation:
         clients = cohort.clients
         loss = self.losses(cohort.round, clients)
         metrics: dict[Signal, Any] = {}
-        for signal in METRIC_SIGNALS:
+        for signal in [s for s in Signal.all() if s.is_metric]:
             if isinstance(signal.how, LossOf):
                 metrics[signal] = loss * (0.8 if signal.how.model == "own" else 1.0)
-            elif signal is Signal.SERVER_LOSS:
+            elif isinstance(signal.how, OnServer):
                 metrics[signal] = np.full(len(clients), 0.3 + 2.0 * np.exp(-0.02 * cohort.round))
-            elif signal is Signal.DURATION:
+            elif signal == Signal.DURATION:
                 metrics[signal] = self._said(self.seconds[clients], clients, "duration")
             elif signal.width is None:
                 metrics[signal] = self._said(self.base[clients], clients, "vector")
@@ -134,7 +134,7 @@ class Federation:
 def share(make: Callable[[], Selector[Any]], lie: Lie | None, rounds: int, seed: int, liars: int = 5) -> float:
     """Return the liars' share of all places, as a multiple of their fair share."""
     federation = Federation(seed, lie, liars)
-    session = Session(make(), federation.table(), seed=seed, signals=REPORT_SIGNALS | QUERY_SIGNALS)
+    session = Session(make(), federation.table(), seed=seed, signals=Signal.all())
     taken = places = 0
     for _ in range(rounds):
         request = RoundRequest(COHORT)

@@ -30,7 +30,7 @@ from ask_tell import CLASSES, answer
 
 from fedcohort import ClientTable, LabelCounts, Session, create
 from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
-from fedcohort.core.signals import QUERY_SIGNALS, REPORT_SIGNALS, SIGNALS, Signal
+from fedcohort.core.signals import SIGNALS, Signal
 from fedcohort.selectors.papers.fedcor.process import fit_embedding
 
 RESULTS = Path(__file__).parents[1] / "results" / "scale.json"
@@ -43,7 +43,7 @@ GREEDY = frozenset({"astraea", "balanced", "fedcbs", "fedcbs-chance", "fedcbs-bl
 PATIENCE = 20.0  # seconds of a round from which larger sizes are left out
 FITTED_FROM = 100_000  # clients; smaller sizes show only the constant part
 ONE_PASS = 1.2  # selectors below this exponent are tried with the largest size
-LABELS = frozenset(signal for signal in SIGNALS if signal.value.startswith("label"))
+LABELS = frozenset(signal for signal in SIGNALS if signal.name.startswith("label"))
 
 
 def table(n: int, labels: bool) -> ClientTable:
@@ -63,16 +63,16 @@ class Rounds:
         selector = create(plain, **params)
         self.n, self.size, self.rng = n, min(100, n // 2), np.random.default_rng(1)
         clients = table(n, bool(selector.requires & LABELS))
-        self.session = Session(selector, clients, seed=1, signals=REPORT_SIGNALS | QUERY_SIGNALS)
+        self.session = Session(selector, clients, seed=1, signals=Signal.all())
         if name not in GREEDY:
-            reported = self.session.selector.requires & REPORT_SIGNALS
+            reported = frozenset(s for s in self.session.selector.requires if s.reported)
             numbers = sum(signal.numbers(CLASSES) if signal.width else 1 for signal in reported)
             trained = min(n, TRAINED_AT_MOST)
             at_once = min(trained, AT_ONCE // max(numbers, 1))
             for _ in range(-(-trained // at_once)):
                 self.one(at_once, reported)
 
-    def one(self, size: int | None = None, reported: frozenset[Signal] = REPORT_SIGNALS) -> float:
+    def one(self, size: int | None = None, reported: frozenset[Signal] | None = None) -> float:
         """Play a round; return the seconds of the session's calls."""
         request = RoundRequest(size=size or self.size)
         start = time.process_time()
@@ -84,7 +84,8 @@ class Rounds:
         spent += time.process_time() - start
         metrics = {
             signal: self.rng.random((cohort.size, signal.numbers(CLASSES)) if signal.width else cohort.size) + 0.1
-            for signal in reported - {Signal.KEPT}
+            for signal in (Signal.all() if reported is None else reported)
+            if signal.is_metric
         }
         kept = self.rng.random(cohort.size) < 0.6
         report = RoundReport(cohort.ticket, cohort.clients, metrics=metrics, kept=kept)

@@ -22,7 +22,6 @@ import numpy as np
 from fedcohort import ClientTable, LabelCounts, Losses, Session, Signal, Status, create
 from fedcohort.core.errors import DuplicateReportError, FedcohortError, JournalError
 from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
-from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS
 from fedcohort.journal.codec import state_fields
 
 CLASSES = 10
@@ -124,8 +123,8 @@ class World:
         spoilt = (luck >= FAILURES) & (luck < FAILURES + GARBAGE)
         loss = self.losses(cohort.round, cohort.clients)
         metrics = {}
-        for signal in sorted((signals & METRIC_SIGNALS) | {Signal.DURATION}):
-            values = loss + 0.01 * len(signal)
+        for signal in sorted({s for s in signals if s.is_metric} | {Signal.DURATION}):
+            values = loss + 0.01 * len(signal.name)
             if signal.width is not None:
                 values = np.cos(np.outer(values, np.arange(signal.numbers(CLASSES))))
             if disturbed and spoilt.any():
@@ -241,7 +240,7 @@ class Host:
     def _opened(self) -> Session:
         if self.journal.exists() and self.journal.stat().st_size:
             return Session.open(self.journal)
-        plan, signals = self.plan, REPORT_SIGNALS | QUERY_SIGNALS
+        plan, signals = self.plan, Signal.all()
         selector = create(plan.selector)
         return Session(selector, self.world.table(), seed=plan.seed, signals=signals, journal=self.journal)
 

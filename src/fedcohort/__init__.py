@@ -21,7 +21,7 @@ from fedcohort.core.protocol import (
     per_client,
     register,
 )
-from fedcohort.core.signals import LossMeasure, LossOf, Signal, VectorOf
+from fedcohort.core.signals import LossMeasure, LossOf, OnServer, Signal, VectorOf
 from fedcohort.core.top import top_k
 from fedcohort.core.version import __version__ as __version__
 from fedcohort.session.rules import Rules
@@ -80,6 +80,7 @@ __all__ = [
     "LossMeasure",
     "LossOf",
     "Losses",
+    "OnServer",
     "Outcome",
     "RoundReport",
     "RoundRequest",

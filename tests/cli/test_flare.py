@@ -14,9 +14,10 @@ from fedcohort.cli.flare import job_files
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.protocol import SELECTORS
 from fedcohort.core.signals import Signal
+from fedcohort.selectors.baselines.greedyfed import SHAPLEY_VALUE
 from fedcohort.simulate.config.experiment import Experiment
 
-AT_THE_SERVER = frozenset({Signal.KEPT, Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE})
+AT_THE_SERVER = frozenset({Signal.KEPT, SHAPLEY_VALUE})
 
 
 def test_it_writes_a_complete_job(tmp_path: Path) -> None:

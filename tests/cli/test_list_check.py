@@ -125,9 +125,9 @@ def test_list_says_where_a_selector_comes_from(fedcohort):
     origins = {e["name"]: e["origin"] for e in json.loads(out)}
     assert {origins[name] for name in ("flash", "fedacs", "fedcbs", "fedcor", "fedcm-ts")} == {"paper"}
     assert {origins[name] for name in ("oort", "e3cs", "uniform")} == {"baseline"}
-    ours = {"balanced", "bounded", "fedcbs-blind", "flash-advantage", "fedacs-near", "fedcbs-chance", "divfl-by-data"}
+    ours = {"balanced", "bounded", "fedcbs-blind", "flash-advantage", "fedcbs-chance"}
     assert {origins[name] for name in ours} == {"ours"}
-    _, out, _ = fedcohort("list", "selectors", "fedacs-near")
+    _, out, _ = fedcohort("list", "selectors", "bounded")
     assert "from: ours" in out
 
 

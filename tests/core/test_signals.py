@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 
 import pytest
@@ -11,13 +12,12 @@ from fedcohort.core.signals import (
     GRADIENT_PASS,
     LOSS_SIGNALS,
     QUERY_SIGNALS,
-    REPORT_SIGNALS,
     SIGNALS,
     TABLE_SIGNALS,
-    UNAIDED_SIGNALS,
     Known,
     LossMeasure,
     LossOf,
+    OnServer,
     Party,
     Pass,
     Signal,
@@ -28,12 +28,14 @@ from fedcohort.core.signals import (
 )
 
 
-def test_a_signal_is_its_name() -> None:
-    assert Signal.by_name("loss-rms") is Signal.LOSS_RMS
-    assert str(Signal.LOSS_RMS) == Signal.LOSS_RMS.value == f"{Signal.LOSS_RMS}" == "loss-rms"
-    assert {"loss-rms": 1}[Signal.LOSS_RMS] == 1
+def test_a_signal_is_a_plain_object_with_a_name() -> None:
+    assert Signal.by_name("loss-rms") == Signal.by_name(Signal.LOSS_RMS) == Signal.LOSS_RMS
+    assert str(Signal.LOSS_RMS) == Signal.LOSS_RMS.name == f"{Signal.LOSS_RMS}" == "loss-rms"
+    assert Signal.LOSS_RMS != "loss-rms" and not isinstance(Signal.LOSS_RMS, str)
     assert sorted([Signal.LOSS, Signal.KEPT]) == [Signal.KEPT, Signal.LOSS]
-    assert pickle.loads(pickle.dumps(Signal.LOSS)) is copy.deepcopy(Signal.LOSS) is Signal.LOSS
+    assert pickle.loads(pickle.dumps(Signal.LOSS)) == copy.deepcopy(Signal.LOSS) == Signal.LOSS
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Signal.LOSS.meaning = "something else"  # type: ignore[misc]
     with pytest.raises(ValueError, match="no-such-signal"):
         Signal.by_name("no-such-signal")
     assert len({(s.known, s.by, s.how, s.meaning) for s in SIGNALS}) == len(SIGNALS)
@@ -42,7 +44,6 @@ def test_a_signal_is_its_name() -> None:
 def test_kinds_follow_from_the_objects() -> None:
     assert {Signal.SIZES, Signal.LABEL_COUNTS, Signal.LABEL_PRODUCTS} == TABLE_SIGNALS
     assert {Signal.LOSS_QUERY, Signal.TRIAL_QUERY} == QUERY_SIGNALS
-    assert set(SIGNALS) - TABLE_SIGNALS - QUERY_SIGNALS - {Signal.LOSS_CHANGE} == REPORT_SIGNALS
     assert {
         Signal.LOSS,
         Signal.LOSS_RMS,
@@ -50,8 +51,8 @@ def test_kinds_follow_from_the_objects() -> None:
         Signal.ROBUST_LOSS,
         Signal.PSEUDO_LOSS,
     } == LOSS_SIGNALS
-    known_anyway = {Signal.KEPT, Signal.DURATION, Signal.STALENESS, Signal.SERVER_LOSS}
-    assert known_anyway | set(vectors_of(SIGNALS, "update")) == UNAIDED_SIGNALS
+    known_anyway = {Signal.KEPT, Signal.DURATION, Signal.STALENESS}
+    assert known_anyway | set(vectors_of(SIGNALS, "update")) == {s for s in SIGNALS if s.unaided}
     assert {s for s in SIGNALS if s.of_received} == set(losses_of(SIGNALS, "received")) == LOSS_SIGNALS
     sent = {s for s in SIGNALS if s.sent_by_clients}
     assert sent == LOSS_SIGNALS | set(losses_of(SIGNALS, "own"))
@@ -64,8 +65,8 @@ def test_costs_follow_from_how_it_is_computed() -> None:
     assert Signal.VALIDATION_LOSS.passes == {Pass("received", "validation")}
     assert Signal.GRADIENT_NORM.passes == Signal.GRADIENT_DISTANCE.passes == {GRADIENT_PASS}
     assert (Pass("own", "train").weight, GRADIENT_PASS.weight) == (1.0, 3.0)
-    sent = {s: (s.numbers_sent(10), s.models_sent) for s in REPORT_SIGNALS}
-    assert {s for s, cost in sent.items() if cost == (0, 0)} == UNAIDED_SIGNALS | {Signal.SHAPLEY_VALUE}
+    sent = {s: (s.numbers_sent(10), s.models_sent) for s in SIGNALS if s.reported}
+    assert {s for s, cost in sent.items() if cost == (0, 0)} == {s for s in SIGNALS if s.unaided}
     assert sent[Signal.GRADIENT_NORM] == (1, 0) and sent[Signal.GRADIENT_DISTANCE] == (0, 1)
 
 
@@ -76,11 +77,14 @@ def test_a_signal_declared_elsewhere_is_known_by_how_it_is_computed() -> None:
     drawn = Signal("own-sketch", meaning="some numbers", how=VectorOf("update", "sketch"))
     worse = Signal("how-bad", meaning="a loss", how=LossOf(LossMeasure(loss="pseudo")))
     told = Signal("what-it-says", meaning="a number that only the client knows")
+    own = Signal("own-loss", meaning="a loss on the server's samples", how=OnServer())
+    alone = Signal("alone", meaning="what it adds to nobody", how=OnServer(lambda utility, members, rng: utility([])))
     assert [s.by for s in (far, apart, steep, drawn)] == [Party.SERVER, Party.SERVER, Party.CLIENT, Party.SERVER]
-    assert {far, drawn} <= unaided_signals() and not {apart, steep, worse, told} & unaided_signals()
+    assert {far, drawn, own} <= unaided_signals() and not {apart, steep, worse, told, alone} & unaided_signals()
+    assert own.by is Party.HOST and not own.passes and not own.sent_by_clients and own.numbers_sent(10) == 0
     assert drawn.width == Signal.UPDATE_SKETCH.width and (apart.models_sent, steep.models_sent) == (1, 0)
     assert worse.of_received and worse.sent_by_clients and told.sent_by_clients and not told.of_received
-    assert Signal.get("how-far") is far and Signal.get("no-such-signal") is None and Signal.get(3) is None
+    assert Signal.get("how-far") == far and Signal.get("no-such-signal") is None and Signal.get(3) is None
     with pytest.raises(ValueError, match="width of the signal 'odd-sketch'"):
         Signal("odd-sketch", meaning="some numbers", how=VectorOf("update", "sketch"), width=3)
     with pytest.raises(ValueError, match="LossOf"):

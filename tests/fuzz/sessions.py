@@ -18,7 +18,7 @@ from fedcohort.audit.participation import verify
 from fedcohort.core.clients import LabelFactor, LabelGram, LabelGramRows
 from fedcohort.core.errors import FedcohortError, JournalError, SelectorError
 from fedcohort.core.protocol import SELECTORS, Answer, RoundReport, RoundRequest
-from fedcohort.core.signals import METRIC_SIGNALS, QUERY_SIGNALS, REPORT_SIGNALS, TABLE_SIGNALS
+from fedcohort.core.signals import TABLE_SIGNALS
 from fedcohort.journal import Journal
 from fedcohort.journal.maintenance import prune
 from fedcohort.session.rules import Rules
@@ -100,7 +100,7 @@ class Life:
         self.path = self.folder / "journal.sqlite"
         self.manual = r.random() < 0.25
         self.full = False
-        self.wide = REPORT_SIGNALS | QUERY_SIGNALS
+        self.wide = frozenset(Signal.all())
         table = federation(r, r.randint(1, 8))
         shadows = {f"s{i}": fitting(r, table) for i in range(r.choice([0, 0, 1, 2]))}
         self.session = Session(
@@ -218,7 +218,7 @@ class Life:
     def metrics(self, r: Random, count: int, wild: bool) -> dict:
         numbers = ODD_NUMBERS if r.random() < 0.3 else [0.2, 0.7, 1.0, 1.3]
         found = {}
-        for signal in sorted(METRIC_SIGNALS):
+        for signal in sorted(s for s in Signal.all() if s.is_metric):
             if signal.width is None:
                 found[signal] = [r.choice(numbers) for _ in range(count)]
             else:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import METRIC_SIGNALS, Signal, VectorOf
+from fedcohort.core.signals import SIGNALS, Signal, VectorOf
 
 from .budget import tried, tries
 from .odd import damaged
@@ -27,7 +27,7 @@ CLASSES = 3
 SENT = {"weight": np.ones((2, CLASSES), np.float32), "bias": np.zeros(CLASSES, np.float32), "seen": np.array(3)}
 DTYPES = ["f2", "f4", ">f4", "f8", "i1", "i8", "u8", "?", "c8", "U3", "S2", "M8[s]", "O"]
 NUMBERS = [0, 1, -1, 5, 2**53, 2**62, 10**18, 0.5, -1e30, 1e30, 1e300, float("nan"), float("inf"), True]
-REPORTED = sorted(s for s in METRIC_SIGNALS if isinstance(s.how, VectorOf) or s.sent_by_clients or s is Signal.DURATION)
+REPORTED = sorted(s for s in SIGNALS if isinstance(s.how, VectorOf) or s.sent_by_clients or s == Signal.DURATION)
 
 
 def model() -> ArrayRecord:

@@ -47,15 +47,6 @@ def test_links_between_pages_lead_somewhere():
                 assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
 
 
-def test_pages_say_which_selectors_are_from_partial_texts():
-    folder = ROOT / "docs" / "selectors"
-    pages = {name: (folder / f"{name}.md").read_text() for name in ("index", "baselines", "diverse")}
-    for selector in ("terraform", "fedrank"):
-        assert all(re.search(rf"`{selector}`.*from the abstract and partial text", text) for text in pages.values())
-        section = pages["diverse"].split(f"\n## `{selector}`\n")[1].split("\n## ")[0]
-        assert "from the abstract and partial text" in section and "Deviations" in section
-
-
 def test_the_reference_of_commands_has_every_command_and_option(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     from _site import commands

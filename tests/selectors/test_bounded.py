@@ -18,7 +18,7 @@ from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import ParameterError, SignalError
 from fedcohort.core.protocol import Answer, Cohort, RoundReport, RoundRequest
 from fedcohort.selectors import Bounded, PowerOfChoice
-from fedcohort.selectors.ours.bounded import tail_quantiles
+from fedcohort.selectors.ours.bounded import SERVER_LOSS, tail_quantiles
 from fedcohort.testing.host import ScriptedHost
 
 ROOT = Path(__file__).parents[2]
@@ -240,7 +240,7 @@ def test_a_claim_of_perfect_balance_counts_as_the_most_balanced_fifth():
 def test_losses_are_compared_with_the_servers_own():
     session = Session(create("bounded", of="active-fl", audit=2.0), ClientTable(sizes=[1.0] * 4))
     cohort = session.ask(RoundRequest(4))
-    metrics = {Signal.LOSS: [0.1, 1.0, 1.5, 50.0], Signal.SERVER_LOSS: [1.0] * 4}
+    metrics = {Signal.LOSS: [0.1, 1.0, 1.5, 50.0], SERVER_LOSS: [1.0] * 4}
     session.tell(RoundReport(0, [0, 1, 2, 3], metrics=metrics))
     assert cohort.size == 4 and sorted(session.state.valuation.tolist()) == [0.5, 1.0, 1.5, 2.0]
     with pytest.raises(SignalError, match="'server-loss'"):

@@ -11,7 +11,6 @@ from fedcohort.core.signals import SKETCH_WIDTH, Signal
 from fedcohort.selectors import Uniform
 from fedcohort.selectors.baselines.divfl import DiverseState, DivFL, lazy_greedy, stochastic_greedy
 from fedcohort.selectors.numerics.groups import distances
-from fedcohort.selectors.ours.divfl_by_data import DivFLByData
 from fedcohort.session import Session
 from fedcohort.training.aggregators import FedAvg, Members
 
@@ -72,7 +71,7 @@ def state_of(kinds, noise=0.0, seed=0):
 def test_weights_are_the_numbers_represented():
     kinds = np.array([0, 0, 0, 0, 1, 1, 2, 3])
     slate = Slate(round=3, size=4, candidates=np.arange(8), clients=ClientTable(sizes=np.full(8, 5)))
-    cohort, _ = DivFLByData().select(state_of(kinds, 0.001), slate, None, np.random.default_rng(0))
+    cohort, _ = DivFL(by_data=True).select(state_of(kinds, 0.001), slate, None, np.random.default_rng(0))
     assert sorted(kinds[cohort.clients]) == [0, 1, 2, 3]
     assert dict(zip(kinds[cohort.clients].tolist(), cohort.weights.tolist(), strict=True)) == {0: 4, 1: 2, 2: 1, 3: 1}
 
@@ -85,7 +84,7 @@ def test_members_count_by_the_data_of_those_they_represent(seed):
     vectors = rng.normal(size=(15, SKETCH_WIDTH))
     state = DiverseState(np.arange(15), np.zeros(15, np.int64), vectors, np.ones(15, np.bool_))
     slate = Slate(round=3, size=4, candidates=np.sort(rng.choice(15, 12, False)), clients=ClientTable(sizes=sizes))
-    cohort, _ = DivFLByData().select(state, slate, None, rng)
+    cohort, _ = DivFL(by_data=True).select(state, slate, None, rng)
     data = dict.fromkeys(cohort.clients.tolist(), 0.0)
     for client in range(15):
         data[min(data, key=lambda member: np.linalg.norm(vectors[client] - vectors[member]))] += sizes[client]
@@ -98,7 +97,7 @@ def test_equal_updates_and_members_without_data_lose_no_data():
     sizes = np.array([0.0, 10, 30, 60, 0, 100])
     slate = Slate(round=3, size=4, candidates=np.arange(6), clients=ClientTable(sizes=sizes))
     for seed in range(20):
-        cohort, _ = DivFLByData().select(state_of(np.zeros(6, int)), slate, None, np.random.default_rng(seed))
+        cohort, _ = DivFL(by_data=True).select(state_of(np.zeros(6, int)), slate, None, np.random.default_rng(seed))
         assert np.isfinite(cohort.weights).all()
         counted = cohort.weights * sizes[cohort.clients]
         assert counted.sum() == pytest.approx(200.0)
@@ -117,7 +116,7 @@ def test_equal_updates_are_chosen_at_random():
     rng = np.random.default_rng(0)
     picked = set()
     for _ in range(60):
-        cohort, _ = DivFLByData().select(state_of(np.zeros(6, int)), slate, None, rng)
+        cohort, _ = DivFL(by_data=True).select(state_of(np.zeros(6, int)), slate, None, rng)
         assert (cohort.weights >= 1).all()
         picked |= set(cohort.clients.tolist())
     assert picked == set(range(6))
@@ -129,13 +128,13 @@ def test_absent_clients_are_represented_too():
     vectors[:, 0] = [0.0, 10.0, 1.0, 8.0]
     state = DiverseState(np.arange(4), np.zeros(4, np.int64), vectors, np.ones(4, np.bool_))
     slate = Slate(round=3, size=2, candidates=np.array([0, 2, 3]), clients=ClientTable(sizes=np.ones(4)))
-    cohort, _ = DivFLByData().select(state, slate, None, np.random.default_rng(0))
+    cohort, _ = DivFL(by_data=True).select(state, slate, None, np.random.default_rng(0))
     assert 3 in cohort.clients
     assert cohort.weights[cohort.clients.tolist().index(3)] == 2
 
 
 def test_every_client_is_asked_once_even_if_it_fails():
-    session = Session(DivFLByData(), ClientTable(sizes=np.ones(9)), seed=2)
+    session = Session(DivFL(by_data=True), ClientTable(sizes=np.ones(9)), seed=2)
     seen = []
     for _ in range(3):
         cohort = session.ask(RoundRequest(size=3))
@@ -162,7 +161,7 @@ def test_stochastic_greedy_takes_the_best_it_considers():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_shadow_sees_clients_it_never_asked_for(seed):
-    shadows = {"diverse": DivFLByData()}
+    shadows = {"diverse": DivFL(by_data=True)}
     session = Session(
         Uniform(), ClientTable(sizes=np.ones(6)), shadows=shadows, seed=seed, signals={Signal.UPDATE_SKETCH}
     )

@@ -7,15 +7,12 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
-from fedcohort.selectors.ours.fedacs_near import FedAcsNear, near
 from fedcohort.selectors.papers.fedacs import FedAcs, FedAcsState, ranking
 from fedcohort.session import Session
 
 
-def tell(session, cohort, distance, status=None, norm=None):
-    values = {"distance": distance, "norm": norm}
-    named = {signal: signal.value.rpartition("-")[2] for signal in session.selector.requires}
-    metrics = {signal: values[name] for signal, name in named.items() if values.get(name) is not None}
+def tell(session, cohort, distance, status=None):
+    metrics = {Signal.GRADIENT_DISTANCE: distance}
     session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics=metrics))
 
 
@@ -58,109 +55,6 @@ def test_failed_clients_do_not_duel():
     before = session.state
     tell(session, cohort, [1.0, 2.0, 3.0], status=[Status.OK, Status.FAILED, Status.FAILED])
     assert session.state is before  # no opponent
-
-
-def lengths(vectors):
-    """Distances from the mean, norms, and ones, because every client counts once."""
-    return (
-        np.linalg.norm(vectors - vectors.mean(axis=0), axis=1),
-        np.linalg.norm(vectors, axis=1),
-        np.ones(len(vectors)),
-    )
-
-
-@pytest.mark.parametrize("k", [2, 3, 10])
-def test_near_by_brute_force(k):
-    """Nearer to the mean of the others than the origin is, from the vectors themselves."""
-    rng = np.random.default_rng(k)
-    seen = []
-    for _ in range(200):
-        vectors = rng.normal(size=(k, 3)) + rng.normal(size=3)
-        others = np.stack([np.delete(vectors, i, axis=0).mean(axis=0) for i in range(k)])
-        wanted = np.linalg.norm(vectors - others, axis=1) < np.linalg.norm(others, axis=1)
-        assert near(*lengths(vectors)).tolist() == wanted.tolist()
-        seen += wanted.tolist()
-    assert 0.1 < np.mean(seen) < 0.9
-
-
-@pytest.mark.parametrize("k", [2, 3, 10])
-def test_near_with_weights_by_brute_force(k):
-    rng = np.random.default_rng(k)
-    for _ in range(200):
-        vectors = rng.normal(size=(k, 3)) + rng.normal(size=3)
-        samples = rng.integers(1, 50, k).astype(float)
-        distance = np.linalg.norm(vectors - np.average(vectors, axis=0, weights=samples), axis=1)
-        for i, ours in enumerate(near(distance, np.linalg.norm(vectors, axis=1), samples).tolist()):
-            others = np.average(np.delete(vectors, i, axis=0), axis=0, weights=np.delete(samples, i))
-            assert ours == (np.linalg.norm(vectors[i] - others) < np.linalg.norm(others))
-
-
-def test_a_mean_of_samples():
-    """Client 2 has nearly all samples, so the weighted mean is its gradient, and it wins by its size."""
-    vectors = np.array([[1.0, 0.0], [1.0, 0.1], [0.6, 0.6]])
-    sizes = np.array([1.0, 1.0, 98.0])
-    outcomes = {}
-    for mean, weights in (("clients", np.ones(3)), ("samples", sizes)):
-        selector = FedAcsNear(mean=mean, pool_share=1.0)
-        distance = np.linalg.norm(vectors - np.average(vectors, axis=0, weights=weights), axis=1)
-        session = Session(selector, ClientTable(sizes=sizes), seed=0)
-        cohort = session.ask(RoundRequest(size=3))
-        (signal,) = selector.requires - {Signal.GRADIENT_NORM, Signal.SIZES}
-        norm = np.linalg.norm(vectors, axis=1)
-        metrics = {signal: distance[cohort.clients], Signal.GRADIENT_NORM: norm[cohort.clients]}
-        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
-        outcomes[mean] = session.state.wins.tolist()
-    assert outcomes["clients"][2] == 0
-    assert outcomes["samples"][2] == 2
-
-
-def test_one_client_has_all_samples():
-    distance, norm = np.array([0.0, 1.0]), np.array([2.0, 2.0])
-    assert near(distance, norm, np.array([5.0, 0.0])).tolist() == [False, True]
-    assert near(distance, norm, np.zeros(2)).shape == (2,)
-
-
-def test_rounds_without_two_near_clients_do_not_count():
-    session = Session(FedAcsNear(pool_share=1.0), ClientTable(n=6), seed=0)
-    apart = np.array([[1.0, 0, 0], [0, 2.0, 0], [0, 0, 3.0], [-1.5, 0, 0]])  # every client is skewed its own way
-    cohort = session.ask(RoundRequest(size=4))
-    distance, norm, once = lengths(apart)
-    assert not near(distance, norm, once).any()
-    tell(session, cohort, distance, norm=norm)
-    assert not session.state.wins.any() and not session.state.rounds.any()
-    one = np.array([[1.0, 0, 0], [4.0, 3.0, 0], [4.0, -3.0, 0], [4.0, 0, -5.0]])
-    alike = np.array([[1.0, 1, 1], [1.1, 1, 1], [1.0, 1.2, 1], [5.0, -3, 0]])
-    assert near(*lengths(one)).tolist() == [True, False, False, False]
-    assert near(*lengths(alike)).tolist() == [True, True, True, False]
-    for vectors, counted in ((one, 0), (alike, 1)):
-        cohort = session.ask(RoundRequest(size=4))
-        distance, norm, _ = lengths(vectors)
-        tell(session, cohort, distance, norm=norm)
-        assert session.state.counted == counted
-    assert session.state.wins[cohort.clients].tolist() == [(distance[i] < distance).sum() for i in range(4)]
-    assert session.state.rounds.sum() == 4
-    assert session.ask(RoundRequest(size=4)).notes["duels counted"] == "1 of 3 rounds"
-
-
-def test_gradients_of_equal_skew_leave_the_pool_uniform():
-    """One class per client, shorter gradients for the classes the model knows: these fill the paper's pool."""
-    rng = np.random.default_rng(1)
-    classes = np.arange(60) % 10
-    length = np.linspace(0.3, 3.0, 10)
-    easy = {}
-    for duels, selector in (("near", FedAcsNear()), ("all", FedAcs())):
-        session = Session(selector, ClientTable(n=60), seed=2)
-        picked = []
-        for _ in range(120):
-            cohort = session.ask(RoundRequest(size=10))
-            own = classes[cohort.clients]
-            vectors = np.eye(10)[own] * length[own, None] + 0.05 * rng.normal(size=(10, 10))
-            distance, norm, _ = lengths(vectors)
-            tell(session, cohort, distance, norm=norm if duels == "near" else None)
-            picked.append((own < 4).mean())
-        easy[duels] = np.mean(picked[60:])
-    assert easy["near"] == pytest.approx(0.4, abs=0.08)
-    assert easy["all"] > 0.8
 
 
 def slate(n, size, candidates=None):
@@ -212,18 +106,8 @@ def test_large_federations_use_one_draw_and_say_so(monkeypatch, share):
 
 
 def test_insights_read_their_signal():
-    assert FedAcsNear().requires == {Signal.GRADIENT_DISTANCE, Signal.GRADIENT_NORM}
-    assert FedAcsNear(insight="update").requires == {Signal.UPDATE_DISTANCE, Signal.UPDATE_NORM}
     assert FedAcs().requires == {Signal.GRADIENT_DISTANCE}
     assert FedAcs(insight="update").requires == {Signal.UPDATE_DISTANCE}
-    assert FedAcsNear(mean="samples").requires == {
-        Signal.WEIGHTED_GRADIENT_DISTANCE,
-        Signal.GRADIENT_NORM,
-        Signal.SIZES,
-    }
-    assert Signal.WEIGHTED_UPDATE_DISTANCE in FedAcsNear(mean="samples", insight="update").requires
-    with pytest.raises(ParameterError, match="mean"):
-        FedAcsNear(mean="some")
     for bad in ({"pool_share": 0.0}, {"pool_share": 1.1}, {"eta": 0.0}, {"insight": "loss"}):
         with pytest.raises(ParameterError):
             FedAcs(**bad)

@@ -96,7 +96,7 @@ def test_without_warm_up_the_first_round_is_a_trial():
     ],
 )
 def test_it_requires_only_what_it_will_ask(parameters, signals):
-    assert {signal.value for signal in FedCor(**parameters).requires} == signals
+    assert {signal.name for signal in FedCor(**parameters).requires} == signals
 
 
 def test_fits_use_the_papers_samples_and_weights():

@@ -12,8 +12,7 @@ F = torch.nn.functional
 from fedcohort.core.clients import ClientTable  # noqa: E402
 from fedcohort.core.errors import FedcohortError  # noqa: E402
 from fedcohort.core.protocol import RoundReport, RoundRequest, Status  # noqa: E402
-from fedcohort.core.signals import Signal  # noqa: E402
-from fedcohort.selectors.baselines.greedyfed import GreedyFed  # noqa: E402
+from fedcohort.selectors.baselines.greedyfed import SHAPLEY_VALUE, GreedyFed  # noqa: E402
 from fedcohort.session.session import Session  # noqa: E402
 from fedcohort.simulate.config.experiment import Experiment  # noqa: E402
 from fedcohort.simulate.rounds.listener import Listener  # noqa: E402
@@ -27,7 +26,7 @@ def test_twenty_rounds_by_hand(memory):
     """Algorithm 1 with plain lists."""
     n, m = 7, 3
     rng = np.random.default_rng(0)
-    session = Session(GreedyFed(memory=memory), ClientTable(n=n), seed=1, signals={Signal.SHAPLEY_VALUE})
+    session = Session(GreedyFed(memory=memory), ClientTable(n=n), seed=1, signals={SHAPLEY_VALUE})
     sv, count = [0.0] * n, [0] * n
     for t in range(20):
         cohort = session.ask(RoundRequest(size=m))
@@ -38,22 +37,22 @@ def test_twenty_rounds_by_hand(memory):
             assert sum(count[k] == 0 for k in chosen) == 1
         else:
             assert sorted(chosen) == sorted(np.argsort(sv)[-m:])
-        worth = rng.normal(size=m)
-        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics={Signal.SHAPLEY_VALUE: worth}))
-        for k, value in zip(chosen, worth, strict=True):
+        values = rng.normal(size=m)
+        session.tell(RoundReport(cohort.ticket, cohort.clients, metrics={SHAPLEY_VALUE: values}))
+        for k, value in zip(chosen, values, strict=True):
             count[k] += 1
             old = (count[k] - 1) / count[k] if memory is None else memory
             sv[k] = old * sv[k] + (1 - old) * value
 
 
 def test_a_client_that_never_delivers_does_not_hold_its_place():
-    session = Session(GreedyFed(), ClientTable(n=3), seed=0, signals={Signal.SHAPLEY_VALUE})
+    session = Session(GreedyFed(), ClientTable(n=3), seed=0, signals={SHAPLEY_VALUE})
     for _ in range(4):
         cohort = session.ask(RoundRequest(size=1))
         failed = cohort.clients[0] == 2
         status = [Status.FAILED if failed else Status.OK]
-        worth = [np.nan if failed else 0.5]
-        session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics={Signal.SHAPLEY_VALUE: worth}))
+        values = [np.nan if failed else 0.5]
+        session.tell(RoundReport(cohort.ticket, cohort.clients, status=status, metrics={SHAPLEY_VALUE: values}))
     assert cohort.clients[0] != 2
 
 
@@ -92,7 +91,7 @@ def test_the_simulator_reports_shapley_values():
     reported = {reply.client: reply.metrics["shapley-value"] for reply in journal.replies(cohort.ticket)}
     clients = cohort.clients.tolist()
 
-    def worth(chosen):
+    def utility(chosen):
         model = old
         if chosen:
             sizes = run.context.share[list(chosen)]
@@ -104,7 +103,7 @@ def test_the_simulator_reports_shapley_values():
     for k in clients:
         others = [c for c in clients if c != k]
         exact[k] = sum(
-            (worth((*chosen, k)) - worth(chosen)) / comb(3, size) / 4
+            (utility((*chosen, k)) - utility(chosen)) / comb(3, size) / 4
             for size in range(4)
             for chosen in itertools.combinations(others, size)
         )

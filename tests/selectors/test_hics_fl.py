@@ -12,7 +12,6 @@ from fedcohort.core.protocol import RoundReport, RoundRequest, Slate, Status
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.baselines.hics_fl import HicsFL, HicsState
 from fedcohort.selectors.baselines.hics_fl.estimates import hics_distance, label_entropy, sampling_chances
-from fedcohort.selectors.ours.hics_fl_auto import HicsFLAuto, automatic_temperature
 from fedcohort.session import Session
 
 
@@ -31,17 +30,16 @@ def test_entropies_of_the_extremes_are_finite():
         assert np.isfinite(entropy).all()
         assert (entropy >= -1e-12).all()
         assert (entropy <= math.log(3) + 1e-12).all()
-    assert automatic_temperature(np.zeros((4, 3))) == 1.0
 
 
 def test_entropy_orders_clients_by_how_balanced_they_are():
-    """Eq. 6: the expected update is eta R (D_i sum E - E_i); whatever its scale, the automatic temperature fits."""
+    """Eq. 6: the expected update is eta R (D_i sum E - E_i), here at temperatures that fit its scale."""
     rng = np.random.default_rng(0)
     labels = np.array([rng.dirichlet(np.full(10, a)) for a in (0.001, 0.01, 0.1, 0.5, 5, 500)])
     truth = -(labels * np.log(np.maximum(labels, 1e-300))).sum(axis=1)
     for scale in (1e-4, 0.1, 10):
         updates = scale * (labels - 0.1)
-        estimate = label_entropy(updates, automatic_temperature(updates))
+        estimate = label_entropy(updates, 0.1 * scale)
         assert np.corrcoef(np.argsort(np.argsort(truth)), np.argsort(np.argsort(estimate)))[0, 1] > 0.9
 
 
@@ -107,24 +105,22 @@ def test_the_preference_for_balanced_clients_is_annealed(round_, least, most):
     slate = Slate(round=round_, size=3, candidates=np.arange(20), clients=ClientTable(sizes=np.full(20, 9)))
     rng = np.random.default_rng(0)
     picks = np.concatenate(
-        [HicsFLAuto(clusters=6).select(balanced_first(), slate, None, rng)[0].clients for _ in range(150)]
+        [HicsFL(clusters=6, temperature=0.01).select(balanced_first(), slate, None, rng)[0].clients for _ in range(150)]
     )
     assert least <= (picks < 4).mean() <= most
 
 
-def test_the_plain_name_has_the_papers_temperature_and_ours_fits_the_updates():
-    """Eqs. 7, 9 and 10 at T = 0.0025, and at a tenth of the 90% quantile of the largest entries."""
+def test_entropies_are_at_the_papers_temperature():
+    """Eqs. 7, 9 and 10 at T = 0.0025."""
     state = balanced_first()
     slate = Slate(round=0, size=3, candidates=np.arange(20), clients=ClientTable(sizes=np.full(20, 9)))
-    largest = sorted(max(abs(value) for value in row) for row in state.vectors.tolist())
-    for selector, temperature in ((HicsFL(), 0.0025), (HicsFLAuto(), np.quantile(largest, 0.9) / 10)):
-        cohort, _ = selector.select(state, slate, None, np.random.default_rng(0))
-        assert cohort.notes["temperature"] == pytest.approx(temperature)
-        shares = np.exp(state.vectors / temperature)
-        shares /= shares.sum(axis=1, keepdims=True)
-        assert cohort.parts["entropy"] == pytest.approx(-(shares * np.log(shares)).sum(axis=1), abs=1e-12)
+    cohort, _ = HicsFL().select(state, slate, None, np.random.default_rng(0))
+    assert cohort.notes["temperature"] == 0.0025
+    shares = np.exp(state.vectors / 0.0025)
+    shares /= shares.sum(axis=1, keepdims=True)
+    assert cohort.parts["entropy"] == pytest.approx(-(shares * np.log(shares)).sum(axis=1), abs=1e-12)
     with pytest.raises(ParameterError, match="'temperature' parameter of HicsFL"):
-        HicsFL(temperature="auto")
+        HicsFL(temperature=0.0)
 
 
 def test_unknown_clients_have_the_mean_entropy():
@@ -132,7 +128,7 @@ def test_unknown_clients_have_the_mean_entropy():
     known = np.arange(2, 20)
     state = HicsState(known, np.zeros(18, np.int64), state.vectors[known], state.asked)
     slate = Slate(round=0, size=5, candidates=np.arange(20), clients=ClientTable(sizes=np.full(20, 9)))
-    cohort, _ = HicsFLAuto().select(state, slate, None, np.random.default_rng(0))
+    cohort, _ = HicsFL().select(state, slate, None, np.random.default_rng(0))
     assert cohort.parts["cluster"][:2].tolist() == [-1, -1]
     assert cohort.score[0] == cohort.score[1] > 0
     assert cohort.score.sum() == pytest.approx(1.0)

@@ -8,10 +8,10 @@ from fedcohort.core.protocol import RoundReport, RoundRequest, Slate
 from fedcohort.core.signals import SKETCH_WIDTH
 from fedcohort.selectors.baselines.clustered import Clustered
 from fedcohort.selectors.baselines.delta import Delta, DeltaState
+from fedcohort.selectors.baselines.e3cs import E3CS
 from fedcohort.selectors.baselines.feel import Feel, FeelState
 from fedcohort.selectors.baselines.gradnorm import GradNorm, NormState
 from fedcohort.selectors.numerics.recent import RecentVectors
-from fedcohort.selectors.ours.e3cs_exact import E3CSExact
 from fedcohort.session import Session
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.training.aggregators import InverseProbability, Members
@@ -156,7 +156,7 @@ def test_weights_are_clipped_only_on_request():
 @pytest.mark.parametrize("fairness", [0.2, 0.5])
 def test_e3cs_exact_draws_with_the_probabilities_it_states(fairness):
     """Clients that always finish reach p = 1 and are then in every cohort."""
-    session = Session(E3CSExact(fairness=fairness, rate=5.0), ClientTable(n=N), seed=2)
+    session = Session(E3CS(fairness=fairness, rate=5.0, exact=True), ClientTable(n=N), seed=2)
     hits, stated, square = np.zeros(N), np.zeros(N), np.zeros(N)
     certain = 0
     for _ in range(800):

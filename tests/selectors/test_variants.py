@@ -6,7 +6,7 @@ from fedcohort import create
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError
 from fedcohort.core.selector_spec import describe, rebuild_selector
-from fedcohort.selectors.ours.advantage import FlashAdvantage
+from fedcohort.selectors.ours.flash_advantage import FlashAdvantage
 from fedcohort.selectors.papers.flash import Flash
 from fedcohort.session import Session
 

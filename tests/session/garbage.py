@@ -24,7 +24,7 @@ from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import FedcohortError
 from fedcohort.core.params import parameters
 from fedcohort.core.protocol import SELECTORS, Answer, RoundReport, RoundRequest
-from fedcohort.core.signals import LossMeasure, LossOf, VectorOf
+from fedcohort.core.signals import LossMeasure, LossOf, OnServer, VectorOf
 from fedcohort.session.rules import Rules
 
 
@@ -211,6 +211,7 @@ def core() -> list[Recipe]:
         Recipe("LossMeasure", LossMeasure, lambda: {"part": "train", "loss": "label", "mean": "mean"}),
         Recipe("LossOf", LossOf, lambda: {"measure": LossMeasure(), "model": "own"}),
         Recipe("VectorOf", VectorOf, lambda: {"vector": "update", "take": "norm"}),
+        Recipe("OnServer", OnServer, lambda: {"values": len, "stream": "own"}),
         Recipe("RoundRequest", asked_with, lambda: {"size": 2, "available": [0, 1, 2]}),
         Recipe(
             "RoundReport",

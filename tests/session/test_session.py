@@ -19,7 +19,7 @@ from fedcohort.core.errors import (
     UnknownNameError,
 )
 from fedcohort.core.protocol import Answer, RoundReport, RoundRequest
-from fedcohort.core.signals import METRIC_SIGNALS, REPORT_SIGNALS
+from fedcohort.core.signals import SIGNALS
 from fedcohort.journal import read_journal
 from fedcohort.journal.codec import state_fields
 from fedcohort.session.rules import Rules
@@ -505,9 +505,9 @@ def test_on_a_full_disk_nothing_changes(change, tmp_path):
 
 
 def test_a_new_selector_learns_nothing_from_forgotten_clients():
-    session = Session(create("uniform"), ClientTable(names=list("abcd")), signals=REPORT_SIGNALS)
+    session = Session(create("uniform"), ClientTable(names=list("abcd")), signals=SIGNALS)
     cohort = session.ask(RoundRequest(4))
-    metrics = {s: np.full(4, 2.0) for s in METRIC_SIGNALS if s.width is None}
+    metrics = {s: np.full(4, 2.0) for s in SIGNALS if s.is_metric and s.width is None}
     session.tell(RoundReport(cohort.ticket, cohort.clients, metrics=metrics))
     session.forget("b")
     session.change_selector(create("rbcs-f"))

@@ -9,11 +9,15 @@ import torch
 from fedcohort.core.errors import SignalError
 from fedcohort.core.protocol import Losses, Trial
 from fedcohort.core.rng import stream
-from fedcohort.core.signals import REPORT_SIGNALS, Signal
+from fedcohort.core.signals import SIGNALS, Signal
 from fedcohort.core.vectors import vector_signal
+from fedcohort.selectors.baselines.greedyfed import SHAPLEY_VALUE
+from fedcohort.selectors.ours.bounded import SERVER_LOSS
 from fedcohort.session import Session
 
 from .lockstep import Probe, group, rows
+
+REPORTED = frozenset(s for s in SIGNALS if s.reported) | {SERVER_LOSS, SHAPLEY_VALUE}
 
 
 def server_loss(made, prepared, model):
@@ -27,7 +31,7 @@ def server_loss(made, prepared, model):
 
 
 def test_every_signal_equals_its_definition(plain_client):
-    made, prepared = group(selector=Probe(wants=REPORT_SIGNALS))
+    made, prepared = group(selector=Probe(wants=REPORTED))
     run = made.runs[0]
     told = []
     run.session.tell = lambda report, **_: told.append(report) or Session.tell(run.session, report)
@@ -60,11 +64,13 @@ def test_every_signal_equals_its_definition(plain_client):
         Signal.GRADIENT_DISTANCE: (gradients - gradients.mean(0)).norm(dim=1),
         Signal.WEIGHTED_GRADIENT_DISTANCE: (gradients - weights @ gradients).norm(dim=1),
         Signal.DURATION: [0.0] * 3,
-        Signal.SERVER_LOSS: [server_loss(made, prepared, old)] * 3,
+        SERVER_LOSS: [server_loss(made, prepared, old)] * 3,
     }
     for signal, values in expected.items():
-        np.testing.assert_allclose(report.metrics[signal], np.asarray(values), rtol=2e-4, atol=1e-5, err_msg=signal)
-    assert set(report.metrics) == REPORT_SIGNALS - {Signal.KEPT, Signal.STALENESS}  # which the session adds
+        np.testing.assert_allclose(
+            report.metrics[signal], np.asarray(values), rtol=2e-4, atol=1e-5, err_msg=str(signal)
+        )
+    assert set(report.metrics) == REPORTED - {Signal.KEPT, Signal.STALENESS}  # which the session adds
     assert report.metrics[Signal.OUTPUT_BIAS_UPDATE].shape == (3, 4)
     assert report.metrics[Signal.UPDATE_SKETCH].shape == (3, 64)
     # the robust loss lies above the cross-entropy it contains, before and after

@@ -62,6 +62,59 @@ def test_own_signals_have_the_values_of_the_same_library_signals(tmp_path: Path)
         journal.close()
 
 
+def test_a_method_on_the_servers_samples_is_one_file(tmp_path: Path) -> None:
+    """Its signals say how the simulator computes them: here two Shapley values by the definition, and a loss."""
+    (tmp_path / "fair.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import numpy as np\n"
+        "import fedcohort as fc\n"
+        "from fedcohort.selectors import GreedyFed\n"
+        "def by_definition(utility, members, rng):\n"
+        "    nobody, first, second, both = utility(np.array([[0, 0], [1, 0], [0, 1], [1, 1]], bool))\n"
+        "    return np.array([first - nobody + both - second, second - nobody + both - first]) / 2\n"
+        "VALUE = fc.Signal('my-value', meaning='a Shapley value', how=fc.OnServer(by_definition))\n"
+        "LOSS = fc.Signal('my-loss', meaning='a loss', how=fc.OnServer())\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Fair(GreedyFed):\n"
+        "    @property\n"
+        "    def requires(self):\n"
+        "        return super().requires | {VALUE, LOSS}\n"
+    )
+    fair = f"{tmp_path}/fair.py:Fair"
+    results = fc.compare([fair], overrides={"scenario.server_validation": 5}, out=tmp_path / "runs", **SMALL)
+    journal = read_journal(results.journal(results.runs[0]))
+    try:
+        for round_ in range(2):
+            replies = [reply.metrics for reply in journal.replies(round_)]
+            assert len(replies) == 2 and len({values["my-loss"] for values in replies}) == 1
+            for values in replies:
+                assert values["my-loss"] > 0
+                assert values["my-value"] == pytest.approx(values["shapley-value"], abs=1e-9)
+    finally:
+        journal.close()
+    with pytest.raises(SignalError, match="'my-"):  # the server has no samples
+        fc.compare([fair], overrides={"scenario.server_validation": 0}, out=tmp_path / "without", **SMALL)
+
+
+@pytest.mark.parametrize("values", ["[1.0] * (members + 1)", "1 / 0", "'many'"])
+def test_a_function_that_goes_wrong_ends_only_its_own_run(tmp_path: Path, values: str) -> None:
+    (tmp_path / "odd.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import fedcohort as fc\n"
+        "from fedcohort.selectors import Uniform\n"
+        f"ODD = fc.Signal('odd-{len(values)}', meaning='x', how=fc.OnServer(lambda utility, members, rng: {values}))\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Odd(Uniform):\n"
+        "    @property\n"
+        "    def requires(self):\n"
+        "        return frozenset({ODD})\n"
+    )
+    overrides = {"scenario.server_validation": 5}
+    results = fc.compare(["uniform", f"{tmp_path}/odd.py:Odd"], overrides=overrides, out=tmp_path / "runs", **SMALL)
+    states = {run.label: run.state for run in results.runs}
+    assert states["uniform"] == "finished" and states["Odd"] == "failed"
+
+
 def test_a_signal_that_only_a_client_can_report_is_refused_before_the_first_round(tmp_path: Path) -> None:
     with pytest.raises(SignalError, match=r"'battery-used' \(percent of the battery.*simulator") as caught:
         fc.compare([f"{FILE}:Gentle"], out=tmp_path / "runs", **SMALL)

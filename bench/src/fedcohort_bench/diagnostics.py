@@ -22,7 +22,7 @@ import numpy as np
 from fedcohort.core.arrays import FloatArray
 from fedcohort.core.errors import InputError
 
-_FEWEST = 8  # with fewer samples, the test of a component is not defined
+_MIN_SAMPLES = 8  # with fewer samples, the test of a component is not defined
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Normality:
     p_value: FloatArray
 
 
-def _samples(changes: FloatArray, least: int) -> FloatArray:
+def _samples(changes: FloatArray, min_samples: int) -> FloatArray:
     """Check (T, N) samples and return them centred, without the clients that failed to answer in some."""
     if changes.ndim != 2:
         raise InputError(f"Loss changes must be a matrix, one row per sampled cohort. Got shape {changes.shape}.")
     complete = changes[:, ~np.isnan(changes).any(axis=0)]
-    if len(complete) < least or complete.shape[1] == 0:
+    if len(complete) < min_samples or complete.shape[1] == 0:
         raise InputError(
-            f"At least {least} sampled cohorts are needed, in which at least one client always answered. "
+            f"At least {min_samples} sampled cohorts are needed, in which at least one client always answered. "
             f"Got {len(complete)} with {complete.shape[1]} such clients.",
             hint="sample more cohorts; the paper uses 1000",
         )
@@ -87,7 +87,7 @@ def normality(changes: FloatArray, components: int = 5) -> Normality:
     """
     from scipy import stats
 
-    centred = _samples(changes, _FEWEST)
+    centred = _samples(changes, _MIN_SAMPLES)
     left, values, _ = np.linalg.svd(centred, full_matrices=False)
     variances = values**2
     rank = int((values > values.max(initial=0.0) * max(centred.shape) * np.finfo(np.float64).eps).sum())
@@ -122,11 +122,7 @@ def covariance_similarity(first: FloatArray, second: FloatArray) -> float:
         raise InputError(f"Both sets must cover the same clients. Got shapes {first.shape} and {second.shape}.")
     known = ~(np.isnan(first).any(axis=0) | np.isnan(second).any(axis=0))
     a, b = _samples(first[:, known], 2), _samples(second[:, known], 2)
-    return _cosine(a, b)
-
-
-def _cosine(a: FloatArray, b: FloatArray) -> float:
-    """Return the cosine between A'A and B'B, whose inner product is the squared norm of A B'."""
+    # The inner product of A'A and B'B is the squared norm of A B'.
     scale = float(np.linalg.norm(a @ a.T) * np.linalg.norm(b @ b.T))
     return float(np.linalg.norm(a @ b.T) ** 2) / scale if scale > 0 else 0.0
 

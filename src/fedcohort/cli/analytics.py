@@ -47,7 +47,7 @@ def _from_journal(path: Path, level: float) -> tuple[Ranking, list[str]]:
         if cls is None or not issubclass(cls, FedAcs):
             raise InputError(
                 f"The journal {path} belongs to {spec['name'] or spec['class']!r}, which cannot rank clients.",
-                hint="use the journal of a session with fedacs or fedacs-near",
+                hint="use the journal of a session with fedacs",
             )
         clients, _ = journal.table()
         return ranking(FedAcsState(**journal.state("")), level), list(clients.names)

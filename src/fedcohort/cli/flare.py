@@ -48,7 +48,7 @@ def job_files(name: str, selector: str) -> dict[str, str]:
     """
     from fedcohort import create
     from fedcohort.core.registry import is_reference
-    from fedcohort.core.signals import Signal
+    from fedcohort.core.signals import OnServer, Signal
     from fedcohort.selectors import Uniform
 
     check_name(name)
@@ -59,7 +59,7 @@ def job_files(name: str, selector: str) -> dict[str, str]:
             "next to job.py",
         )
     chosen = create(selector)
-    if chosen.requires & {Signal.KEPT, Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}:
+    if any(signal == Signal.KEPT or isinstance(signal.how, OnServer) for signal in chosen.requires):
         raise InputError(
             f"The selector {selector!r} judges models on data at the server, which a FLARE job does not have.",
             hint="choose another selector, or use Flower: fedcohort flower new",

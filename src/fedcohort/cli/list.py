@@ -95,7 +95,7 @@ def _entry(name: str, item: Any) -> dict[str, Any]:
             entry["origin"] = _origin(item)
         if hasattr(item, "requires") and not any(p["required"] for p in entry["parameters"]):
             instance = item()
-            entry["signals"] = sorted(instance.requires)
+            entry["signals"] = sorted(s.name for s in instance.requires)
             if getattr(instance, "aggregator", None):
                 entry["aggregator"] = instance.aggregator
         reason = getattr(item, "starves", None)

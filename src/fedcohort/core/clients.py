@@ -351,10 +351,8 @@ class ClientTable:
         """Return this table followed by the clients of ``other``, which must have the same kinds of facts."""
         instance(other, ClientTable, "'other'")
         if self.signals != other.signals:
-            raise InputError(
-                f"New clients must have the same facts as the others ({', '.join(sorted(self.signals)) or 'none'}). "
-                f"Got {', '.join(sorted(other.signals)) or 'none'}."
-            )
+            ours, theirs = (", ".join(map(str, sorted(table.signals))) or "none" for table in (self, other))
+            raise InputError(f"New clients must have the same facts as the others ({ours}). Got {theirs}.")
         if self._names is not None and other._names is None:
             raise InputError("New clients need names, because the others have names.")
         names = None if other._names is None else self.names + other._names
@@ -363,11 +361,13 @@ class ClientTable:
         return ClientTable(names=names, sizes=sizes, labels=labels, n=self.n + other.n)
 
     def __repr__(self) -> str:
-        return f"ClientTable(n={self.n}, signals={{{', '.join(sorted(self.signals))}}})"
+        return f"ClientTable(n={self.n}, signals={{{', '.join(map(str, sorted(self.signals)))}}})"
 
 
 def undeclared(signal: Signal) -> SignalError:
     """Return the error for a selector that reads a signal it did not declare."""
+    if not isinstance(signal, Signal):
+        return SignalError(f"A selector reads a signal by the object. Got {signal!r}.", hint="for example Signal.LOSS")
     return SignalError(
         f"The selector read the signal '{signal}' ({signal.meaning}) without declaring it.",
         hint=f"add {signal!r} to the selector's 'requires'",

@@ -124,7 +124,7 @@ class Losses:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", _indices(self.clients, "A Losses query's clients"))
         if not isinstance(self.signals, frozenset) or not self.signals or not _are_losses(self.signals):
-            losses = ", ".join(sorted(s for s in Signal.all() if s.of_received))
+            losses = ", ".join(sorted(s.name for s in Signal.all() if s.of_received))
             raise refuse("A Losses query's signals", f"among {losses}", self.signals)
 
     @property
@@ -141,8 +141,7 @@ class Losses:
 
 def _are_losses(signals: Iterable[object]) -> bool:
     """Whether all are losses of the received model."""
-    found = [Signal.get(signal) for signal in signals]
-    return all(signal is not None and signal.of_received for signal in found)
+    return all(isinstance(signal, Signal) and signal.of_received for signal in signals)
 
 
 @dataclass(frozen=True)
@@ -188,12 +187,14 @@ class Answer:
                 raise refuse("The query of an Answer", "Losses or Trial", self.query)
         if not isinstance(self.values, Mapping):
             raise refuse("The values of an Answer", "a mapping from signals to arrays", self.values)
+        given = {str(signal): values for signal, values in self.values.items()}  # hosts may use names
         clean: dict[Signal, FloatArray] = {}
         for signal, shape in expected.items():
-            if signal not in self.values:
-                got = ", ".join(map(str, self.values)) or "nothing"
-                raise InputError(f"The answer lacks '{signal}', which was asked for. Got {got}.")
-            column = numbers(self.values[signal], f"The answer's '{signal}'")
+            if signal.name not in given:
+                raise InputError(
+                    f"The answer lacks '{signal}', which was asked for. Got {', '.join(given) or 'nothing'}."
+                )
+            column = numbers(given[signal.name], f"The answer's '{signal}'")
             if column.shape[: len(shape)] != shape:
                 raise InputError(f"The answer's '{signal}' must have shape {shape}. Got {column.shape}.")
             column[~np.isfinite(column)] = np.nan  # selectors expect NaN for "no answer", never infinity

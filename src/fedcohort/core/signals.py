@@ -12,21 +12,26 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
+import numpy as np
+
+from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.text import short_repr
-from fedcohort.core.validate import instance, one_of, refuse, whole_number
+from fedcohort.core.validate import instance, numbers, one_of, refuse, whole_number
 
 FORWARD, BACKWARD = 1.0, 2.0  # sample passes
 SKETCH_WIDTH = 64  # keeps squared distances to about 18%, sqrt(2 / 64), which tells clusters of clients apart
 
 Model = Literal["received", "own"]  # the global model as the client receives it, or its own after local training
 Part = Literal["train", "validation"]
+Utility = Callable[[BoolArray], FloatArray]  # of coalitions (s, m) of a round's models: (s,)
 Take = Literal["norm", "distance", "weighted-distance", "output-bias", "output-norm", "sketch"]
 
 
@@ -112,6 +117,39 @@ class VectorOf:
 
 
 @dataclass(frozen=True)
+class OnServer:
+    """The received model's loss on the server's own samples, or numbers that follow from such losses.
+
+    Parameters
+    ----------
+    values : callable, optional
+        ``values(utility, members, rng)`` returns one number for each of a round's models, (members,). ``utility`` takes
+        coalitions of them, bool (s, members), and returns for each minus the loss of its members' average, (s,); the
+        empty coalition has the received model. Only the simulator computes such averages. Default: the loss of the
+        received model, the same for every client.
+    stream : str
+        The name of the stream of random numbers that ``rng`` draws from.
+    """
+
+    values: Callable[[Utility, int, np.random.Generator], FloatArray] | None = field(default=None, compare=False)
+    stream: str = ""
+    width: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if not (self.values is None or callable(self.values)):
+            raise refuse("The values of OnServer", "a function or None", self.values)
+        instance(self.stream, str, "The stream of OnServer", "a string")
+
+    def measure(self, utility: Utility, members: int, rng: np.random.Generator) -> FloatArray:
+        """Return the (members,) numbers that ``values`` returns, checked."""
+        assert self.values is not None
+        found = numbers(self.values(utility, members, rng), "What OnServer's function returns")
+        if found.shape != (members,):
+            raise InputError(f"OnServer's function must return {members} numbers. Got shape {found.shape}.")
+        return found
+
+
+@dataclass(frozen=True)
 class Pass:
     """One pass of a model over a part of a client's samples. Signals that need the same pass share it."""
 
@@ -127,16 +165,18 @@ class Pass:
 
 GRADIENT_PASS = Pass("received", "train", backward=True)  # for a full-batch gradient
 
-_IN_REPORT = "add it to RoundReport.metrics for the clients of the cohort"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_DECLARED: dict[str, Signal] = {}  # by name
+_DECLARED: dict[str, Signal] = {}  # by name: journals and messages hold names
+_OF_METHODS = "fedcohort.selectors"  # the package whose modules define the signals of single methods
 
 
-class Signal(str):
-    """A kind of fact about clients. It is also a string: its name in journals and on the wire.
+@dataclass(frozen=True)
+class Signal:
+    """A kind of fact about clients.
 
-    Creating a signal declares it. Selectors then name it in ``requires``, and hosts put it into reports. fedcohort's
-    own signals are attributes (``Signal.LOSS``). To add another, declare it once, at the top of a module.
+    Creating a signal declares it: selectors then name it in ``requires``, and hosts put it into reports. Journals and
+    messages hold its name. fedcohort's own signals are attributes (``Signal.LOSS``); one that a single method needs is
+    defined beside that method. To add another, declare it once, at the top of a module.
 
     Parameters
     ----------
@@ -147,48 +187,35 @@ class Signal(str):
     known : Known
         When it is known. Signals declared outside the library are known after a round, in its report.
     by : Party
-        Who measures it. Default: the server, if it is computed from updates or compares clients with each other;
-        otherwise the client.
-    how : LossOf, VectorOf or None
-        How it is computed from a model and a client's data; None if it is not computed from them.
+        Who measures it. Default: the server, if it is computed from updates or compares clients with each other; the
+        host, if it is computed on the server's own samples; otherwise the client.
+    how : LossOf, VectorOf, OnServer or None
+        How it is computed; None if no host can compute it from models and data.
     width : int, "classes" or None
         The length of the vector for each client; "classes" means one number per class, None a single number. It
         follows from ``how``, if that is given.
     supplied_by : str
         What a host must do to supply it.
 
-    Attributes
-    ----------
-    reported : bool
-        Whether it is part of a round's report.
-    is_metric : bool
-        Whether it is one of the report's metrics. ``Signal.KEPT`` is not, because it has its own field.
-    passes : frozenset of Pass
-        What a client computes for it beyond training.
-    models_sent : int
-        How many vectors of the model's size a client sends for it.
-
     Examples
     --------
     >>> Signal.LOSS
     Signal.LOSS
-    >>> Signal.by_name("loss-rms") is Signal.LOSS_RMS
-    True
     >>> battery = Signal("battery-drop", meaning="percent of the battery that the round took")
-    >>> Signal.by_name("battery-drop") is battery
+    >>> Signal.by_name("battery-drop") == battery
     True
     """
 
+    name: str
+    _: KW_ONLY
     meaning: str
-    known: Known
-    by: Party
-    how: LossOf | VectorOf | None
-    width: int | Literal["classes"] | None
-    supplied_by: str
-    reported: bool
-    is_metric: bool
-    passes: frozenset[Pass]
-    models_sent: int
+    known: Known = Known.REPORT
+    by: Party | None = None
+    how: LossOf | VectorOf | OnServer | None = None
+    width: int | Literal["classes"] | None = None
+    supplied_by: str = "add it to RoundReport.metrics for the clients of the cohort"
+
+    # A class cannot contain its own instances, so the library's signals are added below, as in datetime.timezone.utc.
 
     SIZES: ClassVar[Signal]
     LABEL_COUNTS: ClassVar[Signal]
@@ -196,8 +223,6 @@ class Signal(str):
     KEPT: ClassVar[Signal]
     DURATION: ClassVar[Signal]
     STALENESS: ClassVar[Signal]
-    SERVER_LOSS: ClassVar[Signal]
-    SHAPLEY_VALUE: ClassVar[Signal]
     LOSS: ClassVar[Signal]
     LOSS_AFTER: ClassVar[Signal]
     LOSS_RMS: ClassVar[Signal]
@@ -219,60 +244,53 @@ class Signal(str):
     TRIAL_QUERY: ClassVar[Signal]
     LOSS_CHANGE: ClassVar[Signal]
 
-    def __new__(
-        cls,
-        name: str,
-        *,
-        meaning: str,
-        known: Known = Known.REPORT,
-        by: Party | None = None,
-        how: LossOf | VectorOf | None = None,
-        width: int | Literal["classes"] | None = None,
-        supplied_by: str = _IN_REPORT,
-    ) -> Signal:
-        """Declare a signal; the same declaration again returns the same signal."""
+    def __post_init__(self) -> None:
+        name, how = self.name, self.how
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise refuse("The name of a signal", "of lower-case letters, digits and hyphens", name)
-        if not isinstance(meaning, str) or not meaning:
-            raise refuse(f"The meaning of the signal {name!r}", "one sentence", meaning)
-        if width not in (None, "classes"):
-            whole_number(width, f"The width of the signal {name!r}", least=1)
-        if not (how is None or isinstance(how, LossOf | VectorOf)):
-            raise refuse(f"How the signal {name!r} is computed", "LossOf(...), VectorOf(...) or None", how)
-        if how is not None and width != how.width:
-            if width is not None:
+        if not isinstance(self.meaning, str) or not self.meaning:
+            raise refuse(f"The meaning of the signal {name!r}", "one sentence", self.meaning)
+        if self.width not in (None, "classes"):
+            whole_number(self.width, f"The width of the signal {name!r}", least=1)
+        if not (how is None or isinstance(how, LossOf | VectorOf | OnServer)):
+            raise refuse(f"How the signal {name!r} is computed", "LossOf, VectorOf, OnServer or None", how)
+        if how is not None and self.width != how.width:
+            if self.width is not None:
                 raise refuse(
-                    f"The width of the signal {name!r}", f"{how.width!r}, because of how it is computed", width
+                    f"The width of the signal {name!r}", f"{how.width!r}, because of how it is computed", self.width
                 )
-            width = how.width
-        if by is None:
-            compared = isinstance(how, VectorOf) and (how.vector == "update" or how.take.endswith("distance"))
-            by = Party.SERVER if compared else Party.CLIENT
-        self = super().__new__(cls, name)
-        self.meaning, self.known, self.by, self.how = meaning, known, by, how
-        self.width, self.supplied_by = width, supplied_by
-        self.reported = known is Known.REPORT
-        self.is_metric = self.reported and name != "kept"
-        self.passes, self.models_sent = frozenset(), 0
-        match how:
-            case LossOf(measure, model):
-                self.passes = frozenset({Pass(model, measure.part)})
-            case VectorOf("gradient"):
-                self.passes = frozenset({GRADIENT_PASS})
-                # The server can compute something from gradients only if clients send them.
-                self.models_sent = int(by is Party.SERVER)
+            object.__setattr__(self, "width", how.width)
+        if self.by is None:
+            by = Party.HOST if isinstance(how, OnServer) else Party.CLIENT
+            if isinstance(how, VectorOf) and (how.vector == "update" or how.take.endswith("distance")):
+                by = Party.SERVER
+            object.__setattr__(self, "by", by)
         # A module may be imported twice under two names, so an equal declaration is not a clash.
         declared = _DECLARED.setdefault(name, self)
-        if vars(declared) != vars(self):
+        if declared != self:
             raise InputError(
                 f"There is already a signal {name!r}: {declared.meaning}.",
                 hint="give yours another name, or use the existing one",
             )
-        return declared
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __lt__(self, other: Signal) -> bool:
+        return self.name < other.name
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        constant = self.name.replace("-", "_").upper()
+        return f"Signal.{constant}" if hasattr(Signal, constant) else f"Signal({self.name!r})"
 
     @classmethod
-    def by_name(cls, name: str) -> Signal:
+    def by_name(cls, name: str | Signal) -> Signal:
         """Return the signal with this name; the error suggests the nearest name."""
+        if cls.get(name) is None:
+            importlib.import_module(_OF_METHODS)
         signal = cls.get(name)
         if signal is None:
             close = difflib.get_close_matches(name, list(_DECLARED), 1) if isinstance(name, str) else []
@@ -285,26 +303,48 @@ class Signal(str):
     @classmethod
     def get(cls, name: object) -> Signal | None:
         """Return the signal with this name, or None if nobody has declared one."""
-        return _DECLARED.get(name) if isinstance(name, str) else None
+        return name if isinstance(name, Signal) else _DECLARED.get(name) if isinstance(name, str) else None
 
     @classmethod
     def all(cls) -> tuple[Signal, ...]:
         """Return all signals declared so far, fedcohort's own and others."""
         return tuple(_DECLARED.values())
 
-    def __repr__(self) -> str:
-        constant = self.replace("-", "_").upper()
-        return f"Signal.{constant}" if hasattr(Signal, constant) else f"Signal({str(self)!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The process that unpickles it may not have imported the module that declares it.
-        options = {key: getattr(self, key) for key in ("meaning", "known", "by", "how", "width", "supplied_by")}
-        return functools.partial(Signal, **options), (str(self),)
+    @property
+    def reported(self) -> bool:
+        """Whether it is part of a round's report."""
+        return self.known is Known.REPORT
 
     @property
-    def value(self) -> str:
-        """The signal's name as a plain string."""
-        return str(self)
+    def is_metric(self) -> bool:
+        """Whether it is one of the report's metrics; ``Signal.KEPT`` is not, because it has its own field."""
+        return self.reported and self != Signal.KEPT
+
+    @property
+    def passes(self) -> frozenset[Pass]:
+        """What a client computes for it beyond training."""
+        match self.how:
+            case LossOf(measure, model):
+                return frozenset({Pass(model, measure.part)})
+            case VectorOf("gradient"):
+                return frozenset({GRADIENT_PASS})
+        return frozenset()
+
+    @property
+    def models_sent(self) -> int:
+        """How many vectors of the model's size a client sends for it."""
+        # The server can compute something from gradients only if clients send them.
+        return int(isinstance(self.how, VectorOf) and self.how.vector == "gradient" and self.by is Party.SERVER)
+
+    @property
+    def unaided(self) -> bool:
+        """Whether a server knows it about any client that trains, without the client's help."""
+        match self.how:
+            case VectorOf("update"):
+                return self.reported
+            case OnServer(values):
+                return values is None
+        return self in (Signal.KEPT, Signal.DURATION, Signal.STALENESS)
 
     def numbers(self, classes: int) -> int:
         """How many numbers it has for each client."""
@@ -376,18 +416,6 @@ Signal.STALENESS = Signal(
     meaning="how many global models came while the client was at work; 0 in a session with rounds",
     by=Party.HOST,
     supplied_by="nothing: the session knows it",
-)
-Signal.SERVER_LOSS = Signal(
-    "server-loss",
-    meaning="loss of the received global model on the server's own samples, the same for every client of a round",
-    by=Party.HOST,
-    supplied_by="give the server its own samples: scenario.server_validation, or ServerValidation on Flower",
-)
-Signal.SHAPLEY_VALUE = Signal(
-    "shapley-value",
-    meaning="Shapley value of the client's model in the round's average, by the loss on the server's own samples",
-    by=Party.HOST,
-    supplied_by="in the simulator set scenario.server_validation; Flower does not supply it",
 )
 Signal.LOSS = Signal(
     "loss", meaning="mean training loss of the received global model on the client's data", how=LossOf()
@@ -505,27 +533,21 @@ Signal.LOSS_CHANGE = Signal(
 )
 
 SIGNALS = tuple(_DECLARED.values())
-"""fedcohort's own signals."""
+"""The signals that several methods share; see :meth:`Signal.all`."""
 TABLE_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.TABLE)
 QUERY_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.QUERY)
-REPORT_SIGNALS = frozenset(s for s in SIGNALS if s.known is Known.REPORT)
-METRIC_SIGNALS = frozenset(s for s in SIGNALS if s.is_metric)
 LOSS_SIGNALS = frozenset(s for s in SIGNALS if s.of_received)
 """Losses of the received model, which a client can also be asked for before it is chosen."""
-UNAIDED_SIGNALS = frozenset(s for s in REPORT_SIGNALS if s.by is not Party.CLIENT and not s.passes) - {
-    Signal.SHAPLEY_VALUE  # needs hundreds of averages, each validated, which only the simulator computes
-}
-"""Those of fedcohort's own signals that the server knows about any client that trains, without the client's help."""
 
 
 def unaided_signals() -> frozenset[Signal]:
-    """Return what the server knows about any client that trains: its own signals, and all that come from updates."""
+    """Return what a server knows about any client that trains, without the client's help."""
     return _unaided(len(_DECLARED))
 
 
 @functools.lru_cache(maxsize=1)  # a server asks for every client, and signals are seldom declared
 def _unaided(declared: int) -> frozenset[Signal]:
-    return UNAIDED_SIGNALS | vectors_of(Signal.all(), "update").keys()
+    return frozenset(s for s in Signal.all() if s.unaided)
 
 
 def metrics_of(signals: Iterable[Signal]) -> frozenset[Signal]:

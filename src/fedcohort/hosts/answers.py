@@ -77,9 +77,9 @@ class Answers:
     def __post_init__(self) -> None:
         losses = losses_of(Signal.all(), "received").keys() | losses_of(Signal.all(), "own").keys()
         signals = listing(self.signals, "The signals of Answers", "losses")
-        if not all(isinstance(signal, str) and signal in losses for signal in signals):
-            raise refuse("The signals of Answers", f"among {', '.join(sorted(losses))}", self.signals)
-        object.__setattr__(self, "signals", frozenset(Signal.by_name(signal) for signal in signals))
+        if not losses >= (found := frozenset(map(Signal.get, signals))):
+            raise refuse("The signals of Answers", f"among {', '.join(map(str, sorted(losses)))}", self.signals)
+        object.__setattr__(self, "signals", found)
         if not isinstance(self.reports, Mapping):
             raise refuse("The reports of Answers", "a mapping from signals to functions", self.reports)
         reports = {Signal.by_name(name): function for name, function in self.reports.items()}
@@ -109,7 +109,7 @@ class Answers:
 
     def _name_of(self, measure: LossMeasure) -> str | None:
         """Return a name under which the function ``losses`` returns this loss, or None."""
-        return next((s.value for s in sorted(self.signals) if s.measure == measure), None)
+        return next((s.name for s in sorted(self.signals) if s.measure == measure), None)
 
     def description(self, name: str, facts: Facts) -> Description:
         """Return what the client tells the server before the first round."""
@@ -148,7 +148,7 @@ class Answers:
         names = {signal: self._name_of(measure) for signal, measure in asked.items()}
         unknown = sorted(signal for signal, name in names.items() if self.losses is None or name is None)
         if self.losses is None or unknown:
-            raise InputError(f"This client cannot measure {', '.join(unknown)}.")
+            raise InputError(f"This client cannot measure {', '.join(map(str, unknown))}.")
         values = self.losses(*arguments)
         lacking = sorted(str(name) for name in names.values() if name not in values)
         if lacking:
@@ -252,7 +252,7 @@ class TorchMeasures:
         teacher = module if received is state or self._robust is None else self._load_model(received)
         values: dict[str, float] = {}
         for part, source in self._sources.items():
-            names = {s.value: s.measure for s in sorted(self._signals) if s.measure is not None}
+            names = {s.name: s.measure for s in sorted(self._signals) if s.measure is not None}
             names = {name: measure for name, measure in names.items() if measure.part == part}
             measures = list(dict.fromkeys(names.values()))  # several names may mean the same loss
             x, y = self._samples(source)

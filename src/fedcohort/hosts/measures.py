@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcohort.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import Signal, VectorOf
+from fedcohort.core.signals import OnServer, Signal, VectorOf
 from fedcohort.core.vectors import OutputLayer, needs_output_layer, output_layer, vector_signal
 from fedcohort.hosts.wire import Value
 from fedcohort.training.filters import Filter, KeepAll, Replies, checked_decision
@@ -30,9 +30,9 @@ def parameters(model: Model) -> Model:
 
 
 def reported_signals(required: Iterable[Signal]) -> list[Signal]:
-    """Return those of the signals that a client must report as numbers; duration and server loss come from the host."""
-    known = (Signal.DURATION, Signal.SERVER_LOSS)
-    return sorted(s for s in required if s.is_metric and not isinstance(s.how, VectorOf) and s not in known)
+    """Return those of the signals that a client must report as numbers; the server measures the others."""
+    measured = (VectorOf, OnServer)
+    return sorted(s for s in required if s.is_metric and not isinstance(s.how, measured) and s != Signal.DURATION)
 
 
 def lacking(

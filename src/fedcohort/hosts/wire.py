@@ -119,7 +119,7 @@ class Description:
 
     def to_record(self) -> dict[str, Any]:
         """Return the description as a record to send."""
-        signals = sorted(s.value for s in self.signals)
+        signals = sorted(s.name for s in self.signals)
         record: dict[str, Any] = {"version": VERSION, "name": self.name, "signals": signals}
         if self.size is not None:
             record["size"] = self.size
@@ -232,7 +232,7 @@ def plain(values: Any) -> AnyArray:
 
 def question(signals: Iterable[Signal], commitment: str | None = None) -> dict[str, Any]:
     """Return the record that asks a client for ``signals`` and tells it the server's commitment."""
-    record: dict[str, Any] = {"version": VERSION, "signals": sorted(s.value for s in signals)}
+    record: dict[str, Any] = {"version": VERSION, "signals": sorted(s.name for s in signals)}
     if commitment is not None:
         record[COMMITMENT] = commitment
     return record
@@ -254,7 +254,7 @@ def report(
     record: dict[str, Any] = {"version": VERSION, "name": name}
     for signal in sorted(values):
         value = values[signal]
-        record[signal.value] = float(value) if signal.width is None else np.asarray(value, np.float64).tolist()
+        record[signal.name] = float(value) if signal.width is None else np.asarray(value, np.float64).tolist()
     if seconds is not None:
         record[_SECONDS] = float(seconds)
     if gradient is not None:

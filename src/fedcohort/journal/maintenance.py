@@ -44,7 +44,7 @@ from fedcohort.journal.store import Journal, read_journal
 
 BLOCKED = "blocked"  # the key in meta for keyed digests of forgotten clients that must not return
 _MOST_FILES = 10_000  # to search for copies of a name
-_METRICS = frozenset((*SIGNALS, "accuracy"))  # parts of a metric's name that never name a client
+_METRICS = frozenset({*map(str, SIGNALS), "accuracy"})  # parts of a metric's name that never name a client
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # in a condition, only quoted constants can name a client
 _OVERLAP = 4096  # bytes of a block that are searched again with the next block; names are shorter
 _FACTS = ("sizes", "label_counts", "label_factor", "label_gram")  # facts with a row for each client

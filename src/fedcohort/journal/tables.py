@@ -10,6 +10,7 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray
 from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor, LabelGram
 from fedcohort.core.errors import FedcohortError, JournalError
+from fedcohort.core.signals import Signal
 from fedcohort.journal.codec import compress, decompress_json, pack, unpack
 
 LABELS = {"label_counts", "label_factor", "label_gram", "classes"}  # facts that depend on the form of the labels
@@ -21,9 +22,9 @@ def table_facts(table: ClientTable, active: AnyArray) -> dict[str, bytes]:
     if table.has_names:
         facts["names"] = compress(json.dumps(table.names).encode())
     # Also if they follow from label counts, so that readers need not know which of the two the host supplied.
-    if "sizes" in table.signals:
+    if Signal.SIZES in table.signals:
         facts["sizes"] = pack(table.sizes)
-    if "label-products" in table.signals:
+    if Signal.LABEL_PRODUCTS in table.signals:
         match table.labels:
             case LabelCounts(counts=counts):
                 facts["label_counts"] = pack(counts)

@@ -9,8 +9,6 @@ from fedcohort.selectors.baselines.divfl import DivFL
 from fedcohort.selectors.baselines.e3cs import E3CS
 from fedcohort.selectors.baselines.fed_cucb import FedCucb
 from fedcohort.selectors.baselines.fedcs import FedCS
-from fedcohort.selectors.baselines.fedrank import FedRank
-from fedcohort.selectors.baselines.fedstas import FedStas
 from fedcohort.selectors.baselines.feel import Feel
 from fedcohort.selectors.baselines.gradnorm import GradNorm
 from fedcohort.selectors.baselines.greedyfed import GreedyFed
@@ -23,18 +21,13 @@ from fedcohort.selectors.baselines.rbcs_f import RbcsF
 from fedcohort.selectors.baselines.refl import Refl
 from fedcohort.selectors.baselines.restless_bandit import RestlessBandit
 from fedcohort.selectors.baselines.size_weighted import SizeWeighted
-from fedcohort.selectors.baselines.terraform import Terraform
 from fedcohort.selectors.baselines.tifl import TiFL
 from fedcohort.selectors.baselines.uniform import All, Uniform
-from fedcohort.selectors.ours.advantage import FlashAdvantage, NeuralBanditAdvantage, RestlessBanditAdvantage
 from fedcohort.selectors.ours.balanced import Balanced
 from fedcohort.selectors.ours.bounded import Bounded
-from fedcohort.selectors.ours.divfl_by_data import DivFLByData
-from fedcohort.selectors.ours.e3cs_exact import E3CSExact
-from fedcohort.selectors.ours.fedacs_near import FedAcsNear
 from fedcohort.selectors.ours.fedcbs_blind import BlindFedCBS
 from fedcohort.selectors.ours.fedcbs_chance import FedCBSChance
-from fedcohort.selectors.ours.hics_fl_auto import HicsFLAuto
+from fedcohort.selectors.ours.flash_advantage import FlashAdvantage
 from fedcohort.selectors.papers.fedacs import FedAcs
 from fedcohort.selectors.papers.fedcbs import FedCBS
 from fedcohort.selectors.papers.fedcm import FedCmTs, FedCmUcb
@@ -53,10 +46,7 @@ __all__ = [
     "Clustered",
     "Delta",
     "DivFL",
-    "DivFLByData",
-    "E3CSExact",
     "FedAcs",
-    "FedAcsNear",
     "FedCBS",
     "FedCBSChance",
     "FedCS",
@@ -65,17 +55,13 @@ __all__ = [
     "FedCompass",
     "FedCor",
     "FedCucb",
-    "FedRank",
-    "FedStas",
     "Feel",
     "Flash",
     "FlashAdvantage",
     "GradNorm",
     "GreedyFed",
     "HicsFL",
-    "HicsFLAuto",
     "NeuralBandit",
-    "NeuralBanditAdvantage",
     "Oort",
     "Pisces",
     "PowerOfChoice",
@@ -83,9 +69,7 @@ __all__ = [
     "RbcsF",
     "Refl",
     "RestlessBandit",
-    "RestlessBanditAdvantage",
     "SizeWeighted",
-    "Terraform",
     "TiFL",
     "Uniform",
 ]

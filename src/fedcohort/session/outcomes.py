@@ -52,7 +52,7 @@ def outcome_for(selector: Selector[Any], table: ClientTable, cohort: Cohort, rep
     if reported := [signal for signal in requires if signal.reported]:
         ok = replies.status == Status.OK
         for signal in reported:
-            column = replies.metrics.get(signal.value)
+            column = replies.metrics.get(signal.name)
             if column is None:  # the number of classes is not known here, but there is at least one
                 column = np.full(cohort.size if signal.width is None else (cohort.size, signal.numbers(1)), np.nan)
             elif (invalid := ok & ~np.isfinite(column.reshape(cohort.size, -1)).all(axis=1)).any():

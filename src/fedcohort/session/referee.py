@@ -14,6 +14,7 @@ import numpy as np
 from fedcohort.core.arrays import AnyArray, BoolArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Cohort, Status
+from fedcohort.core.signals import Signal
 from fedcohort.session.expressions import Attributes, Condition
 from fedcohort.session.rules import EDGE, Rules, edge_of
 
@@ -167,7 +168,7 @@ class Referee:
 
     def _attributes_of(self, client: int) -> dict[str, Any]:
         name = self._table.name(client)
-        sizes = {"size": float(self._table.sizes[client])} if "sizes" in self._table.signals else {}
+        sizes = {"size": float(self._table.sizes[client])} if Signal.SIZES in self._table.signals else {}
         edge = edge_of(name)
         place = {} if edge is None else {EDGE: edge}
         # The table overrides what a client reports: selectors use its sizes, and a client cannot change its name.

@@ -53,7 +53,7 @@ def check_same(
     if int(meta["seed"]) != seed:
         differences.append(f"its seed is {meta['seed']}, but {seed} was given")
     recorded = meta["signals"]
-    passed = None if signals is None else sorted(signals)
+    passed = None if signals is None else sorted(s.name for s in signals)
     if recorded != passed:
         differences.append(f"its host supplies {_signal_list(recorded)}, but signals are {_signal_list(passed)}")
     if audit and meta.get("audit") is None:
@@ -95,7 +95,7 @@ def _table_differences(ours: ClientTable, theirs: ClientTable) -> Iterator[str]:
             yield f"its client {i} is named {one!r}, but {other!r} was given"
             return
     if ours.signals != theirs.signals:
-        recorded, given = _signal_list(sorted(ours.signals)), _signal_list(sorted(theirs.signals))
+        recorded, given = (_signal_list(sorted(s.name for s in table.signals)) for table in (ours, theirs))
         yield f"its clients have {recorded}, but those given have {given}"
         return
     differing = ours.differing(theirs)

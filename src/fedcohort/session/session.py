@@ -422,7 +422,7 @@ class Session:
     @property
     def requires(self) -> frozenset[Signal]:
         """The signals that the host must report: those the selector reads, except what the session itself knows."""
-        return frozenset(s for s in self.selector.requires if s.reported and s is not Signal.STALENESS)
+        return frozenset(s for s in self.selector.requires if s.reported and s != Signal.STALENESS)
 
     @property
     def state(self) -> Any:
@@ -948,7 +948,7 @@ def _first_meta(
         "seed": turn.seed,
         "selector": describe(primary.selector),
         "shadows": shadows.specs,
-        "signals": None if signals is None else sorted(signals),
+        "signals": None if signals is None else sorted(s.name for s in signals),
         "rules": None if rules is None else rules.to_dict(),
         "host": None,
         "audit": new_nonce() if audit else None,

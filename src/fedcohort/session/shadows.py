@@ -177,7 +177,7 @@ def unpaid(question: Query, answer: Answer | None) -> str | None:
     """Return in words which part of a shadow's question the session's answer does not cover; None if it covers all."""
     if not isinstance(question, Losses):
         return "lacked its signals: it asks for a trial of cohorts, which only the session's own selector can"
-    signals = ", ".join(sorted(question.signals))
+    signals = ", ".join(map(str, sorted(question.signals)))
     if answer is None or not isinstance(answer.query, Losses) or not question.signals <= answer.query.signals:
         return f"lacked its signals: it asks {len(question.clients)} clients for {signals}, and nobody was asked"
     missing = int((~np.isin(question.clients, answer.query.clients)).sum())

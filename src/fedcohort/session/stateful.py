@@ -133,7 +133,7 @@ class StatefulSelector:
 
     def missing_signals(self, replies: ReplyBlock) -> str | None:
         """Return in words which signals that it needs are missing from the replies of a round; None if none are."""
-        lacking = sorted(s.value for s in self.selector.requires if s.is_metric and s.value not in replies.metrics)
+        lacking = sorted(s.name for s in self.selector.requires if s.is_metric and s.name not in replies.metrics)
         if lacking and (replies.status == Status.OK).any():
             return f"lacked its signals: no client reported {', '.join(lacking)}"
         return None

@@ -185,7 +185,7 @@ def _signal_of(keyword: str) -> Signal:
 
 def _keyword_of(signal: Signal) -> str:
     """Return the keyword of a signal in ``session.ask`` and ``session.tell``."""
-    return signal.replace("-", "_")
+    return signal.name.replace("-", "_")
 
 
 def check_size(size: int | None, n: int) -> int | None:
@@ -216,7 +216,7 @@ def check_signals(
     """
     for signal in sorted(selector.requires):
         supplied = signal in clients.signals if signal.known is Known.TABLE else signals is None or signal in signals
-        if not supplied and signal is not Signal.STALENESS:  # the session itself supplies the staleness
+        if not supplied and signal != Signal.STALENESS:  # the session itself supplies the staleness
             kind = "client table" if signal.known is Known.TABLE else "host"
             raise SignalError(
                 f"The {label} {selector_name(selector)} requires the signal '{signal}' ({signal.meaning}), "
@@ -432,7 +432,7 @@ def check_report(
             invalid = ~np.isfinite(column).reshape(count, -1).all(axis=1)
             column[invalid] = np.nan
             status[(status == Status.OK) & invalid] = Status.INVALID
-        columns[signal.value] = freeze(column)
+        columns[signal.name] = freeze(column)
     ok = status == Status.OK
     if ok.any():  # if all clients failed, there is nothing to measure
         _check_required(selector, report.ticket, columns, by_keyword)
@@ -443,7 +443,7 @@ def check_report(
 def _check_required(selector: Selector[Any], ticket: int, columns: Mapping[str, FloatArray], by_keyword: bool) -> None:
     """Raise a SignalError if a report lacks a signal that the selector requires."""
     for signal in sorted(s for s in selector.requires if s.is_metric):
-        if signal.value not in columns:
+        if signal.name not in columns:
             raise SignalError(
                 f"The report for ticket {ticket} lacks the signal '{signal}' ({signal.meaning}), which the selector "
                 f"{selector_name(selector)} requires.",
@@ -549,7 +549,7 @@ def _row_column(signal: Signal, values: Any, count: int, earlier: Sequence[Reply
 def _row_width(signal: Signal, rows: Sequence[FloatArray], earlier: Sequence[ReplyBlock]) -> int:
     """Return the length of a vector: that of ``earlier`` reports of the round, of the signal, or of most rows."""
     widths = Counter(len(row) for row in rows if np.isfinite(row).all())
-    column = next((block.metrics[signal.value] for block in earlier if signal.value in block.metrics), None)
+    column = next((block.metrics[signal.name] for block in earlier if signal.name in block.metrics), None)
     if column is not None:
         width = int(column.shape[1])
     elif isinstance(signal.width, int):

@@ -408,16 +408,18 @@ def check_signals_declared(selector: AnySelector) -> None:
         try:
             Session(selector, _table_without(host, signal), signals=host.signals - {signal})
         except SignalError as error:
-            _require(signal.value in error.message, f"the refusal does not name the missing signal {signal!r}")
+            _require(signal.name in error.message, f"the refusal does not name the missing signal {signal!r}")
         else:
             raise ConformanceError(f"a host that cannot supply {signal!r} was not refused")
 
 
-def _table_without(host: ScriptedHost, signal: str) -> ClientTable:
+def _table_without(host: ScriptedHost, signal: Signal) -> ClientTable:
     counts = host.facts["counts"]
-    if signal == "sizes":  # label counts would reveal the sizes; a factor of their products does not
+    if signal == Signal.SIZES:  # label counts would reveal the sizes; a factor of their products does not
         return ClientTable(n=host.n, labels=LabelFactor(counts, host.classes))
-    return ClientTable(sizes=counts.sum(axis=1), labels=None if signal.startswith("label") else LabelCounts(counts))
+    return ClientTable(
+        sizes=counts.sum(axis=1), labels=None if signal.name.startswith("label") else LabelCounts(counts)
+    )
 
 
 # -- fairness -------------------------------------------------------------------------------------------------------

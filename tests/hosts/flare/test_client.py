@@ -112,7 +112,7 @@ def test_torch_answers_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> No
     net = torch.nn.Linear(4, 3)
     state = {key: value.detach().numpy().copy() for key, value in net.state_dict().items()}
     answers = torch_answers(lambda: torch.nn.Linear(4, 3), lambda: (x, y), classes=3)
-    gradient = next(signal for signal in answers.supplied if signal.value == "gradient-norm")
+    gradient = next(signal for signal in answers.supplied if signal.name == "gradient-norm")
     model = FLModel(params=state, meta={RECORD: question([Signal.LOSS, gradient])})
     api = Api((DESCRIBE, FLModel(params={})), ("train", model))
     monkeypatch.setattr(client, "flare", api)

@@ -22,6 +22,7 @@ from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.signals import Signal
 from fedcohort.hosts.flare import CohortController
 from fedcohort.journal import read_journal
+from fedcohort.selectors.baselines.greedyfed import SHAPLEY_VALUE
 from fedcohort.simulate.config.toml import read_table, to_toml
 from tests.experiments import run_experiment
 
@@ -30,7 +31,7 @@ from .federation import Federation
 HERE = Path(__file__).parent
 SITES, ROUNDS = 10, 5
 # How long a site takes is not the same in both worlds, and a FLARE server has no data of its own.
-NOT_HERE = frozenset({Signal.DURATION, Signal.KEPT, Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE})
+NOT_HERE = frozenset({Signal.DURATION, Signal.KEPT, SHAPLEY_VALUE})
 SETTINGS: dict[str, dict[str, Any]] = {
     "balanced-unlabelled": {"name": "balanced", "balance": "nothing"},
     "fedcor": {"warmup": 1, "interval": 3},

@@ -148,7 +148,7 @@ def test_a_vector_nobody_asked_for_ends_nothing(kit: Any, tmp_path: Path) -> Non
                 reply = honest(message, context)
                 if message.metadata.message_type == "train":
                     for signal in vectors:
-                        reply.content["fedcohort"][signal.value] = odd if number == 0 else [1.0, 2.0]
+                        reply.content["fedcohort"][signal.name] = odd if number == 0 else [1.0, 2.0]
                 return reply
 
             fleet.grid.add(fleet.node(number, call))

@@ -20,6 +20,7 @@ from fedcohort.core.protocol import SELECTORS, Selector, Status
 from fedcohort.core.signals import Signal
 from fedcohort.journal import read_journal
 from fedcohort.report.account import read_account
+from fedcohort.selectors.baselines.greedyfed import SHAPLEY_VALUE
 from fedcohort.simulate.config.toml import read_table, to_toml
 from tests.experiments import run_experiment
 
@@ -27,7 +28,7 @@ from .conftest import Node
 
 # What a selector decides from must be the same in both worlds; how long a real client takes is not, and Shapley values
 # are the simulator's alone.
-ELSEWHERE = frozenset({Signal.DURATION, Signal.SHAPLEY_VALUE})
+ELSEWHERE = frozenset({Signal.DURATION, SHAPLEY_VALUE})
 SELECTOR_NAMES = [name for name in SELECTORS if not SELECTORS.create(name).requires & ELSEWHERE]
 SETTINGS: dict[str, dict[str, Any]] = {
     "balanced-unlabelled": {"name": "balanced", "balance": "nothing"},
@@ -185,7 +186,7 @@ app = client_app.app
 def travelling(label: str) -> set[str]:
     """What a selector makes travel: the signals it needs, a question of its own, a filter."""
     selector = selector_of(label)
-    kinds = {signal.value for signal in selector.requires}
+    kinds = {signal.name for signal in selector.requires}
     return kinds | ({"a question"} if type(selector).query is not Selector.query else {"no question"})
 
 

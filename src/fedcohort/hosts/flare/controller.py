@@ -24,7 +24,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import SELECTORS, Selector
-from fedcohort.core.signals import Signal
+from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.text import shorten
 from fedcohort.core.vectors import needs_output_layer
 from fedcohort.hosts.checkpoint import CheckpointFiles
@@ -164,7 +164,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.keep_checkpoints = keep_checkpoints
         # Created here, so that mistakes are found when the job is written and not when it runs.
         self._chosen: Selector[Any] = SELECTORS.create(selector, **(selector_params or {}))
-        if self._chosen.requires & {Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}:
+        if any(isinstance(signal.how, OnServer) for signal in self._chosen.requires):
             raise ParameterError(
                 f"The selector {selector!r} needs data at the server, which a FLARE job does not have."
             )

@@ -47,7 +47,7 @@ class Sites:
             description = Description.from_record(record)
             lacking = sorted(self.required - description.known_signals())
             if lacking:
-                raise ValueError(f"it cannot supply {', '.join(repr(s.value) for s in lacking)}")
+                raise ValueError(f"it cannot supply {', '.join(repr(s.name) for s in lacking)}")
             if flaw := description.label_flaw():
                 raise ValueError(flaw)
         except ValueError as error:

@@ -356,7 +356,7 @@ class _TorchClient:
         """Return only one loss, so that an answer is a single release."""
         assert self.private is not None
         by_label = self._measures(context).by_label(arrays.to_torch_state_dict())
-        return {Signal.LOSS.value: self.private.loss(context, by_label) if len(by_label) else float("nan")}
+        return {Signal.LOSS.name: self.private.loss(context, by_label) if len(by_label) else float("nan")}
 
     def gradient(self, arrays: ArrayRecord, context: Context) -> FloatArray:
         """Return the full-batch gradient."""

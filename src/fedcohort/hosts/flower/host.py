@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result
 from fedcohort.audit.choices import receipt
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.protocol import Answer, Cohort, Losses, Query, Status, Trial
-from fedcohort.core.signals import TABLE_SIGNALS, Signal, metrics_of, vectors_of
+from fedcohort.core.signals import TABLE_SIGNALS, OnServer, Signal, metrics_of, vectors_of
 from fedcohort.hosts.flower.averaging import Average, aggregate, with_integers
 from fedcohort.hosts.flower.evaluation import EvaluateFn, Evaluation, scalars
 from fedcohort.hosts.flower.exchange import Outbox, exchange, with_ttl
@@ -392,10 +392,11 @@ class FlowerHost(Host):
         session = self._running
         signals = metrics_of(session.requires) | measures.common_signals()
         signals |= vectors_of(self.optional_signals, "update").keys()  # no client has to help with these
-        columns = {signal: measures.column(signal) for signal in sorted(signals - {Signal.SERVER_LOSS})}
-        if Signal.SERVER_LOSS in session.requires:  # never from a client
+        on_server = {signal for signal in signals if isinstance(signal.how, OnServer)}
+        columns = {signal: measures.column(signal) for signal in sorted(signals - on_server)}
+        for signal in on_server:  # the received model's loss
             assert self.settings.validation is not None
-            columns[Signal.SERVER_LOSS] = np.where(measures.ok, self.settings.validation.loss(self.arrays), np.nan)
+            columns[signal] = np.where(measures.ok, self.settings.validation.loss(self.arrays), np.nan)
         return columns
 
     def store(self, round_: Round, aggregation: Aggregation) -> Any:

@@ -144,7 +144,7 @@ class Population:
                 flaw = self._check(self._labels, card.name, card.description.sealed_labels)
             if flaw is not None:
                 return flaw
-        return f"it cannot supply {', '.join(repr(s.value) for s in lacking)}" if lacking else None
+        return f"it cannot supply {', '.join(repr(s.name) for s in lacking)}" if lacking else None
 
     def _check(self, decoder: LabelDecoder, client: str, sealed: bytes) -> str | None:
         """Return why sealed labels cannot be used, or None, without opening them."""
@@ -255,7 +255,7 @@ class Population:
         unfit = [card for name, card in self._admitted_cards.items() if name not in online]
         lacking = {signal for card in unfit for signal in card.lacks(self._required, self._labels is not None)}
         if lacking:
-            meanings = ", ".join(f"{s.value!r} is {s.meaning}" for s in sorted(lacking))
+            meanings = ", ".join(f"{s.name!r} is {s.meaning}" for s in sorted(lacking))
             return SignalError(
                 f"{waited} ({meanings}.)",
                 hint="wrap the ClientApp and give it what is missing: import fedcohort as fc, then "

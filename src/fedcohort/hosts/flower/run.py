@@ -126,7 +126,7 @@ class LiveRun:
             "max-update-norm": settings.max_update_norm,
             "strategy": [type(level).__name__ for level in self.host.levels],
             "filter": repr(settings.filter),
-            "signals": sorted(self.population.supplied_signals()),
+            "signals": sorted(s.name for s in self.population.supplied_signals()),
             RULES: None if settings.rules is None else settings.rules.to_dict(),
             **settings.more_settings(),
         }

@@ -30,7 +30,7 @@ from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.params import Boolean, Constraint, Interval, Optional, check_values
 from fedcohort.core.protocol import SELECTORS, Selector
 from fedcohort.core.registry import Registry
-from fedcohort.core.signals import Signal
+from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.text import short_repr
 from fedcohort.hosts.flower.checkpoint import Checkpoints
 from fedcohort.hosts.flower.evaluation import EvaluateFn
@@ -294,16 +294,18 @@ class CohortStrategy(Strategy):
                 f"The filter {self.filter.name!r} judges models on the server's own data; 'validation' is missing.",
                 hint="pass validation=ServerValidation(logits=..., labels=...)",
             )
-        if Signal.SERVER_LOSS in self.selector.requires and validation is None:
-            raise ParameterError(
-                "The selector compares losses with those on the server's own data; 'validation' is missing.",
-                hint="pass validation=ServerValidation(logits=..., labels=...)",
-            )
-        if Signal.SHAPLEY_VALUE in self.selector.requires:
-            raise ParameterError(
-                f"The selector {self.selector.name!r} needs Shapley values of models, which Flower does not supply.",
-                hint="use it in the simulator; 'fedcohort list selectors' names what each selector needs",
-            )
+        for signal in sorted(s for s in self.selector.requires if isinstance(s.how, OnServer)):
+            needs = f"The selector {self.selector.name!r} needs the signal '{signal}' ({signal.meaning})"
+            if not signal.unaided:
+                raise ParameterError(
+                    f"{needs}, which Flower does not supply.",
+                    hint="use it in the simulator; 'fedcohort list selectors' names what each selector needs",
+                )
+            if validation is None:
+                raise ParameterError(
+                    f"{needs}; 'validation' is missing.",
+                    hint="pass validation=ServerValidation(logits=..., labels=...)",
+                )
 
     def _check_late(self, late: str) -> None:
         """Refuse to count late models if a round's average needs exactly the models of this round."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, Optional, ParamSets, param
+from fedcohort.core.params import Boolean, Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.groups import distances, scale_down
@@ -50,7 +50,11 @@ class DivFL(Selector[DiverseState]):
     ``|S|`` = K = slate.size, s = ``sample``, gamma = ``Cohort.weights``.
 
     **Aggregator**: ``mean``, under which all clients weigh the same, as in the paper's objective. It is the default.
-    For clients that weigh by their data, see ``divfl-by-data``.
+
+    ``by_data=True``, which is ours, is for federations in which clients weigh by their data. A member then counts for
+    the data of the clients it represents. An aggregator that weighs by size, like ``fedavg``, multiplies
+    ``Cohort.weights`` by the member's own share of the data (Signal.SIZES), so the weights are
+    :math:`\sum_k n_k / n_i` over the clients k that i represents.
 
     Deviations: the paper's main form asks all clients for a gradient before every round. This is its cheaper form, in
     which a client's gradient is that of the round it last took part in. Every client is asked once before clients are
@@ -87,6 +91,7 @@ class DivFL(Selector[DiverseState]):
     checked_params: ClassVar[ParamSets] = {
         "sample": {"sample": 1},
         "short memory": {"memory": 2},
+        "by data": {"by_data": True},
     }
 
     starves = "a client whose last update is represented by another client is not asked again"
@@ -97,16 +102,19 @@ class DivFL(Selector[DiverseState]):
         "random candidates that a greedy step considers (s); None: all",
     )
     memory: int = param(1000, Interval(int, 2, None), "most clients whose last updates are compared")
+    by_data: bool = param(
+        False, Boolean(), "whether a member counts for the data of the clients it represents, not their number (ours)"
+    )
 
     @property
     def requires(self) -> frozenset[Signal]:
-        """Sketches of updates."""
-        return frozenset({Signal.UPDATE_SKETCH})
+        """Sketches of updates, and sizes if members count for data."""
+        return frozenset({Signal.UPDATE_SKETCH} | ({Signal.SIZES} if self.by_data else set()))
 
     @property
     def aggregator(self) -> str | None:
-        """The plain mean, in which all clients weigh the same."""
-        return "mean"
+        """The plain mean, in which all clients weigh the same; any that weighs by size if members count for data."""
+        return None if self.by_data else "mean"
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> DiverseState:
         """Start with no client asked."""
@@ -132,9 +140,13 @@ class DivFL(Selector[DiverseState]):
                 chosen, gain[known] = lazy_greedy(apart, by_update)
             else:
                 chosen, gain[known] = stochastic_greedy(apart, by_update, self.sample, rng)
-            weights[len(picks) : len(picks) + by_update] = self.representation(
-                apart[:, chosen], rows[known[chosen]], state.known, slate.clients
-            )
+            members = rows[known[chosen]]
+            if self.by_data:
+                sizes = slate.clients.sizes[state.known]
+                represented = data_represented(apart[:, chosen], members, sizes, sizes[members])
+            else:
+                represented = np.maximum(np.bincount(apart[:, chosen].argmin(axis=1), minlength=by_update), 1)
+            weights[len(picks) : len(picks) + by_update] = represented
             picks = np.concatenate([picks, known[chosen]])
             notes["represented"] = len(state.known)
             notes["mean distance to a representative"] = float(apart[:, chosen].min(axis=1).mean())
@@ -153,17 +165,40 @@ class DivFL(Selector[DiverseState]):
         )
         return cohort, DiverseState(state.known, state.when, state.vectors, asked)
 
-    def representation(self, apart: FloatArray, itself: IntArray, known: IntArray, clients: ClientTable) -> FloatArray:
-        """(k,) how many clients each member of the cohort represents (gamma), at least 1.
-
-        ``apart`` (v, k) are distances of the ``known`` clients (v,) to the members, whose own rows are ``itself`` (k,).
-        """
-        return np.maximum(np.bincount(apart.argmin(axis=1), minlength=apart.shape[1]), 1).astype(np.float64)
-
     def update(self, state: DiverseState, outcome: Outcome) -> DiverseState:
         """Remember the updates."""
         ok = outcome.ok
         return state.with_reports(outcome.clients[ok], outcome[Signal.UPDATE_SKETCH][ok], outcome.round, self.memory)
+
+
+def data_represented(apart: FloatArray, itself: IntArray, sizes: FloatArray, own: FloatArray) -> FloatArray:
+    """(k,) the data of the clients that each member represents, as a multiple of its own.
+
+    Parameters
+    ----------
+    apart : (v, k) float array
+        Distance of every client to every member.
+    itself : (k,) int array
+        The row of each member.
+    sizes : (v,) float array
+        Samples of every client.
+    own : (k,) float array
+        Samples of every member. A member without data represents no client, because no weight makes it count.
+
+    Examples
+    --------
+    >>> place = np.array([0.0, 1.0, 9.0])
+    >>> sizes = np.array([20.0, 60.0, 20.0])
+    >>> data_represented(np.abs(place[:, None] - place[[0, 2]]), np.array([0, 2]), sizes, sizes[[0, 2]])
+    array([4., 1.])
+    """
+    has_data = own > 0
+    if not has_data.any():
+        return np.ones(len(own))
+    nearest = np.where(has_data, apart, np.inf).argmin(axis=1)
+    nearest[itself[has_data]] = np.flatnonzero(has_data)  # of equal updates, each member represents itself
+    data = np.bincount(nearest, sizes, len(own))
+    return np.divide(data, own, out=np.ones(len(own)), where=has_data)
 
 
 def lazy_greedy(apart: FloatArray, size: int) -> tuple[IntArray, FloatArray]:

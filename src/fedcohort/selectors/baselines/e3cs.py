@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
+from fedcohort.core.arrays import BoolArray, FloatArray
 from fedcohort.core.clients import ClientTable
-from fedcohort.core.params import Interval, Optional, ParamSets, param
+from fedcohort.core.params import Boolean, Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
-from fedcohort.selectors.numerics.sampling import weighted_sample
+from fedcohort.selectors.numerics.sampling import systematic_sample, weighted_sample
 
 _RANGE = 30.0  # of the log weights: the smallest weight is 1e-13 of the largest
 
@@ -48,7 +48,8 @@ class E3CS(Selector[WeightState]):
     ``fairness`` 0, 0.5 and 0.8; E3CS-inc is ``fairness=0`` with ``until`` a quarter of the rounds.
 
     Drawn in this way, clients with p = 1 are left out in up to a third of the rounds, and :math:`x_i / p_i` is not an
-    unbiased estimate. ``e3cs-exact`` draws with exactly the probabilities p.
+    unbiased estimate. With ``exact=True``, which is ours, the cohort is drawn systematically: client i is in it with
+    probability exactly :math:`p_i`, so clients with p = 1 always take part, and the estimate is unbiased.
 
     Deviations: K counts the clients that are available now; in the paper, all clients. No weight is less than
     :math:`e^{-30}` of the largest.
@@ -67,7 +68,7 @@ class E3CS(Selector[WeightState]):
     array([0.75, 0.25])
     """
 
-    picks_by: ClassVar[str] = "Clients are drawn one by one at random, with better odds for higher scores."
+    picks_by: ClassVar[str] = "Clients are drawn at random, with better odds for higher scores."
     part_meanings: ClassVar[Mapping[str, str]] = {
         "quota": "the probability that every client is guaranteed",
         "by weight": "the probability it earned by finishing its rounds",
@@ -77,6 +78,7 @@ class E3CS(Selector[WeightState]):
         "no quota": {"fairness": 0.0, "rate": 50.0},
         "quota alone": {"fairness": 1.0},
         "E3CS-inc": {"fairness": 0.0, "until": 3},
+        "exact": {"exact": True},
     }
 
     fairness: float = param(
@@ -85,6 +87,9 @@ class E3CS(Selector[WeightState]):
     rate: float = param(0.5, Interval(float, 0, None, "neither"), "learning rate of the weights (eta)")
     until: int | None = param(
         None, Optional(Interval(int, 0, None)), "rounds after which all probabilities are equal (E3CS-inc); None: never"
+    )
+    exact: bool = param(
+        False, Boolean(), "whether clients take part with exactly the probability p; in the paper, nearly (ours)"
     )
 
     def __post_init__(self) -> None:
@@ -108,7 +113,7 @@ class E3CS(Selector[WeightState]):
         weight = slate.of_candidates(state.weight)
         quota = fairness * size / count
         chance, full = allocate(np.exp(weight - weight.max()), size, quota)
-        picks = self.draw(chance, size, rng)
+        picks = systematic_sample(chance, rng) if self.exact else weighted_sample(chance, size, rng)
         gain = state.gain.copy()
         step = (size - count * quota) * self.rate / count
         gain[slate.candidates[picks]] = np.where(full[picks], 0.0, step / np.maximum(chance[picks], 1e-300))
@@ -120,10 +125,6 @@ class E3CS(Selector[WeightState]):
             notes={"stated chance 1": int(full.sum()), "quota": round(quota, 6)},
         )
         return cohort, WeightState(state.weight, gain)
-
-    def draw(self, chance: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
-        """Return ``size`` positions, drawn one by one without replacement in proportion to ``chance`` (c,)."""
-        return weighted_sample(chance, size, rng)
 
     def update(self, state: WeightState, outcome: Outcome) -> WeightState:
         """Raise the weights of the clients that finished."""

@@ -22,7 +22,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.greedy_balance import GreedyBalance, divergence_from_uniform
 from fedcohort.selectors.numerics.label_shares import by_relative_softmax
 
-_LEAST_DIVERGENCE = 1e-6  # so that the reward of a client that seems exactly balanced is large, not infinite
+_MIN_DIVERGENCE = 1e-6  # so that the reward of a client that seems exactly balanced is large, not infinite
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,6 @@ class FedCucb(Selector[CucbState]):
         share = 1.0 / weight[clients]
         shares[clients] += share[:, None] * (estimated - shares[clients])
         reward[clients] += share * (
-            1.0 / np.maximum(divergence_from_uniform(estimated), _LEAST_DIVERGENCE) - reward[clients]
+            1.0 / np.maximum(divergence_from_uniform(estimated), _MIN_DIVERGENCE) - reward[clients]
         )
         return CucbState(pulls, weight, reward, shares)

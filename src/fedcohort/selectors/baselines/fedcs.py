@@ -161,5 +161,5 @@ def expected_seconds(seconds: FloatArray, timed: FloatArray, asked: FloatArray) 
     known = timed > 0
     if known.all():
         return seconds
-    most = float(seconds[known].max()) if known.any() else 1.0
-    return np.where(known, seconds, np.where(asked > 0, most, 0.0))
+    slowest = float(seconds[known].max()) if known.any() else 1.0
+    return np.where(known, seconds, np.where(asked > 0, slowest, 0.0))

@@ -22,7 +22,7 @@ from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.sampling import scale_to_all_clients, weighted_sample
 
 _NEGLIGIBLE = 1e-100  # the square of a smaller importance underflows
-_LEAST = 0.01  # least norm as a share of the mean, so that a client whose gradient was 0 can still be drawn
+_MIN_NORM = 0.01  # least norm as a share of the mean, so that a client whose gradient was 0 can still be drawn
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Feel(Selector[FeelState]):
         """Draw by the optimal distribution."""
         sizes = slate.of_candidates(slate.clients.sizes)
         norm = _fill_with_mean(slate.of_candidates(state.norm))
-        importance = sizes * np.maximum(norm, _LEAST * norm.mean()) if norm.mean() > 0 else sizes
+        importance = sizes * np.maximum(norm, _MIN_NORM * norm.mean()) if norm.mean() > 0 else sizes
         seconds = _fill_with_mean(slate.of_candidates(state.seconds))
         p = optimal_distribution(importance, seconds, self.rho)
         drawn = weighted_sample(p, slate.size, rng)

@@ -19,7 +19,7 @@ from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, pe
 from fedcohort.core.signals import Signal
 from fedcohort.selectors.numerics.sampling import inclusion_probabilities, scale_to_all_clients, systematic_sample
 
-_LARGEST = 1e100  # larger norms are clipped, so that their sums stay finite
+_MAX_NORM = 1e100  # larger norms are clipped, so that their sums stay finite
 
 
 @dataclass(frozen=True)
@@ -137,5 +137,5 @@ class GradNorm(Selector[NormState]):
     def update(self, state: NormState, outcome: Outcome) -> NormState:
         """Remember the norms of the clients that trained."""
         norm = state.norm.copy()
-        norm[outcome.clients[outcome.ok]] = np.clip(outcome[Signal.UPDATE_NORM][outcome.ok], 0.0, _LARGEST)
+        norm[outcome.clients[outcome.ok]] = np.clip(outcome[Signal.UPDATE_NORM][outcome.ok], 0.0, _MAX_NORM)
         return NormState(norm)

@@ -45,18 +45,18 @@ def distances(vectors: FloatArray) -> FloatArray:
 
 
 def ward_groups(
-    distance: FloatArray, least: int, sizes: FloatArray | None = None, capacity: float = np.inf
+    distance: FloatArray, min_groups: int, sizes: FloatArray | None = None, capacity: float = np.inf
 ) -> IntArray:
     """Return the group of each of n items, from the tree that Ward's method builds over their distances.
 
-    The tree is cut into as few groups as possible, but at least ``least`` (n if there are fewer items), and no group's
-    sizes sum to more than ``capacity``.
+    The tree is cut into as few groups as possible, but at least ``min_groups`` (n if there are fewer items), and no
+    group's sizes sum to more than ``capacity``.
 
     Parameters
     ----------
     distance : (n, n) float array
         Symmetric, zeros on the diagonal.
-    least : int
+    min_groups : int
     sizes : (n,) float array, optional
     capacity : float
 
@@ -79,7 +79,7 @@ def ward_groups(
     tree = linkage(squareform(distance, checks=False), "ward")
     total = np.concatenate([np.zeros(n) if sizes is None else sizes, np.empty(n - 1)])
     parent = np.arange(2 * n - 1)
-    for step in range(n - max(least, 1)):
+    for step in range(n - max(min_groups, 1)):
         left, right = int(tree[step, 0]), int(tree[step, 1])
         total[n + step] = total[left] + total[right]
         if total[n + step] > capacity:

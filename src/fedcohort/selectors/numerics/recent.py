@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcohort.core.arrays import FloatArray, IntArray
 
-_LARGEST = 1e100  # larger entries are clipped, so that their squares and sums stay finite
+_MAX_ENTRY = 1e100  # larger entries are clipped, so that their squares and sums stay finite
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RecentVectors:
         """
         if not len(clients):
             return self
-        clients, vectors = clients[-limit:], np.clip(vectors[-limit:], -_LARGEST, _LARGEST)
+        clients, vectors = clients[-limit:], np.clip(vectors[-limit:], -_MAX_ENTRY, _MAX_ENTRY)
         if len(self.known) and self.vectors.shape[1] == vectors.shape[1]:
             known, when, kept = self.known, self.when, self.vectors
         else:

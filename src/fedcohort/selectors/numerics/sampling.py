@@ -10,7 +10,7 @@ from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.top import top_k
 
 _SUM_BLOCK = 1024  # weights summed at a time
-_LEAST_WEIGHT = 1e-300  # a smaller weight counts as 0, because dividing by it would overflow
+_MIN_WEIGHT = 1e-300  # a smaller weight counts as 0, because dividing by it would overflow
 
 
 def weighted_sample(weights: FloatArray, k: int, rng: np.random.Generator) -> IntArray:
@@ -25,7 +25,7 @@ def weighted_sample(weights: FloatArray, k: int, rng: np.random.Generator) -> In
     array([1])
     """
     keys = rng.standard_exponential(len(weights))
-    positive = weights > _LEAST_WEIGHT
+    positive = weights > _MIN_WEIGHT
     if positive.all():
         keys = keys / weights
     else:

@@ -30,7 +30,7 @@ from fedcohort.core.protocol import (
     per_client,
     register,
 )
-from fedcohort.core.signals import LOSS_SIGNALS, TABLE_SIGNALS, LossOf, Signal
+from fedcohort.core.signals import LOSS_SIGNALS, TABLE_SIGNALS, LossOf, OnServer, Signal
 
 _ENOUGH = 10  # this many values reported together are also bounded by their own quantiles
 _FAR = 6.0  # robust standard deviations (of logarithms) from the median beyond which a value is doubted
@@ -38,6 +38,12 @@ _SPREAD = 0.1  # the least such deviation, so that clients that all report the s
 _NAMED = 20  # most clients that a note names
 _ROUNDING = 1e-9  # of sums of earned places
 _SAVED = 2.0  # most places that a client can save up
+SERVER_LOSS = Signal(
+    "server-loss",
+    meaning="loss of the received global model on the server's own samples, the same for every client of a round",
+    how=OnServer(),
+    supplied_by="give the server its own samples: scenario.server_validation, or ServerValidation on Flower",
+)
 _LAST, _SERVER, _PLACES = "bounded_words", "bounded_server", "bounded_places"
 
 
@@ -84,7 +90,7 @@ class Bounded(Selector[Any]):
     ones pass.
 
     With ``audit``, losses of the received model are also compared with the server's own: they are clipped to within
-    that factor of the last Signal.SERVER_LOSS.
+    that factor of the last ``SERVER_LOSS``.
 
     A value more than 6 robust standard deviations (of logarithms) from the median of all is doubted. The candidates
     that reported it have 1 in the part "doubted" of the score, and a note names them. The journal keeps what was
@@ -158,7 +164,7 @@ class Bounded(Selector[Any]):
     @property
     def requires(self) -> frozenset[Signal]:
         """The signals of the wrapped selector, and with ``audit`` the server's own loss."""
-        return self.inner.requires | (frozenset() if self.audit is None else {Signal.SERVER_LOSS})
+        return self.inner.requires | (frozenset() if self.audit is None else {SERVER_LOSS})
 
     def adapt(self, supplied: frozenset[Signal]) -> Bounded:
         """Adapt the wrapped selector."""
@@ -235,7 +241,7 @@ class Bounded(Selector[Any]):
         inner_state, own = _split_state(state)
         last, server = own.last, own.server
         if self.audit is not None:
-            losses = outcome[Signal.SERVER_LOSS][outcome.ok]
+            losses = outcome[SERVER_LOSS][outcome.ok]
             server = float(np.median(losses[np.isfinite(losses)])) if np.isfinite(losses).any() else server
         metrics = {}
         for signal in [s for s in self.inner.requires if s.is_metric]:

@@ -20,7 +20,7 @@ from fedcohort.core import rng
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import OtherEngineError, SelectorError
 from fedcohort.core.protocol import Status
-from fedcohort.core.signals import Signal
+from fedcohort.core.signals import OnServer, Signal
 from fedcohort.core.vectors import needs_output_layer, output_layer
 from fedcohort.hosts.round import Round
 from fedcohort.journal import Savepoint
@@ -45,7 +45,6 @@ from fedcohort.simulate.store.results import RunInfo
 from fedcohort.simulate.store.rows import RowBuffer
 from fedcohort.training.aggregators import Corrections, Members, Mix, WeightedSum
 from fedcohort.training.filters import Need, Replies, checked_decision
-from fedcohort.training.shapley import gtg_shapley
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -364,10 +363,9 @@ class Group:
     ) -> None:
         """Add the signals that the server measures on its own samples."""
         for turn, found in zip(turns, signals, strict=True):
-            if Signal.SERVER_LOSS in turn.run.needed:
-                found[Signal.SERVER_LOSS] = np.full(len(turn.clients), self._server_loss(turn.run))
-            if Signal.SHAPLEY_VALUE in turn.run.needed:
-                found[Signal.SHAPLEY_VALUE] = self._shapley_values(turn, params[turn.jobs])
+            for signal in turn.run.needed:
+                if isinstance(signal.how, OnServer):
+                    found[signal] = self._on_server(signal.how, turn, params[turn.jobs])
 
     def _learn_corrections(
         self, turns: Sequence[TrainedTurn], params: torch.Tensor, steps: IntArray, gradients: Mapping[int, torch.Tensor]
@@ -518,19 +516,21 @@ class Group:
         losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.repeat(len(models)), reduction="none")
         return np.asarray(losses.view(len(models), -1).mean(dim=1).cpu().numpy())
 
-    def _shapley_values(self, turn: TrainedTurn, models: torch.Tensor) -> FloatArray:
-        """Return the Shapley values (m,) of the arrived ``models`` (m, P); 0 for models that are not finite.
+    def _on_server(self, how: OnServer, turn: TrainedTurn, models: torch.Tensor) -> FloatArray:
+        """Return a number (m,) for each of the arrived ``models`` (m, P); 0 for models that are not finite.
 
-        The value of a coalition is minus the server's loss of its members' average, weighted by size. The empty
+        The utility of a coalition is minus the server's loss of its members' average, weighted by size. The empty
         coalition has the old global model.
         """
         run = turn.run
+        if how.values is None:
+            return np.full(len(turn.clients), self._server_loss(run))
         sound = np.flatnonzero(turn.sound)
         old, new = self.models[run.row], models[torch.as_tensor(sound, device=models.device)]
         sizes = run.context.share[turn.clients[sound]]
         sizes = sizes if sizes.sum() > 0 else np.ones(len(sound))
 
-        def worth(coalitions: BoolArray) -> FloatArray:
+        def utility(coalitions: BoolArray) -> FloatArray:
             weights = coalitions * np.maximum(sizes, np.finfo(np.float64).tiny)
             total = weights.sum(axis=1, keepdims=True)
             shares = torch.as_tensor(weights / np.where(total > 0, total, 1.0)).to(new)
@@ -538,8 +538,10 @@ class Group:
             return -self._server_losses(run, averages)
 
         values = np.zeros(len(turn.clients))
-        generator = rng.stream(run.plan.seed, "shapley", run.round)
-        values[sound] = gtg_shapley(worth, len(sound), generator)
+        generator = rng.stream(run.plan.seed, how.stream, run.round)
+        found = isolate_failure(run, run.selector_label, how.measure, utility, len(sound), generator)
+        if found is not None:
+            values[sound] = found
         return np.where(np.isfinite(values), values, 0.0)
 
     def _logits(self, turns: Sequence[TrainedTurn], params: torch.Tensor) -> dict[int, torch.Tensor]:

@@ -19,9 +19,9 @@ from fedcohort.core.protocol import SELECTORS, Cohort, Selector
 from fedcohort.core.registry import user_code_errors
 from fedcohort.core.signals import (
     QUERY_SIGNALS,
-    REPORT_SIGNALS,
     SIGNALS,
     TABLE_SIGNALS,
+    OnServer,
     Signal,
     VectorOf,
     losses_of,
@@ -71,7 +71,7 @@ def host_signals(federation: Federation, task: Task, asynchronous: bool = False)
     if asynchronous:
         supplied = frozenset(s for s in supplied if not _of_rounds(s))
     if not len(federation.server_validation) or not task.has_classes:
-        supplied -= {Signal.SERVER_LOSS, Signal.SHAPLEY_VALUE}
+        supplied = frozenset(s for s in supplied if not isinstance(s.how, OnServer))
     if not task.has_classes:
         supplied = frozenset(s for s in supplied if not _of_classes(s))
     return supplied if federation.validation.any() else frozenset(s for s in supplied if not s.held_out)
@@ -79,12 +79,12 @@ def host_signals(federation: Federation, task: Task, asynchronous: bool = False)
 
 def _computed() -> frozenset[Signal]:
     """Return the signals whose values the simulator can compute, in a round's report or as an answer."""
-    return REPORT_SIGNALS | QUERY_SIGNALS | {s for s in Signal.all() if s.reported and s.how is not None}
+    return QUERY_SIGNALS | {s for s in Signal.all() if s.reported and (s.unaided or s.how is not None)}
 
 
 def _of_rounds(signal: Signal) -> bool:
     compared = isinstance(signal.how, VectorOf) and signal.how.take.endswith("distance")
-    return compared or signal in (Signal.KEPT, Signal.SERVER_LOSS, Signal.TRIAL_QUERY)
+    return compared or isinstance(signal.how, OnServer) or signal in (Signal.KEPT, Signal.TRIAL_QUERY)
 
 
 def _of_classes(signal: Signal) -> bool:
@@ -148,8 +148,8 @@ def check_plan(plan: RunPlan, federation: Federation) -> None:
             raise SignalError(
                 f"The selector {plan.selector.name!r} of run {plan.id!r} requires the signal '{signal}' "
                 f"({signal.meaning}), which the simulator cannot compute.",
-                hint="declare it with how=LossOf(...) or how=VectorOf(...); if only a client can measure it, run the "
-                "selector on Flower, on FLARE or in your own loop",
+                hint="declare it with how=LossOf(...), VectorOf(...) or OnServer(...); if only a client can measure "
+                "it, run the selector on Flower, on FLARE or in your own loop",
             )
     size = plan.options.size
     if size is not None and size > len(federation):

@@ -368,7 +368,7 @@ class Results:
         reply_of = np.empty(len(client), np.int64)
         reply_of[np.lexsort((client, place))] = np.lexsort((np.concatenate([b.clients for b in blocks]), place))
         durations, weights = self.per_client(run, "durations"), self._weights(run, rounds)
-        losses = [block.metrics.get(Signal.LOSS.value) for block in blocks]
+        losses = [block.metrics.get(Signal.LOSS.name) for block in blocks]
         return {
             "round": np.repeat([rounds[i] for i in places], lengths),
             "client": client,

@@ -146,8 +146,8 @@ class AsyncOort(Selector[AsyncOortState]):
         best = np.empty(0, np.int64)
         if exploiting:
             among = score[known]
-            least = self.cut_off * float(np.partition(among, -exploiting)[-exploiting])
-            pool = known[among >= least]
+            threshold = self.cut_off * float(np.partition(among, -exploiting)[-exploiting])
+            pool = known[among >= threshold]
             best = pool[weighted_sample(score[pool], exploiting, rng)]
         new = rng.choice(unseen, exploring, replace=False) if exploring else np.empty(0, np.int64)
         cohort = Cohort(

@@ -166,11 +166,11 @@ class Pisces(Selector[PiscesState]):
                 credits[np.intersect1d(clients, outliers)] -= 1
         return PiscesState(state.places, loss, version, lags, credits)
 
-    def _outliers(self, losses: FloatArray, least: int) -> BoolArray:
-        """(r,) which losses DBSCAN calls outliers: no loss within the radius has ``least`` losses within it."""
+    def _outliers(self, losses: FloatArray, min_near: int) -> BoolArray:
+        """(r,) which losses DBSCAN calls outliers: no loss within the radius has ``min_near`` losses within it."""
         order = np.sort(losses)
         low, high = losses - self.radius, losses + self.radius
         close = np.searchsorted(order, high, "right") - np.searchsorted(order, low, "left")
-        cores = np.sort(losses[close >= least])
+        cores = np.sort(losses[close >= min_near])
         near = np.searchsorted(cores, high, "right") - np.searchsorted(cores, low, "left")
         return np.asarray(near == 0)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.core.arrays import BoolArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, Optional, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -60,7 +60,7 @@ class HicsFL(Selector[HicsState]):
 
     The paper's temperatures, 0.0025 for Fashion-MNIST (the default) and 0.0015 for CIFAR-10, belong to a learning rate
     of 0.001. Updates grow with the learning rate and the number of steps. At a learning rate of 0.1, these temperatures
-    give every client an entropy of 0; ``hics-fl-auto`` fits its temperature to the updates.
+    give every client an entropy of 0.
 
     Deviations: a last warm-up round with fewer than K new clients is filled from the clusters; the paper leaves it
     smaller. Clients that were asked but have no estimate (they failed, or more than ``memory`` clients reported after
@@ -130,10 +130,6 @@ class HicsFL(Selector[HicsState]):
         """Start with all clients in S_0."""
         return HicsState.empty(asked=np.zeros(clients.n, np.bool_))
 
-    def temperature_for(self, updates: FloatArray) -> float:
-        """Return T for the known bias updates (n, C)."""
-        return self.temperature
-
     def select(
         self, state: HicsState, slate: Slate, answer: Answer | None, rng: np.random.Generator
     ) -> tuple[Cohort, HicsState]:
@@ -150,11 +146,10 @@ class HicsFL(Selector[HicsState]):
             known = np.flatnonzero(asked & (rows >= 0))
             if len(known):
                 vectors = state.vectors[rows[known]]
-                temperature = self.temperature_for(state.vectors)
-                entropy[known] = label_entropy(vectors, temperature)
+                entropy[known] = label_entropy(vectors, self.temperature)
                 apart = hics_distance(vectors, entropy[known], self.entropy_weight)
                 cluster[known] = ward_groups(apart, self.clusters or slate.size)
-                notes |= {"temperature": temperature, "clusters": int(cluster.max()) + 1}
+                notes |= {"temperature": self.temperature, "clusters": int(cluster.max()) + 1}
             rest = np.flatnonzero(asked)
             sizes = np.asarray(slate.of_candidates(slate.clients.sizes), np.float64)[rest]
             mean = float(np.nanmean(entropy)) if len(known) else 0.0

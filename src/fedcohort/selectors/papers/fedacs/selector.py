@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcohort.core.arrays import FloatArray, IntArray
+from fedcohort.core.arrays import FloatArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.params import Interval, OneOf, ParamSets, param
 from fedcohort.core.protocol import Answer, Cohort, Outcome, Selector, Slate, per_client, register
@@ -63,7 +63,7 @@ class FedAcs(Selector[FedAcsState]):
     not duel.
 
     If every client is skewed, gradients point apart and the shortest one wins, so clients whose classes the model has
-    learnt fill the pool. ``fedacs-near`` ignores such rounds.
+    learnt fill the pool.
 
     Examples
     --------
@@ -113,11 +113,7 @@ class FedAcs(Selector[FedAcsState]):
     @property
     def requires(self) -> frozenset[Signal]:
         """The distance of gradients or updates from the cohort's mean."""
-        return frozenset({self._distance})
-
-    @property
-    def _distance(self) -> Signal:
-        return Signal.GRADIENT_DISTANCE if self.insight == "gradient" else Signal.UPDATE_DISTANCE
+        return frozenset({Signal.GRADIENT_DISTANCE if self.insight == "gradient" else Signal.UPDATE_DISTANCE})
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> FedAcsState:
         """Start without duels."""
@@ -154,15 +150,13 @@ class FedAcs(Selector[FedAcsState]):
 
     def update(self, state: FedAcsState, outcome: Outcome) -> FedAcsState:
         """Let the clients that delivered duel with each other (Algorithm 2)."""
-        distance = outcome[self._distance]
+        (signal,) = self.requires
+        distance = outcome[signal]
         usable = outcome.ok & np.isfinite(distance)
-        return self.duel(state, outcome.clients[usable], distance[usable])
-
-    def duel(self, state: FedAcsState, clients: IntArray, distance: FloatArray) -> FedAcsState:
-        """Return the state after these clients (k,) duelled with these distances (k,)."""
+        clients = outcome.clients[usable]
         if len(clients) < 2:
             return state
-        won, lost = duels(-distance)
+        won, lost = duels(-distance[usable])
         wins, losses, rounds = state.wins.copy(), state.losses.copy(), state.rounds.copy()
         wins[clients] += self.eta * won
         losses[clients] += self.eta * lost

@@ -19,7 +19,7 @@ from fedcohort.core.arrays import FloatArray, IntArray
 
 BLOCK = 2_048  # clients processed at a time, so that intermediate results stay in the cache
 MANY = 100_000  # with this many clients or more, the fit is in single precision
-_LARGEST_SINGLE = 1e16  # largest square of change over noise for single precision
+_MAX_SINGLE = 1e16  # largest square of change over noise for single precision
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _precision(changes: FloatArray, noise: float) -> type[np.floating[Any]]:
     if len(changes) < MANY:
         return np.float64
     largest = max(float(np.nanmax(changes)), -float(np.nanmin(changes)))
-    return np.float32 if (largest / noise) ** 2 < _LARGEST_SINGLE else np.float64
+    return np.float32 if (largest / noise) ** 2 < _MAX_SINGLE else np.float64
 
 
 def _blocks(embedding: FloatArray, groups: list[SampleGroup], precision: type[np.floating[Any]]) -> list[_Block]:

@@ -34,7 +34,7 @@ from fedcohort.selectors.papers.fedcor.choice import Greedy, pick_by_expected_dr
 from fedcohort.selectors.papers.fedcor.plots import CLIENT_MAP
 from fedcohort.selectors.papers.fedcor.process import fit_embedding
 
-_LARGEST_CHANGE = 1e30  # larger changes are clipped, so that their squares stay finite
+_MAX_CHANGE = 1e30  # larger changes are clipped, so that their squares stay finite
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class FedCor(Selector[CorrelationState]):
         changes, taken, count = state.changes.copy(), state.taken.copy(), state.samples
         for when, change in fresh:
             column = count % len(taken)
-            changes[:, column] = np.clip(change, -_LARGEST_CHANGE, _LARGEST_CHANGE)
+            changes[:, column] = np.clip(change, -_MAX_CHANGE, _MAX_CHANGE)
             taken[column] = when
             count += 1
         rounds = np.unique(taken[taken >= 0])  # ascending

@@ -101,8 +101,8 @@ class ContextualBandit(Selector[State]):
     def size(self, state: State, asked: int, candidates: int) -> int:
         """Return all candidates in the first round (S_0), up to the limit; then what the host asks for."""
         if self.first_round == "all" and state.rounds == 0:
-            most = candidates if self.first_round_limit is None else min(candidates, self.first_round_limit)
-            return max(asked, most)
+            limit = candidates if self.first_round_limit is None else self.first_round_limit
+            return max(asked, min(candidates, limit))
         return asked
 
     def query(self, state: State, slate: Slate, rng: np.random.Generator) -> Query | None:

@@ -6,10 +6,10 @@ from math import comb
 import numpy as np
 import pytest
 
-from fedcohort.training.shapley import TRUNCATION, gtg_shapley
+from fedcohort.selectors.baselines.greedyfed import TRUNCATION, gtg_shapley
 
 
-def by_definition(worth, members):
+def by_definition(utility, members):
     """The formula of the GreedyFed paper, coalition by coalition."""
     values = np.zeros(members)
     for k in range(members):
@@ -18,7 +18,7 @@ def by_definition(worth, members):
             for chosen in itertools.combinations(others, size):
                 without = np.isin(np.arange(members), chosen)
                 having = without | (np.arange(members) == k)
-                gain = float(worth(having[None])[0] - worth(without[None])[0])
+                gain = float(utility(having[None])[0] - utility(without[None])[0])
                 values[k] += gain / comb(members - 1, size) / members
     return values
 
@@ -28,34 +28,34 @@ def game(members, seed):
     rng = np.random.default_rng(seed)
     models, sizes = rng.normal(size=(members, 3)) + np.array([1, 0, 0]), rng.integers(1, 9, members)
 
-    def worth(coalitions):
+    def utility(coalitions):
         values = []
         for row in coalitions:
             average = np.average(models[row], axis=0, weights=sizes[row]) if row.any() else np.full(3, 2.0)
             values.append(-float((average**2).sum()))
         return np.array(values)
 
-    return worth
+    return utility
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5, 7, 8, 9])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_estimate_is_near_the_definition(members, seed):
-    worth = game(members, seed)
-    values = gtg_shapley(worth, members, np.random.default_rng(seed))
-    exact = by_definition(worth, members)
+    utility = game(members, seed)
+    values = gtg_shapley(utility, members, np.random.default_rng(seed))
+    exact = by_definition(utility, members)
     np.testing.assert_allclose(values, exact, atol=1e-9 if members <= 7 else 0.25 * np.abs(exact).mean())
-    ends = worth(np.array([np.ones(members, bool), np.zeros(members, bool)]))
+    ends = utility(np.array([np.ones(members, bool), np.zeros(members, bool)]))
     assert values.sum() == pytest.approx(ends[0] - ends[1], abs=2 * TRUNCATION)
 
 
 def test_no_coalition_is_evaluated_twice_and_truncation_saves_the_rest():
     seen = []
-    worth = game(9, 3)
+    utility = game(9, 3)
 
     def counted(coalitions):
         seen.extend(row.tobytes() for row in coalitions)
-        return worth(coalitions)
+        return utility(coalitions)
 
     gtg_shapley(counted, 9, np.random.default_rng(0))
     assert len(seen) == len(set(seen)) <= 2**9
@@ -73,16 +73,16 @@ def test_no_coalition_is_evaluated_twice_and_truncation_saves_the_rest():
 def test_values_are_zero_in_a_round_that_changes_little():
     asked = []
 
-    def worth(coalitions):
+    def utility(coalitions):
         asked.append(len(coalitions))
         return np.where(coalitions.all(axis=1), TRUNCATION / 2, 0.0)
 
-    np.testing.assert_array_equal(gtg_shapley(worth, 4, np.random.default_rng(0)), np.zeros(4))
+    np.testing.assert_array_equal(gtg_shapley(utility, 4, np.random.default_rng(0)), np.zeros(4))
     assert asked == [2]
 
 
 def test_no_members_and_one_member():
     assert len(gtg_shapley(game(1, 0), 0, np.random.default_rng(0))) == 0
-    worth = game(1, 0)
-    (value,) = gtg_shapley(worth, 1, np.random.default_rng(0))
-    assert value == pytest.approx(worth(np.array([[True]]))[0] - worth(np.array([[False]]))[0])
+    utility = game(1, 0)
+    (value,) = gtg_shapley(utility, 1, np.random.default_rng(0))
+    assert value == pytest.approx(utility(np.array([[True]]))[0] - utility(np.array([[False]]))[0])
