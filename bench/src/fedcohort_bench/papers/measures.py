@@ -28,7 +28,7 @@ def _neighbours(results: Results, run: RunInfo) -> Mapping[str, float]:
 def _distances(results: Results, run: RunInfo) -> Mapping[str, float]:
     """Return the mean of ||g_i - mean g|| over all clients that were picked."""
     with closing(open_journal(results.journal(run))) as journal:
-        blocks = [block.metrics.get(Signal.GRADIENT_DISTANCE.value) for block in journal.reply_blocks()]
+        blocks = [block.metrics.get(Signal.GRADIENT_DISTANCE.name) for block in journal.reply_blocks()]
     parts = [np.asarray(values, np.float64) for values in blocks if values is not None]
     distances = np.concatenate(parts or [np.zeros(0)])
     distances = distances[np.isfinite(distances)]

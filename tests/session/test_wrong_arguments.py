@@ -1,73 +1,19 @@
-"""Garbage in every public call: an error of the library's own, or a value that is fine; never a raw one."""
+"""Wrong arguments of public calls are named and change nothing; so do errors of selectors, and bugs."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import os
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fedcohort
-import fedcohort.hosts.flower
-import fedcohort.privacy
-import fedcohort.selectors
 from fedcohort import Cohort, LabelCounts, Losses, Session, Trial
 from fedcohort.core.clients import LabelFactor, LabelGram
 from fedcohort.core.errors import InputError, SelectorError
-from fedcohort.core.protocol import SELECTORS, RoundReport, RoundRequest
+from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.selectors.numerics.class_balance import qcid
 from tests.snapshot import differences, journal_content, session_state
-
-CASES = int(os.environ.get("FEDCOHORT_GARBAGE", "1500"))
-
-
-def caller():
-    """Import the module next to this one, whatever pytest imports modules by."""
-    name = "fedcohort_garbage"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("garbage.py"))
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-def test_garbage_never_raises_a_raw_error(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # some of it can name a file
-    garbage = caller()
-    found = garbage.recipes()
-    ends, raw = garbage.run(found, CASES, seed=16)
-    assert not raw, f"{len(raw)} of {CASES}, for example\n" + "\n".join(raw[:20])
-    assert ends["refused"] > CASES / 2  # else it is no garbage
-
-
-def test_everything_exported_is_called():
-    called = {recipe.name.split(".")[0].split(" ")[0] for recipe in caller().recipes()}
-    registered = {cls.__name__ for cls in (SELECTORS.get(n) for n in SELECTORS)}
-    reasons = {
-        "compare": "see tests/test_api.py", "run": "the same", "extend": "the same", "load": "the same",
-        "check_selector": "takes a selector", "flower": "a module", "plots": "a module",
-        "param": "declares a field", "Interval": "the same", "top_k": "inside a selector, checks nothing",
-        "Selector": "abstract", "CountNoise": "abstract",
-        "LabelDecoder": "a protocol", "Signal": "an enumeration", "Status": "an enumeration",
-        "Slate": "made by sessions, checks nothing", "Outcome": "made by sessions", "Incident": "made by failures",
-        "per_client": "takes nothing", "register": "called as get",
-        "EncryptedLabels": "needs a key", "LabelSeal": "needs a key", "KeyHolder": "needs a key",
-        "ClientKey": "is a key",
-        "KeyHolderServer": "listens", "PublicKey": "needs a key", "RemoteKeyHolder": "connects", "make_keys": "slow",
-        "ServerValidation": "holds two things, checks nothing", "client_name": "is given a context by Flower",
-    }  # fmt: skip
-    for module in (fedcohort, fedcohort.selectors, fedcohort.privacy, fedcohort.hosts.flower):
-        for name in module.__all__:
-            if name == "flare":  # needs nvflare
-                continue
-            item = getattr(module, name)
-            if isinstance(item, type) and issubclass(item, BaseException):
-                continue
-            assert name in called or name in reasons or getattr(item, "__name__", "") in registered, name
 
 
 @pytest.mark.parametrize("clients", [[0.5], [True], ["a"], [[0]], 3, np.array([1.0])])
