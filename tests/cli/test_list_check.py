@@ -106,6 +106,7 @@ def test_check_finds_the_mistakes_in_a_file(fedcohort, tmp_path):
         ("json:X", "has no class 'X'"),
         ("json:JSONDecoder", "is the class JSONDecoder, not a Selector"),
         ("powr-of-choice", "There is no selector"),
+        ("my.toml", "'fedcohort run my.toml' checks a configuration"),
     ],
 )
 def test_bad_targets(fedcohort, target, message, tmp_path):

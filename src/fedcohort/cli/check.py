@@ -80,6 +80,11 @@ def check(
     from fedcohort.testing.conformance import checked_forms
 
     skipped = _checks_to_skip(skip or [])
+    if target.endswith(".toml"):
+        raise UnknownNameError(
+            f"{target!r} is a configuration, and this command checks selectors.",
+            hint=f"'fedcohort run {target}' checks a configuration before it runs it",
+        )
     selector = SELECTORS.create(target)
     console = err(quiet=format is Format.JSON)
     forms = checked_forms(selector)
