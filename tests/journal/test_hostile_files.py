@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import resource
@@ -91,6 +92,40 @@ def test_lists_of_candidates_and_of_the_excluded_have_the_length_of_the_federati
     path = forged(played(tmp_path / "j"), ("UPDATE cohorts SET candidates = ? WHERE ticket = 1", (bomb(64 << 20),)))
     with closing(read_journal(path)) as journal, pytest.raises(JournalError, match="candidates of ticket 1 takes more"):
         journal.candidates(1, 4)
+
+
+def codes(data: bytes) -> str:
+    return json.dumps({"ticket": 1, "reasons": ["blocked"], "codes": base64.b64encode(data).decode()})
+
+
+@pytest.mark.parametrize("replay", ["--replay", "--no-replay"])
+@pytest.mark.parametrize("audit", [False, True], ids=["plain", "chained"])
+@pytest.mark.parametrize(
+    ("statement", "data"),
+    [
+        ("UPDATE cohorts SET candidates = ? WHERE ticket = 1", bomb(64 << 20)),
+        ("UPDATE cohorts SET candidates = ? WHERE ticket = 1", b"no list"),
+        ("UPDATE cohorts SET clients = ? WHERE ticket = 1", b'["S300000000", [1], "|u1"]\nx'),
+        ("UPDATE replies SET data = ? WHERE ticket = 1", b"r1 1 <u1 = = =loss:900000000\n" + bytes(99)),
+        ("UPDATE replies SET data = ? WHERE ticket = 1", b"r1"),
+        ("INSERT INTO scores VALUES (0, 1, '', x'', ?, NULL)", b"s2\n" + bomb(64 << 20)),
+        ("INSERT INTO states VALUES (0, 'shadow', 'field', NULL, ?)", b"no array"),
+        ("INSERT INTO deltas VALUES (0, 9, 'shadow', 'field', ?)", b"no rows"),
+        ("INSERT INTO events VALUES (0, 99, 1.0, 'excluded', ?)", codes(bomb(64 << 20))),
+        ("INSERT INTO events VALUES (0, 99, 1.0, 'excluded', ?)", codes(b"no codes")),
+        ("INSERT INTO events VALUES (0, 99, 1.0, 'mine', ?)", "no body"),
+    ],
+)
+def test_what_cannot_be_read_is_damage(
+    tmp_path: Path, statement: str, data: bytes | str, audit: bool, replay: str
+) -> None:
+    path = played(tmp_path / "j", audit=audit)
+    assert examine(path).sound
+    forged(path, (statement, (data,)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    done = CliRunner().invoke(app, ["journal", "verify", str(path), replay])
+    assert done.exit_code == 1 and "contents WRONG" in done.output, done.output
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
 @pytest.mark.slow

@@ -15,10 +15,14 @@ from fedcohort.audit.choices import confirm
 from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.core.version import __version__
 from fedcohort.journal import Journal
+from fedcohort.journal.chain import links
+from fedcohort.journal.codec import unpack_many
 from fedcohort.journal.database import Database, Seal
+from fedcohort.journal.events import EXCLUDED
 from fedcohort.journal.integrity import check_version, file_problems, missing, row_problems
 from fedcohort.journal.lock import Mark
 from fedcohort.journal.opening import open_unchecked
+from fedcohort.journal.reading import excluded_clients
 from fedcohort.session.resume import next_round
 
 _SHOWN = 5  # at most this many problems of one kind are named
@@ -86,14 +90,36 @@ def examine(path: str | Path, *, again: bool = True) -> Examination:
 def _meaning(journal: Journal, again: bool) -> Iterator[Finding]:
     """Check the contents of rows that are as they were written."""
     try:
+        _read_everything(journal)
         yield _order(journal)
         yield from _rules(journal)
         if again:
             yield _again(journal)
     except JournalError as error:
         yield Finding("contents", False, error.message)
-    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         yield Finding("contents", False, f"cannot be read: {type(error).__name__}: {error}")
+
+
+def _read_everything(journal: Journal) -> None:
+    """Unpack all that is stored; what cannot be unpacked raises an error, whether or not another check needs it."""
+    fetch = journal.database.fetch
+    clients = journal.client_count()
+    journal.table()
+    journal.attributes()
+    for row in journal.cohorts():
+        journal.candidates(row.ticket, clients)
+        journal.scores(row.ticket)
+    journal.reply_blocks()
+    for (selector,) in fetch("SELECT DISTINCT selector FROM states UNION SELECT DISTINCT selector FROM deltas"):
+        journal.state(selector)
+    for kind in [kind for (kind,) in fetch("SELECT DISTINCT kind FROM events")]:
+        for body in journal.events(kind):
+            if kind == EXCLUDED:
+                excluded_clients(body, clients)
+    for link in links(journal.database):
+        if link.kind == "answer" and link.kept:
+            unpack_many(link.kept)
 
 
 def _join_problems(problems: Iterable[str]) -> str:
@@ -139,7 +165,6 @@ def _order(journal: Journal) -> Finding:
         wrong.append(f"there are reports for ticket {strays[0]}, which was never issued")
     picked = {int(client) for row in rows for client in row.clients}
     table, _ = journal.table()
-    journal.attributes()  # raises an error if they cannot be read
     if picked and max(picked) >= table.n:
         wrong.append(f"client {max(picked)} was picked, but there are only {table.n} clients")
     rounds = f"{len(rows):,} cohorts of {next_round(journal)[0]:,} rounds, {table.n:,} clients"

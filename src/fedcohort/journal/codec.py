@@ -65,6 +65,8 @@ def unpack(data: bytes) -> AnyArray:
 @lru_cache(maxsize=256)  # a journal has many cohorts, but few sizes of cohorts
 def _layout(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], np.dtype[Any]]:
     dtype, shape, *stored = json.loads(header)
+    if stored and dtype != "<i8":  # one byte for each entry could name a type of a gigabyte
+        raise JournalError(f"Only indices are stored in a smaller type than their own. Got {dtype!r}.")
     return np.dtype(dtype), tuple(shape), np.dtype(stored[0] if stored else dtype)
 
 

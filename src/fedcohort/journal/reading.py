@@ -43,6 +43,13 @@ def _optional(data: bytes | None) -> AnyArray | None:
     return None if data is None else unpack(data)
 
 
+def excluded_clients(body: Mapping[str, Any], clients: int) -> dict[int, str]:
+    """Return the clients that an event of kind :data:`EXCLUDED` names, each with the reason."""
+    data = decompress(base64.b64decode(body["codes"]), 2 * clients, "The list of excluded clients")
+    codes = np.frombuffer(data, "<i2")
+    return {int(c): str(body["reasons"][codes[c] - 1]) for c in np.flatnonzero(codes)}
+
+
 class JournalReader:
     """The reading half of a journal."""
 
@@ -75,12 +82,7 @@ class JournalReader:
         """Return the clients that the rules excluded from a cohort, each with the reason."""
         query = "SELECT body FROM events WHERE kind = ? AND json_extract(body, '$.ticket') = ?"
         rows = self.database.fetch(query, (EXCLUDED, ticket))
-        if not rows:
-            return {}
-        body = json.loads(rows[0][0])
-        data = decompress(base64.b64decode(body["codes"]), 2 * self.client_count(), "The list of excluded clients")
-        codes = np.frombuffer(data, "<i2")
-        return {int(c): str(body["reasons"][codes[c] - 1]) for c in np.flatnonzero(codes)}
+        return excluded_clients(json.loads(rows[0][0]), self.client_count()) if rows else {}
 
     def state(self, selector: str) -> dict[str, Any]:
         """Return the fields of a selector's state as last saved."""
