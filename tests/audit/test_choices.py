@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcohort import ClientTable, Cohort, LabelCounts, Session, Signal, Slate, Status, create
-from fedcohort.audit.choices import receipt, verify
+from fedcohort.audit.choices import audit_journal, receipt
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.clients import LabelGram, LabelGramRows
@@ -97,7 +97,7 @@ def play(path: Path, selector: str = "fedcbs", seed: int = 3) -> list[str]:
 def test_honest_journals_are_confirmed(tmp_path: Path, selector: str) -> None:
     path = tmp_path / "run.sqlite"
     kept = play(path, selector)
-    found = verify(path, seed=3, receipts=dict.fromkeys(kept, "kept"))
+    found = audit_journal(path, seed=3, receipts=dict.fromkeys(kept, "kept"))
     assert found.problem is None and found.confirmed and found.rounds == 13
     assert len(set(kept)) == 12
     assert sum(found.picked.values()) >= 40 and found.candidate["c0"] <= 13
@@ -127,7 +127,7 @@ def _resealed(db: sqlite3.Connection) -> None:
 
 def test_a_changed_cohort_breaks_the_chain(tmp_path: Path) -> None:
     path = tampered(tmp_path, ("UPDATE cohorts SET clients = ? WHERE ticket = 5", (pack(np.array([0, 3, 5, 6])),)))
-    found = verify(path)
+    found = audit_journal(path)
     assert not found.confirmed and found.rounds == 5
     assert "Round 5 was changed" in str(found.problem)
 
@@ -145,7 +145,7 @@ def test_changed_reports_candidates_and_answers_break_the_chain(tmp_path: Path) 
         folder = tmp_path / str(abs(hash(change)))
         folder.mkdir()
         path = tampered(folder, change)
-        assert not verify(path).confirmed, change
+        assert not audit_journal(path).confirmed, change
 
 
 def test_a_server_that_chains_other_cohorts_is_found_by_recomputing(
@@ -167,7 +167,7 @@ def test_a_server_that_chains_other_cohorts_is_found_by_recomputing(
             cohort = session.ask(RoundRequest(size=3))
             session.tell(RoundReport(cohort.ticket, cohort.clients))
         session.close()
-    found = verify(path)
+    found = audit_journal(path)
     assert not found.confirmed and found.rounds == 4
     assert "Round 4 does not follow" in str(found.problem)
 
@@ -175,8 +175,8 @@ def test_a_server_that_chains_other_cohorts_is_found_by_recomputing(
 def test_another_seed_or_journal_is_found_by_receipts(tmp_path: Path) -> None:
     kept = play(tmp_path / "a.sqlite", seed=3)
     play(tmp_path / "b.sqlite", seed=4)
-    assert "3 was agreed on" in str(verify(tmp_path / "b.sqlite", seed=3).problem)
-    swapped = verify(tmp_path / "b.sqlite", receipts={kept[5]: "client c4"})
+    assert "3 was agreed on" in str(audit_journal(tmp_path / "b.sqlite", seed=3).problem)
+    swapped = audit_journal(tmp_path / "b.sqlite", receipts={kept[5]: "client c4"})
     assert not swapped.confirmed and "client c4" in str(swapped.problem)
 
 
@@ -189,7 +189,7 @@ def test_a_cohort_outside_the_chain(tmp_path: Path) -> None:
             (),
         ),
     )
-    assert "Round 99 is on record but not in the chain" in str(verify(path).problem)
+    assert "Round 99 is on record but not in the chain" in str(audit_journal(path).problem)
 
 
 def test_command(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_command(tmp_path: Path) -> None:
     plain = tmp_path / "plain.sqlite"
     Session(create("uniform"), ClientTable(n=4), journal=plain).close()
     with pytest.raises(JournalError, match="without a chain"):
-        verify(plain)
+        audit_journal(plain)
 
 
 def test_without_audit_a_chain_costs_nothing(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_an_event_that_fails_leaves_the_chain_as_it_was(tmp_path: Path) -> None:
     assert session.journal.commitment == before
     session.tell(RoundReport(cohort.ticket, cohort.clients))
     session.close()
-    assert verify(path).confirmed
+    assert audit_journal(path).confirmed
 
 
 # -- everything that readers see is in the chain ----------------------------------------------------------------------
@@ -266,17 +266,17 @@ def test_an_event_that_fails_leaves_the_chain_as_it_was(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_rewritten_part_is_named(tmp_path: Path, statement: str, named: str) -> None:
     path = tampered(tmp_path, (statement, ()))
-    found = verify(path)
+    found = audit_journal(path)
     assert not found.confirmed and found.wrong and named in str(found.problem), found.problem
     checks = {f.check: f for f in examine(path).findings}
-    assert checks["replay"].sound is False or checks["contents"].sound is False
+    assert checks["replay"].valid is False or checks["contents"].valid is False
 
 
 def test_a_link_that_no_reader_understands_is_found(tmp_path: Path) -> None:
     for data in (b"", b"{}", b"[]\n", b'{"digest": "zz"}'):
         folder = tmp_path / f"x{data.hex()}"
         folder.mkdir()
-        assert not verify(tampered(folder, ("UPDATE chain SET data = ? WHERE id = 12", (data,)))).confirmed
+        assert not audit_journal(tampered(folder, ("UPDATE chain SET data = ? WHERE id = 12", (data,)))).confirmed
 
 
 # -- a server that influences cohorts ----------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_a_server_that_draws_until_it_likes_the_cohort_is_not_confirmed(tmp_path
             while not {0, 1} <= set((cohort := asked(session)).clients.tolist()):
                 session.abandon(cohort.ticket, "the network was slow")
             session.tell(RoundReport(cohort.ticket, cohort.clients))
-    found = verify(path)
+    found = audit_journal(path)
     assert found.kept == 5 and found.draws == found.abandoned + 5 and found.unexplained == found.abandoned > 5
     assert not found.confirmed and f"Of {found.draws} draws {found.abandoned} were abandoned" in str(found.problem)
     assert "the network was slow" in str(found.problem)
@@ -312,7 +312,7 @@ def test_failures_that_the_server_makes_up_do_not_explain_more_draws_than_were_k
                 session.abandon(cohort.ticket, "it failed")
             cohort = asked(session)
             session.tell(RoundReport(cohort.ticket, cohort.clients))
-    found = verify(path)
+    found = audit_journal(path)
     assert (found.draws, found.abandoned, found.unexplained) == (9, 6, 0) and not found.confirmed
 
 
@@ -323,7 +323,7 @@ def test_a_few_abandoned_draws_get_a_remark(tmp_path: Path) -> None:
         for _ in range(12):
             cohort = asked(session)
             session.tell(RoundReport(cohort.ticket, cohort.clients))
-    found = verify(path)
+    found = audit_journal(path)
     assert found.word == "confirmed with remarks" and "1 of 13 draws" in found.remarks[0]
     machine = CliRunner().invoke(app, ["journal", "audit", str(path), "--format", "json"])
     assert machine.exit_code == 3 and json.loads(machine.stdout)["unexplained"] == 1
@@ -352,7 +352,7 @@ def test_a_custom_selector_must_be_named_and_gets_a_remark(tmp_path: Path) -> No
         "s.tell(s.ask(3)); s.change_selector('friends.py:Friends'); s.tell(s.ask(3)); s.close()"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    found = verify(tmp_path / "run.sqlite")
+    found = audit_journal(tmp_path / "run.sqlite")
     assert not found.confirmed and "From round 1 on" in str(found.problem) and "friends.py:Friends" in found.problem
     own = f"{tmp_path}/friends.py:Friends"
     trusted = CliRunner().invoke(app, ["journal", "audit", str(tmp_path / "run.sqlite"), "--selector", own])
@@ -368,7 +368,7 @@ def test_a_change_of_selector_gets_a_remark(tmp_path: Path) -> None:
                 session.change_selector(create(name))
             cohort = asked(session)
             session.tell(RoundReport(cohort.ticket, cohort.clients))
-    assert verify(path).remarks == ("From round 1 on 'size-weighted' chose, in place of 'uniform'.",)
+    assert audit_journal(path).remarks == ("From round 1 on 'size-weighted' chose, in place of 'uniform'.",)
 
 
 def test_rules_that_leave_nobody_else_are_not_confirmed(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_rules_that_leave_nobody_else_are_not_confirmed(tmp_path: Path) -> None:
         for _ in range(6):
             cohort = asked(session)
             session.tell(RoundReport(cohort.ticket, cohort.clients))
-    found = verify(path)
+    found = audit_journal(path)
     assert not found.confirmed and "In 6 of 6 draws the rules left no more clients" in str(found.problem)
     assert found.excluded["c7"] == 6 and "c0" not in found.excluded
     assert any("They excluded 9 of 12" in remark and "c7 (6)" in remark for remark in found.remarks)
@@ -393,7 +393,7 @@ def test_rules_that_pin_all_clients_are_not_confirmed(tmp_path: Path) -> None:
         for _ in range(4):
             cohort = asked(session)
             session.tell(RoundReport(cohort.ticket, cohort.clients))
-    assert "demanded all that were picked" in str(verify(path).problem)
+    assert "demanded all that were picked" in str(audit_journal(path).problem)
 
 
 def test_rules_that_treat_all_alike_get_no_remark(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_rules_that_treat_all_alike_get_no_remark(tmp_path: Path) -> None:
         for _ in range(6):
             cohort = asked(session)
             session.tell(RoundReport(cohort.ticket, cohort.clients))
-    found = verify(path)
+    found = audit_journal(path)
     assert found.word == "confirmed" and sum(found.excluded.values()) > 0
 
 
@@ -416,7 +416,7 @@ def test_a_server_that_lets_rounds_pass_until_it_likes_the_next_is_not_confirmed
                 assert session.ask(RoundRequest(size=3, available=[])).size == 0
             cohort = asked(session)
             session.tell(RoundReport(cohort.ticket, cohort.clients))
-    assert "6 rounds passed without a cohort, and 3 had one" in str(verify(path).problem)
+    assert "6 rounds passed without a cohort, and 3 had one" in str(audit_journal(path).problem)
 
 
 def test_absent_clients_and_corrected_metrics_get_a_remark(tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ def test_absent_clients_and_corrected_metrics_get_a_remark(tmp_path: Path) -> No
             session.tell(RoundReport(cohort.ticket, cohort.clients))
             session.record(round_, {"accuracy": 0.5})
         session.record(0, {"accuracy": 0.9})
-    found = verify(path)
+    found = audit_journal(path)
     assert found.remarks == (
         "In 4 of 4 draws no more clients were available than asked for.",
         "Metrics of the model that were recorded again later: 1.",
@@ -442,20 +442,20 @@ def test_pruning_and_forgetting_leave_the_chain_intact(tmp_path: Path) -> None:
     kept = dict.fromkeys(play(path), "kept")
     with closing(Journal.open(path)) as record:
         prune(record, 3)
-    pruned = verify(path, receipts=kept)
+    pruned = audit_journal(path, receipts=kept)
     assert not pruned.confirmed and not pruned.wrong and "pruned. The chain itself holds" in str(pruned.problem)
     with Session.open(path) as session:
         session.forget("c3")
         cohort = asked(session)
         kept[session.journal.commitment or ""] = "after"
         session.tell(RoundReport(cohort.ticket, cohort.clients))
-    gone = verify(path, receipts=kept)
+    gone = audit_journal(path, receipts=kept)
     assert not gone.confirmed and not gone.wrong and "clients were forgotten and details" in str(gone.problem)
-    assert {f.check: f.sound for f in examine(path).findings}["replay"] is None
+    assert {f.check: f.valid for f in examine(path).findings}["replay"] is None
     with sqlite3.connect(path) as db:
         db.execute("UPDATE metrics SET value = 0.99 WHERE round = 7")
         _resealed(db)
-    assert verify(path, receipts=kept).wrong
+    assert audit_journal(path, receipts=kept).wrong
 
 
 def test_parts_that_vanish_without_an_event_are_found(tmp_path: Path) -> None:
@@ -467,7 +467,7 @@ def test_parts_that_vanish_without_an_event_are_found(tmp_path: Path) -> None:
             db.execute("UPDATE chain SET data = ? WHERE id = ?", (json.dumps(less).encode() + b"\n", number))
         db.execute("DELETE FROM metrics")
         _resealed(db)
-    found = verify(path)
+    found = audit_journal(path)
     assert found.wrong and "no event says" in str(found.problem)
 
 
@@ -515,7 +515,7 @@ def test_a_rewritten_journal_cannot_be_signed_by_somebody_else(tmp_path: Path) -
         first = session.journal.commitment or ""
         session.tell(RoundReport(cohort.ticket, cohort.clients))
     public = read_public(key.with_name("operator.key.pub"))
-    assert verify(path, public=public, receipts={first: "anna"}).word == "confirmed"
+    assert audit_journal(path, public=public, receipts={first: "anna"}).word == "confirmed"
     with sqlite3.connect(path) as db:
         db.execute("UPDATE events SET body = body")
         last = db.execute("SELECT MAX(id) FROM chain").fetchone()[0]
@@ -525,4 +525,4 @@ def test_a_rewritten_journal_cannot_be_signed_by_somebody_else(tmp_path: Path) -
         kind = db.execute("SELECT kind FROM chain WHERE id = ?", (last,)).fetchone()[0]
         db.execute("UPDATE chain SET data = ?, link = ? WHERE id = ?", (body, next_link(tip, kind, digest), last))
         _resealed(db)
-    assert not verify(path, public=public).confirmed
+    assert not audit_journal(path, public=public).confirmed

@@ -13,8 +13,8 @@ from random import Random
 import numpy as np
 
 from fedcohort import ClientTable, LabelCounts, Losses, Session, Signal, create
-from fedcohort.audit.choices import verify as audit
-from fedcohort.audit.participation import verify
+from fedcohort.audit.choices import audit_journal
+from fedcohort.audit.participation import prove_participation
 from fedcohort.core.clients import LabelFactor, LabelGram, LabelGramRows
 from fedcohort.core.errors import FedcohortError, JournalError, SelectorError
 from fedcohort.core.protocol import SELECTORS, Answer, RoundReport, RoundRequest
@@ -420,9 +420,9 @@ class Life:
         """Participation rules held in every round, and an audited journal follows from its inputs."""
         tried("session")
         if not self.manual:
-            assert not verify(self.session.journal).breaches
+            assert not prove_participation(self.session.journal).breaches
             if self.session.journal.commitment is not None:
-                assert not (verdict := audit(self.path)).wrong, verdict.problem
+                assert not (verdict := audit_journal(self.path)).wrong, verdict.problem
 
 
 def _bytes(array) -> bytes | None:

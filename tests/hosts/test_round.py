@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcohort.audit.choices import verify
+from fedcohort.audit.choices import audit_journal
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import Answer, Cohort, Losses, Selector, Status
@@ -457,7 +457,7 @@ def test_a_late_model_counts_in_the_next_round_that_closes_if_it_is_to(late: Any
         for number, ((client, ticket, stale, _),) in (expected.items() if late == "count" else ())
     ]
     assert status["c1"] is LATE and status["c2"] is MISSING
-    assert verify(tmp_path / "j", First(weighs=weighs)).problem is None
+    assert audit_journal(tmp_path / "j", First(weighs=weighs)).problem is None
 
 
 def test_a_late_model_of_a_client_that_has_answered_again_is_left_out() -> None:

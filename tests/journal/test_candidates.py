@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcohort.audit.choices import verify as confirm
+from fedcohort.audit.choices import audit_journal
 from fedcohort.audit.replay import check as replay
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError
@@ -73,7 +73,7 @@ def test_a_chained_journal_keeps_every_list_whole(tmp_path):
     with closing(read_journal(tmp_path / "j.sqlite")) as journal:
         assert {base_of(data) for data in stored(journal).values()} == {None}
         assert all(set(journal.candidates(t, N).tolist()) == who for t, who in expected.items())
-    assert confirm(tmp_path / "j.sqlite").problem is None
+    assert audit_journal(tmp_path / "j.sqlite").problem is None
 
 
 @pytest.mark.parametrize("keep", [1, 5, 13, 40])

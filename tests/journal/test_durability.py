@@ -93,7 +93,7 @@ def goes_on(session, path, expected):
     session.close()
     with Session.open(path) as again:
         assert [tuple(c.clients.tolist()) for c in again.journal.cohorts()] == expected
-    assert examine(path).sound
+    assert examine(path).valid
 
 
 @pytest.mark.parametrize("more", [0, 30_000, 60_001])
@@ -126,7 +126,7 @@ def test_a_full_disk_leaves_no_hole_in_manual_mode(tmp_path, more):
         HOST.play(session, 17)
         session.commit()
         assert [tuple(c.clients.tolist()) for c in session.journal.cohorts()] == expected
-    assert examine(path).sound
+    assert examine(path).valid
 
 
 @pytest.mark.parametrize("which", ["the limit of SQLite", "the integers of its interface"])
@@ -175,7 +175,7 @@ def test_an_interrupt_in_the_moment_of_a_commit_is_no_hole(tmp_path, monkeypatch
             session.tell(HOST.report(cohort))
         HOST.play(session, 8 - session.round)
         assert [tuple(c.clients.tolist()) for c in session.journal.cohorts()] == expected
-    assert examine(path).sound
+    assert examine(path).valid
 
 
 def test_a_full_disk_during_creation_leaves_nothing(tmp_path):
@@ -204,7 +204,7 @@ def test_the_file_alone_of_a_journal_in_use_is_refused(tmp_path):
         with pytest.raises(JournalError, match=r"companion j.sqlite-wal, .* is missing") as caught:
             opened(alone)
         assert "journal copy" in caught.value.hint and "journal recover" in caught.value.hint
-    assert not examine(alone).sound
+    assert not examine(alone).valid
     shutil.copy(f"{path}-wal", alone.parent)  # with its companion it is complete
     with Session.open(alone) as session:
         assert session.round == 6
@@ -243,7 +243,7 @@ def test_commits_that_are_gone_are_missed(tmp_path, left):
             session.tell(HOST.report(cohort))
         HOST.play(session, 8 - session.round)
         assert [tuple(c.clients.tolist()) for c in session.journal.cohorts()] == expected
-    assert examine(path).sound
+    assert examine(path).valid
 
 
 def test_an_older_copy_in_the_place_of_a_journal_is_noticed(tmp_path):
@@ -286,7 +286,7 @@ def test_a_program_that_ends_without_closing_leaves_a_closed_journal(tmp_path):
     with closing(read_journal(tmp_path / "alone.sqlite")) as journal:
         assert journal.last() == (3, 3)
     found = examine(tmp_path / "alone.sqlite")
-    assert found.sound and found.seal is not None and not found.seal.in_use
+    assert found.valid and found.seal is not None and not found.seal.in_use
 
 
 def test_a_snapshot_of_a_journal_in_use_is_whole(tmp_path):
@@ -403,7 +403,7 @@ def test_a_read_only_folder_is_read(readable, how):
         shown = JournalItem(path, "j")
         shown.poll()
         scraped = 'rounds_total{journal="j"} 6' in exposition({"j": path})
-        return [why, scraped, shown.overview()["done"], examine(path).sound]
+        return [why, scraped, shown.overview()["done"], examine(path).valid]
 
     assert unprivileged(look) == ["Round 2: 3 of 12 candidates were picked.", True, 6, True]
     assert "a session needs a folder it can write to" in unprivileged(lambda: Session.open(path) and None)
@@ -445,7 +445,7 @@ def test_a_kill_during_creation_leaves_nothing_in_the_way(tmp_path, die_after):
         whole = in_child(work) == "whole"
         cut += not path.exists()
         if not whole and path.exists():
-            assert examine(path).sound
+            assert examine(path).valid
         with Session.open_or_create(path, create("uniform"), ClientTable(n=9)) as session:
             session.ask(RoundRequest(size=1))
         assert sorted(file.name for file in tmp_path.glob(f"{lines}.*")) == [path.name, f"{path.name}.lock"]

@@ -84,7 +84,7 @@ def test_a_small_journal_does_not_take_the_memory(tmp_path: Path, fact: str, dat
     ):
         read(journal)
     found = examine(path)
-    assert not found.sound
+    assert not found.valid
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
 
 

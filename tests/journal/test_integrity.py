@@ -172,7 +172,7 @@ def test_verify_says_what_it_found(tmp_path):
     assert code == 0 and "all 5 cohorts and the selector's state follow from seed and reports" in said
     code, said = verified(path, "--format", "json", "--no-replay")
     found = json.loads(said)
-    assert code == 0 and found["sound"] and found["version"] == 4 and not found["in_use"]
+    assert code == 0 and found["valid"] and found["version"] == 4 and not found["in_use"]
     assert [check["check"] for check in found["checks"]] == ["file", "rows", "commits", "order"]
     with closing(Journal.open(path)) as journal, journal.event():
         journal.database.change("cohorts", (3,), clients=journal.database.fetch("SELECT clients FROM cohorts")[0][0])

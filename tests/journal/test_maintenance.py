@@ -15,8 +15,8 @@ import yaml
 from typer.testing import CliRunner
 
 from fedcohort import create
-from fedcohort.audit.choices import verify as confirm
-from fedcohort.audit.participation import verify
+from fedcohort.audit.choices import audit_journal
+from fedcohort.audit.participation import prove_participation
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.clients import ClientTable
@@ -164,11 +164,11 @@ def test_pruning_keeps_what_resuming_and_proofs_need(journal: Path) -> None:
         assert [bool(record.scores(t)[""][1]) for t in range(6)] == [False] * 4 + [True] * 2
     with Session.open(journal) as session:
         assert session.round == 6 and str(session.state) == str(state)
-    assert verify(journal).holds
+    assert prove_participation(journal).holds
 
 
 def test_a_client_is_forgotten_and_its_participation_stays_provable(journal: Path) -> None:
-    before = verify(journal)
+    before = prove_participation(journal)
     done = CliRunner().invoke(app, ["journal", "forget", str(journal), "benjamin"])
     assert done.exit_code == 0 and "forgotten-1" in done.output, done.output
     with closing(read_journal(journal)) as record:
@@ -178,7 +178,7 @@ def test_a_client_is_forgotten_and_its_participation_stays_provable(journal: Pat
         assert table.names[1] == "forgotten-1" and not active[1] and table.sizes[1] == 0
         assert all(r.metrics == {} for r in record.replies() if r.client == 1)
     assert b"Ulm on the Danube" not in journal.read_bytes()
-    after = verify(journal)
+    after = prove_participation(journal)
     assert after.holds and (after.most, after.rounds) == (before.most, before.rounds)
     with Session.open(journal) as session:
         fresh = ActiveFL().init(session.table, np.random.default_rng(0))
@@ -247,7 +247,7 @@ def test_a_name_goes_from_every_text(tmp_path: Path, audit: bool) -> None:
             "said": "forgotten-0 was slow"
         }
     if audit:
-        found = confirm(path)
+        found = audit_journal(path)
         assert not found.wrong and "The chain itself holds" in str(found.problem)
 
 
@@ -283,7 +283,7 @@ def test_a_name_that_is_a_word_of_the_journals_own_is_forgotten_where_it_names_t
         session.record(0, {"loss": 0.5, "train/loss": 0.4, f"gain/{word}'s": 1.0})
     done = CliRunner().invoke(app, ["journal", "forget", str(path), word, "--block"])
     assert done.exit_code == 0, done.output
-    assert examine(path).sound
+    assert examine(path).valid
     with Session.open(path, create("uniform")) as session:
         assert session.rules is not None and session.rules.blocked == ("forgotten-0",)
         assert (session.rules.eligible, session.rules.quotas) == ("city != 'Rome'", {"city": {"Bonn": 1}})

@@ -22,7 +22,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {
     "read": read_journal,
     "read rounds": lambda path: Decisions(path, path.parent).cohorts,
     "verify": examine,
-    "audit": choices.verify,
+    "audit": choices.audit_journal,
 }
 
 

@@ -42,7 +42,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
         assert all(type(value) in (float, type(None)) for value in journal.metrics()[0].values())
         assert journal.events("mine") == [{"loss": 0.5, "where": [4]}]
         assert journal.meta()["host"] == {"at": 7}
-    assert examine(path).sound
+    assert examine(path).valid
 
 
 @pytest.mark.parametrize(

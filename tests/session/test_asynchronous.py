@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fedcohort.audit.choices import verify as confirm
-from fedcohort.audit.participation import verify
+from fedcohort.audit.choices import audit_journal
+from fedcohort.audit.participation import prove_participation
 from fedcohort.audit.replay import check as replay
 from fedcohort.core.clients import ClientTable, LabelCounts
 from fedcohort.core.errors import InputError, JournalError, TicketError
@@ -158,7 +158,7 @@ def test_rules_hold(tmp_path):
     assert trace and all(client != 3 for _, client in trace)
     assert max(sum(client == c for _, client in trace) for c in range(12)) <= 4
     with closing(read_journal(tmp_path / "a.sqlite")) as journal:
-        assert verify(journal).holds
+        assert prove_participation(journal).holds
 
 
 @pytest.mark.parametrize("audit", [False, True])
@@ -168,7 +168,7 @@ def test_the_journal_can_be_replayed(tmp_path, audit):
     session = Session(selector, host.table, seed=3, signals=host.signals, asynchronous=True, journal=path, audit=audit)
     trace = host.play_one_by_one(lambda: session, 40)
     if audit:
-        found = confirm(path)
+        found = audit_journal(path)
         assert found.problem is None and found.draws == len(trace)
     else:
         with closing(read_journal(path)) as journal:

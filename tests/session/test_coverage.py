@@ -10,7 +10,7 @@ from fedcohort.core.clients import ClientTable
 from fedcohort.core.protocol import Cohort, RoundReport, RoundRequest
 from fedcohort.selectors import Uniform
 from fedcohort.session import Session
-from fedcohort.session.coverage import FEWEST_ROUNDS, Tally
+from fedcohort.session.coverage import MIN_ROUNDS, Tally
 
 
 def play(session, rounds, size, available=None):
@@ -50,7 +50,7 @@ def test_uniform_cohorts_reach_the_expected_number():
 
 def test_the_last_rounds_give_every_client_two_turns():
     assert counted(200, 100, 10, 200).since == 60
-    assert counted(10, 100, 5, 10).since == 100 - FEWEST_ROUNDS
+    assert counted(10, 100, 5, 10).since == 100 - MIN_ROUNDS
 
 
 def test_a_small_circle_is_named_with_its_numbers():
@@ -114,8 +114,8 @@ def test_the_expected_reach_is_a_lower_bound_that_nested_candidates_meet():
 
 
 def test_no_warning_about_few_rounds_or_if_everybody_trains():
-    assert counted(1000, FEWEST_ROUNDS - 1, 2, 2).warning is None
-    assert counted(1000, FEWEST_ROUNDS, 2, 2).warning is not None
+    assert counted(1000, MIN_ROUNDS - 1, 2, 2).warning is None
+    assert counted(1000, MIN_ROUNDS, 2, 2).warning is not None
     assert counted(5, 50, 5, 5).warning is None
     assert Tally(5).coverage().warning is None
 

@@ -102,11 +102,11 @@ def test_kills_by_the_clock(tmp_path, commit):
         kills += os.WIFSIGNALED(status)
         if not os.WIFSIGNALED(status):
             finished += 1
-            assert examine(path).sound
+            assert examine(path).valid
             with Session.open(path) as done:
                 assert contents(done) == expected
             path = tmp_path / f"killed-{kills}.sqlite"
     print(f"{commit}: {kills} kills, {finished} sessions finished")
     with work(path, commit) as last:
         assert contents(last) == expected
-    assert examine(path).sound
+    assert examine(path).valid

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedcohort import Cohort, Selector, Session, Signal, per_client
-from fedcohort.audit.choices import verify
+from fedcohort.audit.choices import audit_journal
 from fedcohort.core.errors import InputError, SignalError
 from fedcohort.core.protocol import RoundReport
 from fedcohort.core.signals import Known
@@ -79,7 +79,7 @@ def test_a_session_with_a_custom_signal_continues_from_its_journal(tmp_path):
     }
     assert "battery-drain" in tables(journal)["replies"]
     journal.close()
-    result = verify(path, Gentle())
+    result = audit_journal(path, Gentle())
     assert result.problem is None and result.rounds == 3
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedcohort.audit.participation import verify
+from fedcohort.audit.participation import prove_participation
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.clients import ClientTable
@@ -46,7 +46,7 @@ def test_a_tightened_limit_is_not_reported_as_kept(tmp_path: Path) -> None:
         played(session, 3, 7)
     with Session.open(path, rules=Rules(max_participations=2)) as session:
         played(session, 3, 2)  # nobody is eligible any more
-    proof = verify(path)
+    proof = prove_participation(path)
     assert proof.kept and not proof.holds and proof.most == 7
     assert [(change.round, change.what) for change in proof.changes] == [
         (0, "max_participations is now 9"),
@@ -60,7 +60,7 @@ def test_a_tightened_limit_is_not_reported_as_kept(tmp_path: Path) -> None:
     found = json.loads(CliRunner().invoke(app, ["journal", "rules", "verify", str(path), "--format", "json"]).output)
     assert (found["holds"], found["kept"], len(found["changes"]), len(found["exceeded"])) == (False, True, 2, 3)
     finding = next(f for f in examine(path).findings if f.check == "rules")
-    assert finding.sound and "7 participations, all before the limit of 2" in finding.text
+    assert finding.valid and "7 participations, all before the limit of 2" in finding.text
 
 
 def test_a_limit_can_be_exceeded_and_broken(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_limit_can_be_exceeded_and_broken(tmp_path: Path) -> None:
         played(session, 2, 7)
     with closing(Journal.open(path)) as journal, journal.event():  # a session would never write this
         journal.add_event("rules", {"round": 5, "ticket": 5, "rules": {"max_participations": 2}})
-    proof = verify(path)
+    proof = prove_participation(path)
     assert sorted((b.client, b.round) for b in proof.breaches) == [("0", 5), ("0", 6), ("1", 5), ("1", 6)]
     assert {e.what for e in proof.exceeded} == {"7 participations, 5 before the limit of 2 took effect in round 5"}
     code, text = printed(path)
@@ -83,7 +83,7 @@ def test_tightened_separation_and_windows(tmp_path: Path) -> None:
         session.set_rules(Rules(min_separation=3, window=4, max_in_window=2))
         session.set_rules(Rules(min_separation=3, window=4, max_in_window=2, blocked=("y",)))
         played(session, 1, 8)
-    assert {e.what for e in verify(path).exceeded} == {
+    assert {e.what for e in prove_participation(path).exceeded} == {
         "1 rounds from one participation to the next, before the separation of 3 took effect in round 4",
         "4 times in 4 rounds, before the limit of 2 took effect in round 4",
     }
@@ -95,7 +95,7 @@ def test_loosened_or_unchanged_rules_hold(tmp_path: Path) -> None:
         session.set_rules(Rules(max_participations=2))  # no change, so nothing is recorded
         session.set_rules(Rules(max_participations=5))
         played(session, 2, 2)
-    proof = verify(tmp_path / "j")
+    proof = prove_participation(tmp_path / "j")
     assert proof.holds and len(proof.changes) == 2
     code, text = printed(tmp_path / "j")
     assert code == 0 and "they changed once. The run as a whole is within those in force now." in text
@@ -113,7 +113,7 @@ def test_rules_stay_at_a_restart_unless_they_are_dropped(tmp_path: Path, caplog:
         with Session.open(path, rules=Rules()) as session:
             assert session.ask(RoundRequest(2)).size == 2
         assert "max_participations was 1, is now unset" in caplog.text
-    assert not verify(path).holds
+    assert not prove_participation(path).holds
     code, text = printed(path)
     assert code == 1 and "None have been in force since round 2." in text
 
@@ -207,7 +207,7 @@ def test_every_round_is_judged_by_the_rules_in_force(seed: int) -> None:
             if ticket in in_force and breaks(in_force[ticket], name, round_, past.get(name, [])):
                 broken.add((name, round_))
             past.setdefault(name, []).append(round_)
-    proof = verify(session.journal)
+    proof = prove_participation(session.journal)
     assert {(b.client, b.round) for b in proof.breaches} == broken
     assert proof.kept == (not broken)
     beyond = {name for name in past if rules is not None and exceeds(rules, name, past[name])}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcohort.audit.participation import verify
+from fedcohort.audit.participation import prove_participation
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import Answer, Cohort, RoundReport, RoundRequest, Status
@@ -151,7 +151,7 @@ def federation(seed: int, folder: Path | None = None) -> None:
                 session.tell(RoundReport(cohort.ticket, cohort.clients, status))
                 now.failed = set(cohort.clients[bad].tolist())
         history.append(now)
-    assert verify(session.journal).holds
+    assert prove_participation(session.journal).holds
 
 
 def test_random_federations_keep_their_rules() -> None:
@@ -256,7 +256,7 @@ def test_rules_continue_after_a_restart_and_changes_are_recorded(tmp_path: Path)
     with Session.open(tmp_path / "j", rules=Rules(max_participations=2)) as session:
         played(session, 4)
         assert played(session, 4).size == 0
-    proof = verify(tmp_path / "j")
+    proof = prove_participation(tmp_path / "j")
     assert proof.holds and (proof.most, proof.least_separation) == (2, 2)
     assert [b["round"] for b in read_journal(tmp_path / "j").events("rules")] == [0, 3]
 
@@ -269,7 +269,7 @@ def test_a_repeated_round_is_checked_against_its_current_rules() -> None:
     again = session.ask(RoundRequest(2))
     assert (again.round, again.names) == (0, ("1", "2")) or (again.round, again.names) == (0, ("2", "1"))
     session.tell(RoundReport(again.ticket, again.clients))
-    assert verify(session.journal).holds
+    assert prove_participation(session.journal).holds
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_breach_is_found_in_the_journal(tmp_path: Path) -> None:
         journal.add_event(
             "rules", {"round": 0, "ticket": 0, "rules": Rules(min_separation=2, max_participations=2).to_dict()}
         )
-    proof = verify(tmp_path / "j")
+    proof = prove_participation(tmp_path / "j")
     assert not proof.holds and proof.least_separation == 1
     assert any("rounds after the last" in b.what for b in proof.breaches)
     assert any("of at most 2" in b.what for b in proof.breaches)
@@ -379,7 +379,7 @@ def test_budgets_differ_from_client_to_client(tmp_path: Path) -> None:
         assert {name: took.count(name) for name in ("anna", "ben", "cem")} == {"anna": 2, "ben": 4, "cem": 6}
         assert str(session.explain(3, "anna")).count("took part 2 times") == 1
         assert str(session.explain(5, "ben")).count("took part 4 times") == 1
-    assert verify(tmp_path / "j").holds
+    assert prove_participation(tmp_path / "j").holds
     assert Rules(**rules.to_dict()) == rules
     with pytest.raises(ParameterError, match="'cost' parameter of Rules must name the kinds"):
         Rules(budgets={"anna": {"epsilon": 3}})
@@ -404,7 +404,7 @@ def test_an_audit_replays_the_rules(tmp_path: Path) -> None:
                 session.set_attributes({"8": {"region": "north", "battery": 50}, "2": {"battery": 1}})
                 session.set_rules(Rules(quotas={"region": dict.fromkeys(REGIONS, 2)}))
             played(session, 4)
-    found = choices.verify(tmp_path / "j")
+    found = choices.audit_journal(tmp_path / "j")
     assert found.confirmed, found.problem
 
 
@@ -426,7 +426,7 @@ def test_rules_hold_in_the_simulator(tmp_path: Path) -> None:
     journals = sorted((tmp_path / "x").rglob("*.sqlite"))
     assert len(journals) == 2
     for journal in journals:
-        proof = verify(journal)
+        proof = prove_participation(journal)
         assert proof.holds and proof.most <= 2 and (proof.least_separation or 3) >= 3
 
 

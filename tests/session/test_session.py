@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcohort import ClientTable, LabelCounts, Losses, Session, Signal, Status, create
-from fedcohort.audit.choices import verify
+from fedcohort.audit.choices import audit_journal
 from fedcohort.core.clients import LabelGram
 from fedcohort.core.errors import (
     DuplicateReportError,
@@ -535,7 +535,7 @@ def test_labels_in_another_form_leave_nothing_of_the_former_one(tmp_path):
         session.update_facts(ClientTable(names=["a", "b"], sizes=[2, 2], labels=LabelCounts([[2, 0], [0, 2]])))
         session.tell(session.ask(1))
         assert "classes" not in session.journal.facts()
-    assert not verify(path).wrong
+    assert not audit_journal(path).wrong
 
 
 def test_a_report_without_clients_is_refused_where_staleness_is_added():

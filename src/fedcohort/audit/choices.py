@@ -2,8 +2,8 @@
 
 A server that picks colluders on purpose breaks the promises of secure aggregation and differential privacy (Lotto,
 USENIX Security 2024). A journal written with ``audit=True`` is a chain of digests that begins with a commitment to the
-seed. :func:`verify` checks the chain and replays the session with the same seed, clients, candidates, answers and
-reports. Every cohort must come out as recorded.
+seed. :func:`audit_journal` checks the chain and replays the session with the same seed, clients, candidates, answers
+and reports. Every cohort must come out as recorded.
 
 A server has other ways to get the cohorts it likes: abandon draws until one suits it, change the selector, or exclude
 all other clients by rules. All of these are recorded, so an audit counts, shows and judges them.
@@ -109,7 +109,7 @@ class AuditResult:
         return "confirmed with remarks" if self.remarks else "confirmed"
 
 
-def verify(
+def audit_journal(
     path: str | Path,
     selector: Selector[Any] | None = None,
     *,
@@ -153,7 +153,7 @@ def confirm(
     receipts: Mapping[str, str] | None = None,
     public: str | None = None,
 ) -> AuditResult:
-    """Check an open journal; see :func:`verify`."""
+    """Check an open journal; see :func:`audit_journal`."""
     meta = journal.meta()
     if meta.get("audit") is None:
         raise JournalError(

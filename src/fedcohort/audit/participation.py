@@ -135,7 +135,7 @@ class _Past:
         return self.rounds[: bisect_left(self.tickets, change.ticket)]
 
 
-def verify(journal: str | Path | Journal) -> Proof:
+def prove_participation(journal: str | Path | Journal) -> Proof:
     """Check every participation in a journal against the rules of its round.
 
     Only rules about cohorts are checked: separation, total number, number in a window, blocked and paused clients. A
@@ -144,7 +144,7 @@ def verify(journal: str | Path | Journal) -> Proof:
     """
     if not isinstance(journal, Journal):
         with closing(read_journal(journal)) as opened:
-            return verify(opened)
+            return prove_participation(opened)
     table, _ = journal.table()
     rows = journal.cohorts()
     changes = _changes(journal)

@@ -10,8 +10,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcohort.audit import participation, replay
+from fedcohort.audit import participation
 from fedcohort.audit.choices import confirm
+from fedcohort.audit.replay import check as check_replay
 from fedcohort.core.errors import FedcohortError, JournalError
 from fedcohort.core.version import __version__
 from fedcohort.journal import Journal
@@ -34,12 +35,12 @@ class Finding:
 
     Attributes
     ----------
-    sound : bool or None
+    valid : bool or None
         None if the check was not possible.
     """
 
     check: str
-    sound: bool | None
+    valid: bool | None
     text: str
 
 
@@ -58,17 +59,17 @@ class Examination:
     findings: tuple[Finding, ...]
 
     @property
-    def sound(self) -> bool:
+    def valid(self) -> bool:
         """Whether no check failed."""
-        return all(finding.sound is not False for finding in self.findings)
+        return all(finding.valid is not False for finding in self.findings)
 
 
-def examine(path: str | Path, *, again: bool = True) -> Examination:
+def examine(path: str | Path, *, replay: bool = True) -> Examination:
     """Check a journal in every possible way.
 
     Parameters
     ----------
-    again : bool
+    replay : bool
         Whether to replay the session as well, which takes as long as its selector did.
     """
     path = Path(path)
@@ -78,22 +79,22 @@ def examine(path: str | Path, *, again: bool = True) -> Examination:
         check_version(database.connection, path)
         findings = [_file(database), _rows(database)]
         seal = None
-        if findings[-1].sound:
+        if findings[-1].valid:
             seal = Seal.read(database.connection)
             findings.append(_commits(path, seal, mark, companion))
         # A replay of damaged rows would blame the selector.
-        if all(finding.sound for finding in findings[:2]):
-            findings += _meaning(journal, again)
+        if all(finding.valid for finding in findings[:2]):
+            findings += _meaning(journal, replay)
         return Examination(path, seal, tuple(findings))
 
 
-def _meaning(journal: Journal, again: bool) -> Iterator[Finding]:
+def _meaning(journal: Journal, replay: bool) -> Iterator[Finding]:
     """Check the contents of rows that are as they were written."""
     try:
         _read_everything(journal)
         yield _order(journal)
         yield from _rules(journal)
-        if again:
+        if replay:
             yield _again(journal)
     except JournalError as error:
         yield Finding("contents", False, error.message)
@@ -172,7 +173,7 @@ def _order(journal: Journal) -> Finding:
 
 
 def _rules(journal: Journal) -> Iterator[Finding]:
-    proof = participation.verify(journal)
+    proof = participation.prove_participation(journal)
     if proof.rules is not None:
         broken = [f"{b.client} in round {b.round}: {b.what}" for b in proof.breaches]
         broken += [f"{e.client}: {e.what}" for e in proof.exceeded]
@@ -186,7 +187,7 @@ def _again(journal: Journal) -> Finding:
     if journal.meta().get("audit") is not None:
         return _audit_finding(journal)
     try:
-        outcome = replay.check(journal)
+        outcome = check_replay(journal)
     except FedcohortError as error:
         return Finding("replay", None, f"not possible: {error.message}")
     if not outcome.possible:

@@ -43,12 +43,12 @@ def audit(
 
     Example: fedcohort journal audit server.sqlite --receipts kept.txt --public operator.key.pub --client hospital-north
     """
-    from fedcohort.audit.choices import read_receipts, verify
+    from fedcohort.audit.choices import audit_journal, read_receipts
     from fedcohort.core.errors import UnknownNameError
     from fedcohort.journal.signing import read_public
 
     import_selectors(selector)
-    result = verify(
+    result = audit_journal(
         journal,
         seed=seed,
         receipts=None if receipts is None else read_receipts(receipts),

@@ -55,25 +55,25 @@ def verify(
     Example: fedcohort journal verify run.sqlite
     """
     import_selectors(selector)
-    result = examine(journal, again=replay)
+    result = examine(journal, replay=replay)
     if format is Format.JSON:
         print_json(
             {
-                "sound": result.sound,
+                "valid": result.valid,
                 "version": SCHEMA_VERSION,
                 "commits": None if result.seal is None else result.seal.commits,
                 "generation": None if result.seal is None else result.seal.generation,
                 "in_use": None if result.seal is None else result.seal.in_use,
-                "checks": [{"check": f.check, "sound": f.sound, "text": f.text} for f in result.findings],
+                "checks": [{"check": f.check, "valid": f.valid, "text": f.text} for f in result.findings],
             }
         )
     else:
         words = {True: "ok", False: "WRONG", None: "-"}
         for finding in result.findings:
-            say(out(), f"{finding.check:8} {words[finding.sound]:6} {finding.text}")
-        verdict = "nothing is wrong" if result.sound else "something is WRONG"
+            say(out(), f"{finding.check:8} {words[finding.valid]:6} {finding.text}")
+        verdict = "nothing is wrong" if result.valid else "something is WRONG"
         say(out(), f"{journal}: {verdict}.")
-    if not result.sound:
+    if not result.valid:
         raise typer.Exit(1)
 
 
@@ -104,9 +104,9 @@ def recover(
 
     Example: fedcohort journal recover run.sqlite
     """
-    result = examine(journal, again=False)
+    result = examine(journal, replay=False)
     commits = next((f for f in result.findings if f.check == "commits"), None)
-    if commits is not None and commits.sound:
+    if commits is not None and commits.valid:
         say(out(), f"{journal} is complete; nothing was changed.")
         return
     key = None if sign is None else Signer(sign)

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcohort.audit.participation import Proof
-from fedcohort.audit.participation import verify as verify_journal
+from fedcohort.audit.participation import Proof, prove_participation
 from fedcohort.cli.options import FormatOption, OpenJournalArgument
 from fedcohort.cli.output import Format, out, print_json
 from fedcohort.core.clients import ClientTable
@@ -50,7 +49,7 @@ def verify(
 
     Example: fedcohort journal rules verify run.sqlite
     """
-    proof = verify_journal(find_journal(journal, run))
+    proof = prove_participation(find_journal(journal, run))
     if format is Format.JSON:
         print_json(
             {

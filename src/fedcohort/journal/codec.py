@@ -87,7 +87,7 @@ def unpack_many(data: bytes) -> dict[str, AnyArray]:
     return arrays
 
 
-_MOST_TEXT = 256 << 20  # bytes of unpacked names or attributes: 256 for each of a million clients
+_MAX_TEXT = 256 << 20  # bytes of unpacked names or attributes: 256 for each of a million clients
 _SMALL = 1 << 20  # bytes to which any text may unpack
 _RATIO = 100  # how many times larger text may become; names and attributes of real federations need a tenth of it
 
@@ -122,7 +122,7 @@ def decompress(data: bytes, most: int, what: str, common: bytes = b"") -> bytes:
 
 def decompress_json(data: bytes, what: str) -> Any:
     """Return compressed JSON. Text that grows a hundredfold is refused: it was made to exhaust the memory."""
-    text = decompress(data, min(_MOST_TEXT, max(_SMALL, _RATIO * len(data))), what)
+    text = decompress(data, min(_MAX_TEXT, max(_SMALL, _RATIO * len(data))), what)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -20,7 +20,7 @@ from fedcohort.journal.store import Journal, read_journal
 
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_MOST_CLIENTS = 100  # that get their own series; Prometheus keeps every series that it has seen
+_MAX_CLIENTS = 100  # that get their own series; Prometheus keeps every series that it has seen
 _Sample = tuple[dict[str, str], str]
 _Number = tuple[str, dict[str, str], float]  # metric, labels, value
 METRICS: Mapping[str, tuple[str, str]] = {
@@ -35,7 +35,7 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "fedcohort_clients_offline": ("gauge", "Members that are not online now."),
     "fedcohort_client_offline_since_timestamp_seconds": (
         "gauge",
-        f"Since when a member is offline, in seconds since 1970; of the {_MOST_CLIENTS} that went last.",
+        f"Since when a member is offline, in seconds since 1970; of the {_MAX_CLIENTS} that went last.",
     ),
     "fedcohort_rounds_planned": ("gauge", "Rounds the run will have."),
     "fedcohort_rounds_total": ("counter", "Rounds that were closed and counted."),
@@ -104,7 +104,7 @@ def _run_numbers(run: RunState) -> Iterator[_Number]:
     if run.state in ("running", "waiting") and heartbeat.online is not None:
         yield "fedcohort_clients_online", {}, heartbeat.online
         yield "fedcohort_clients_offline", {}, heartbeat.offline_count
-        for name, since in list(heartbeat.offline.items())[:_MOST_CLIENTS]:
+        for name, since in list(heartbeat.offline.items())[:_MAX_CLIENTS]:
             yield "fedcohort_client_offline_since_timestamp_seconds", {"client": name}, since
 
 

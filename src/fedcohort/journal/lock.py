@@ -17,6 +17,8 @@ from pathlib import Path
 
 from fedcohort.core.errors import JournalError
 from fedcohort.core.files import open_file, refuse_links
+from fedcohort.core.validate import path as check_path
+from fedcohort.core.validate import refuse
 
 try:
     import fcntl
@@ -26,10 +28,24 @@ except ImportError:  # no advisory locks on this platform; SQLite still guards s
 COMPANIONS = ("-wal", "-shm", "-journal")  # SQLite's own names
 NEW = ".new"  # a journal that is being created
 LOCK = ".lock"
-_LONGEST_MARK = 256  # bytes
+_MAX_MARK = 256  # bytes
 LIVE = ".live"  # heartbeats of the process that writes the journal; see fedcohort.journal.presence
 ORDERS = ".orders"  # a folder of an operator's orders; see fedcohort.hosts.orders
 _PATIENCE = 0.2  # seconds; long enough for is_locked() in another process to let go of the lock
+
+
+def check_journal_path(journal: str | Path) -> Path:
+    """Return the path of a journal; InputError if it cannot be the path of a file.
+
+    >>> check_journal_path(".")
+    Traceback (most recent call last):
+        ...
+    fedcohort.core.errors.InputError: 'journal' must be the path of a file. Got '.'.
+    """
+    path = check_path(journal, "'journal'")
+    if not path.name:
+        raise refuse("'journal'", "the path of a file", journal)
+    return path
 
 
 def target(path: str | Path) -> Path:
@@ -88,7 +104,7 @@ class Mark:
         """Return the mark in a journal's lock file, if there is one."""
         try:
             with open_file(_lock_file(path)) as file:
-                return cls.decode(file.read(_LONGEST_MARK))
+                return cls.decode(file.read(_MAX_MARK))
         except OSError:
             return None
 

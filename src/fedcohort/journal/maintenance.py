@@ -43,7 +43,7 @@ from fedcohort.journal.scores import pack_scores, unpack_scores
 from fedcohort.journal.store import Journal, read_journal
 
 BLOCKED = "blocked"  # the key in meta for keyed digests of forgotten clients that must not return
-_MOST_FILES = 10_000  # to search for copies of a name
+_MAX_FILES = 10_000  # to search for copies of a name
 _METRICS = frozenset({*map(str, SIGNALS), "accuracy"})  # parts of a metric's name that never name a client
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")  # in a condition, only quoted constants can name a client
 _OVERLAP = 4096  # bytes of a block that are searched again with the next block; names are shorter
@@ -310,7 +310,7 @@ def copies(path: Path, client: str) -> list[Path]:
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.is_symlink())
     journal_files = {journal, *(journal.with_name(journal.name + end) for end in COMPANIONS)}
     found = []
-    for file in islice(files, _MOST_FILES):
+    for file in islice(files, _MAX_FILES):
         with contextlib.suppress(OSError):  # a file that we may not read is not ours
             if file not in journal_files and (_is_journal_with(file, client) or _mentions(file, pattern, others)):
                 found.append(file)

@@ -26,9 +26,9 @@ from fedcohort.journal.lock import LIVE, is_held, target
 from fedcohort.journal.store import Journal
 
 BEAT_SECONDS = 5.0  # between two heartbeats
-MOST_OFFLINE = 1_000  # clients named in the file: those that went offline last
+MAX_OFFLINE = 1_000  # clients named in the file: those that went offline last
 _DEAD_AFTER = 4 * BEAT_SECONDS  # on systems without locks
-_MOST_BYTES = 1 << 22  # to read of the file, because anyone who can write to the folder could replace it by a huge one
+_MAX_BYTES = 1 << 22  # to read of the file, because anyone who can write to the folder could replace it by a huge one
 
 State = Literal["running", "waiting", "finished", "failed", "stopped", "killed"]
 STATES: tuple[State, ...] = get_args(State)
@@ -55,7 +55,7 @@ class Presence:
     online : int or None
         How many clients can take part; None if not known yet.
     offline : mapping of str to float
-        By name, when members went offline; the latest first, at most :data:`MOST_OFFLINE`.
+        By name, when members went offline; the latest first, at most :data:`MAX_OFFLINE`.
     offline_count : int
         The number of all members that are offline.
     """
@@ -76,7 +76,7 @@ class Presence:
         """Return the last heartbeat of a journal; None if there is none, or it cannot be read."""
         try:
             with open_file(_file(journal)) as file:
-                return cls._from_json(json.loads(file.read(_MOST_BYTES)))
+                return cls._from_json(json.loads(file.read(_MAX_BYTES)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return None
 

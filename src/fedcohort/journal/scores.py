@@ -25,7 +25,7 @@ _PART, _SCORE = 10, 7  # low bits of the mantissa that are dropped; 13 or 16 of 
 _COMMON = b', "wide": false, "rest": null, "names": ["score", "part:{"n": 100, "whole": true'  # zlib's dictionary
 _NEAR = 2.0**-13  # the relative error that a part may have
 _INTEGER = np.dtype("<i8")
-_MOST_PARTS, _MOST_HEADER = 256, 65_536  # of a score and of a header: they limit what a file makes us allocate
+_MAX_PARTS, _MAX_HEADER = 256, 65_536  # of a score and of a header: they limit what a file makes us allocate
 
 
 def pack_scores(arrays: Mapping[str, AnyArray]) -> bytes:
@@ -68,7 +68,7 @@ def unpack_scores(data: bytes, clients: int) -> dict[str, AnyArray]:
     clients : int
         The number of clients in the federation, which limits the unpacked size.
     """
-    most = _MOST_HEADER + 8 * (_MOST_PARTS + 3) * max(clients, 1)
+    most = _MAX_HEADER + 8 * (_MAX_PARTS + 3) * max(clients, 1)
     body = decompress(data.removeprefix(_MARK), most, "The scores of a cohort", _COMMON)
     try:
         return _read_scores(body)

@@ -37,8 +37,7 @@ from fedcohort.journal.codec import (
 )
 from fedcohort.journal.database import Commit, Database
 from fedcohort.journal.events import ATTRIBUTES, EXCLUDED
-from fedcohort.journal.lock import target
-from fedcohort.journal.place import place
+from fedcohort.journal.lock import check_journal_path, target
 from fedcohort.journal.reading import CohortRow, JournalReader
 from fedcohort.journal.replies import ReplyBlock
 from fedcohort.journal.signing import Signer
@@ -386,5 +385,5 @@ def _check_signer(meta: Mapping[str, Any], sign: Signer | None, path: Path) -> N
 
 def read_journal(path: str | Path) -> Journal:
     """Open a journal for reading. A session may be writing it, and the folder may be read-only."""
-    path = place(path)
+    path = check_journal_path(path)
     return Journal(opening.open_for_reading(path), path)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.audit.participation import Proof, verify
+from fedcohort.audit.participation import Proof, prove_participation
 from fedcohort.core.arrays import FloatArray, IntArray
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import InputError
@@ -297,7 +297,7 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
         clients=_clients(table, active.tolist(), rounds, past, means),
         shadows=_shadows(journal, table, past, means),
         metrics=journal.metrics(),
-        proof=verify(journal) if meta.get("rules") or journal.events(CHANGED) else None,
+        proof=prove_participation(journal) if meta.get("rules") or journal.events(CHANGED) else None,
         models=len(journal.events(NEW_MODEL)) if is_asynchronous(journal) else None,
     )
 

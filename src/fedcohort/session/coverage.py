@@ -25,7 +25,7 @@ LEVEL = 0.5
 """There is a warning if fewer clients took part than this share of what uniform cohorts would have reached."""
 
 TURNS = 2.0  # the last rounds are those in which every client would have had two turns on average
-FEWEST_ROUNDS = 20  # with fewer rounds, chance explains everything
+MIN_ROUNDS = 20  # with fewer rounds, chance explains everything
 _ALL = 2**62  # stands for "all clients were candidates"; larger than any federation
 
 
@@ -62,12 +62,12 @@ class Coverage:
     @property
     def narrow(self) -> bool:
         """Whether the last rounds reached fewer than half of the clients that uniform cohorts would have."""
-        return self.rounds >= FEWEST_ROUNDS and self.recent < LEVEL * self.expected_recent
+        return self.rounds >= MIN_ROUNDS and self.recent < LEVEL * self.expected_recent
 
     @property
     def starved(self) -> bool:
         """Whether all rounds reached fewer than half of the clients that uniform cohorts would have."""
-        return self.rounds >= FEWEST_ROUNDS and self.clients - self.never < LEVEL * (self.clients - self.expected_never)
+        return self.rounds >= MIN_ROUNDS and self.clients - self.never < LEVEL * (self.clients - self.expected_never)
 
     @property
     def warning(self) -> str | None:
@@ -150,8 +150,8 @@ class Tally:
         """How many rounds give every client two turns on average, with cohorts of the mean size."""
         picks = sum(self._sizes)
         if picks == 0:
-            return FEWEST_ROUNDS
-        return max(FEWEST_ROUNDS, math.ceil(TURNS * len(self._last) * len(self._sizes) / picks))
+            return MIN_ROUNDS
+        return max(MIN_ROUNDS, math.ceil(TURNS * len(self._last) * len(self._sizes) / picks))
 
     def coverage(self, active: BoolArray | None = None) -> Coverage:
         """Return how many clients carried the training.
@@ -206,7 +206,7 @@ class CoverageMonitor:
         self.tally = Tally.of(clients, cohorts)
         self._level = logging.INFO if quiet else logging.WARNING
         self._warned = False
-        self._next = max(self.tally.rounds + 1, FEWEST_ROUNDS)
+        self._next = max(self.tally.rounds + 1, MIN_ROUNDS)
 
     def add(self, round_: int, cohort: IntArray, active: BoolArray, candidates: int) -> None:
         """Count a cohort chosen from a number of candidates, and check the coverage if it is time to."""

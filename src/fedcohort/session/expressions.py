@@ -21,7 +21,7 @@ from fedcohort.core.text import short_repr
 
 Attributes = Mapping[str, str | float | int | bool]
 _Test = Callable[[Attributes], bool]
-_LONGEST = 2000  # characters; each level of nesting takes a stack frame
+_MAX_LENGTH = 2000  # characters; each level of nesting takes a stack frame
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -69,8 +69,8 @@ class Condition:
     @classmethod
     def read(cls, text: str) -> Condition:
         """Parse a condition, which may only compare attributes with constants."""
-        if len(text) > _LONGEST:
-            raise InputError(f"A condition may have at most {_LONGEST} characters. Got {len(text)}.")
+        if len(text) > _MAX_LENGTH:
+            raise InputError(f"A condition may have at most {_MAX_LENGTH} characters. Got {len(text)}.")
         try:
             tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

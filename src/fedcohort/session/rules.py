@@ -19,7 +19,7 @@ participations P (the earlier rounds in which it was in the cohort):
 
 ``min_separation`` and ``max_participations`` are the participation rules of DP-FTRL. Its guarantee needs no sampling,
 only that every client stays within these limits ([Xu2023]_). They work with any selector, and
-:func:`fedcohort.audit.participation.verify` proves from a journal that they held.
+:func:`fedcohort.audit.participation.prove_participation` proves from a journal that they held.
 
 .. [Xu2023] Z. Xu et al., "Federated Learning of Gboard Language Models with Differential Privacy", arXiv 2305.18465.
 """

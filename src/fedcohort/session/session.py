@@ -34,7 +34,7 @@ from fedcohort.journal.chain import new_nonce
 from fedcohort.journal.codec import state_fields
 from fedcohort.journal.database import Commit
 from fedcohort.journal.events import FACTS, LEFT, REJOINED, SELECTOR
-from fedcohort.journal.place import place
+from fedcohort.journal.lock import check_journal_path
 from fedcohort.journal.presence import Presence
 from fedcohort.journal.savepoint import Savepoint, rewind
 from fedcohort.journal.signing import Signer
@@ -152,7 +152,7 @@ class Session:
     ) -> None:
         if sign is not None and not audit:
             raise InputError("Only a session with audit=True can be signed.", hint="Session(..., audit=True, sign=...)")
-        path = None if journal is None else place(journal)
+        path = None if journal is None else check_journal_path(journal)
         clients = as_table(clients)
         turn = Turn(whole_number(seed, "'seed'", least=0), asynchronous=boolean(asynchronous, "'asynchronous'"))
         supplied = None if signals is None else as_signals(signals)
@@ -241,7 +241,7 @@ class Session:
         sign : path, optional
             The private key of a signed journal.
         """
-        path = place(path)
+        path = check_journal_path(path)
         _check_options(rules, commit, sign)
         selector = None if selector is None else as_selector(selector)
         wanted = None if shadows is None else as_shadows(shadows)
@@ -366,7 +366,7 @@ class Session:
 
         It is an error if the journal was started with another seed, other clients or other signals.
         """
-        path = place(path)
+        path = check_journal_path(path)
         _check_options(rules, commit, sign)
         selector, clients = as_selector(selector), as_table(clients)
         supplied = None if signals is None else as_signals(signals)

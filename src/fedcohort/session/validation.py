@@ -39,7 +39,7 @@ _STATUSES = frozenset(int(status) for status in Status)
 _FEW_NAMES = 5  # to show in a message
 _FEW = 1024  # for fewer picks than this, a Python set finds a repeated one faster than sorting
 _PLAIN = frozenset({str, int, float, bool})  # what notes consist of
-MOST_WORK = 1000  # as a multiple of the usual local steps
+MAX_WORK = 1000  # as a multiple of the usual local steps
 
 
 def as_selector(value: object, what: str = "'selector'") -> Selector[Any]:
@@ -313,9 +313,9 @@ def _check_amounts(name: str, cohort: Cohort) -> None:
             raise SelectorError(
                 f"The selector {name} must give one finite '{field}' of at least 0 per picked client. Got {values!r}."
             )
-    if cohort.work is not None and (cohort.work > MOST_WORK).any():
+    if cohort.work is not None and (cohort.work > MAX_WORK).any():
         raise SelectorError(
-            f"The selector {name} must ask for at most {MOST_WORK:,} times the usual work. Got {cohort.work.max():g}."
+            f"The selector {name} must ask for at most {MAX_WORK:,} times the usual work. Got {cohort.work.max():g}."
         )
 
 

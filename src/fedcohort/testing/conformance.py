@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.audit.participation import verify
+from fedcohort.audit.participation import prove_participation
 from fedcohort.core.clients import ClientTable, LabelCounts, LabelFactor
 from fedcohort.core.errors import (
     DuplicateReportError,
@@ -156,7 +156,7 @@ def check_rules_hold(selector: AnySelector) -> None:
         _require(not offered & ({0, 1} | before), f"was offered {sorted(offered)}, though rules exclude some of them")
         if cohort.stop:
             break
-    proof = verify(session.journal)
+    proof = prove_participation(session.journal)
     _require(proof.holds, f"the rules did not hold: {proof.breaches[:3]}")
     _require(any(2 in row.clients.tolist() for row in session.journal.cohorts()), "the pinned client never took part")
 

@@ -23,7 +23,7 @@ from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as Private
 from flwr.serverapp.strategy import FedAvg
 
-from fedcohort.audit.participation import verify
+from fedcohort.audit.participation import prove_participation
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import Status
 from fedcohort.core.signals import Signal
@@ -264,7 +264,7 @@ def test_everything_goes_wrong_and_the_run_completes(kit: Any, tmp_path: Path, c
     record.close()
     # B: who does not meet the rules is never in a cohort; participation is proved.
     assert "client-4" not in {name for r in account.rounds for name in r.clients} and "client-4" in account.never
-    assert verify(journal).holds
+    assert prove_participation(journal).holds
     # The one that hangs in a question is not asked again until its message has expired; nobody waits for it.
     asked = [m for m in fleet.grid.log if m.metadata.dst_node_id == fleet.grid.node_of("client-8")]
     assert len([m for m in asked if m.metadata.message_type == LOSSES]) <= ROUNDS // 3

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from fedcohort.audit.participation import verify
+from fedcohort.audit.participation import prove_participation
 from fedcohort.cli.app import app as cli
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.flower import failures
@@ -186,7 +186,7 @@ def test_tls_with_node_authentication(kit: Any, tmp_path: Path) -> None:
     record = read_journal(journal)
     assert record.table()[0].names == ("clinic-north", "clinic-south")
     assert len(record.cohorts()) == 2 and {r.status for r in record.replies()} == {Status.OK}
-    proof = verify(journal)
+    proof = prove_participation(journal)
     assert (proof.registered, proof.unregistered) == (4, 0)
 
 
@@ -386,7 +386,9 @@ def test_defects_of_every_kind_on_real_processes(kit: Any, tmp_path: Path) -> No
     shadows = {shadow.name: shadow for shadow in account.shadows}
     assert "broken in update" in str(shadows["breaks"].dropped)
     assert shadows["blind"].rounds == 0 and shadows["blind"].note.startswith("lacked its signals")
-    assert verify(journal).holds and all("it does not meet battery >= 30" in r.excluded for r in account.rounds)
+    assert prove_participation(journal).holds and all(
+        "it does not meet battery >= 30" in r.excluded for r in account.rounds
+    )
 
 
 @pytest.mark.slow
@@ -457,4 +459,4 @@ def test_an_operator_looks_after_a_run(kit: Any, tmp_path: Path) -> None:
     until = changes[1]["rules"]["paused"]["client-1"]
     assert all("client-1" not in who for ticket, round_, who in cohorts if ticket >= second and round_ < until)
     assert all("client-2" not in who for ticket, _, who in cohorts if ticket >= third)
-    assert verify(journal).kept
+    assert prove_participation(journal).kept

@@ -13,7 +13,7 @@ from flwr.app import RecordDict
 from flwr.serverapp.strategy import FedAvg
 from typer.testing import CliRunner
 
-from fedcohort.audit.choices import read_receipts, verify
+from fedcohort.audit.choices import audit_journal, read_receipts
 from fedcohort.cli.app import app
 from fedcohort.core.errors import InputError
 from fedcohort.hosts.flower import CohortStrategy, cohort_client
@@ -53,12 +53,12 @@ def test_clients_keep_what_the_server_is_committed_to_also_of_draws_it_abandons(
     assert [source.split(",")[0] for source in receipts.values()] == [
         "draw 1 for round 0", "draw 2 for round 0", "draw 3 for round 1", "draw 4 for round 2", "draw 5 for round 3",
     ]  # fmt: skip
-    found = verify(tmp_path / "a.sqlite", seed=1, receipts=receipts, public=public)
+    found = audit_journal(tmp_path / "a.sqlite", seed=1, receipts=receipts, public=public)
     assert found.confirmed and (found.draws, found.abandoned, found.unexplained) == (5, 1, 0), found.problem
     # The journal that the server would rather have written: without the draw it did not like.
     play(tmp_path / "b.sqlite", failing=0)
-    assert verify(tmp_path / "b.sqlite", seed=1, public=public).confirmed
-    other = verify(tmp_path / "b.sqlite", seed=1, receipts=receipts, public=public)
+    assert audit_journal(tmp_path / "b.sqlite", seed=1, public=public).confirmed
+    other = audit_journal(tmp_path / "b.sqlite", seed=1, receipts=receipts, public=public)
     assert not other.confirmed and "draw 1 for round 0" in str(other.problem)
 
 

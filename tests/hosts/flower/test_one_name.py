@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Message
 from flwr.serverapp.strategy import FedAvg
 
-from fedcohort.audit.participation import verify
+from fedcohort.audit.participation import prove_participation
 from fedcohort.core.errors import ParameterError
 from fedcohort.hosts.flower import FederationTimeoutError
 from fedcohort.hosts.flower.roster import Roster
@@ -51,7 +51,7 @@ def test_a_node_that_renames_itself_takes_part_once_a_round_and_within_its_limit
     trained = empty_fleet.trained()
     assert max(Counter(trained).values()) == 1  # nobody twice in one cohort
     assert Counter(node for node, _ in trained)[rogue] == 3
-    proof = verify(tmp_path / "j")
+    proof = prove_participation(tmp_path / "j")
     assert proof.holds and proof.clients == 5
     assert f"node {rogue} now calls itself 'alias-1'; it stays 'alias-0'" in caplog.text
 
@@ -138,13 +138,13 @@ def test_a_proof_says_whose_names_were_bound_to_a_key(empty_fleet: Any, kit: Any
     empty_fleet.strategy("all", FedAvg(), journal=tmp_path / "j", rules=Rules(max_participations=9)).start(
         grid, kit.model(), num_rounds=3
     )
-    proof = verify(tmp_path / "j")
+    proof = prove_participation(tmp_path / "j")
     assert (proof.registered, proof.unregistered) == (3, 3)
     later = kit.Fleet()
     for number, name in enumerate(("clinic-0", "client-1")):
         later.grid.add(later.node(number, registered=name), node_id=20 + number)
     later.strategy("all", FedAvg(), journal=tmp_path / "j").start(later.grid, kit.model(), num_rounds=5)
-    proof = verify(tmp_path / "j")
+    proof = prove_participation(tmp_path / "j")
     assert (proof.registered, proof.unregistered) == (7, 3)
 
 

@@ -17,7 +17,7 @@ import pytest
 from flwr.serverapp.strategy import FedAvg
 from typer.testing import CliRunner
 
-from fedcohort.audit.participation import verify
+from fedcohort.audit.participation import prove_participation
 from fedcohort.audit.verification import examine
 from fedcohort.cli.app import app
 from fedcohort.core.clients import ClientTable
@@ -85,8 +85,8 @@ def test_a_client_is_blocked_pinned_and_paused_while_a_run_goes_on(fleet: Any, k
         (10, {"blocked": ["client-0"], "paused": {"client-1": 16}}),
         (20, {}),
     ]
-    assert verify(path).breaches == () and not orders.waiting(path)
-    assert all(finding.sound is not False for finding in examine(path).findings)
+    assert prove_participation(path).breaches == () and not orders.waiting(path)
+    assert all(finding.valid is not False for finding in examine(path).findings)
     with closing(read_journal(path)) as record, Session.open(path) as session:
         assert "it is paused until round 16" in str(session.explain(12, "client-1"))
         assert len({body["order"] for body in record.events("rules")}) == 3

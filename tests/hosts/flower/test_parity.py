@@ -14,7 +14,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from fedcohort.audit.participation import verify
+from fedcohort.audit.participation import prove_participation
 from fedcohort.cli.flower import app_files
 from fedcohort.core.protocol import SELECTORS, Selector, Status
 from fedcohort.core.signals import Signal
@@ -149,7 +149,7 @@ def test_rules_admit_the_same_clients_in_both_worlds(kit: Any, tmp_path: Path) -
     assert_same(simulated, live, rounds=5)
     ours, theirs = read_account(simulated), read_account(live)
     assert [r.excluded for r in ours.rounds] == [r.excluded for r in theirs.rounds]
-    assert all("it does not meet charge >= 20" in r.excluded for r in theirs.rounds) and verify(live).holds
+    assert all("it does not meet charge >= 20" in r.excluded for r in theirs.rounds) and prove_participation(live).holds
     assert [(s.name, s.rounds) for s in theirs.shadows] == [("active-fl", 5)]
 
 

@@ -27,7 +27,7 @@ from fedcohort.core.protocol import RoundReport, RoundRequest
 from fedcohort.hosts.flower import FederationTimeoutError, cohort_client
 from fedcohort.journal import read_journal
 from fedcohort.journal.exposition import exposition
-from fedcohort.journal.presence import MOST_OFFLINE, Presence, RunState, run_state
+from fedcohort.journal.presence import MAX_OFFLINE, Presence, RunState, run_state
 from fedcohort.report.dashboard.watcher import Watcher
 from fedcohort.selectors import Uniform
 from fedcohort.session import Session
@@ -254,7 +254,7 @@ def test_what_lies_beside_a_journal_may_be_anything(tmp_path: Path) -> None:
         live.symlink_to(other)
         Presence("running", time.time()).write(path)
         assert other.read_text() == "mine" and not live.is_symlink()
-        many = {f"client-{i}": 1.0 + i for i in range(MOST_OFFLINE)}
+        many = {f"client-{i}": 1.0 + i for i in range(MAX_OFFLINE)}
         generation = run_generation(path)
         said = Presence("running", 1.0, at=2.0, generation=generation, online=1, offline=many, offline_count=5000)
         said.write(path)
@@ -266,6 +266,6 @@ def test_what_lies_beside_a_journal_may_be_anything(tmp_path: Path) -> None:
 def run_generation(path: Path) -> int:
     from fedcohort.audit.verification import examine
 
-    seal = examine(path, again=False).seal
+    seal = examine(path, replay=False).seal
     assert seal is not None
     return seal.generation

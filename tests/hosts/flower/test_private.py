@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, SamplingMethod
 
 from fedcohort import ClientTable, LabelCounts, Session, create
-from fedcohort.audit.choices import verify
+from fedcohort.audit.choices import audit_journal
 from fedcohort.core.clients import LabelGram
 from fedcohort.core.errors import CiphertextError, KeyHolderError, ParameterError
 from fedcohort.core.protocol import RoundReport, RoundRequest
@@ -388,7 +388,7 @@ def test_chained_journal_and_what_clients_are_told(empty_fleet: Any, kit: Any, t
         if m.metadata.message_type == "train"
     }
     assert len(kept) == 5
-    found = verify(tmp_path / "run", seed=3, receipts=kept)
+    found = audit_journal(tmp_path / "run", seed=3, receipts=kept)
     assert found.confirmed and found.rounds == 5, found.problem
 
 
@@ -683,5 +683,5 @@ def test_superlink_eight_supernodes_and_a_key_holder(kit: Any, tmp_path: Path) -
     assert cohorts(tmp_path / "run") == plain_cohorts(5, 3)
     assert "MEMORY secret False" in done.log, done.log
     assert "MEMORY public True" in done.log, done.log  # the search does find what is there
-    found = verify(tmp_path / "run", seed=3)
+    found = audit_journal(tmp_path / "run", seed=3)
     assert found.confirmed and found.rounds == 5

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import (
 from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, SamplingMethod
 from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
 
-from fedcohort.audit.choices import verify
+from fedcohort.audit.choices import audit_journal
 from fedcohort.core.errors import ParameterError
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.flower import FederationTimeoutError, RoundError, cohort_client
@@ -163,7 +163,7 @@ def test_silence_is_a_failure_that_cools_off(empty_fleet: Any, kit: Any, tmp_pat
     took_part = [row.ticket for row in record.cohorts() if "client-2" in table.names_of(row.clients)]
     assert len(record.cohorts()) == 21 and took_part[1] > took_part[0] + 4
     assert any("answered after" in str(body["failures"].get("client-2")) for body in record.events("flower"))
-    found = verify(tmp_path / "j", seed=3)
+    found = audit_journal(tmp_path / "j", seed=3)
     assert found.confirmed, found.problem
 
 

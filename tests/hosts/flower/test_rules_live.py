@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import (
     FedAvg,
 )
 
-from fedcohort.audit.participation import verify
+from fedcohort.audit.participation import prove_participation
 from fedcohort.core.errors import ParameterError
 from fedcohort.hosts.flower import (
     Facts,
@@ -43,7 +43,7 @@ def test_rules_hold_on_a_live_federation(fleet: Any, kit: Any, tmp_path: Path) -
     assert any("client-0" in fleet.names(r) for r in range(10, 17))
     with Session.open(tmp_path / "j") as session:
         assert "it does not meet battery >= 30" in str(session.explain(0, "client-1"))
-    proof = verify(tmp_path / "j")
+    proof = prove_participation(tmp_path / "j")
     assert proof.holds and proof.least_separation is not None and proof.least_separation >= 2
 
 
@@ -79,7 +79,7 @@ def test_rules_that_cannot_be_kept_are_refused_before_anything_is_recorded(
         empty_fleet.strategy("uniform", FedAvg(), rules=Rules(min_separation=5), **settings).start(
             empty_fleet.grid, kit.model(), num_rounds=20
         )
-    proof = verify(tmp_path / "j")
+    proof = prove_participation(tmp_path / "j")
     assert proof.rules == Rules(min_separation=2) and len(proof.changes) == 1
 
 
@@ -111,4 +111,4 @@ def test_a_run_that_is_continued_says_which_rules_hold(fleet: Any, kit: Any, tmp
     assert "max_participations was 3, is now unset" in caplog.text and "go by names" not in caplog.text
     start(5, None)
     assert "stay in force" not in caplog.text
-    assert [change.round for change in verify(tmp_path / "j").changes] == [0, 2, 3]
+    assert [change.round for change in prove_participation(tmp_path / "j").changes] == [0, 2, 3]

@@ -26,7 +26,7 @@ from flwr.serverapp.strategy import (
 )
 
 from fedcohort import create
-from fedcohort.audit.choices import verify as verify_choices
+from fedcohort.audit.choices import audit_journal
 from fedcohort.core.clients import ClientTable
 from fedcohort.core.errors import JournalError, ParameterError, SignalError
 from fedcohort.core.protocol import (
@@ -270,7 +270,7 @@ def test_a_late_model_is_an_update_of_the_next_round_if_it_is_to_count(
     assert notes == (
         [{"round": 1, "ticket": 1, "clients": {"client-5": {"ticket": 0, "staleness": 1}}}] if late == "count" else []
     )
-    assert verify_choices(tmp_path / "j", selector).problem is None
+    assert audit_journal(tmp_path / "j", selector).problem is None
 
 
 def test_late_models_cannot_count_where_a_round_is_judged_as_a_whole() -> None:

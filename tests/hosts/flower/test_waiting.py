@@ -266,5 +266,5 @@ def test_what_a_selector_needs_to_know_is_asked_while_it_is_a_shadow(
             assert table.label_counts.tolist() == [[i, 10] for i in range(6)]
     assert read_account(journal).done == 12
     found = {f.check: f for f in examine(journal).findings}
-    assert all(f.sound is not False for f in found.values()), found
-    assert found["replay"].sound is (True if audit else None)
+    assert all(f.valid is not False for f in found.values()), found
+    assert found["replay"].valid is (True if audit else None)

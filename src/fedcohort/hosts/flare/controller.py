@@ -48,7 +48,7 @@ from fedcohort.hosts.run_record import (
 )
 from fedcohort.journal import is_blank, read_journal
 from fedcohort.journal.events import PLANNED, SETTINGS
-from fedcohort.journal.place import place
+from fedcohort.journal.lock import check_journal_path
 from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 from fedcohort.training.filters import FILTERS, KeepAll
@@ -186,7 +186,7 @@ class CohortController(ModelController):  # type: ignore[misc]  # nvflare has no
                 f"The 'late' parameter must be 'discard' with the filter {self.filter_.name!r}, which compares the "
                 "models of a round. Got 'count'."
             )
-        path = None if journal is None else place(journal)
+        path = None if journal is None else check_journal_path(journal)
         self._journal = path
         folder = None if path is None else path.with_name(f"{path.name}.checkpoints")
         self._checkpoints = None if folder is None else CheckpointFiles(folder, keep_checkpoints)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedcohort.core.text import natural, shorten
 from fedcohort.hosts.flower.roster import Card
-from fedcohort.journal.presence import BEAT_SECONDS, MOST_OFFLINE, Presence
+from fedcohort.journal.presence import BEAT_SECONDS, MAX_OFFLINE, Presence
 from fedcohort.session.session import Session
 
 log = logging.getLogger("flwr.fedcohort")
@@ -83,7 +83,7 @@ class Pulse:
             return
         with self._lock:
             # The newest come first, because an operator looks for these.
-            newest = sorted(self._offline.items(), key=lambda item: (-item[1], natural(item[0])))[:MOST_OFFLINE]
+            newest = sorted(self._offline.items(), key=lambda item: (-item[1], natural(item[0])))[:MAX_OFFLINE]
             presence = Presence(
                 state=self._state,
                 since=self._since,

@@ -48,7 +48,7 @@ from fedcohort.hosts.flower.wrapped_strategy import (
 )
 from fedcohort.hosts.round import DEADLINE, LATE_REPLIES, FederationTimeoutError, RoundError
 from fedcohort.hosts.wire import normal_form, plain
-from fedcohort.journal.place import place
+from fedcohort.journal.lock import check_journal_path
 from fedcohort.journal.signing import Signer
 from fedcohort.privacy.label_decoders import LabelDecoder
 from fedcohort.session.rules import Rules
@@ -248,7 +248,7 @@ class CohortStrategy(Strategy):
         self._check_needs(validation)
         self._check_late(late)
         self._check_signature()
-        self.journal = None if journal is None else place(journal)
+        self.journal = None if journal is None else check_journal_path(journal)
         self.cohort_size = check_private(self.strategy, cohort_size, spares, isinstance(self.filter, KeepAll))
         self.shadows = {n: create_part("shadows", shadow, Selector, SELECTORS) for n, shadow in (shadows or {}).items()}
         # Like the names of clients, because an operator's editor may use another Unicode form.
