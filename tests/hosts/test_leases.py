@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from fedcohort.core.errors import InputError
 from fedcohort.core.protocol import Cohort, Status
 from fedcohort.hosts.leases import Leases
 from fedcohort.hosts.live import Aggregation, Host, Online, play
-from fedcohort.hosts.round import Policy, Reply, Round
+from fedcohort.hosts.round import FederationTimeoutError, Policy, Reply, Round
 from fedcohort.selectors import Uniform
 from fedcohort.session import Session
 
@@ -45,10 +49,88 @@ def test_a_lease_ends_with_its_time_and_a_run_knows_its_own(tmp_path: Path) -> N
     assert b.take(["c1"]) == {}
 
 
-@pytest.mark.parametrize(("run", "seconds"), [("", 1.0), ("a", 0.0)])
+@pytest.mark.parametrize(("run", "seconds"), [("", 1.0), ("a", 0.0), ("a", 8 * 86400.0), ("a", math.nan)])
 def test_what_is_no_lease(run: str, seconds: float, tmp_path: Path) -> None:
     with pytest.raises(InputError):
         Leases(tmp_path / "leases.sqlite", run, seconds=seconds)
+
+
+def _other_program(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE lease (client TEXT, run TEXT, until REAL)")
+        db.execute("CREATE TABLE more (x)")
+
+
+SPOILED = {
+    "overwritten": lambda path: path.write_bytes(b"no database " * 999),
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:5000]),
+    "another program's": _other_program,
+    "a journal": lambda path: Session(Uniform(), ClientTable(n=2), seed=1, journal=path).close(),
+    "a folder": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a link": lambda path: path.symlink_to(path.with_name("elsewhere")),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_file_that_is_none_of_leases_is_refused_and_left_as_it_is(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "leases.sqlite"
+    mine = Leases(path, "mine")
+    mine.take(["c0"])
+    if what != "cut off":
+        path.unlink()
+    SPOILED[what](path)
+    before = path.read_bytes() if path.is_file() else b""
+    for use in (mine.elsewhere, lambda: mine.take(["c1"]), lambda: mine.release(["c0"]), lambda: Leases(path, "x")):
+        with pytest.raises(InputError, match=r"The leases .*leases\.sqlite cannot be used: (.|\n)*move it away"):
+            use()
+    assert not path.with_name("elsewhere").exists()
+    assert (path.read_bytes() if path.is_file() else b"") == before
+
+
+def test_a_folder_that_cannot_be_made_is_our_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InputError, match="cannot be used"):
+        Leases(tmp_path / "file" / "leases.sqlite", "mine")
+
+
+def test_a_deleted_file_does_not_end_a_live_run(tmp_path: Path) -> None:
+    path = tmp_path / "leases.sqlite"
+    host = TimedHost(NAMES)
+    host.on_closed = lambda *_: path.unlink()  # type: ignore[method-assign]
+    with Session(Uniform(), ClientTable(names=NAMES), seed=1) as session:
+        assert play(host, session, Policy(size=2, deadline=10.0), 4, Leases(path, "mine")) is None
+        assert session.round == 4
+
+
+@pytest.mark.parametrize("until", [1e300, math.inf, time.time() + 8 * 86400, "for ever"])
+def test_a_lease_for_ever_holds_nobody(until: Any, tmp_path: Path) -> None:
+    mine = Leases(tmp_path / "leases.sqlite", "mine")
+    with closing(sqlite3.connect(mine.path)) as db, db:
+        db.execute("INSERT INTO lease VALUES ('c0', 'other', ?)", (until,))
+    assert mine.elsewhere() == {} and mine.take(["c0"]) == {}
+
+
+def test_a_run_that_waits_in_vain_names_the_run_that_has_its_clients(tmp_path: Path) -> None:
+    Leases(tmp_path / "leases.sqlite", "other.sqlite").take(NAMES)
+    host = TimedHost(NAMES)
+    with (
+        Session(Uniform(), ClientTable(names=NAMES), seed=1) as session,
+        pytest.raises(FederationTimeoutError, match=r"c0, .*c5 leased to other\.sqlite in .*leases\.sqlite"),
+    ):
+        play(host, session, Policy(size=2, deadline=10.0, patience=5.0), 4, Leases(tmp_path / "leases.sqlite", "mine"))
+
+
+def test_a_lease_ends_by_the_clock_of_who_reads_it(tmp_path: Path) -> None:
+    """docs/operators.md says so: a clock 100 s ahead sees a lease end 100 s early, and no earlier."""
+    behind, ahead = Clock(), Clock()
+    mine = Leases(tmp_path / "leases.sqlite", "mine", seconds=120.0, clock=behind)
+    other = Leases(tmp_path / "leases.sqlite", "other", seconds=120.0, clock=ahead)
+    mine.take(["c0"])
+    ahead.time += 100.0
+    assert other.elsewhere() == {"c0": "mine"}
+    ahead.time += 21.0
+    assert other.elsewhere() == {} and mine.elsewhere() == {}
 
 
 def test_leased_clients_are_no_candidates(tmp_path: Path) -> None:

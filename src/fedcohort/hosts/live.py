@@ -218,6 +218,15 @@ class Player:
         leased = [table.index(name) for name in elsewhere if name in table]
         return indices[~np.isin(indices, leased)] if leased else indices
 
+    def _absent(self) -> list[str]:
+        """Describe the clients that cannot take part, those that work for other runs included."""
+        runs: dict[str, list[str]] = {}
+        for name, run in ({} if self.leases is None else self.leases.elsewhere()).items():
+            if name in self.session.table:
+                runs.setdefault(run, []).append(name)
+        leased = [f"{join_names(names)} leased to {run} in {self.leases.path}" for run, names in runs.items()]
+        return [*self._messenger.absent(), *leased]
+
     def _indices(self, clients: Sequence[str] | IntArray) -> IntArray:
         # An array is not copied, because the session recognises one that it has seen before.
         return clients if isinstance(clients, np.ndarray) else self.session.table.indices(clients)
@@ -348,7 +357,7 @@ class _RoundPlayer(Player):
                 if len(busy):  # a busy client is better than none
                     candidates = self.attempts.candidates(self.online, busy[:0])
                 if isinstance(candidates, Shortage):
-                    raise candidates.error(session.round, self.policy.patience, host.absent())
+                    raise candidates.error(session.round, self.policy.patience, self._absent())
             if not isinstance(candidates, Shortage):
                 host.on_ready()
                 return candidates

@@ -201,7 +201,7 @@ class _FlowPlayer(Player):
             return
         self.idle_since = now if self.idle_since is None else self.idle_since
         if now - self.idle_since > self.policy.patience:
-            raise shortage.error(self.session.round, self.policy.patience, host.absent())
+            raise shortage.error(self.session.round, self.policy.patience, self._absent())
         host.on_waiting(shortage, now - self.idle_since)
 
     def _send(self, cohort: Cohort) -> None:
