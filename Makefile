@@ -22,10 +22,10 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# Some tests wait for processes, browsers and clocks. What fails beside others is tried again alone; failing twice is failing.
+# Tests that depend on how fast the machine is run one after another when all others have passed.
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q \
-		|| OMP_NUM_THREADS=1 $(BIN)/python -m pytest --last-failed -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile -m "not clock and not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m "clock and not slow and not gpu"
 
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -q -W --keep-going -j 2 docs $(VENV)/site

@@ -82,7 +82,7 @@ class Page:
                 found.append(message["params"]["request"]["url"])
         return [url for url in found if not url.startswith(("data:", "blob:"))]
 
-    def wait(self, condition: str, seconds: float = 10.0) -> None:
+    def wait(self, condition: str, seconds: float = 60.0) -> None:
         from selenium.webdriver.support.ui import WebDriverWait
 
         WebDriverWait(self.driver, seconds, poll_frequency=0.05).until(lambda _: self.js(f"return {condition}"))

@@ -262,6 +262,7 @@ def test_the_api_returns_a_clients_history_in_a_live_run(session, running):
 # -- in a browser ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 def test_a_new_round_is_shown_within_two_seconds(page, running):
     rounds = "Math.max(0, ...[...document.querySelectorAll('[data-run] [data-round]')].map(e => +e.textContent))"
     with Server(running.path.parent) as served:

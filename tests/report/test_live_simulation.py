@@ -42,6 +42,7 @@ class Paced(Listener):
         time.sleep(0.2)
 
 
+@pytest.mark.clock
 def test_rounds_appear_within_two_seconds(tmp_path):
     paced = Paced()
     simulation = Simulation(Experiment.from_dict(TABLE), tmp_path / "out", device="cpu", listeners=[paced])
@@ -60,6 +61,7 @@ def test_rounds_appear_within_two_seconds(tmp_path):
     assert max(seen[r] - paced.ended[r] for r in before_the_end) < 2.0
 
 
+@pytest.mark.clock
 def test_every_round_shown_can_be_explained_while_the_simulation_runs(tmp_path):
     table = {
         **TABLE,

@@ -59,6 +59,7 @@ def test_more_samples_take_longer():
     assert durations == pytest.approx([0.2, 2.0], rel=0.1)
 
 
+@pytest.mark.clock
 def test_cost_does_not_grow_with_idle_clients():
     latency, cohort = ShiftedExponential(), np.arange(10)
 

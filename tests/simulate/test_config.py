@@ -71,10 +71,10 @@ def test_runs_are_settings_times_selectors_times_seeds():
 
 def test_as_many_runs_as_are_allowed_are_checked_in_seconds():
     """It took ten minutes while each run was compared with every other."""
-    start = time.perf_counter()
+    start = time.process_time()
     runs = Experiment.from_dict({"seeds": 50_000, "selectors": {"uniform": {}, "oort": {}}}).plans
     assert len(runs) == 100_000
-    assert time.perf_counter() - start < 60
+    assert time.process_time() - start < 60
 
 
 def test_a_selector_brings_its_own_local_training_and_filter():

@@ -94,6 +94,7 @@ def test_one_of_two_sites_does_not_say_how_many_classes_there_are(tmp_path: Path
         assert record.table()[0].label_counts.shape == (1, 2)
 
 
+@pytest.mark.clock
 def test_a_silent_site_does_not_end_a_run_whose_patience_is_short(tmp_path: Path) -> None:
     federation = Federation({f"site-{k}": Counting() for k in range(1, 6)})
     federation.alive["site-5"] = False

@@ -23,6 +23,7 @@ from fedcohort.hosts.wire import RECORD
 from .federation import Federation, Pull
 from .test_rounds import statuses
 
+pytestmark = pytest.mark.clock  # honest sites have a second to answer
 OVER = threading.Event()
 
 

@@ -106,6 +106,7 @@ def test_an_aggregator_of_the_job_is_used(tmp_path: Path) -> None:
     np.testing.assert_allclose(federation.persistor.saved[-1]["w"], 1.5)
 
 
+@pytest.mark.clock
 def test_a_deadline_closes_a_round_and_the_late_site_is_asked_last(tmp_path: Path) -> None:
     federation, journal = (
         Federation(sites(4, site_1=0.2, site_2=0.2, site_3=0.2, site_4=1.0)),
@@ -120,6 +121,7 @@ def test_a_deadline_closes_a_round_and_the_late_site_is_asked_last(tmp_path: Pat
     assert statuses(journal)[0]["site-4"] == Status.LATE
 
 
+@pytest.mark.clock
 def test_an_automatic_deadline_leaves_a_slow_site_behind(tmp_path: Path) -> None:
     federation, journal = (
         Federation(sites(4, site_1=0.2, site_2=0.2, site_3=0.2, site_4=8.0)),
@@ -148,6 +150,7 @@ class Weighing(All):
 """
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("selector", ["all", "own.py:Weighing"])
 @pytest.mark.parametrize("late", ["discard", "count"])
 def test_a_late_model_is_an_update_of_the_next_round_if_it_is_to_count(

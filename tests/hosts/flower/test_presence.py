@@ -88,6 +88,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) ->
         time.sleep(0.05)
 
 
+@pytest.mark.clock
 def test_a_server_that_is_killed_is_seen_to_be(tmp_path: Path) -> None:
     """After SIGKILL in the middle of a round, only the free lock shows that the run has ended."""
     path = tmp_path / "run.sqlite"
