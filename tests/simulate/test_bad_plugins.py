@@ -2,12 +2,13 @@
 
 import pytest
 
-from fedcohort.core.errors import FedcohortError
+import fedcohort
+from fedcohort.core.errors import FedcohortError, InputError
 from fedcohort.report.page import assemble
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.runner import Simulation
-from fedcohort.simulate.store.results import load
+from fedcohort.simulate.store.results import ResultsError, load
 from tests.experiments import run_experiment
 
 TABLE = {
@@ -247,6 +248,22 @@ def test_a_run_that_failed_before_its_first_round_stays_out_when_the_others_go_o
     assert not list((tmp_path / "x" / "journal").glob("bad*"))
     report = assemble([tmp_path / "x"])
     assert any("bad-s0 failed" in warning for warning in report.warnings)
+
+
+@pytest.mark.parametrize("others", [{}, {"uniform": {}}], ids=["alone", "beside a good run"])
+def test_the_result_of_a_run_without_rounds_is_printed_and_read(others, tmp_path, capsys):
+    table = written(tmp_path, *BAD["init raises"])
+    table = {**table, "selectors": {**others, "bad": table["selectors"]["bad"]}}
+    results = fedcohort.run(table, out=tmp_path / "x")
+    assert "bad-s0 failed: the selector 'Bad' raised" in " ".join(capsys.readouterr().err.split())
+    assert "bad" in str(results) and "bad" in results._repr_html_()
+    assert results.cohorts("bad-s0") == [] and results.clients.num_rows == 6 * len(others)
+    assert results.coverage("bad-s0").clients == 6
+    with pytest.raises(ResultsError, match="bad-s0 failed before its first round: the selector"):
+        results.explain("bad-s0", 0)
+    if not others:
+        with pytest.raises(InputError, match=r"No round has been recorded[^§]*Run bad-s0 failed"):
+            assemble([tmp_path / "x"])
 
 
 def test_ctrl_c_in_a_selector_ends_everything(tmp_path):

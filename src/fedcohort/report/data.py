@@ -190,9 +190,10 @@ def _entries(paths: Sequence[str | Path], results: Sequence[Results], warnings: 
         warnings += _warnings(Path(path), result)
         entries += [(result, setting, run, Path(path).name) for setting, run in runs_of(result, warnings)]
     if not entries:
+        lost = [text for result in results for text in _run_warnings(result)]
         raise InputError(
             f"No round has been recorded in {', '.join(map(str, paths))} yet.",
-            hint="wait for the first checkpoint, or follow the run with: fedcohort dashboard",
+            hint=lost[0] if lost else "wait for the first checkpoint, or follow the run with: fedcohort dashboard",
         )
     return _unique_labels(entries)
 

@@ -327,9 +327,12 @@ class Results:
 
     def cohorts(self, run: RunInfo | str) -> list[IntArray]:
         """Return the cohort of each of a run's rounds, in the order of ``rounds``."""
+        rounds = self.column(run, "round").tolist()
+        if not rounds:  # a run that failed before its first round has no journal
+            return []
         cohorts = self.decisions(run).cohorts
         empty = np.zeros(0, np.int64)  # after a crash the journal may lack a round whose row was written
-        return [cohorts.get(round_, empty) for round_ in self.column(run, "round").tolist()]
+        return [cohorts.get(round_, empty) for round_ in rounds]
 
     @cached_property
     def clients(self) -> pa.Table:
@@ -349,8 +352,8 @@ class Results:
 
         Rounds are in order, and the clients of a round are in the order in which they were chosen.
         """
-        replies = self.decisions(run).replies
         rounds, cohorts = self.column(run, "round").tolist(), self.cohorts(run)
+        replies = self.decisions(run).replies if rounds else {}
         # Leave out rounds with missing replies, which a crash or the end of the record can cause.
         complete = {
             i: block
@@ -422,6 +425,9 @@ class Results:
 
     def explain(self, run: RunInfo | str, round_: int, client: int | str | None = None) -> Explanation:
         """Explain why ``client`` was or was not picked in a round of a run; without a client, explain the round."""
+        info = run if isinstance(run, RunInfo) else self.run(run)
+        if info.state == "failed" and not info.rounds_done:
+            raise ResultsError(f"Run {info.id} failed before its first round: {info.reason}.")
         with closing(read_journal(self.journal(run))) as journal:
             return explain_round(journal, round_, client)
 
