@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = 1 << 22  # read from one file
 _LISTS = ("block", "unblock", "pin", "unpin", "resume")
 _RULES = frozenset(rule.name for rule in fields(Rules))
+_PARTS = frozenset(("rules", *_LISTS, "pause", "id"))
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,10 @@ def _order_files(path: Path) -> Iterator[tuple[Path, Order | str]]:
         files = sorted(file for file in folder.iterdir() if not file.name.startswith(".") and not file.is_symlink())
         for file in files:
             with open_file(file) as opened:
-                if _is_private(os.fstat(opened.fileno()), owner, stat.S_ISREG):
-                    yield file, _read(opened.read(_MOST_BYTES))
+                status = os.fstat(opened.fileno())
+                if _is_private(status, owner, stat.S_ISREG):
+                    # The same id when a file is read again after a kill, another one when it is written again.
+                    yield file, _read(opened.read(_MOST_BYTES), f"{file.name} {status.st_mtime_ns}")
     except FileNotFoundError:
         return
     except OSError as error:
@@ -196,12 +199,17 @@ def _is_private(status: os.stat_result, owner: int, is_kind: Callable[[int], boo
     return is_kind(status.st_mode) and status.st_uid == owner and closed
 
 
-def _read(data: bytes) -> Order | str:
+def _read(data: bytes, unnamed: str) -> Order | str:
+    """Return an order, or why a file is none; ``unnamed`` is the id of one that was written by hand without."""
     try:
-        order = Order(**json.loads(data))
+        table = json.loads(data)
+        if not isinstance(table, dict) or not table.keys() <= _PARTS:
+            got = f"'{min(table.keys() - _PARTS)}'" if isinstance(table, dict) else short_repr(table)
+            raise InputError(f"An order is a JSON object with some of {', '.join(sorted(_PARTS))}. Got {got}.")
+        order = Order(**{"id": unnamed, **table})
         _check_types(order)
         return order
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # InputError is a ValueError
+    except (ValueError, RecursionError) as error:  # InputError is a ValueError
         return str(error)
 
 
@@ -210,11 +218,18 @@ def _check_types(order: Order) -> None:
     if order.rules is not None and not (isinstance(order.rules, dict) and order.rules.keys() <= _RULES):
         known = ", ".join(sorted(_RULES))
         raise InputError(f"The rules of an order are a table of {known}. Got {short_repr(order.rules)}.")
-    for names in (getattr(order, key) for key in _LISTS):
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise InputError(f"An order must name clients in lists of strings. Got {short_repr(names)}.")
-    if not all(isinstance(rounds, int) for rounds in order.pause.values()) or not isinstance(order.id, str):
-        raise InputError(f"An order must pause each client for a number of rounds. Got {short_repr(order.pause)}.")
+    for key in _LISTS:
+        names = getattr(order, key)
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"'{key}' of an order must be a list of clients' names. Got {short_repr(names)}.")
+    rounds = order.pause.values() if isinstance(order.pause, dict) else [0]
+    if not all(type(number) is int and number > 0 for number in rounds):  # True is an int too
+        raise InputError(
+            "'pause' of an order must give each client a whole number of rounds, at least 1, like "
+            f'{{"anna": 10}}. Got {short_repr(order.pause)}.'
+        )
+    if not isinstance(order.id, str):
+        raise InputError(f"'id' of an order must be a text. Got {short_repr(order.id)}.")
 
 
 def _folder(path: Path) -> Path:

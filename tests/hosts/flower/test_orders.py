@@ -278,3 +278,50 @@ def test_nobody_else_is_obeyed(tmp_path: Path, caplog: Any) -> None:
         assert "'anna' is not blocked" in body_["reason"]
         assert "Got {'of a later version': 1}" in caplog.text
     assert (folder.stat().st_mode & 0o777) == 0o700
+
+
+def test_orders_written_by_hand_need_only_what_they_change(tmp_path: Path, caplog: Any) -> None:
+    path, folder = tmp_path / "run.sqlite", tmp_path / "run.sqlite.orders"
+    with Session(Uniform(), ClientTable(names=["anna", "ben", "cem"]), journal=path) as session:
+        folder.mkdir(mode=0o700)
+
+        def hand_in(text: str) -> list[Order]:
+            (folder / "order.json").write_text(text)
+            return orders.take(session)
+
+        (order,) = hand_in('{"block": ["anna"]}')
+        assert order.block == ["anna"] and session.rules == Rules(blocked=("anna",))
+        hand_in('{"pause": {"ben": 2}}')  # in a file of the same name
+        hand_in('{"unblock": ["anna"]}')
+        hand_in('{"rules": {"min_separation": 2}, "pin": ["cem"]}')
+        assert session.rules == Rules(min_separation=2, pinned=("cem",)) and len(changes(path)) == 4
+        for text, words in (
+            ('{"pause": true}', "'pause' of an order must give each client a whole number of rounds"),
+            ('{"pause": {"ben": true}}', "Got {'ben': True}"),
+            ('{"pause": {"ben": 0}}', "at least 1"),
+            ('{"pause": {"ben": 1e3}}', "Got {'ben': 1000.0}"),
+            ('{"pause": ["ben"]}', "Got ['ben']"),
+            ('{"block": true}', "'block' of an order must be a list of clients' names. Got True"),
+            ('{"resume": [true]}', "'resume' of an order must be a list of clients' names. Got [True]"),
+            ('{"unpin": null}', "'unpin' of an order must be a list of clients' names. Got None"),
+            ('{"id": 7}', "'id' of an order must be a text. Got 7"),
+            ('{"blok": ["ben"]}', "block, id, pause, pin, resume, rules, unblock, unpin. Got 'blok'"),
+            ("[]", "Got []"),
+        ):
+            caplog.clear()
+            assert hand_in(text) == [] and words in caplog.text, text
+        assert session.rules == Rules(min_separation=2, pinned=("cem",)) and list(folder.iterdir()) == []
+
+
+def test_an_order_written_by_hand_is_carried_out_once_if_the_server_is_killed_before_it_is_deleted(
+    tmp_path: Path,
+) -> None:
+    path, folder = tmp_path / "run.sqlite", tmp_path / "run.sqlite.orders"
+    Session(Uniform(), ClientTable(names=["anna", "ben"]), journal=path).close()
+    folder.mkdir(mode=0o700)
+    (folder / "order.json").write_text('{"pause": {"ben": 10}}')
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path), "unlink", "always"], check=False)
+    assert killed.returncode == -signal.SIGKILL and (folder / "order.json").exists()
+    with Session.open(path) as session:
+        assert orders.take(session) == [] and not orders.waiting(path)
+    assert len(changes(path)) == 1
