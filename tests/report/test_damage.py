@@ -22,7 +22,7 @@ from fedcohort.report.dashboard.app import create_app
 from fedcohort.report.dashboard.server import check
 from fedcohort.report.dashboard.watcher import UNREADABLE, Watcher
 from fedcohort.session import Session
-from fedcohort.simulate.store.results import ResultsError, load
+from fedcohort.simulate.store.results import ResultsError, load, part_bytes, read_part
 
 CASES = int(os.environ.get("FEDCOHORT_DAMAGES", "50"))
 JUNK = ["null", "[]", "{}", "NaN", "-1", '"x"', "[1e999]", '{"run": 3}', "1e400", "true", "[[[]]]", '{"a": {}}']
@@ -303,3 +303,11 @@ def test_the_search_of_a_folder_with_too_many_folders_is_limited_and_says_so(tmp
     watcher = Watcher(tmp_path)
     watcher.poll()
     assert "Only the first 5 folders" in watcher.overview()["note"]
+
+
+def test_a_part_that_unpacks_to_gigabytes_is_refused(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    zeros = pa.array(np.zeros(1 << 20))
+    (tmp_path / "part-00000.parquet").write_bytes(part_bytes(pa.table({"loss": pa.chunked_array([zeros] * 300)})))
+    with pytest.raises(ResultsError, match=r"damaged: it claims to hold 2.34 GiB in 314,572,800 rows"):
+        read_part(tmp_path / "part-00000.parquet")

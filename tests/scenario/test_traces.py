@@ -245,3 +245,68 @@ def test_a_generator_is_fitted_to_a_trace(daily):
     everybody, times = np.arange(2000), np.linspace(0, 7 * 86400, 50)
     shares = [np.mean([d.presence(everybody, seed=1, time=t).on.mean() for t in times]) for d in (truth, fitted)]
     assert shares[1] == pytest.approx(shares[0], rel=0.06)
+
+
+# -- small files that claim much ------------------------------------------------------------------------------------
+
+
+def parquet(path, rows, client="a"):
+    """Write the same row many times; a million rows take some kilobytes."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import ParquetWriter
+
+    text = pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema([("client", text), ("from", pa.float64()), ("to", pa.float64()), ("state", text)])
+    with ParquetWriter(path, schema, compression="zstd", store_schema=False) as file:
+        for begin in range(0, rows, 1_000_000):
+            now = min(rows - begin, 1_000_000)
+            same = np.zeros(now, np.int32)
+            words = [pa.DictionaryArray.from_arrays(same, [word]) for word in (client, "on")]
+            file.write_table(pa.table([words[0], same.astype(float), same + 1.0, words[1]], schema))
+    return path
+
+
+def test_a_trace_with_too_many_rows_is_refused_before_it_is_read(tmp_path):
+    path = parquet(tmp_path / "t.parquet", 12_000_000)
+    assert path.stat().st_size < 1_000_000
+    with pytest.raises(ScenarioError, match=r"t.parquet has 12,000,000 rows. At most 10,000,000") as caught:
+        read_trace(path)
+    assert "fewer" in str(caught.value.hint)
+    (tmp_path / "t.csv").write_text("client,from,to,state\n" + "\n" * 10_000_001)
+    with pytest.raises(ScenarioError, match="has 10,000,001 rows"):
+        read_trace(tmp_path / "t.csv")
+
+
+def test_a_long_text_in_every_row_is_read_once(tmp_path):
+    """Two million times a text of a megabyte would be two terabytes."""
+    trace = read_trace(parquet(tmp_path / "t.parquet", 2_000_000, client="a" * 1_000_000))
+    assert len(trace.begin) == 2_000_000 and trace.names == ("a" * 1_000_000,)
+
+
+def test_a_pickle_that_names_one_list_for_every_device_is_refused(tmp_path):
+    times = [float(i) for i in range(20_000)]
+    devices = {i: {"active": times, "inactive": times} for i in range(100_000)}
+    (tmp_path / "trace").write_bytes(pickle.dumps(devices))
+    with pytest.raises(ScenarioError, match=r"rows. At most 10,000,000"):
+        read_fedscale(tmp_path / "trace")
+
+
+@pytest.mark.parametrize("end", ["1e300", "2e10", "inf"])
+def test_an_interval_that_lasts_for_ever_is_refused(tmp_path, end):
+    (tmp_path / "t.csv").write_text(f"client,from,to,state\nanna,5,{end},on\n")
+    with pytest.raises(ScenarioError, match=r"at most 1e\+10. Got 5 to .* 'anna'") as caught:
+        read_trace(tmp_path / "t.csv")
+    assert "seconds" in str(caught.value.hint)
+
+
+def test_clients_of_a_parquet_trace_may_be_numbers(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    table = {"client": [7, 8], "from": ["1", "2"], "to": [5, 6], "state": ["on", "on"], "remark": ["", ""]}
+    write_table(pa.table(table), tmp_path / "t.parquet")
+    trace = read_trace(tmp_path / "t.parquet")
+    assert trace.names == ("7", "8") and trace.begin.tolist() == [1.0, 2.0]
+    write_table(pa.table({**table, "to": ["x", None]}), tmp_path / "t.parquet")
+    with pytest.raises(ScenarioError, match=r"numbers in its columns .* Got 'x'"):
+        read_trace(tmp_path / "t.parquet")

@@ -310,3 +310,17 @@ def test_clients_of_a_dataset_in_memory_are_the_clients():
     kept = Experiment.from_dict({**whole, "settings": [{"name": "noisy", "scenario": {"noise": {"level": 0.1}}}]})
     assert kept.plans[0].scenario.partition.name == "natural"
     assert kept.table["scenario"]["partition"] == {"name": "natural"}
+
+
+def test_a_small_file_that_claims_more_than_the_memory_is_refused(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    monkeypatch.setattr("fedcohort.simulate.data.own.memory_limit", lambda: 1_000_000)
+    zeros = np.zeros(200_000)
+    write_table(pa.table({"label": zeros.astype(int), "x": zeros}), tmp_path / "t.parquet")
+    np.savez_compressed(tmp_path / "a.npz", x_train=zeros[:, None], y_train=zeros.astype(int))
+    for name in ("t.parquet", "a.npz"):
+        assert (tmp_path / name).stat().st_size < 10_000
+        with pytest.raises(DataError, match=f"{name} cannot be read .* it claims to hold 0.00298"):
+            load_dataset("file", path=str(tmp_path / name))

@@ -1,7 +1,7 @@
-"""Read untrusted archives of arrays (``.npz``), checking the sizes they claim before reading any data.
+"""Check the sizes that untrusted archives of arrays (``.npz``) and Parquet tables claim before reading any data.
 
 A few kilobytes of zip file can unpack to terabytes. The zip directory and the header of each array both state a size,
-and reading those is cheap.
+and reading those is cheap. So does the footer of a Parquet file.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tokenize
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -83,3 +84,20 @@ def read_arrays(path: Path, most: int = MAX_BYTES) -> dict[str, AnyArray]:
         raise
     except DAMAGE as error:
         raise ArchiveError(f"it is damaged: {error or type(error).__name__}") from error
+
+
+def check_parquet(metadata: Any, most: int = MAX_BYTES) -> None:
+    """Refuse a Parquet file whose ``metadata`` claim more than ``most`` bytes, at eight bytes for each value.
+
+    Raises
+    ------
+    ArchiveError
+    """
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [group.column(j) for group in groups for j in range(group.num_columns)]
+    # Lists have more values than rows; long texts more bytes than values.
+    total = max(8 * sum(c.num_values for c in columns), sum(c.total_uncompressed_size for c in columns))
+    if total > most:
+        raise ArchiveError(
+            f"it claims to hold {total / 2**30:.3g} GiB in {metadata.num_rows:,} rows, more than {most / 2**30:.3g} GiB"
+        )

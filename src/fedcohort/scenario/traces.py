@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.core import rng
+from fedcohort.core.archives import check_parquet
 from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import ScenarioError, needs_extra
 from fedcohort.core.files import open_file, read_file, write_file
@@ -43,6 +44,8 @@ _DEVICE, _CAPACITY = 10, 11  # positions in the devices stream
 _PASSES = 3.0  # FedScale counts a backward pass as two forward passes
 _SESSIONS = 3  # fewer do not tell a client's own gap
 _KILOBIT = 1024 / 8  # bytes; FedScale measures models in units of 1,024 bits
+_MOST_ROWS = 10_000_000  # intervals or speeds; reading so many takes 20 s and 4 GB
+_LATEST = 1e10  # seconds, 317 years: later times of 100,000 devices, laid end to end, are no longer exact in 64 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +95,13 @@ class Trace:
         state_index = {state: i for i, state in enumerate(states)}
         clients, starts, ends, held = zip(*rows, strict=True)
         begin, end = np.array(starts, np.float64), np.array(ends, np.float64)
-        invalid = np.flatnonzero(~(np.isfinite(begin) & np.isfinite(end) & (begin >= 0) & (end > begin)))
+        invalid = np.flatnonzero(~((begin >= 0) & (end > begin) & (end <= _LATEST)))
         if len(invalid):
             row = rows[int(invalid[0])]
             raise ScenarioError(
-                f"An interval of {source} must go from 0 or later to a later moment. Got {row[1]:g} to {row[2]:g} of "
-                f"client {row[0]!r}."
+                f"An interval of {source} must go from 0 or later to a later moment, at most {_LATEST:g}. Got "
+                f"{row[1]:g} to {row[2]:g} of client {row[0]!r}.",
+                hint="times are seconds, counted from the beginning of the trace",
             )
         _check_speeds(speeds, source)
         measured, speed, bandwidth = zip(*speeds, strict=True) if speeds else ((), (), ())
@@ -195,13 +199,11 @@ def _table(path: str | Path, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     """Return these columns of a table, row by row."""
     path = Path(path)
     try:
-        if path.suffix == ".parquet":
-            table = _parquet().read_table(io.BytesIO(read_file(path)), use_threads=False)
-            values = {name: table.column(name).to_pylist() for name in table.column_names}
-        else:
-            lines = list(csv.DictReader(io.StringIO(read_file(path).decode(), newline="")))
-            values = {name: [line[name] for line in lines] for name in (lines[0] if lines else ())}
-    except (OSError, ValueError, csv.Error) as error:  # Arrow's errors are ValueErrors or OSErrors too
+        data = read_file(path)
+        values = _parquet_columns(path, data, columns) if path.suffix == ".parquet" else _csv_columns(path, data)
+    except ScenarioError:
+        raise
+    except (OSError, ValueError, MemoryError, csv.Error) as error:  # Arrow's errors are among them
         raise ScenarioError(f"The trace {path} cannot be read: {str(error).rstrip('.')}.") from error
     missing = [name for name in columns if name not in values]
     if missing:
@@ -210,6 +212,42 @@ def _table(path: str | Path, columns: Sequence[str]) -> list[tuple[Any, ...]]:
             hint=f"its columns must be {', '.join(columns)}",
         )
     return list(zip(*(values[name] for name in columns), strict=True))
+
+
+def _check_rows(path: str | Path, rows: int) -> None:
+    """Refuse a table that is too long before reading it: a small Parquet file or pickle may claim any number."""
+    if rows > _MOST_ROWS:
+        raise ScenarioError(
+            f"The trace {path} has {rows:,} rows. At most {_MOST_ROWS:,} are read.",
+            hint="keep fewer devices or fewer days of it",
+        )
+
+
+def _csv_columns(path: Path, data: bytes) -> dict[str, list[Any]]:
+    _check_rows(path, data.count(b"\n") - 1)
+    lines = list(csv.DictReader(io.StringIO(data.decode(), newline="")))
+    return {name: [line[name] for line in lines] for name in (lines[0] if lines else ())}
+
+
+def _parquet_columns(path: Path, data: bytes, columns: Sequence[str]) -> dict[str, list[Any]]:
+    """Return those of the columns that there are; other columns are named, but not read."""
+    file = _parquet().ParquetFile(io.BytesIO(data))
+    _check_rows(path, file.metadata.num_rows)
+    check_parquet(file.metadata)
+    names = file.schema_arrow.names
+    found = [name for name in columns if name in names]
+    # Text is read as a dictionary, because a small file may repeat a long text millions of times.
+    table = _parquet().ParquetFile(io.BytesIO(data), read_dictionary=found).read(found, use_threads=False)
+    values: dict[str, list[Any]] = {name: [] for name in names}
+    for name in found:
+        column = table.column(name).unify_dictionaries()
+        if column.num_chunks and hasattr(column.chunk(0), "dictionary"):
+            words = [*column.chunk(0).dictionary.to_pylist(), None]  # a missing value is -1
+            indices = [chunk.indices.fill_null(-1).to_numpy() for chunk in column.chunks]
+            values[name] = [words[i] for i in np.concatenate(indices).tolist()]
+        else:
+            values[name] = column.to_pylist()
+    return values
 
 
 def _write(path: str | Path, columns: Sequence[str], values: Sequence[Any]) -> None:
@@ -274,13 +312,16 @@ def read_fedscale(availability: str | Path, capacity: str | Path | None = None) 
     A device is on from ``active[j]`` to ``inactive[j]``. Its ``computation`` is the milliseconds of a forward pass for
     one sample; training takes three times as long. ``communication`` is in kilobits a second.
     """
-    rows = []
+    rows: list[tuple[str, float, float, str]] = []
+    seen = 0
     for name, entry in _read_pickle(availability).items():
         try:
             pairs = list(zip(entry["active"], entry["inactive"], strict=False))
             rows += [(str(name), float(a), float(b), ON) for a, b in pairs if float(b) > float(a)]
         except (KeyError, TypeError, ValueError) as error:
             raise _invalid_device(availability, name, "'active' and 'inactive' with equally many times") from error
+        seen += len(pairs)
+        _check_rows(availability, seen)  # a small pickle may name one long list for every device
     speeds = []
     for name, entry in _read_pickle(capacity).items() if capacity is not None else ():
         try:

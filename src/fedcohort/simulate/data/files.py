@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from fedcohort.core.archives import DAMAGE
+from fedcohort.core.archives import DAMAGE, MAX_BYTES, array_shapes
 from fedcohort.core.arrays import AnyArray
 from fedcohort.core.errors import DataError
 
@@ -50,11 +50,13 @@ def content_error(path: Path, problem: str) -> DataError:
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, AnyArray]:
     """Return the named arrays of a NumPy archive."""
-    with file_errors(path, "a NumPy archive"), np.load(path, allow_pickle=False) as archive:
-        missing = [key for key in keys if key not in archive.files]
+    with file_errors(path, "a NumPy archive"):
+        names = array_shapes(path)
+        missing = [key for key in keys if key not in names]
         if missing:
-            raise content_error(path, f"it has no array {missing[0]!r}, only {', '.join(archive.files) or 'none'}")
-        return {key: archive[key] for key in keys}
+            raise content_error(path, f"it has no array {missing[0]!r}, only {', '.join(names) or 'none'}")
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in keys}
 
 
 def read_idx(path: Path, dimensions: int) -> AnyArray:
@@ -73,10 +75,11 @@ def read_idx(path: Path, dimensions: int) -> AnyArray:
                     path, f"an idx file of {dimensions}-dimensional bytes does not begin with {head.hex(' ')}"
                 )
             shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-            body = file.read()
+            body = file.read(math.prod(shape) + 1)  # a small .gz may unpack to more than the memory
         if len(body) != math.prod(shape):
+            more = " or more" if len(body) > math.prod(shape) else ""
             raise content_error(
-                path, f"its header promises {math.prod(shape):,} bytes for {shape}, but there are {len(body):,}"
+                path, f"its header promises {math.prod(shape):,} bytes for {shape}, but there are {len(body):,}{more}"
             )
         return np.frombuffer(body, dtype=np.uint8).reshape(shape)
 
@@ -168,7 +171,7 @@ def read_cifar_batch(path: Path, member: str | None) -> tuple[AnyArray, AnyArray
             inner = archive.extractfile(member)
             if inner is None:
                 raise content_error(path, f"it has no file {member}")
-            return _parse_batch(path, io.BytesIO(inner.read()))
+            return _parse_batch(path, io.BytesIO(inner.read(MAX_BYTES)))
 
 
 def _parse_batch(path: Path, file: IO[bytes]) -> tuple[AnyArray, AnyArray]:

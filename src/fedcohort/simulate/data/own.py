@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedcohort.core.archives import DAMAGE, ArchiveError, array_shapes, read_arrays
+from fedcohort.core.archives import DAMAGE, ArchiveError, array_shapes, check_parquet, read_arrays
 from fedcohort.core.arrays import AnyArray, BoolArray
 from fedcohort.core.errors import DataError, FedcohortError, InputError, MissingExtraError
 from fedcohort.core.params import Boolean, Interval, OneOf, Optional, Sequence, Text, param
@@ -24,6 +24,7 @@ from fedcohort.simulate.arrow import arrow
 from fedcohort.simulate.data.dataset import Dataset, Target, from_arrays
 from fedcohort.simulate.data.partitioner import columns_of
 from fedcohort.simulate.data.sources import DATASETS, Source
+from fedcohort.simulate.memory_check import memory_limit
 
 _TABLES = (".csv", ".parquet")
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "clients", "client_names", "class_names")
@@ -137,7 +138,7 @@ class OwnFile(Source):
         if path.is_dir():
             return (path / "clients.npy").is_file()
         try:
-            return path.suffix == ".npz" and "clients" in array_shapes(path, sys.maxsize)
+            return path.suffix == ".npz" and "clients" in array_shapes(path, _memory())
         except (ArchiveError, OSError, FedcohortError):
             return False
 
@@ -387,6 +388,11 @@ def _numbering(name: str, names: list[str]) -> tuple[str, ...]:
     return (f"the labels of {name} were numbered: {shown}{', ...' if len(names) > _SHOWN else ''}",)
 
 
+def _memory() -> int:
+    """Return the bytes of memory, which a small file may claim to exceed."""
+    return memory_limit() or sys.maxsize
+
+
 def _read_npz(path: Path) -> dict[str, AnyArray]:
     if path.suffix != ".npz":
         raise DataError(
@@ -396,7 +402,7 @@ def _read_npz(path: Path) -> dict[str, AnyArray]:
             else "it reads .csv, .parquet, .npz and folders of .npy",
         )
     try:
-        return read_arrays(path, sys.maxsize)
+        return read_arrays(path, _memory())
     except (ArchiveError, FileNotFoundError) as error:
         raise DataError(f"{path} cannot be read as an npz archive of plain arrays: {error}.") from error
 
@@ -444,14 +450,16 @@ class _TableFile:
             raise DataError(f"There is no file {path}.")
         try:
             if path.suffix == ".parquet":
-                table = pa.parquet.ParquetFile(path).read(use_threads=False)
+                file = pa.parquet.ParquetFile(path)
+                check_parquet(file.metadata, _memory())
+                table = file.read(use_threads=False)
             else:
                 # An empty cell is missing, in columns of text too. No threads, because those that Arrow leaves behind
                 # may abort the process at its end.
                 nulls = pa.csv.ConvertOptions(strings_can_be_null=True)
                 no_threads = pa.csv.ReadOptions(use_threads=False)
                 table = pa.csv.read_csv(path, read_options=no_threads, convert_options=nulls)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, ArchiveError, OSError) as error:
             raise DataError(f"{path} cannot be read as a table: {error}.") from error
         return cls(table, str(path), path.name)
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedcohort.core.archives import check_parquet
 from fedcohort.core.arrays import AnyArray, IntArray
 from fedcohort.core.errors import FedcohortError, UnknownNameError, needs_extra
 from fedcohort.core.files import read_file
@@ -224,6 +225,7 @@ def read_part(path: Path) -> pa.Table:
         digest = (file.metadata.metadata or {}).get(_DIGEST.encode())
         if digest is None or hashlib.sha256(data.replace(digest, _BLANK.encode())).hexdigest() != digest.decode():
             raise ValueError("it was changed after it was written")
+        check_parquet(file.metadata)
         # Threads that Arrow starts may abort the process when it ends.
         return file.read(use_threads=False)
     except FileNotFoundError:
