@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -411,6 +412,55 @@ def test_what_was_not_run_is_not_judged():
     assert first.state == second.state == "not run"
     only = judge(EXHIBIT, record(x={"a": {"rounds": [None, None]}, "b": {"rounds": [None, None]}}))
     assert only[0].state == "open"
+
+
+def accuracies(**settings):
+    """Return a record with the best accuracy of a and b in each setting, in two equal seeds."""
+    return record(**{
+        name: {label: {"best": [value, value]} for label, value in zip("ab", values, strict=True)}
+        for name, values in settings.items()
+    })  # fmt: skip
+
+
+def test_a_published_difference_below_its_deviation_is_a_tie_and_no_claim():
+    table = {"columns": ["a", "b"], "x": ["75.06 ± 1.5", "75.05 ± 0.4"], "y": ["75.06 ± 1.5", "70.0 ± 0.4"]}
+    exhibit = replace(EXHIBIT, grids=(Grid("best", published(table), "a"),), claims=())
+    (claim,) = exhibit.every_claim()
+    assert claim.settings == ("y",)
+    tie, clear = ratios(exhibit, accuracies(x=(0.5, 0.6), y=(0.6, 0.5)))
+    assert (tie.state, tie.margin, clear.state) == ("tie", "tie", "holds")
+
+
+def test_methods_at_chance_and_settings_where_nothing_was_lost_give_no_verdict():
+    claim = Beats("A is best.", "best", "a", "b", ("y",))
+    exhibit = replace(EXHIBIT, grids=(), claims=(claim,), study=replace(STUDY, chance=0.1, clean="x"))
+    cases = {
+        "does not hold": accuracies(x=(0.6, 0.7), y=(0.6, 0.65)),  # five points lost
+        "open": accuracies(x=(0.6, 0.66), y=(0.6, 0.65)),  # one point lost
+    }
+    for state, ours in cases.items():
+        (verdict,) = judge(exhibit, ours)
+        assert verdict.state == state
+        assert ("costs only 1.0 points" in verdict.detail) == (state == "open")
+        assert ("Below 2 points" in markdown(exhibit, ours)) == (state == "open")
+    (verdict,) = judge(exhibit, accuracies(x=(0.6, 0.7), y=(0.12, 0.65)))
+    assert (verdict.state, verdict.detail) == ("open", "y at chance")
+
+
+def test_an_average_over_settings_is_one_claim_and_a_supplement_none():
+    claim = Beats("A on average.", "best", "a", "b", ("x", "y"), average=True)
+    better = accuracies(x=(0.5, 0.52), y=(0.6, 0.5))
+    (verdict,) = judge(replace(EXHIBIT, grids=(), claims=(claim,)), better)
+    assert verdict.state == "holds"
+    assert verdict.detail.startswith("+4.00 points on average")
+    assert count_verdicts([verdict])["holds"] == 1
+    for exhibit in (
+        replace(EXHIBIT, grids=(), claims=(replace(claim, supplement=True),)),
+        replace(EXHIBIT, grids=(), claims=(claim,), supplement=True),
+    ):
+        assert sum(count_verdicts(judge(exhibit, better)).values()) == 0
+    (verdict,) = judge(replace(EXHIBIT, grids=(), claims=(replace(claim, untestable="sizes are equal"),)), better)
+    assert (verdict.state, verdict.detail) == ("open", "sizes are equal")
 
 
 def test_several_labels_count_by_their_mean():

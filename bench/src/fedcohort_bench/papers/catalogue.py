@@ -21,7 +21,7 @@ from fedcohort_bench.papers.measures import EXTRAS
 
 RECORDS = importlib.resources.files("fedcohort_bench.papers") / "records"
 _PAPERS = ("fedcor", "fedcbs", "fedacs", "fedcm", "flash", "hicsfl")
-_NOT_RUN = ("seeds", "baseline", "differences", "measure", "names", "variants", "split", "parts")  # about the study
+_NOT_RUN = ("seeds", "baseline", "differences", "measure", "names", "variants", "split", "parts", "chance", "clean")
 Table = Mapping[str, Any]
 
 
@@ -50,7 +50,12 @@ def _study(name: str, table: Table, source: Table) -> Study:
                 for label, end in labels
             }
     differences = _texts(whole["differences"], source)
-    return Study(name, experiments, whole["seeds"], names, baseline, differences, EXTRAS.get(whole.get("measure", "")))
+    for experiment in experiments.values():  # a part may have only some of the methods
+        only = experiment.pop("only", experiment["selectors"])
+        experiment["selectors"] = {label: how for label, how in experiment["selectors"].items() if label in only}
+    extra = EXTRAS.get(whole.get("measure", ""))
+    chance, clean = whole.get("chance", 0.0), whole.get("clean", "")
+    return Study(name, experiments, whole["seeds"], names, baseline, differences, extra, chance, clean)
 
 
 def _whole(table: Table, source: Table) -> dict[str, Any]:
@@ -86,6 +91,7 @@ def _exhibit(name: str, table: Table, study: Study, source: Table) -> Exhibit:
             for claim in _claims(entry, source["names"])
         ),
         _texts(table.get("notes", ()), source),
+        table.get("supplement", False),
     )
 
 

@@ -97,6 +97,12 @@ class Beats:
         The claim as a sentence; empty for one made from the labels' names.
     better, worse : str or tuple of str
         Labels; several count by their mean.
+    average : bool
+        Whether the claim is about the mean over the settings instead of each of them.
+    supplement : bool
+        Whether it is another reading of a statement, which is shown but not counted.
+    untestable : str
+        Why our setting cannot show it; empty if it can.
     """
 
     text: str
@@ -104,6 +110,9 @@ class Beats:
     better: Labels
     worse: Labels
     settings: tuple[str, ...]
+    average: bool = False
+    supplement: bool = False
+    untestable: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,7 @@ class Near:
     settings: tuple[str, ...]
     within: float
     one_sided: bool = False
+    supplement: bool = False
 
 
 Claim = Beats | Near
@@ -140,6 +150,11 @@ class Study:
         The paper's name of each label.
     baseline : str
         The label whose final accuracy the others catch up with.
+    chance : float
+        The accuracy of guessing; a method that stays there says nothing about its clients.
+    clean : str
+        The setting without heterogeneity, which shows what heterogeneity costs the baseline in each of the others;
+        empty: none.
     differences : tuple of str
         Differences from the paper, each with its reason.
     extra : callable, optional
@@ -153,6 +168,8 @@ class Study:
     baseline: str
     differences: tuple[str, ...] = ()
     extra: Extra | None = None
+    chance: float = 0.0
+    clean: str = ""
 
     def settings(self, part: str) -> list[str]:
         """Return the names of a part's settings."""
@@ -189,6 +206,8 @@ class Exhibit:
         Claims besides those that the grids make.
     notes : tuple of str
         Remarks on the outcome, such as why a claim does not hold.
+    supplement : bool
+        Whether it is on other data than the paper's, and its claims are shown but not counted.
     """
 
     name: str
@@ -199,6 +218,7 @@ class Exhibit:
     grids: tuple[Grid, ...] = ()
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    supplement: bool = False
 
     def __post_init__(self) -> None:
         known = {setting for part in self.study.parts for setting in self.study.settings(part)}
@@ -214,7 +234,11 @@ class Exhibit:
             for label in grid.labels if grid.ours else []:
                 if label == grid.ours:
                     continue
-                settings = tuple(s for s in grid.published if order(grid, s, grid.ours, label) > 0)
+                settings = tuple(
+                    s
+                    for s in grid.published
+                    if order(grid, s, grid.ours, label) > 0 and not is_tie(grid, s, grid.ours, label)
+                )
                 if settings:
                     claims.append(Beats("", grid.measure, grid.ours, label, settings))
         return [*claims, *self.claims]
@@ -233,6 +257,20 @@ def order(grid: Grid, setting: str, one: Labels, other: Labels) -> float:
         known = [figure[0] for label in labels if (figure := row[label]) is not None]
         means.append(sum(known) / len(known) if len(known) == len(labels) else None)
     return margin(MEASURES[grid.measure], *means)
+
+
+def is_tie(grid: Grid, setting: str, one: str, other: str) -> bool:
+    """Whether two published means differ by less than the standard deviation of their difference.
+
+    >>> grid = Grid("best", {"a": {"x": (75.06, 1.56), "y": (75.05, 0.46), "z": (63.97, 0.9)}})
+    >>> is_tie(grid, "a", "x", "y"), is_tie(grid, "a", "x", "z")
+    (True, False)
+    """
+    figures = [grid.published[setting].get(label) for label in (one, other)]
+    if any(figure is None or figure[1] is None for figure in figures):
+        return False
+    (mean, deviation), (other_mean, other_deviation) = figures  # type: ignore[misc]
+    return bool(abs(mean - other_mean) < math.hypot(deviation, other_deviation))
 
 
 def margin(measure: Measure, one: float | None, other: float | None) -> float:

@@ -13,7 +13,15 @@ from fedcohort.simulate.leaderboard.formats import DASHES, Cell, Table, to_markd
 from fedcohort_bench.papers.catalogue import EXHIBITS
 from fedcohort_bench.papers.declare import MEASURES, Exhibit, Grid, Measure, Study
 from fedcohort_bench.papers.record import StudyRecord
-from fedcohort_bench.papers.verdicts import ClaimVerdict, MarginComparison, count_verdicts, judge, ratios
+from fedcohort_bench.papers.verdicts import (
+    MIN_COST,
+    ClaimVerdict,
+    MarginComparison,
+    count_verdicts,
+    heterogeneity_cost,
+    judge,
+    ratios,
+)
 
 _PLURAL = {"holds": "hold", "does not hold": "do not hold", "open": "open", "not run": "not run"}
 _MOST_CURVES = 8
@@ -88,7 +96,7 @@ def ratio_table(exhibit: Exhibit, comparisons: Sequence[MarginComparison]) -> Ta
                 Cell(_margin(ratio.published, measure)),
                 Cell(_margin(ratio.ours, measure) if ratio.seeds else "–"),
                 Cell(f"{ratio.wins} of {ratio.seeds}" if ratio.seeds else "–"),
-                Cell(ratio.state),
+                Cell(f"{ratio.state}: {ratio.unclear}" if ratio.unclear else ratio.state),
                 Cell(ratio.margin),
             )
         )
@@ -105,19 +113,21 @@ def _margin(value: float, measure: Measure) -> str:
 
 
 def verdict_table(verdicts: Sequence[ClaimVerdict]) -> Table:
-    """Return the claims with their verdicts."""
-    rows = tuple((Cell(v.text), Cell(v.state), Cell(v.detail)) for v in verdicts)
+    """Return the claims with their verdicts; those of supplements are in parentheses."""
+    rows = tuple((Cell(v.text), Cell(f"({v.state})" if v.supplement else v.state), Cell(v.detail)) for v in verdicts)
     return Table("claims", "What holds", ("claim", "verdict", "seen"), rows, wrap=frozenset({0, 2}))
 
 
 def summary(verdicts: Sequence[ClaimVerdict]) -> str:
-    """Summarise the verdicts in one sentence."""
-    parts = [
-        f"{count} {_PLURAL[state] if count != 1 else state}"
-        for state, count in count_verdicts(verdicts).items()
-        if count
-    ]
-    return f"{len(verdicts)} claim{'s' * (len(verdicts) != 1)}: {', '.join(parts)}." if parts else "No claims."
+    """Summarise the verdicts in one sentence, and supplements in another."""
+    kinds = {"claim": [v for v in verdicts if not v.supplement], "supplement": [v for v in verdicts if v.supplement]}
+    sentences = []
+    for kind, members in kinds.items():
+        states = [verdict.state for verdict in members]
+        parts = [f"{states.count(s)} {_PLURAL[s] if states.count(s) != 1 else s}" for s in _PLURAL if s in states]
+        if parts:
+            sentences.append(f"{len(members)} {kind}{'s' * (len(members) != 1)}: {', '.join(parts)}.")
+    return " ".join(sentences) or "No claims."
 
 
 def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
@@ -131,10 +141,27 @@ def conditions(exhibit: Exhibit, record: StudyRecord) -> list[str]:
     sentences = [f"{', '.join(names)}: {text}." for text, names in groups.items()]
     sentences += _added_later(study, record)
     sentences += _other_targets(exhibit, record)
+    sentences += _costs(exhibit, record)
     missing = [name for name in study.rounds if name not in settings]
     if missing:
         sentences.append(f"Not run: {', '.join(missing)}.")
     return sentences
+
+
+def _costs(exhibit: Exhibit, record: StudyRecord) -> list[str]:
+    """Say what heterogeneity costs the baseline, and where that is too little to judge a selector by."""
+    study = exhibit.study
+    measure = next((claim.measure for claim in exhibit.every_claim()), "best")
+    costs = {name: heterogeneity_cost(study, record, name, measure) for name in study.rounds}
+    known = {name: cost for name, cost in costs.items() if not math.isnan(cost)}
+    if not known:
+        return []
+    listed = ", ".join(f"{name} {cost:.1f}" for name, cost in known.items())
+    little = [name for name, cost in known.items() if cost < MIN_COST]
+    sentence = f"What heterogeneity costs {study.names[study.baseline]}, in points: {listed}."
+    if little:
+        sentence += f" Below {MIN_COST:g} points no choice of clients can show what it gains: {', '.join(little)}."
+    return [sentence]
 
 
 def _other_targets(exhibit: Exhibit, record: StudyRecord) -> list[str]:

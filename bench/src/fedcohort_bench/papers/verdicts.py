@@ -1,8 +1,10 @@
 """Compare published numbers with ours, ratio by ratio, and judge which of a paper's claims hold.
 
 A claim *holds* if our means have the claimed order in every setting it names, and *does not hold* otherwise. A margin
-holds if ours is at least two thirds of the published one. A claim is *not run* if a number is missing, and *open* if no
-method reached the target in all seeds, which leaves nothing to compare.
+holds if ours is at least two thirds of the published one. A claim is *not run* if a number is missing, and *open* where
+our figures cannot tell: no method reached the target in all seeds, a method is still at chance, or heterogeneity costs
+the baseline too little for a choice of clients to win anything back. Published differences below their standard
+deviation are ties, and no claims.
 """
 
 from __future__ import annotations
@@ -12,12 +14,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedcohort_bench.papers.declare import MEASURES, Beats, Claim, Exhibit, Grid, Labels, Near, margin, order
+from fedcohort_bench.papers.declare import (
+    MEASURES,
+    Beats,
+    Claim,
+    Exhibit,
+    Grid,
+    Labels,
+    Near,
+    Study,
+    is_tie,
+    margin,
+    order,
+)
 from fedcohort_bench.papers.record import StudyRecord
 
 # Our choice: margins vary with the seeds, so all of one is too much to ask, and half of one is a different effect.
 SHARE = 2 / 3
 """The share of the published margin that ours must reach."""
+
+# A run with one seed differs from its repetition by half a point to a point, so a smaller cost cannot be seen.
+MIN_COST = 2.0
+"""The points of accuracy that heterogeneity must cost the baseline before a setting can judge a selector."""
+
+ABOVE_CHANCE = 0.03
+"""How far above guessing a method's accuracy must be before it counts as trained."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +53,10 @@ class MarginComparison:
         Margins (see :func:`fedcohort_bench.papers.declare.margin`); NaN if unknown.
     wins, seeds : int
         The number of our seeds in which the better method is better, and of all seeds.
+    tie : bool
+        Whether the published difference is below its standard deviation.
+    unclear : str
+        Why our figures cannot tell; empty if they can.
     """
 
     setting: str
@@ -42,13 +67,19 @@ class MarginComparison:
     ours: float
     wins: int
     seeds: int
+    tie: bool = False
+    unclear: str = ""
 
     @property
     def state(self) -> str:
         """Whether the order holds."""
+        if self.tie:
+            return "tie"
         if not self.seeds:
             return "not run"
-        return "open" if math.isnan(self.ours) else "holds" if self.ours > 0 else "does not hold"
+        if self.unclear or math.isnan(self.ours):
+            return "open"
+        return "holds" if self.ours > 0 else "does not hold"
 
     @property
     def margin(self) -> str:
@@ -62,11 +93,15 @@ class MarginComparison:
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """The verdict on a claim: "holds", "does not hold", "open" or "not run", and the evidence."""
+    """The verdict on a claim: "holds", "does not hold", "open" or "not run", and the evidence.
+
+    A ``supplement`` is another reading of a claim, or on other data than the paper's. It does not count.
+    """
 
     text: str
     state: str
     detail: str
+    supplement: bool = False
 
 
 def ratios(exhibit: Exhibit, record: StudyRecord) -> list[MarginComparison]:
@@ -79,25 +114,70 @@ def ratios(exhibit: Exhibit, record: StudyRecord) -> list[MarginComparison]:
                 if math.isnan(published):
                     continue
                 pair = (grid.ours, label) if published > 0 else (label, grid.ours)
-                comparisons.append(_ratio(record, grid.measure, setting, *pair, order(grid, setting, *pair)))
+                claim = Beats("", grid.measure, *pair, (setting,))
+                comparisons.append(
+                    _compare(
+                        claim, exhibit.study, record, setting, order(grid, setting, *pair), is_tie(grid, setting, *pair)
+                    )
+                )
     return comparisons
 
 
-def _ratio(
-    record: StudyRecord, measure: str, setting: str, better: Labels, worse: Labels, published: float
+def heterogeneity_cost(study: Study, record: StudyRecord, setting: str, measure: str) -> float:
+    """Return how many points of accuracy the baseline loses against the setting without heterogeneity, or NaN.
+
+    What it does not lose, no choice of clients can win back.
+    """
+    means = [record.mean(name, study.baseline, measure) for name in (study.clean, setting)]
+    if MEASURES[measure].ratio or setting == study.clean or not all(mean and mean[0] is not None for mean in means):
+        return math.nan
+    clean, here = (mean[0] for mean in means if mean and mean[0] is not None)
+    return MEASURES[measure].scale * (clean - here)
+
+
+def _compare(
+    claim: Beats, study: Study, record: StudyRecord, setting: str, published: float, tie: bool = False
 ) -> MarginComparison:
-    kind = MEASURES[measure]
-    ours, theirs = (record.mean(setting, label, measure) for label in (better, worse))
+    """Compare two methods in one setting; of several labels only those that are trained on both sides count."""
+    kind = MEASURES[claim.measure]
+    better, worse, unclear = claim.better, claim.worse, ""
+    if study.chance and not kind.ratio:
+        sides = [(side,) if isinstance(side, str) else tuple(side) for side in (better, worse)]
+        if len(sides[0]) == len(sides[1]):
+            pairs = [
+                pair
+                for pair in zip(*sides, strict=True)
+                if all(_is_trained(study, record, setting, label, claim.measure) for label in pair)
+            ]
+            better, worse = (tuple(labels) for labels in zip(*pairs, strict=True)) if pairs else sides
+            unclear = "" if pairs else "at chance"
+    ours, theirs = (record.mean(setting, label, claim.measure) for label in (better, worse))
     if ours is None or theirs is None:
-        return MarginComparison(setting, measure, better, worse, published, math.nan, 0, 0)
-    pairs = list(
-        zip(record.values(setting, better, measure) or [], record.values(setting, worse, measure) or [], strict=False)
-    )
-    wins = sum(margin(kind, one, other) > 0 for one, other in pairs)
+        return MarginComparison(setting, claim.measure, claim.better, claim.worse, published, math.nan, 0, 0, tie)
+    cost = heterogeneity_cost(study, record, setting, claim.measure)
+    if cost < MIN_COST:
+        unclear = f"costs only {cost:.1f} points"
+    values = [record.values(setting, label, claim.measure) or [] for label in (better, worse)]
+    seeds = list(zip(*values, strict=False))
+    wins = sum(margin(kind, one, other) > 0 for one, other in seeds)
     scaled = [None if mean[0] is None else kind.scale * mean[0] for mean in (ours, theirs)]
     return MarginComparison(
-        setting, measure, better, worse, published, margin(kind, scaled[0], scaled[1]), wins, len(pairs)
+        setting,
+        claim.measure,
+        claim.better,
+        claim.worse,
+        published,
+        margin(kind, scaled[0], scaled[1]),
+        wins,
+        len(seeds),
+        tie,
+        unclear,
     )
+
+
+def _is_trained(study: Study, record: StudyRecord, setting: str, label: str, measure: str) -> bool:
+    mean = record.mean(setting, label, measure)
+    return mean is None or mean[0] is None or mean[0] >= study.chance + ABOVE_CHANCE
 
 
 def judge(exhibit: Exhibit, record: StudyRecord) -> list[ClaimVerdict]:
@@ -106,16 +186,24 @@ def judge(exhibit: Exhibit, record: StudyRecord) -> list[ClaimVerdict]:
 
 
 def _judge(claim: Claim, exhibit: Exhibit, record: StudyRecord) -> ClaimVerdict:
+    supplement = exhibit.supplement or claim.supplement
     if isinstance(claim, Near):
-        return _judge_nearness(claim, record)
+        return _judge_nearness(claim, record, supplement)
+    text = claim.text or _sentence(exhibit, claim)
+    if claim.untestable:
+        return ClaimVerdict(text, "open", claim.untestable, supplement)
     comparisons = [
-        _ratio(record, claim.measure, s, claim.better, claim.worse, _published_margin(exhibit, claim, s))
-        for s in claim.settings
+        _compare(claim, exhibit.study, record, setting, _published_margin(exhibit, claim, setting))
+        for setting in claim.settings
     ]
+    judged = [ratio for ratio in comparisons if ratio.state not in ("not run", "open")]
+    if claim.average and judged:
+        mean = sum(ratio.ours for ratio in judged) / len(judged)
+        detail = f"{mean:+.2f} points on average, ahead in {_evidence(judged)}"
+        return ClaimVerdict(text, "holds" if mean > 0 else "does not hold", detail, supplement)
     state = _overall_state([ratio.state for ratio in comparisons])
-    judged = [ratio for ratio in comparisons if ratio.state != "not run"]
-    detail = "" if state in ("not run", "open") else _evidence(judged)
-    return ClaimVerdict(claim.text or _sentence(exhibit, claim), state, detail)
+    unclear = [f"{ratio.setting} {ratio.unclear}" for ratio in comparisons if ratio.unclear]
+    return ClaimVerdict(text, state, _evidence(judged) if judged else ", ".join(unclear), supplement)
 
 
 def _evidence(comparisons: Sequence[MarginComparison]) -> str:
@@ -128,7 +216,7 @@ def _evidence(comparisons: Sequence[MarginComparison]) -> str:
     return f"{text}; not in {', '.join(failed)}" if failed else text
 
 
-def _judge_nearness(claim: Near, record: StudyRecord) -> ClaimVerdict:
+def _judge_nearness(claim: Near, record: StudyRecord, supplement: bool) -> ClaimVerdict:
     states, seen = [], []
     scale = MEASURES[claim.measure].scale
     for setting in claim.settings:
@@ -143,7 +231,7 @@ def _judge_nearness(claim: Near, record: StudyRecord) -> ClaimVerdict:
             distance = shortfall if claim.one_sided else abs(difference)
             states.append("holds" if distance <= claim.within else "does not hold")
             seen.append(f"{setting} {difference:+.1f}")
-    return ClaimVerdict(claim.text, _overall_state(states), ", ".join(seen))
+    return ClaimVerdict(claim.text, _overall_state(states), ", ".join(seen), supplement)
 
 
 def _overall_state(states: Sequence[str]) -> str:
@@ -170,8 +258,9 @@ def _sentence(exhibit: Exhibit, claim: Beats) -> str:
 
 
 def count_verdicts(verdicts: Sequence[ClaimVerdict]) -> dict[str, int]:
-    """Return how many claims hold, do not hold, are open, and were not run."""
-    return {state: sum(v.state == state for v in verdicts) for state in ("holds", "does not hold", "open", "not run")}
+    """Return how many claims hold, do not hold, are open, and were not run, without supplements."""
+    counted = [verdict.state for verdict in verdicts if not verdict.supplement]
+    return {state: counted.count(state) for state in ("holds", "does not hold", "open", "not run")}
 
 
 def to_dict(exhibit: Exhibit, record: StudyRecord) -> dict[str, Any]:
@@ -201,7 +290,10 @@ def to_dict(exhibit: Exhibit, record: StudyRecord) -> dict[str, Any]:
             }
             for ratio in ratios(exhibit, record)
         ],
-        "claims": [{"claim": v.text, "verdict": v.state, "seen": v.detail} for v in judge(exhibit, record)],
+        "claims": [
+            {"claim": v.text, "verdict": v.state, "seen": v.detail, "supplement": v.supplement}
+            for v in judge(exhibit, record)
+        ],
         "differences": list(exhibit.study.differences),
         "record": record.settings,
     }
