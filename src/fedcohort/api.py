@@ -5,7 +5,6 @@ The command line does the same with the same defaults: ``fedcohort compare``, ``
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 import sys
@@ -108,9 +107,9 @@ def compare(
     ['fedcbs', 'uniform']
     """
     simulator()  # first, so that a missing extra is the first error
-    from fedcohort.simulate.comparison import Comparison
+    from fedcohort.simulate.comparison import compared
 
-    experiment, notes = Comparison(
+    experiment = compared(
         selectors=selectors,
         data=data,
         label=label,
@@ -124,11 +123,11 @@ def compare(
         cohort=cohort,
         seeds=seeds,
         targets=targets,
-        sweep=sweep or {},
-        overrides=overrides or {},
+        sweep=sweep,
+        overrides=overrides,
         config=config,
-    ).experiment()
-    return _run_new(experiment, notes, out, device, quiet)
+    )
+    return _run_new(experiment, out, device, quiet)
 
 
 def run(
@@ -161,7 +160,7 @@ def run(
         return _finish(simulation.open(Path(experiment), device=device), quiet)
     from fedcohort.simulate.comparison import check_overrides
     from fedcohort.simulate.config.experiment import Experiment
-    from fedcohort.simulate.config.toml import find_table, set_key
+    from fedcohort.simulate.config.toml import find_table, with_keys
 
     if isinstance(experiment, Mapping):
         table = dict(experiment)
@@ -172,10 +171,8 @@ def run(
             f"'experiment' must be a TOML file, a built-in name, a table or a folder. Got {short_repr(experiment)}."
         )
     if overrides:
-        table = copy.deepcopy(table)  # the caller's table must not change
-        for key, value in check_overrides(overrides).items():
-            set_key(table, key, value)
-    return _run_new(Experiment.from_dict(table), [], out, device, quiet)
+        table = with_keys(table, check_overrides(overrides))
+    return _run_new(Experiment.from_dict(table), out, device, quiet)
 
 
 def extend(
@@ -203,7 +200,7 @@ def extend(
         As in :func:`compare`.
     """
     simulation = simulator().Simulation
-    from fedcohort.simulate.comparison import selector_entries
+    from fedcohort.simulate.config.selectors import selector_entries
 
     if seeds is None and rounds is None and selectors is None:
         raise InputError("extend() needs something to add.", hint="pass seeds, rounds or selectors")
@@ -233,12 +230,11 @@ def simulator() -> Any:
 
 def _run_new(
     experiment: Experiment,
-    notes: Sequence[str],
     out: str | os.PathLike[str] | None,
     device: str | None,
     quiet: bool,
 ) -> Results:
-    for text in [*notes, *experiment.notes]:
+    for text in experiment.notes:
         say(err(quiet), f"note: {text}")
     temporary = Path(tempfile.mkdtemp(prefix="fedcohort-")) if out is None else None
     folder = _folder("out", out) if temporary is None else temporary / "results"

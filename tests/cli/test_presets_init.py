@@ -12,7 +12,7 @@ import pytest
 from fedcohort.cli import options
 from fedcohort.scenario.presets import PRESETS, preset_table
 from fedcohort.simulate.comparison import base_table, describe_inherited
-from fedcohort.simulate.config.experiment import Experiment
+from fedcohort.simulate.config.experiment import Configuration, Experiment
 from fedcohort.simulate.data import DATASETS
 from fedcohort.simulate.data.places import folders
 from fedcohort.simulate.store.results import load
@@ -33,8 +33,9 @@ def test_the_headline_command_is_fedcors_setting():
     )
     assert (plan.local.weight_decay, plan.aggregator.name, plan.selector.warmup) == (1e-4, "mean", 15)
     assert "FedCor, Sec. 5.1 (ii)" in origin and "not in the paper" not in origin
-    assert "cohort 10, rounds 500, targets 0.62, batch_size 64" in describe_inherited(base, base)
-    assert "cohort" not in describe_inherited(base, {**base, "run": {**base["run"], "cohort": 4}})
+    final = Configuration(base)
+    assert "cohort 10, rounds 500, targets 0.62, batch_size 64" in describe_inherited(base, final)
+    assert "cohort" not in describe_inherited(base, final.changed({"run": {"cohort": 4}}))
 
 
 def test_another_dataset_gets_the_training_without_the_targets():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import fedcohort as fc
+
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/index.md")
 
@@ -50,6 +52,16 @@ def served(line, folder):
 
 def test_the_readme_has_no_command_that_the_quick_start_lacks():
     assert set(lines_of("README.md")) <= set(lines_of("docs/index.md"))
+
+
+def test_the_command_and_the_python_call_run_the_same_experiment(tmp_path):
+    command = next(line for line in lines_of("README.md") if line.startswith("fedcohort compare"))
+    subprocess.run(
+        f"{command} --rounds 1 --out out --quiet", shell=True, cwd=tmp_path, env=environment(), check=True, timeout=240
+    )
+    (arguments,) = re.findall(r"fc\.compare\((.*)\)", (ROOT / "README.md").read_text())
+    in_python = eval(f"fc.compare({arguments}, rounds=1, quiet=True)")
+    assert fc.load(tmp_path / "out").config == in_python.config and len(in_python.runs) == 30
 
 
 def test_commands_work_as_printed_in_order(tmp_path):

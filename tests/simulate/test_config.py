@@ -1,13 +1,17 @@
 """Configurations: every key is checked, and a written configuration can be read back."""
 
 import re
+import sys
 import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import fedcohort as fc
 from fedcohort.core.params import parameters
+from fedcohort.core.registry import resolve_reference
+from fedcohort.scenario import Scenario
 from fedcohort.simulate.config.experiment import Experiment
 from fedcohort.simulate.config.sections import DataOptions, ModelOptions, RunOptions
 from fedcohort.simulate.config.toml import ConfigError, find_table, merge_tables, override, to_toml
@@ -51,6 +55,48 @@ name = "iid"
 scenario.partition.name = "iid"
 run.rounds = 3
 """
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """Return how often the parts of an experiment were built: a user's own classes, which say so."""
+    monkeypatch.chdir(tmp_path)
+    bases = {
+        "Chosen": "fedcohort.selectors:Uniform",
+        "Data": "fedcohort.simulate.data:Synthetic",
+        "Mean": "fedcohort.training.aggregators:FedAvg",
+        "Keep": "fedcohort.training.filters:KeepAll",
+        "Predict": "fedcohort.simulate.tasks:Classification",
+    }
+    lines = ["from collections import Counter", "BUILT = Counter()"]
+    for name, base in bases.items():
+        module, _, cls = base.partition(":")
+        lines += [f"from {module} import {cls}", f"class {name}({cls}):"]
+        lines += ["    def __post_init__(self):", "        super().__post_init__()", f"        BUILT[{name!r}] += 1"]
+    (tmp_path / "counted.py").write_text("\n".join(lines))
+    mean, *_ = resolve_reference("counted.py:Mean")
+    return sys.modules[mean.__module__].BUILT
+
+
+@pytest.mark.parametrize("in_settings", [False, True])
+def test_a_comparison_builds_every_part_once(built, in_settings, monkeypatch):
+    scenarios, build = [], Scenario.from_dict
+    monkeypatch.setattr(Scenario, "from_dict", lambda table: scenarios.append(dict(table)) or build(table))
+    config = {
+        "data": {"name": "counted.py:Data", "samples": 200},
+        "task": {"name": "counted.py:Predict"},
+        "scenario": {"partition": {"name": "iid", "clients": 4}},
+        "aggregator": {"name": "counted.py:Mean"},
+        "filter": {"name": "counted.py:Keep"},
+        "run": {"rounds": 1, "cohort": 2},
+    }
+    if in_settings:
+        config["settings"] = [{"name": "slow", "local": {"lr": 0.01}}, {"name": "fast", "local": {"lr": 0.1}}]
+    results = fc.compare(["counted.py:Chosen", "flash-advantage"], config=config, model="logistic", seeds=5, quiet=True)
+    assert len(results.runs) == (20 if in_settings else 10)
+    assert built == {"Chosen": 1, "Data": 1, "Mean": 1, "Keep": 1, "Predict": 1}
+    # FLASH needs validation losses, so the comparison adds validation data to the scenario.
+    assert [table.get("validation") for table in scenarios] == [None, 0.1]
 
 
 def experiment(text=FULL):

@@ -85,13 +85,13 @@ def compare(
 
     Example: fedcohort compare --data digits --selectors uniform,fedcor --seeds 5
     """
-    from fedcohort.simulate.comparison import Comparison
+    from fedcohort.simulate.comparison import compared
     from fedcohort.simulate.config.sweep import parse_sweeps
     from fedcohort.simulate.config.toml import parse_override
 
     options = {"data.folder": folder, "run.engine": engine}
     given = {key: value for key, value in options.items() if value is not None}
-    experiment, notes = Comparison(
+    experiment = compared(
         selectors=None if selectors is None else split_names(selectors, "--selectors"),
         data=data,
         label=label,
@@ -105,13 +105,12 @@ def compare(
         cohort=cohort,
         targets=None if targets is None else _targets(targets),
         seeds=None if seeds is None else parse_seeds(seeds),
-        sweep=parse_sweeps(sweep) if sweep else {},
+        sweep=parse_sweeps(sweep or []),
         overrides={**given, **dict(parse_override(item) for item in set_ or [])},
         config=config,
-    ).experiment()
+    )
     launch(
         experiment,
-        notes=notes,
         out_dir=out,
         device=device,
         processes=processes,

@@ -30,7 +30,6 @@ INTERRUPTED = 130
 def launch(
     experiment: Experiment,
     *,
-    notes: Sequence[str] = (),
     out_dir: Path | None,
     device: str | None,
     processes: int | None,
@@ -42,7 +41,7 @@ def launch(
 ) -> None:
     """Run a new experiment with the command line's options."""
     simulate = simulator()
-    for text in [*notes, *experiment.notes]:
+    for text in experiment.notes:
         say(err(quiet), f"note: {text}")
     simulation = simulate.Simulation(
         experiment,

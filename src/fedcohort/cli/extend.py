@@ -66,7 +66,7 @@ def extend(
     """
     if seeds is None and rounds is None and selectors is None and not sweep:
         raise typer.BadParameter("nothing to add: use --seeds, --rounds, --selectors or --sweep")
-    from fedcohort.simulate.comparison import selector_entries
+    from fedcohort.simulate.config.selectors import selector_entries
     from fedcohort.simulate.config.sweep import expand_sweep, parse_sweeps
 
     grid = parse_sweeps(sweep or [])

@@ -54,19 +54,19 @@ def init(
 def config_text(name: str, data: str, selectors: list[str], file: Path) -> str:
     """Return the text of a complete and checked configuration, with the meaning of every key."""
     from fedcohort.scenario.presets import find_preset, preset_table
-    from fedcohort.simulate.comparison import selector_entries, supply_held_out_data
-    from fedcohort.simulate.config.experiment import Experiment
+    from fedcohort.simulate.comparison import supply_held_out_data
+    from fedcohort.simulate.config.experiment import Configuration, Experiment
     from fedcohort.simulate.config.sections import RunOptions
+    from fedcohort.simulate.config.selectors import selector_entries
     from fedcohort.simulate.data import DATASETS
     from fedcohort.training.local import LocalTraining
 
     preset = find_preset(name)
     if not selectors:
         raise InputError("An experiment needs at least one selector.", hint="--selectors uniform,fedcor")
-    table = preset_table(name, data)
-    table["selectors"] = selector_entries(selectors)
-    changes = supply_held_out_data(table)
-    experiment = Experiment.from_dict({**table, "name": file.stem})
+    described = {**preset_table(name, data), "name": file.stem, "selectors": selector_entries(selectors)}
+    configuration, changes = supply_held_out_data(Configuration(described))
+    experiment, table = configuration.experiment(), configuration.table
     training = preset.training_on(data)
     lines = [
         f"# {name}: {preset.meaning} ({preset.source}).",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcohort.simulate.config.experiment import MOST_RUNS, Experiment
+from fedcohort.simulate.config.experiment import MAX_RUNS, Experiment
 from fedcohort.simulate.config.toml import ConfigError, read_started
 from fedcohort.simulate.store import checkpoint as checkpoints
 from fedcohort.simulate.store.results import Results, ResultsError, load
@@ -85,8 +85,8 @@ def _check_checkpoints(out: Path, results: Results) -> None:
 def _more_seeds(present: Sequence[int], seeds: Sequence[int] | int) -> list[int]:
     """Return the present seeds followed by the new ones."""
     if isinstance(seeds, int):
-        if seeds > MOST_RUNS:
-            raise ConfigError(f"An experiment has at most {MOST_RUNS:,} runs. Got {seeds:,} seeds.")
+        if seeds > MAX_RUNS:
+            raise ConfigError(f"An experiment has at most {MAX_RUNS:,} runs. Got {seeds:,} seeds.")
         if seeds < len(present):
             raise ConfigError(
                 f"The experiment has {len(present)} seeds, which cannot become {seeds}.",

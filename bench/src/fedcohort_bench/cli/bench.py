@@ -100,7 +100,7 @@ def bench(
     - fedcohort bench --quick
     - fedcohort bench --data fashion-mnist --selectors balanced,fedcbs,mine.py:Mine
     """
-    from fedcohort.simulate.comparison import selector_entries
+    from fedcohort.simulate.config.selectors import selector_entries
     from fedcohort.simulate.runner import default_out
     from fedcohort_bench.benchmark import run
     from fedcohort_bench.play import Player

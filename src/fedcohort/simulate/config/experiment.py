@@ -58,12 +58,12 @@ starts.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 from fedcohort.core.errors import InputError, ParameterError, UnknownNameError
 from fedcohort.core.params import Interval, Text, parameters
@@ -77,7 +77,7 @@ from fedcohort.selectors import Uniform
 from fedcohort.session.rules import Rules
 from fedcohort.simulate.config.sections import DataOptions, ModelOptions, RunOptions
 from fedcohort.simulate.config.sweep import expand_sweep
-from fedcohort.simulate.config.toml import LENGTHS, ConfigError, merge_tables, to_toml
+from fedcohort.simulate.config.toml import LENGTHS, ConfigError, merge_value, to_toml
 from fedcohort.simulate.data import DATASETS, Dataset, InMemory, OwnFile, data_section
 from fedcohort.simulate.label_sharing import LABEL_SHARING, LabelSharing
 from fedcohort.simulate.tasks import TASKS, Classification, Task
@@ -85,9 +85,12 @@ from fedcohort.training.aggregators import AGGREGATORS, Aggregator, InverseProba
 from fedcohort.training.filters import FILTERS, Filter
 from fedcohort.training.local import LocalTraining
 
-MOST_RUNS = 100_000
-MOST_SEED = 2**63 - 1
-_LONGEST_NAME = 200  # characters of a run's name, which becomes a file name; file systems allow 255
+T = TypeVar("T")
+Table = Mapping[str, Any]  # a configuration, or part of one, that may not have been checked
+
+MAX_RUNS = 100_000
+MAX_SEED = 2**63 - 1
+_MAX_NAME = 200  # characters of a run's name, which becomes a file name; file systems allow 255
 MEMORY_FILE = "data.npz"  # in an experiment's directory: data that the user passed as arrays
 
 
@@ -157,7 +160,7 @@ class Experiment:
         fedcohort.simulate.config.experiment.ConfigError: The configuration has no key 'rounds'. ...
           hint: did you mean 'run.rounds'?
         """
-        return _build(mapping(table, "A configuration"))
+        return Configuration(mapping(table, "A configuration")).experiment()
 
 
 _SECTIONS: dict[str, type[Any]] = {
@@ -169,6 +172,10 @@ _SECTIONS: dict[str, type[Any]] = {
 _NAMED: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "filter": FILTERS, "labels": LABEL_SHARING}
 _TOP = ["name", "seeds", "data", "task", *_SECTIONS, "scenario", *_NAMED, "selectors", "sweep", "settings"]
 _PER_SELECTOR = ["local", *_NAMED]
+# Always the same objects, so that they are built once.
+_EMPTY: dict[str, Any] = {}
+_ONE_SEED = [0]
+_UNIFORM: dict[str, Any] = {"uniform": {}}
 _DEFAULTS = {"aggregator": "fedavg", "filter": "keep-all", "labels": "counts"}
 
 
@@ -280,27 +287,23 @@ def _create(registry: Registry[Any], name: Any, values: Mapping[str, Any], where
         return registry.create(name, **values)
 
 
-def names_clients(table: Mapping[str, Any]) -> bool:
-    """Whether a configuration's data say which client each sample belongs to."""
-    data = _data(table.get("data", {}), _task(table.get("task", {})).target)
+def _names_clients(data: DataOptions) -> bool:
     return data.source.names_clients(data.folder)
 
 
-def _scenario(value: Any, data: DataOptions) -> Scenario:
+def _scenario(value: Any, data_name_clients: bool) -> Scenario:
     """Build a scenario. If it has no partition and the data name their clients, these are the federation's."""
     table = {"preset": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping):
         raise ConfigError(f"The section [scenario] must be a table or the name of a preset. Got {short_repr(value)}.")
-    if _uses_named_clients(table, data):
+    if data_name_clients and not _has_partition(table):
         table = {**table, "partition": {"name": "natural"}}
     with _errors_in("In the section [scenario]"):
         return Scenario.from_dict(table)
 
 
-def _uses_named_clients(scenario: Any, data: DataOptions) -> bool:
-    """Whether the section [scenario] has no partition of its own and the data name their clients."""
-    has_partition = isinstance(scenario, str) or "partition" in scenario or "preset" in scenario
-    return not has_partition and data.source.names_clients(data.folder)
+def _has_partition(scenario: Any) -> bool:
+    return isinstance(scenario, str) or "partition" in scenario or "preset" in scenario
 
 
 # -- runs ------------------------------------------------------------------------------------------------------
@@ -321,87 +324,243 @@ def _slug(text: str) -> str:
 
 
 def _seeds(value: Any) -> list[int]:
-    if Interval(int, 1, MOST_RUNS).admits(value):
+    if Interval(int, 1, MAX_RUNS).admits(value):
         return list(range(value))
-    if isinstance(value, list) and value and all(Interval(int, 0, MOST_SEED).admits(seed) for seed in value):
+    if isinstance(value, list) and value and all(Interval(int, 0, MAX_SEED).admits(seed) for seed in value):
         if len(set(value)) != len(value):
             raise ConfigError(f"The seeds must differ. Got {value}.")
         return list(value)
     raise ConfigError(
-        f"'seeds' must be a list of whole numbers from 0 to {MOST_SEED}, or their number, at most {MOST_RUNS:,}. "
+        f"'seeds' must be a list of whole numbers from 0 to {MAX_SEED}, or their number, at most {MAX_RUNS:,}. "
         f"Got {short_repr(value)}."
     )
 
 
-def _build(table: Mapping[str, Any]) -> Experiment:
-    _check_keys("The configuration", table, _TOP, _suggest_section)
-    name = table.get("name", "experiment")
-    if not Text().admits(name):
-        raise ConfigError(f"'name' must be a non-empty string. Got {name!r}.")
-    seeds = _seeds(table.get("seeds", [0]))
-    selectors = _selectors(table)
-    settings = table.get("settings", [])
-    if not isinstance(settings, list) or not all(isinstance(item, Mapping) for item in settings):
-        raise ConfigError(f"'settings' must be tables, [[settings]]. Got {short_repr(settings)}.")
-    _check_count(max(len(settings), 1), len(selectors), len(seeds))
-    base = {
-        key: value for key, value in table.items() if key not in ("name", "seeds", "selectors", "sweep", "settings")
-    }
-    options: RunOptions = _section("run", base.get("run", {}))
-    plans = _with_shadows(_plans(base, seeds, selectors, settings))
-    _check_ids(plans)
-    _check_targets(options.targets, _task(base.get("task", {})))
-    titles = list(dict.fromkeys(plan.setting_name for plan in plans if plan.setting_name))
-    _check_known("baseline", options.baseline, "label of a selector", list(selectors))
-    _check_known("reference", options.reference, "name of a setting", titles)
-    complete = _fill_in(base, name, seeds, selectors, settings)
-    try:
-        to_toml(complete).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"A configuration must be valid UTF-8. Got {error.object[error.start : error.end]!r}."
-        ) from None
-    notes = _notes(complete, selectors, plans)
-    if any(_uses_named_clients(merge_tables(base, {**s}).get("scenario", {}), plans[0].data) for s in settings or [{}]):
-        notes = ("the data name their clients, so the federation consists of these (partition 'natural')", *notes)
-    return Experiment(name, complete, tuple(plans), options, notes)
+class Configuration:
+    """A configuration whose parts are checked and built when they are needed, each table once.
+
+    A change gives a new configuration. It shares every part that stays the same, and these are not built again.
+
+    >>> base = Configuration({"run": {"rounds": 5}})
+    >>> changed = base.changed({"local": {"lr": 0.1}})
+    >>> changed.plans[0].options is base.plans[0].options, changed.plans[0].local.lr
+    (True, 0.1)
+    """
+
+    def __init__(self, table: Table, built: dict[tuple[Any, ...], Any] | None = None) -> None:
+        _check_keys("The configuration", table, _TOP, _suggest_section)
+        self.table = table
+        self._built = {} if built is None else built
+
+    def changed(self, change: Table) -> Configuration:
+        """Return the configuration after a change, as :func:`~fedcohort.simulate.config.toml.merge_tables` makes it."""
+        return self.replaced(self._merge(self.table, change))
+
+    def replaced(self, table: Table) -> Configuration:
+        """Return the configuration ``table``, which shares parts with this one."""
+        return Configuration(table, self._built)
+
+    def _once(self, build: Callable[..., T], *arguments: Any) -> T:
+        """Return what ``build`` makes of these very objects; it is called once for them."""
+        key = (build, *map(id, arguments))
+        if key not in self._built:
+            # The arguments are kept, because another object could get the id of one that is gone.
+            self._built[key] = (build(*arguments), arguments)
+        return self._built[key][0]  # type: ignore[no-any-return]
+
+    def _merge(self, table: Table, change: Table) -> dict[str, Any]:
+        # Once for each pair of tables, so that several selectors in one setting share the result.
+        merged = {key: self._once(merge_value, key, table.get(key), value) for key, value in change.items()}
+        return {**table, **merged}
+
+    # -- sections ----------------------------------------------------------------------------------------------
+
+    @property
+    def task(self) -> Task:
+        """The section ``[task]``, which settings cannot change."""
+        return self._task(self.table)
+
+    @property
+    def data(self) -> DataOptions:
+        """The section ``[data]``, which settings may change."""
+        return self._data(self.table)
+
+    @property
+    def scenario(self) -> Scenario:
+        """The section ``[scenario]``, which settings may change."""
+        return self._scenario(self.table)
+
+    def scenario_of(self, table: Table) -> Scenario:
+        """Return the scenario of another configuration, whatever its data."""
+        return self._once(_scenario, table.get("scenario", _EMPTY), False)
+
+    @property
+    def data_name_clients(self) -> bool:
+        """Whether the data say which client each sample belongs to."""
+        return self._once(_names_clients, self.data)
+
+    def _task(self, table: Table) -> Task:
+        return self._once(_task, table.get("task", _EMPTY))
+
+    def _data(self, table: Table) -> DataOptions:
+        return self._once(_data, table.get("data", _EMPTY), self._task(table).target)
+
+    def _scenario(self, table: Table) -> Scenario:
+        named = self._once(_names_clients, self._data(table))
+        return self._once(_scenario, table.get("scenario", _EMPTY), named)
+
+    def _section(self, name: str, table: Table) -> Any:
+        return self._once(_section, name, table.get(name, _EMPTY))
+
+    def _named(self, name: str, table: Table) -> Any:
+        return self._once(_build_by_name, name, table.get(name, _EMPTY))
+
+    # -- runs --------------------------------------------------------------------------------------------------
+
+    @property
+    def _seeds(self) -> list[int]:
+        return self._once(_seeds, self.table.get("seeds", _ONE_SEED))
+
+    @property
+    def _selectors(self) -> dict[str, Any]:
+        """The table of each selector by label, with every variant of a sweep as its own selector."""
+        selectors = self.table.get("selectors") or _UNIFORM
+        if not isinstance(selectors, Mapping):
+            raise ConfigError(
+                f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {short_repr(selectors)}."
+            )
+        return self._once(expand_sweep, selectors, self.table.get("sweep", _EMPTY))
+
+    @property
+    def _settings(self) -> list[Table]:
+        settings = self.table.get("settings", [])
+        if not isinstance(settings, list) or not all(isinstance(item, Mapping) for item in settings):
+            raise ConfigError(f"'settings' must be tables, [[settings]]. Got {short_repr(settings)}.")
+        return settings
+
+    @cached_property
+    def plans(self) -> tuple[RunPlan, ...]:
+        """A run for each setting, selector and seed, in this order."""
+        seeds, selectors, settings = self._seeds, self._selectors, self._settings
+        _check_count(max(len(settings), 1), len(selectors), len(seeds))
+        plans: list[RunPlan] = []
+        for number, setting in enumerate(settings or [{}]):
+            change = dict(setting)
+            title = str(change.pop("name", f"setting-{number}" if settings else ""))
+            _check_keys(f"The setting {title!r}", change, ["name", "data", *_SECTIONS, "scenario", *_NAMED])
+            if "data" in change and isinstance(self.table.get("data"), Dataset):
+                raise ConfigError(f"The setting {title!r} cannot change data that were passed as arrays.")
+            changed = self._merge(self.table, change)
+            for label in selectors:
+                parts = self._parts(changed, label)
+                stem, flat = _file_stem(label, title), _flatten(change)
+                plans += [
+                    RunPlan(id=f"{stem}-s{seed}", label=label, seed=seed, setting=flat, setting_name=title, **parts)
+                    for seed in seeds
+                ]
+        _check_ids(plans)
+        return tuple(_with_shadows(plans))
+
+    def _parts(self, table: Table, label: str) -> dict[str, Any]:
+        """Return the parts that the runs of one selector in one setting share."""
+        name, selector, own = self._once(_selector, label, self._selectors[label])
+        merged = self._merge(table, own)
+        for section, default in _parts_of(selector).items():
+            if merged.get(section):
+                continue
+            merged[section] = default
+            try:
+                self._named(section, merged)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"The {section} that the selector {name!r} comes with cannot be used. {error.message}",
+                    hint=error.hint,
+                ) from error
+        return {
+            "selector": selector,
+            "task": self._task(merged),
+            "data": self._data(merged),
+            "scenario": self._scenario(merged),
+            **{key: self._section(key, merged) for key in ("model", "local")},
+            **{key: self._named(key, merged) for key in _NAMED},
+            "options": self._section("run", merged),
+            "rules": self._section("rules", merged) if merged.get("rules") else None,
+        }
+
+    def experiment(self) -> Experiment:
+        """Check what concerns several parts, and return the experiment."""
+        name = self.table.get("name", "experiment")
+        if not Text().admits(name):
+            raise ConfigError(f"'name' must be a non-empty string. Got {name!r}.")
+        options: RunOptions = self._section("run", self.table)
+        plans = self.plans
+        _check_targets(options.targets, self.task)
+        titles = list(dict.fromkeys(plan.setting_name for plan in plans if plan.setting_name))
+        _check_known("baseline", options.baseline, "label of a selector", list(self._selectors))
+        _check_known("reference", options.reference, "name of a setting", titles)
+        complete = self._complete(name)
+        try:
+            to_toml(complete).encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"A configuration must be valid UTF-8. Got {error.object[error.start : error.end]!r}."
+            ) from None
+        notes = _notes(complete, self._selectors, plans)
+        if any(self._uses_named_clients(self._merge(self.table, setting)) for setting in self._settings or [{}]):
+            notes = ("the data name their clients, so the federation consists of these (partition 'natural')", *notes)
+        return Experiment(name, complete, plans, options, notes)
+
+    def _uses_named_clients(self, table: Table) -> bool:
+        return not _has_partition(table.get("scenario", _EMPTY)) and self._once(_names_clients, self._data(table))
+
+    # -- the complete configuration ----------------------------------------------------------------------------
+
+    def _complete(self, name: str) -> dict[str, Any]:
+        """Return the configuration with every default filled in, so that building it again gives the same runs."""
+        table, settings, task = self.table, self._settings, self.task
+        complete: dict[str, Any] = {"name": name, "seeds": self._seeds, "data": _complete_data(self.data, task)}
+        complete["task"] = {"name": TASKS.reference(type(task)) or task.name, **values_of(task)}
+        # Having no rules differs from having empty ones.
+        sections = [section for section in _SECTIONS if section != "rules" or table.get("rules")]
+        complete |= {section: values_of(self._section(section, table)) for section in sections}
+        complete["scenario"] = self._complete_scenario()
+        # If only a setting names one, a default here would override what selectors bring in the other settings.
+        named = {section for section in _REASONS if section in table or any(section in item for item in settings)}
+        described = [section for section in _NAMED if section not in named or table.get(section)]
+        complete |= {section: _describe(section, self._named(section, table)) for section in described}
+        complete["selectors"] = {label: self._complete_selector(label, named) for label in self._selectors}
+        if settings:
+            complete["settings"] = [
+                {key: _with_absolute_name(key, part) for key, part in setting.items()} for setting in settings
+            ]
+        return complete
+
+    def _complete_scenario(self) -> dict[str, Any]:
+        if not any("scenario" in setting for setting in self._settings):
+            return self.scenario.to_dict()
+        # A setting that changes parts of a preset must still find the preset by name, so defaults are not filled in.
+        unfilled: dict[str, Any] = self.table.get("scenario", {})
+        return {**unfilled, "partition": {"name": "natural"}} if self._uses_named_clients(self.table) else unfilled
+
+    def _complete_selector(self, label: str, named: Container[str]) -> dict[str, Any]:
+        """Return a selector's table with every parameter, and the parts it brings for sections not in ``named``."""
+        name, selector, own = self._once(_selector, label, self._selectors[label])
+        name = SELECTORS.reference(type(selector)) or name  # works from any folder
+        own = {key: _with_absolute_name(key, value) for key, value in own.items()}
+        for section, default in _parts_of(selector).items():
+            if section not in named and section not in own:
+                own[section] = _describe(section, self._named(section, {section: default}))
+        return {"name": name, **values_of(selector), **own}
 
 
 def _check_count(settings: int, selectors: int, seeds: int) -> None:
     # Checked before anything is built, so that a typing error in a sweep cannot fill the memory with plans.
     count = settings * selectors * seeds
-    if count > MOST_RUNS:
+    if count > MAX_RUNS:
         raise ConfigError(
-            f"An experiment has at most {MOST_RUNS:,} runs. Got {count:,}: {settings} settings x {selectors} selectors "
+            f"An experiment has at most {MAX_RUNS:,} runs. Got {count:,}: {settings} settings x {selectors} selectors "
             f"x {seeds} seeds."
         )
-
-
-def _selectors(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the table of each selector by label, with every variant of a sweep as its own selector."""
-    selectors = table.get("selectors") or {"uniform": {}}
-    if not isinstance(selectors, Mapping):
-        raise ConfigError(
-            f"[selectors] must hold one table per selector, [selectors.LABEL]. Got {short_repr(selectors)}."
-        )
-    return expand_sweep(selectors, table.get("sweep", {}))
-
-
-def _plans(
-    base: Mapping[str, Any], seeds: list[int], selectors: Mapping[str, Any], settings: list[Any]
-) -> list[RunPlan]:
-    """Return a run for each setting, selector and seed."""
-    plans: list[RunPlan] = []
-    for number, setting in enumerate(settings or [{}]):
-        change = dict(setting)
-        title = str(change.pop("name", f"setting-{number}" if settings else ""))
-        _check_keys(f"The setting {title!r}", change, ["name", "data", *_SECTIONS, "scenario", *_NAMED])
-        if "data" in change and isinstance(base.get("data"), Dataset):
-            raise ConfigError(f"The setting {title!r} cannot change data that were passed as arrays.")
-        changed = merge_tables(base, change)
-        for label, raw in selectors.items():
-            plans += _runs_of(changed, label, raw, seeds=seeds, title=title, setting=_flatten(change))
-    return plans
 
 
 def _check_ids(plans: Sequence[RunPlan]) -> None:
@@ -477,57 +636,17 @@ def _with_shadows(plans: Sequence[RunPlan]) -> list[RunPlan]:
     ]
 
 
-def _runs_of(
-    table: Mapping[str, Any],
-    label: str,
-    raw: Any,
-    *,
-    seeds: Sequence[int],
-    title: str,
-    setting: dict[str, Any],
-) -> list[RunPlan]:
-    """Return the runs of one selector in one setting, one per seed."""
-    selector_name, selector, own = _selector(label, raw)
-    _check_requires(selector, selector_name)
-    merged = merge_tables(table, own)
-    task = _task(merged.get("task", {}))
-    for section, default in _parts_of(selector).items():
-        if merged.get(section):
-            continue
-        merged[section] = default
-        try:
-            _build_by_name(section, default)
-        except ConfigError as error:
-            raise ConfigError(
-                f"The {section} that the selector {selector_name!r} comes with cannot be used. {error.message}",
-                hint=error.hint,
-            ) from error
-    data = _data(merged.get("data", {}), task.target)
-    shared = {
-        "selector": selector,
-        "data": data,
-        "task": task,
-        "scenario": _scenario(merged.get("scenario", {}), data),
-        "model": _section("model", merged.get("model", {})),
-        "local": _section("local", merged.get("local", {})),
-        "aggregator": _build_by_name("aggregator", merged.get("aggregator", {})),
-        "filter": _build_by_name("filter", merged.get("filter", {})),
-        "labels": _build_by_name("labels", merged.get("labels", {})),
-        "options": _section("run", merged.get("run", {})),
-        "rules": _section("rules", merged["rules"]) if merged.get("rules") else None,
-    }
+def _file_stem(label: str, title: str) -> str:
+    """Return the beginning of the names of a run's files, for a selector in a setting."""
     stem = _slug(label) + (f"-{_slug(title)}" if title else "")
-    if len(stem) > _LONGEST_NAME:
+    if len(stem) > _MAX_NAME:
         names = " and ".join(short_repr(name, 60) for name in (label, title) if name)
         raise ConfigError(
             f"A run's files are named after its selector's label and its setting's name. Together these have "
-            f"{len(stem)} characters, but at most {_LONGEST_NAME} are allowed. Got {names}.",
+            f"{len(stem)} characters, but at most {_MAX_NAME} are allowed. Got {names}.",
             hint="give the selector or the setting a shorter name",
         )
-    return [
-        RunPlan(id=f"{stem}-s{seed}", label=label, seed=seed, setting=setting, setting_name=title, **shared)
-        for seed in seeds
-    ]
+    return stem
 
 
 def _selector(label: str, raw: Any) -> tuple[str, Selector[Any], dict[str, Any]]:
@@ -535,7 +654,9 @@ def _selector(label: str, raw: Any) -> tuple[str, Selector[Any], dict[str, Any]]
     entry = _table(f"[selectors.{label}]", raw)
     own = {key: entry.pop(key) for key in _PER_SELECTOR if key in entry}
     name = entry.pop("name", label)
-    return name, _create(SELECTORS, name, entry, f"In [selectors.{label}]"), own
+    selector = _create(SELECTORS, name, entry, f"In [selectors.{label}]")
+    _check_requires(selector, name)
+    return name, selector, own
 
 
 def _check_requires(selector: Selector[Any], name: str) -> None:
@@ -565,44 +686,18 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _describe(section: str, value: Any) -> dict[str, Any]:
+def _describe(section: str, built: Any) -> dict[str, Any]:
     """Return a section with its name and all its parameters, as plain values."""
-    built = _build_by_name(section, value)
     return {"name": _NAMED[section].reference(type(built)) or built.name, **values_of(built)}
 
 
 def _with_absolute_name(section: str, value: Any) -> Any:
-    """Return a copy of a section in which a user's own class has a name that works from any folder."""
-    value = copy.deepcopy(value)
+    """Return a section in which a user's own class has a name that works from any folder."""
     if section not in ("data", "model", "aggregator", "filter"):
         return value
     if isinstance(value, Mapping):
         return {**value, "name": _absolute_name(value["name"])} if "name" in value else value
     return _absolute_name(value)
-
-
-def _fill_in(
-    base: Mapping[str, Any], name: str, seeds: list[int], selectors: Mapping[str, Any], settings: list[Any]
-) -> dict[str, Any]:
-    """Return the configuration with every default filled in, so that building it again gives the same runs."""
-    task = _task(base.get("task", {}))
-    data = _data(base.get("data", {}), task.target)
-    complete: dict[str, Any] = {"name": name, "seeds": seeds, "data": _complete_data(data, task)}
-    complete["task"] = {"name": TASKS.reference(type(task)) or task.name, **values_of(task)}
-    # Having no rules differs from having empty ones.
-    sections = [section for section in _SECTIONS if section != "rules" or base.get("rules")]
-    complete |= {section: values_of(_section(section, base.get(section, {}))) for section in sections}
-    complete["scenario"] = _complete_scenario(base.get("scenario", {}), settings, data)
-    # If only a setting names one, a default here would override what selectors bring in the other settings.
-    named = {section for section in _REASONS if section in base or any(section in setting for setting in settings)}
-    described = [section for section in _NAMED if section not in named or base.get(section)]
-    complete |= {section: _describe(section, base.get(section, {})) for section in described}
-    complete["selectors"] = {label: _complete_selector(label, raw, named) for label, raw in selectors.items()}
-    if settings:
-        complete["settings"] = [
-            {key: _with_absolute_name(key, part) for key, part in setting.items()} for setting in settings
-        ]
-    return complete
 
 
 def _complete_data(data: DataOptions, task: Task) -> dict[str, Any]:
@@ -611,24 +706,3 @@ def _complete_data(data: DataOptions, task: Task) -> dict[str, Any]:
         return {**values_of(data), **values_of(data.source)}
     integers = data.source.dataset.x_train.dtype.kind == "i"
     return {"name": "file", "path": MEMORY_FILE, "target": task.target, "integers": integers}
-
-
-def _complete_scenario(section: Any, settings: list[Any], data: DataOptions) -> dict[str, Any]:
-    if not any("scenario" in setting for setting in settings):
-        return _scenario(section, data).to_dict()
-    # A setting that changes parts of a preset must still find the preset by name, so defaults are not filled in.
-    unfilled: dict[str, Any] = copy.deepcopy(section)
-    if _uses_named_clients(section, data):
-        unfilled["partition"] = {"name": "natural"}
-    return unfilled
-
-
-def _complete_selector(label: str, raw: Any, named: Container[str]) -> dict[str, Any]:
-    """Return a selector's table with every parameter, and the parts it brings for sections not in ``named``."""
-    name, selector, own = _selector(label, raw)
-    name = SELECTORS.reference(type(selector)) or name  # works from any folder
-    own = {key: _with_absolute_name(key, value) for key, value in own.items()}
-    for section, default in _parts_of(selector).items():
-        if section not in named and section not in own:
-            own[section] = _describe(section, default)
-    return {"name": name, **values_of(selector), **own}

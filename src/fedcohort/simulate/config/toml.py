@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.resources
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from fedcohort.core.text import short_repr
 
 _BUILTIN = importlib.resources.files("fedcohort.simulate.config") / "builtin"
 DEMO = "demo"  # the name of the built-in configuration
-_DEEPEST = 30  # levels of nested tables and lists; ours need five
-_TOO_DEEP = f"tables and lists are nested more than {_DEEPEST} deep"
+MAX_DEPTH = 30  # levels of nested tables and lists; ours need five
+_TOO_DEEP = f"tables and lists are nested more than {MAX_DEPTH} deep"
 LENGTHS = ("steps", "epochs", "epochs_of_largest")  # keys of [local], of which only one may be set
 
 
@@ -37,7 +36,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except ValueError as error:  # a date that does not exist, an integer of thousands of digits
         raise tomllib.TOMLDecodeError(str(error)) from error
     level: list[Any] = [table]
-    for _ in range(_DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [item for value in level for item in _items(value)]
         if not level:
             return table
@@ -133,15 +132,12 @@ def find_table(config: str) -> dict[str, Any]:
 
 
 def override(table: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of ``table`` with each ``key=value`` applied. A value is TOML, or else text.
+    """Return ``table`` with each ``key=value`` applied. A value is TOML, or else text.
 
     >>> override({"run": {"rounds": 5}}, ["run.rounds=7", "data.name=digits", "seeds=[1, 2]"])
     {'run': {'rounds': 7}, 'data': {'name': 'digits'}, 'seeds': [1, 2]}
     """
-    result = copy.deepcopy(dict(table))
-    for item in overrides:
-        set_key(result, *parse_override(item))
-    return result
+    return with_keys(table, dict(map(parse_override, overrides)))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -156,28 +152,33 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key, parse_value(value.strip())
 
 
-def set_key(table: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key of a configuration to a value.
+def with_keys(table: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with other values for some dotted keys.
 
-    >>> table = {"model": "mlp"}
-    >>> set_key(table, "run.rounds", 7)
-    >>> set_key(table, "model.hidden", [64])
-    >>> table
+    >>> with_keys({"model": "mlp"}, {"run.rounds": 7, "model.hidden": [64]})
     {'model': {'name': 'mlp', 'hidden': [64]}, 'run': {'rounds': 7}}
     """
-    path = [part.strip() for part in key.split(".")]
-    if not all(path):
-        raise ConfigError(f"An override must be key=value with a dotted key. Got {short_repr(key)}.")
-    if len(path) > _DEEPEST:
-        raise ConfigError(f"The key of the override {short_repr(key)} has {len(path)} parts: {_TOO_DEEP}.")
-    for part in path[:-1]:
-        inner = table.setdefault(part, {})
-        if isinstance(inner, str):
-            inner = table[part] = {"name": inner}
-        if not isinstance(inner, dict):
-            raise ConfigError(f"The override {short_repr(key)} needs a table at {part!r}, which is {inner!r}.")
-        table = inner
-    table[path[-1]] = value
+    result = dict(table)
+    for key, value in values.items():
+        path = [part.strip() for part in key.split(".")]
+        if not all(path):
+            raise ConfigError(f"An override must be key=value with a dotted key. Got {short_repr(key)}.")
+        if len(path) > MAX_DEPTH:
+            raise ConfigError(f"The key of the override {short_repr(key)} has {len(path)} parts: {_TOO_DEEP}.")
+        result = _with_value(result, path, value, key)
+    return result
+
+
+def _with_value(table: Mapping[str, Any], path: Sequence[str], value: Any, key: str) -> dict[str, Any]:
+    part, *rest = path
+    if not rest:
+        return {**table, part: value}
+    inner = table.get(part, {})
+    if isinstance(inner, str):
+        inner = {"name": inner}
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"The override {short_repr(key)} needs a table at {part!r}, which is {inner!r}.")
+    return {**table, part: _with_value(inner, rest, value, key)}
 
 
 def merge_tables(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,11 +189,13 @@ def merge_tables(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str
     >>> merge_tables({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}})
     {'a': {'name': 'y'}}
     """
-    result = copy.deepcopy(dict(base))
-    for key, value in change.items():
-        kept = _kept_table(key, result.get(key), value) if isinstance(value, Mapping) else None
-        result[key] = copy.deepcopy(value) if kept is None else merge_tables(kept, value)
-    return result
+    return {**base, **{key: merge_value(key, base.get(key), value) for key, value in change.items()}}
+
+
+def merge_value(key: str, old: Any, change: Any) -> Any:
+    """Return the value of one key after a change, as in :func:`merge_tables`."""
+    kept = _kept_table(key, old, change) if isinstance(change, Mapping) else None
+    return change if kept is None else merge_tables(kept, change)
 
 
 def _kept_table(key: str, old: Any, change: Mapping[str, Any]) -> Mapping[str, Any] | None:
