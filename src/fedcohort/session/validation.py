@@ -298,7 +298,8 @@ def _check_picks(name: str, cohort: Cohort, slate: Slate) -> None:
     at = slate.candidates.searchsorted(picked)
     if (slate.candidates.take(at, mode="clip") != picked).any():
         raise SelectorError(f"The selector {name} picked clients that are not candidates: {picked.tolist()}.")
-    if not len(picked) and cohort.stop is None:
+    waits = slate.busy is not None and len(slate.busy) > 0  # one by one, a place may wait for a busy client
+    if not len(picked) and cohort.stop is None and not waits:
         raise SelectorError(
             f"The selector {name} picked none of {len(slate.candidates)} candidates and gave no reason to stop."
         )

@@ -31,20 +31,20 @@ from fedcohort.core.protocol import (
     register,
 )
 from fedcohort.core.signals import LOSS_SIGNALS, TABLE_SIGNALS, LossOf, OnServer, Signal
+from fedcohort.selectors.numerics.accounts import Accounts, Choice, extended, open_accounts
 
 _ENOUGH = 10  # this many values reported together are also bounded by their own quantiles
 _FAR = 6.0  # robust standard deviations (of logarithms) from the median beyond which a value is doubted
 _SPREAD = 0.1  # the least such deviation, so that clients that all report the same leave room for 10%
 _NAMED = 20  # most clients that a note names
-_ROUNDING = 1e-9  # of sums of earned places
-_SAVED = 2.0  # most places that a client can save up
+_WAITS = "every free client has had its share"
 SERVER_LOSS = Signal(
     "server-loss",
     meaning="loss of the received global model on the server's own samples, the same for every client of a round",
     how=OnServer(),
     supplied_by="give the server its own samples: scenario.server_validation, or ServerValidation on Flower",
 )
-_LAST, _SERVER, _PLACES = "bounded_words", "bounded_server", "bounded_places"
+_LAST, _SERVER, _ACCOUNT = "bounded_words", "bounded_server", "bounded_"
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,12 @@ class _ParameterTable(Constraint):
 class Bounded(Selector[Any]):
     r"""Wrap another selector so that no client gets too many places or distorts it by what it reports ([Dixon1960]_).
 
-    **Places.** Whatever a client reports, in every span of rounds it takes part at most
-
-    .. math:: 2 + c \sum_t \frac{k_t}{a_t}
-
-    times. In round t, k of the a available clients are chosen, so the sum is the client's fair share of the rounds in
-    which it was available. Each such round earns it :math:`c \, k / a` places, of which it can save up two. Taking part
-    costs one, and a client with less than one is not a candidate. This works for any kind of lie, and does not hold
-    back a client that would stay within the limit anyway. With :math:`c \ge 2`, the same clients available and cohorts
-    of one size, there are always enough candidates. Otherwise the clients with the most saved up fill the cohort, and
-    owe the place.
+    **Places.** Whatever clients report, whoever is there and whatever the wrapped selector prefers, each client is
+    asked at most S times its even share plus :math:`\ln(2N) / \mu`, and at least 1/S of it less
+    :math:`\ln(2N) / \lambda` (see ``numerics.accounts``). The wrapped selector sees only candidates of whom any cohort
+    is within these accounts. If it takes fewer than asked for and these do not fit, it chooses again with their
+    number. Where clients are asked one by one, the cohort is empty if no free client fits: the place waits until a busy
+    one is back.
 
     **Numbers.** For each number that clients report, the last value of every client is kept. Before the selector sees
     a value, it is clipped to :math:`[Q_\tau, Q_{1 - \tau}]`, quantiles of these last values. That applies to losses
@@ -96,7 +92,7 @@ class Bounded(Selector[Any]):
     that reported it have 1 in the part "doubted" of the score, and a note names them. The journal keeps what was
     reported. Averages of models are not changed; see the aggregators for that.
 
-    Symbols: c = most, tau = tail. Deviations: quantiles are reported values, so that all values beyond them count
+    Symbols: S = share, tau = tail. Deviations: quantiles are reported values, so that all values beyond them count
     exactly alike. Not clipped, and so bounded only by places: the direction of vectors, the shares of classes, answers
     of "yes" or "no" (Signal.KEPT), and whether a client answers.
 
@@ -121,8 +117,8 @@ class Bounded(Selector[Any]):
     checked_params: ClassVar[ParamSets] = {
         "around fedcor": {"of": "fedcor", "params": {"warmup": 2, "interval": 2, "steps": 2}},
         "around flash": {"of": "flash"},
-        "no limit": {"of": "fedcbs", "most": None},
-        "tight": {"of": "oort", "tail": 0.49, "most": 1.0},
+        "no limit": {"of": "fedcbs", "share": None},
+        "tight": {"of": "oort", "tail": 0.49, "share": 1.25},
     }
 
     of: str = param("power-of-choice", Text(), "name of the wrapped selector")
@@ -130,10 +126,10 @@ class Bounded(Selector[Any]):
     tail: float = param(
         0.2, Interval(float, 0, 0.5, "neither"), "share of clients at each end whose values count alike (tau)"
     )
-    most: float | None = param(
+    share: float | None = param(
         2.0,
-        Optional(Interval(float, 1, None)),
-        "most places of a client, as a multiple of its fair share; None: no limit (c)",
+        Optional(Interval(float, 1, None, "neither")),
+        "most a client is asked, as a multiple of its even share, and one over the least; None: no accounts (S)",
     )
     audit: float | None = param(
         None,
@@ -148,7 +144,12 @@ class Bounded(Selector[Any]):
             raise ParameterError(f"The 'of' parameter of Bounded must be another selector. Got {self.of!r}.")
         params = {key: list(v) if isinstance(v, tuple) else v for key, v in (self.params or {}).items()}
         object.__setattr__(self, "params", params or None)
-        for name in ("starves", "selects", "default_filter"):  # the same as those of the wrapped selector
+        for name in (
+            "starves",
+            "selects",
+            "default_filter",
+            "one_at_a_time",
+        ):  # the same as those of the wrapped selector
             object.__setattr__(self, name, getattr(self.inner, name))
 
     @cached_property
@@ -173,7 +174,7 @@ class Bounded(Selector[Any]):
             return self
         return dataclasses.replace(self, params={i.name: getattr(fitted, i.name) for i in parameters(type(fitted))})
 
-    # -- the state: that of the wrapped selector, the last values of all clients, and the places they have saved up ----
+    # -- the state: that of the wrapped selector, the last values of all clients, and their accounts ---------------
 
     @cached_property
     def _columns(self) -> tuple[Signal, ...]:
@@ -182,9 +183,9 @@ class Bounded(Selector[Any]):
         return tuple(sorted({s for s in self.inner.requires if s.is_metric} | asked))
 
     def init(self, clients: ClientTable, rng: np.random.Generator) -> Any:
-        """Start without reports, and with all places saved up."""
+        """Start without reports."""
         last = np.full((clients.n, len(self._columns)), np.nan)
-        own = _Own(last, np.nan, np.full(clients.n, _SAVED))
+        own = _Own(last, np.nan, open_accounts(clients.n))
         return _join_state(self.inner.init(self.bounded_facts(clients)[0], rng), own)
 
     def grow(self, state: Any, clients: ClientTable, rng: np.random.Generator) -> Any:
@@ -192,9 +193,8 @@ class Bounded(Selector[Any]):
         inner_state, own = _split_state(state)
         new = clients.n - len(own.last)
         last = np.concatenate([own.last, np.full((new, own.last.shape[1]), np.nan)])
-        places = np.concatenate([own.places, np.full(new, _SAVED)])
         grown = self.inner.grow(inner_state, self.bounded_facts(clients)[0], rng)
-        return _join_state(grown, _Own(last, own.server, places))
+        return _join_state(grown, _Own(last, own.server, extended(own.accounts, clients.n)))
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
@@ -206,26 +206,34 @@ class Bounded(Selector[Any]):
         """Ask the question of the wrapped selector."""
         inner_state, own = _split_state(state)
         table, _ = self.bounded_facts(slate.clients)
-        candidates = slate.candidates[self._able(self._add_earned_places(own.places, slate), slate)]
-        return self.inner.query(inner_state, dataclasses.replace(slate, candidates=candidates, clients=table), rng)
+        shown = self._shown(own.accounts, slate)[0]
+        if not len(shown.candidates):
+            return None
+        return self.inner.query(inner_state, dataclasses.replace(shown, clients=table), rng)
 
     def select(self, state: Any, slate: Slate, answer: Answer | None, rng: np.random.Generator) -> tuple[Cohort, Any]:
         """Choose by bounded values, and name the doubted clients."""
         inner_state, own = _split_state(state)
         table, odd_size = self.bounded_facts(slate.clients)
-        last, places = own.last, self._add_earned_places(own.places, slate)
+        last, accounts = own.last, own.accounts
         if answer is not None:
             answer, last = self._bounded_answer(answer, last, own.server)
-        able = self._able(places, slate)
-        shown = dataclasses.replace(slate, candidates=slate.candidates[able], clients=table)
-        cohort, inner_state = self.inner.select(inner_state, shown, answer, rng)
-        if self.most is not None:
-            places[cohort.clients] -= 1.0
+        shown, choice = self._shown(accounts, slate)
+        if not len(shown.candidates):
+            return Cohort(shown.candidates, notes={"reason": _WAITS}), state
+        cohort, after = self.inner.select(inner_state, dataclasses.replace(shown, clients=table), answer, rng)
+        if choice is not None:
+            while cohort.size not in (0, shown.size):  # it took fewer, and an even draw of so few gives less
+                shown, choice = self._shown(accounts, dataclasses.replace(slate, size=cohort.size))
+                if choice.fits(cohort.clients):
+                    break
+                cohort, after = self.inner.select(inner_state, dataclasses.replace(shown, clients=table), answer, rng)
+            accounts = choice.booked(cohort.clients, accounts)
         doubted = odd_size | _outliers(last)
         notes = dict(cohort.notes)
         for note, clients in (
             ("doubted", slate.candidates[doubted[slate.candidates]]),
-            ("had its share", slate.candidates[~able]),
+            ("had its share", np.setdiff1d(slate.candidates, shown.candidates, assume_unique=True)),
         ):
             if len(clients):
                 names = ", ".join(slate.clients.names_of(clients[:_NAMED]))
@@ -234,7 +242,7 @@ class Bounded(Selector[Any]):
         if doubted.any() and cohort.candidates is not None:
             parts["doubted"] = doubted[cohort.candidates].astype(np.float64)
         cohort = dataclasses.replace(cohort, notes=notes, parts=parts)
-        return cohort, _join_state(inner_state, _Own(last, own.server, places))
+        return cohort, _join_state(after, _Own(last, own.server, accounts))
 
     def update(self, state: Any, outcome: Outcome) -> Any:
         """Keep what was reported, and let the wrapped selector learn from the bounded values."""
@@ -255,29 +263,15 @@ class Bounded(Selector[Any]):
         shown = dataclasses.replace(
             outcome, table=self.bounded_facts(outcome.table)[0], _metrics=metrics, _granted=self.inner.requires
         )
-        return _join_state(self.inner.update(inner_state, shown), _Own(last, server, own.places))
+        return _join_state(self.inner.update(inner_state, shown), _Own(last, server, own.accounts))
 
-    # -- places --------------------------------------------------------------------------------------------------------
-
-    def _add_earned_places(self, places: FloatArray, slate: Slate) -> FloatArray:
-        """(N,) the places of all clients, after the available ones earned theirs for this round."""
-        if self.most is None:
-            return places
-        earned = places.copy()
-        grown = earned[slate.candidates] + self.most * slate.size / len(slate.candidates)
-        earned[slate.candidates] = np.minimum(grown, _SAVED)
-        return earned
-
-    def _able(self, places: FloatArray, slate: Slate) -> BoolArray:
-        """(c,) which candidates have a place; if there are too few, those with the most saved up."""
-        if self.most is None:
-            return np.ones(len(slate.candidates), np.bool_)
-        saved = slate.of_candidates(places)
-        able = np.asarray(saved >= 1.0 - _ROUNDING)
-        if able.sum() < slate.size:
-            able = np.zeros(len(saved), np.bool_)
-            able[np.argsort(-saved, kind="stable")[: slate.size]] = True
-        return able
+    def _shown(self, accounts: Accounts, slate: Slate) -> tuple[Slate, Choice | None]:
+        """Return the slate with the candidates that the wrapped selector sees, and the accounts' choice."""
+        if self.share is None:
+            return slate, None
+        choice = Choice(accounts, self.share, slate)
+        shown = choice.all_permitted(turn=slate.round * slate.size)
+        return dataclasses.replace(slate, candidates=slate.candidates[shown]), choice
 
     # -- values that count ---------------------------------------------------------------------------------------------
 
@@ -430,7 +424,7 @@ class _Own:
 
     last: FloatArray  # (N, h) last values
     server: float  # the server's last loss
-    places: FloatArray  # (N,) saved up
+    accounts: Accounts
 
 
 @cache
@@ -439,7 +433,10 @@ def _state_class(inner: Any) -> Any:
     fields: list[Any] = [
         (f.name, f.type, dataclasses.field(metadata=dict(f.metadata))) for f in dataclasses.fields(inner)
     ]
-    fields += [(_LAST, Any, per_client()), (_SERVER, float), (_PLACES, Any, per_client())]
+    fields += [(_LAST, Any, per_client()), (_SERVER, float)]
+    fields += [
+        (_ACCOUNT + f.name, f.type, dataclasses.field(metadata=dict(f.metadata))) for f in dataclasses.fields(Accounts)
+    ]
     joined: Any = dataclasses.make_dataclass(f"Bounded{inner.__name__}", fields, frozen=True)
     joined.inner = inner
     return joined
@@ -448,10 +445,12 @@ def _state_class(inner: Any) -> Any:
 def _join_state(inner_state: Any, own: _Own) -> Any:
     cls: Any = type(inner_state)
     values = {f.name: getattr(inner_state, f.name) for f in dataclasses.fields(cls)}
-    return _state_class(cls)(**values, **{_LAST: own.last, _SERVER: own.server, _PLACES: own.places})
+    accounts = {_ACCOUNT + f.name: getattr(own.accounts, f.name) for f in dataclasses.fields(Accounts)}
+    return _state_class(cls)(**values, **{_LAST: own.last, _SERVER: own.server}, **accounts)
 
 
 def _split_state(state: Any) -> tuple[Any, _Own]:
     cls: Any = type(state).inner
     values = {f.name: getattr(state, f.name) for f in dataclasses.fields(cls)}
-    return cls(**values), _Own(getattr(state, _LAST), getattr(state, _SERVER), getattr(state, _PLACES))
+    accounts = Accounts(**{f.name: getattr(state, _ACCOUNT + f.name) for f in dataclasses.fields(Accounts)})
+    return cls(**values), _Own(getattr(state, _LAST), getattr(state, _SERVER), accounts)
