@@ -228,9 +228,8 @@ def test_a_table_runs_in_pieces_and_is_not_made_twice(run, tmp_path, monkeypatch
     assert found["seeds"] == [100]
     assert set(found["labels"]) == {"chance", "fedcor"}
     assert 0 <= found["labels"]["fedcor"]["neighbours"][0] <= 1
-    (claim,) = result["claims"]
-    better = found["labels"]["fedcor"]["neighbours"][0] > found["labels"]["chance"]["neighbours"][0]
-    assert claim["verdict"] == ("holds" if better else "does not hold")
+    assert not result["claims"] and not result["ratios"]
+    assert not re.search(r"\bholds?\b", (tmp_path / "fedcor-figure-7-fmnist-quick.md").read_text())
     kept = tmp_path / "records" / "fedcor-figure-7-fmnist-quick.json"
     older = json.loads(kept.read_text())
     del older["settings"]["1spc"]["labels"]["fedcor"]

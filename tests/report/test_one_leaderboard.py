@@ -133,5 +133,5 @@ def test_in_the_terminal_it_fits_and_says_gain_in_points(compared, tmp_path):
     _, told = command("report", path, "-o", tmp_path / "r.html")
     lines = [line for line in told.splitlines() if not line.startswith("note:")]
     assert max(map(len, lines)) <= 80
-    assert "pts" in told and "terminal: the last 8 rounds" in " ".join(told.split())
+    assert "points" in told and "the last 8 rounds" in " ".join(told.split())
     assert not re.search(r"\de[+-]?\d", told)

@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from fedcohort.core.errors import ParameterError
+from fedcohort.core.errors import ParameterError, UnknownNameError
 from fedcohort.report.data import boards, load_bundle
 from fedcohort.report.tables import participation_table
 from fedcohort.simulate.leaderboard import Options, leaderboard_table, to_text
 from fedcohort.simulate.leaderboard.formats import Cell, Table, render, to_csv, to_html, to_latex, to_markdown
-from fedcohort.simulate.leaderboard.table import megabytes
+from fedcohort.simulate.leaderboard.table import COLUMNS, FEW, megabytes
 from fedcohort.simulate.store.results import load
 
 NASTY = Table("t", "Title", ("a_b", "100%"), ((Cell("x & <y>|", "±1"), Cell("1×", best=True)),), "note #1")
@@ -40,7 +40,7 @@ def test_every_row_has_every_column(experiment):
     (board,) = boards([setting], Options(targets=(0.2, 0.3)))
     for table in (leaderboard_table(board), participation_table(setting)):
         assert all(len(row) == len(table.columns) for row in table.rows)
-        assert len(to_markdown(table).split("\n\n")[0].splitlines()) == 2 + len(table.rows)
+        assert len([line for line in to_markdown(table).splitlines() if line.startswith("|")]) == 2 + len(table.rows)
 
 
 def test_clients_that_were_never_picked(small):
@@ -66,26 +66,28 @@ def test_an_unknown_format_is_refused():
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
-def test_text_fits_and_leaves_out_the_least_important_first(experiment, width):
+@pytest.mark.parametrize("columns", [FEW, COLUMNS])
+def test_text_fits_and_shows_every_column(experiment, width, columns):
     (board,) = load(experiment).leaderboards()
-    text = to_text(leaderboard_table(board), width)
+    table = leaderboard_table(board, columns=columns)
+    text = to_text(table, width)
     assert max(map(len, text.splitlines())) <= width
     for row in board.rows:
         assert row.label in text and f"{100 * row.terminal.mean:.1f}%" in text
-    if width == 80:
-        assert "pts" in text and "Speed-up" in text and "Not shown in 80 columns" in text
-    if width == 160:
-        assert "Query" in text and "Not shown" not in text
+    for heading in table.columns:
+        assert all(word in text for word in heading.split())
 
 
-@pytest.mark.parametrize("explain", [True, False])
-def test_p_is_explained_only_where_it_is_shown(experiment, explain):
+def test_few_columns_fit_a_terminal_and_others_are_shown_on_request(experiment):
     (board,) = load(experiment).leaderboards()
-    table = leaderboard_table(board, explain=explain)
-    narrow, wide = (" ".join(to_text(table, width).split()) for width in (50, 250))
-    assert "paired t-test" in wide and "Not shown" not in wide
-    assert " p" in narrow.partition("Not shown in 50 columns:")[2] and "paired t-test" not in narrow
-    assert "paired t-test" in board.note and "paired t-test" in to_html(leaderboard_table(board))
+    few, named, every = (leaderboard_table(board, columns=names) for names in (FEW, ("mb", "p"), COLUMNS))
+    assert len(few.columns) <= 6 < len(every.columns) and few.columns[1] == "Terminal"
+    assert to_text(few).count("uniform baseline") == 1  # one block
+    assert named.columns in (("Selector", "p", "MB"), ("Selector", "MB"))
+    with pytest.raises(UnknownNameError, match="no column 'gian'") as error:
+        leaderboard_table(board, columns=("gian",))
+    assert "gain" in error.value.hint
+    assert "QCID" in every.note and "QCID" not in few.note
 
 
 def test_columns_are_stacked_if_there_is_no_room_for_three():

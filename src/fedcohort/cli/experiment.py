@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from fedcohort.api import simulator
 from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.terminal import err, say
 from fedcohort.simulate.leaderboard import leaderboard_table
+from fedcohort.simulate.leaderboard.table import FEW
 from fedcohort.simulate.leaderboard.words import quantity
 from fedcohort.simulate.progress import run_with_progress
 from fedcohort.simulate.store.results import load
@@ -37,7 +37,7 @@ def launch(
     track: Sequence[str] | None,
     quiet: bool,
     format: Format,
-    explain: bool,
+    columns: Sequence[str],
 ) -> None:
     """Run a new experiment with the command line's options."""
     simulate = simulator()
@@ -51,7 +51,7 @@ def launch(
         address=address,
         command=command_line(),
     )
-    execute(simulation, quiet=quiet, format=format, track=track, explain=explain)
+    execute(simulation, quiet=quiet, format=format, track=track, columns=columns)
 
 
 def command_line() -> str:
@@ -60,7 +60,12 @@ def command_line() -> str:
 
 
 def execute(
-    simulation: Simulation, *, quiet: bool, format: Format, track: Sequence[str] | None = None, explain: bool = False
+    simulation: Simulation,
+    *,
+    quiet: bool,
+    format: Format,
+    track: Sequence[str] | None = None,
+    columns: Sequence[str] = FEW,
 ) -> None:
     """Run an experiment to its end, print the table, and exit with the right code."""
     console = err(quiet)
@@ -82,10 +87,7 @@ def execute(
         leaderboards = [board.to_dict() for board in boards]
         print_json({"out": str(simulation.out), "state": state, "leaderboards": leaderboards})
     else:
-        tables = [leaderboard_table(board, explain=explain) for board in boards]
-        if not explain:
-            tables = [replace(table, note=f"{table.note} More with --explain.") for table in tables]
-        print_tables(tables, out())
+        print_tables([leaderboard_table(board, columns=columns) for board in boards], out())
     say(console, f"done in {time.monotonic() - began:.1f} s; results in {simulation.out}")
     for text in results.warnings():
         say(console, f"warning: {text}", style="yellow")

@@ -10,17 +10,19 @@ import typer
 from fedcohort.api import simulator
 from fedcohort.cli.experiment import command_line, execute
 from fedcohort.cli.options import (
+    ColumnsOption,
     DeviceOption,
-    ExplainOption,
     FormatOption,
     OtherEngineOption,
     ProcessesOption,
     QuietOption,
     SweepOption,
     TrackOption,
+    WideOption,
     complete_selectors,
     parse_seeds,
     split_names,
+    table_columns,
 )
 from fedcohort.cli.output import Format
 
@@ -46,7 +48,8 @@ def extend(
     processes: ProcessesOption = None,
     allow_other_engine: OtherEngineOption = False,
     track: TrackOption = None,
-    explain: ExplainOption = False,
+    columns: ColumnsOption = None,
+    wide: WideOption = False,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -83,4 +86,4 @@ def extend(
         command=command_line(),
         allow_other_engine=allow_other_engine,
     )
-    execute(simulation, quiet=quiet, format=format, track=track, explain=explain)
+    execute(simulation, quiet=quiet, format=format, track=track, columns=table_columns(columns, wide))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -152,7 +153,19 @@ SignOption = Annotated[
     Path | None,
     typer.Option("--sign", metavar="KEY", help="The private key of a signed journal.", dir_okay=False),
 ]
-ExplainOption = Annotated[bool, typer.Option("--explain", help="Also print how each column is computed.")]
+ColumnsOption = Annotated[
+    str | None, typer.Option("--columns", metavar="NAMES", help="Columns of the table, e.g. terminal,gain,p,mb.")
+]
+WideOption = Annotated[bool, typer.Option("--wide", help="All columns of the table.")]
+
+
+def table_columns(columns: str | None, wide: bool) -> Sequence[str]:
+    """Return the names of the leaderboard's columns that were asked for."""
+    from fedcohort.simulate.leaderboard.table import COLUMNS, FEW, check_columns
+
+    return COLUMNS if wide else FEW if columns is None else check_columns(split_names(columns, "--columns"))
+
+
 FormatOption = Annotated[
     Format, typer.Option("--format", metavar="NAME", show_default=False, help="table (default) or json.")
 ]

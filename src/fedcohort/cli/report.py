@@ -10,7 +10,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedcohort.cli.options import MAX_ROUND, FormatOption, QuietOption, TrustOption, import_selectors
+from fedcohort.cli.options import (
+    MAX_ROUND,
+    ColumnsOption,
+    FormatOption,
+    QuietOption,
+    TrustOption,
+    WideOption,
+    import_selectors,
+    table_columns,
+)
 from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.errors import InputError
 from fedcohort.core.files import write_file
@@ -18,7 +27,6 @@ from fedcohort.core.terminal import err, say
 from fedcohort.report.export import export_charts
 from fedcohort.report.live_page import build_live_report, summary_lines
 from fedcohort.report.page import assemble, build_report, figure_files
-from fedcohort.simulate.leaderboard import leaderboard_table
 from fedcohort.simulate.leaderboard.formats import render
 
 
@@ -60,6 +68,8 @@ def report(
     tables: Annotated[
         TableFormat | None, typer.Option(help="Print the tables in this format instead of writing a page.")
     ] = None,
+    columns: ColumnsOption = None,
+    wide: WideOption = False,
     selector: TrustOption = None,
     format: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
@@ -94,7 +104,13 @@ def report(
     with messages.status("reading the results"):
         rounds = round_ or ()
         content = assemble(
-            runs, title=title, targets=target or (), baseline=baseline, rounds=rounds, pictures=tables is None
+            runs,
+            title=title,
+            targets=target or (),
+            baseline=baseline,
+            rounds=rounds,
+            pictures=tables is None,
+            columns=table_columns(columns, wide),
         )
     for warning in content.warnings:
         say(messages, f" {warning}", lead="note:", lead_style="yellow")
@@ -116,8 +132,7 @@ def report(
             }
         )
         return
-    # The page explains how everything is computed, so the notes here are brief.
-    print_tables([leaderboard_table(section.board, explain=False) for section in content.sections], messages)
+    print_tables([section.tables[0] for section in content.sections], messages)
     say(out(), str(output))
     if exported:
         say(messages, f"{len(exported)} files in {export}")

@@ -11,9 +11,9 @@ from fedcohort.api import simulator
 from fedcohort.cli.experiment import execute, launch
 from fedcohort.cli.options import (
     AddressOption,
+    ColumnsOption,
     DeviceOption,
     EngineOption,
-    ExplainOption,
     FormatOption,
     OtherEngineOption,
     OutOption,
@@ -22,6 +22,8 @@ from fedcohort.cli.options import (
     SetOption,
     SweepOption,
     TrackOption,
+    WideOption,
+    table_columns,
 )
 from fedcohort.cli.output import Format
 
@@ -40,7 +42,8 @@ def run(
     address: AddressOption = None,
     allow_other_engine: OtherEngineOption = False,
     track: TrackOption = None,
-    explain: ExplainOption = False,
+    columns: ColumnsOption = None,
+    wide: WideOption = False,
     quiet: QuietOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -70,7 +73,7 @@ def run(
             address=address,
             allow_other_engine=allow_other_engine,
         )
-        execute(simulation, quiet=quiet, format=format, track=track, explain=explain)
+        execute(simulation, quiet=quiet, format=format, track=track, columns=table_columns(columns, wide))
         return
     from fedcohort.simulate.config.experiment import Experiment
     from fedcohort.simulate.config.sweep import parse_sweeps
@@ -90,5 +93,5 @@ def run(
         track=track,
         quiet=quiet,
         format=format,
-        explain=explain,
+        columns=table_columns(columns, wide),
     )

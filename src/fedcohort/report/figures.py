@@ -18,8 +18,7 @@ from fedcohort.core.arrays import AnyArray, FloatArray, IntArray
 from fedcohort.report.data import RunCurve, SelectorRuns, Setting
 from fedcohort.report.figure import Figure
 from fedcohort.report.tables import gini
-from fedcohort.simulate.leaderboard import Leaderboard, LeaderRow, RunProgress, SelectorRanking, ranking
-from fedcohort.simulate.leaderboard.numbers import LOST
+from fedcohort.simulate.leaderboard import Leaderboard, RunProgress, SelectorRanking, ranking
 from fedcohort.simulate.leaderboard.significance import LEVEL
 from fedcohort.simulate.leaderboard.table import megabytes
 from fedcohort.simulate.leaderboard.words import names, number, percent, quantity, times
@@ -164,79 +163,16 @@ def progress_prefix(setting: Setting) -> str:
 
 
 def _accuracy_sentence(board: Leaderboard) -> str:
-    known = [row for row in board.rows if not math.isnan(row.terminal.mean)]
-    if not known:
-        return f"No selector has a terminal {board.metric.name}{'' if board.finished else ' yet'}."
-    before = "" if board.finished else f"So far ({board.progress.words}): "
-    ends = _ends(board, known)
-    opening = ends.replace("all ", "All ", 1) if ends.startswith("all ") else ends
+    """Say how many runs of each selector reach the target; the conclusion says what that means."""
     if math.isnan(board.target):
-        return f"{before}{opening}."
-    reached = [row for row in board.rows if row.main.rounds.count == row.runs]
-    if not reached:
-        in_some_seeds = any(row.main.rounds.count for row in board.rows)
-        none = f"none {'reaches' if board.finished else 'has reached'} {board.metric.level(board.target)}"
-        return f"{before}{opening}; {none}{' in every seed' if in_some_seeds else ''}."
-    return f"{before}{_quickest(board, reached)}; {ends}."
-
-
-def _ends(board: Leaderboard, known: Sequence[LeaderRow]) -> str:
-    """Say which selectors end best, among those with a terminal score."""
-    metric = board.metric
-    whole = [row for row in known if not row.lost] or known
-    best = whole[0]
-    value = metric.value(best.terminal.mean)
-    if len(known) == 1:
-        return f"{best.label} {'ends at' if board.finished else 'is at'} {value}"
-    if {metric.value(row.terminal.mean) for row in known} == {value}:
-        return f"all {'end at' if board.finished else 'are at'} {value}"
-    # Compared as the table prints them: a reader who sees 81.2% twice must not be told that one is higher.
-    top = [row.label for row in whole if metric.value(row.terminal.mean) == value]
-    place = "highest" if metric.higher else "lowest, which is best"
-    beaten = any(row.terminal.mean > best.terminal.mean for row in known)
-    among = " among the selectors that lost no run" if beaten else ""
-    text = f"{names(top)} {_verb(board, top)} {place}{among}, at {value}"
-    if board.baseline not in top and not math.isnan(board.base.terminal.mean):
-        text += f" against {metric.value(board.base.terminal.mean)} for {board.baseline}"
-    return text
-
-
-def _verb(board: Leaderboard, subjects: Sequence[str]) -> str:
-    singular, plural = ("ends", "end") if board.finished else ("is", "are")
-    return singular if len(subjects) == 1 else plural
-
-
-def _quickest(board: Leaderboard, reached: Sequence[LeaderRow]) -> str:
-    """Say which selectors reach the target first, among those that reach it in every seed."""
-    quickest = min(row.main.rounds.mean for row in reached)
-    first = [row for row in reached if row.main.rounds.mean == quickest]
-    verb = "is" if len(first) == 1 else "are"
-    leaders = f"{names([row.label for row in first])} {verb} first to reach {board.metric.level(board.target)}"
-    after = f"after {quantity(quickest, 'round')}"
-    alone = len(first) == 1
-    won, seeds = _seeds_won(board, first[0])
-    if all(row.runs == 1 for row in board.rows):
-        text = f"{leaders}, {after}"
-    elif alone and won == seeds:
-        text = f"{leaders} in every seed, {after} on average"
-    else:
-        partly = any(0 < row.main.rounds.count < row.runs for row in board.rows)
-        text = f"{leaders} on average{' among the selectors that reach it in every seed' if partly else ''}, {after}"
-        text += f" (first in {won} of {quantity(seeds, 'seed')})" if alone else ""
-    gain = first[0].main.speed_up
-    return f"{text}, {times(gain)} times as fast as {board.baseline}" if alone and gain > 1 else text
-
-
-def _seeds_won(board: Leaderboard, row: LeaderRow) -> tuple[int, int]:
-    """Return the number of seeds in which this selector reached the target first, and the number of its seeds."""
-    others: dict[int, list[int]] = {}
-    for other in board.rows:
-        for run in other.seeds:
-            if other is not row and run.rounds_to[-1] is not None:
-                others.setdefault(run.seed, []).append(run.rounds_to[-1])
-    rounds = {run.seed: run.rounds_to[-1] for run in row.seeds}
-    won = sum(took is not None and took < min(others.get(seed, [took + 1])) for seed, took in rounds.items())
-    return won, len(rounds)
+        return f"No selector has a terminal {board.metric.name}{'' if board.finished else ' yet'}."
+    reached = [f"{row.label} {row.main.rounds.count} of {row.runs}" for row in board.rows]
+    before = "" if board.finished else f"So far ({board.progress.words}): "
+    if all(row.main.rounds.count == row.runs for row in board.rows):
+        return f"{before}Every run reaches {board.metric.level(board.target)}."
+    if not any(row.main.rounds.count for row in board.rows):
+        return f"{before}No run reaches {board.metric.level(board.target)}."
+    return f"{before}Runs that reach {board.metric.level(board.target)}: {names(reached)}."
 
 
 def ranks(setting: Setting, board: Leaderboard, all_boards: Sequence[Leaderboard] = ()) -> Figure | None:
@@ -295,38 +231,17 @@ def _rank_sentence(order: SelectorRanking, where: str) -> str:
 
 def loss(setting: Setting) -> Figure | None:
     """Test loss over rounds."""
-    series, last = [], {}
-    for group in setting.groups:
-        band = seed_band([(x.astype(float), y) for x, y in (run.evaluations("loss") for run in group.runs)], False)
-        if band is not None:
-            series.append(_series(group, band))
-            if not any(run.state in LOST for run in group.runs):  # its mean would end where the lost run did
-                last[group.label] = next((v for v in reversed(band["y"]) if v is not None), math.nan)
+    series = _bands(setting, _losses)
     if not series:
         return None
-    known = {label: value for label, value in last.items() if not math.isnan(value)}
     views = [{"name": "Rounds", "x": {"label": "round", "format": "integer"}, "series": series}]
     spec = {"kind": "lines", "views": views, "y": {"label": "test loss"}}
-    left_out = [str(line["label"]) for line in series if line["label"] not in known]
-    return Figure("loss", "Test loss", _loss_sentence(setting, known, left_out), spec)
+    return Figure("loss", "Test loss", progress_prefix(setting) + "Lines are means over seeds." + _seeds(setting), spec)
 
 
-def _loss_sentence(setting: Setting, known: Mapping[str, float], left_out: Sequence[str]) -> str:
-    """Say with which selectors the loss is lowest and highest; those in ``left_out`` lost a run."""
-    if not known:
-        return "Every selector lost a run."
-    low = min(known, key=lambda label: known[label])
-    high = max(known, key=lambda label: known[label])
-    verb = "is" if setting.running else "ends"
-    if number(known[high]) == number(known[low]):
-        sentence = f"{progress_prefix(setting)}The loss {verb} {'' if setting.running else 'at '}{number(known[low])}"
-        sentence += " for all of them." if len(known) > 1 else "."
-    else:
-        sentence = f"{progress_prefix(setting)}The loss {verb} lowest with {low} ({number(known[low])})"
-        sentence += f" and highest with {high} ({number(known[high])})."
-    if left_out:
-        sentence += f" Selectors that lost a run are left out: {names(left_out)}."
-    return sentence
+def _losses(run: RunCurve) -> tuple[FloatArray, FloatArray]:
+    rounds, values = run.evaluations("loss")
+    return rounds.astype(float), values
 
 
 def balance(setting: Setting) -> Figure | None:

@@ -22,6 +22,7 @@ from fedcohort.report.sweep import sweep
 from fedcohort.report.tables import participation_table
 from fedcohort.report.why import report_explanations
 from fedcohort.simulate.leaderboard import Leaderboard, Table, leaderboard_table
+from fedcohort.simulate.leaderboard.table import FEW
 
 NOTHING = Markup("")
 
@@ -56,6 +57,7 @@ def assemble(
     baseline: str | None = None,
     rounds: Sequence[int] = (),
     pictures: bool = True,
+    columns: Sequence[str] = FEW,
 ) -> Report:
     """Read result directories and compute every table, figure and explanation.
 
@@ -73,6 +75,8 @@ def assemble(
         Rounds whose choices the report explains, in addition to evenly spaced ones.
     pictures : bool
         Whether to compute figures and explanations too, or only the tables.
+    columns : sequence of str
+        Columns of the leaderboard.
     """
     bundle = load_bundle(paths)
     warnings = list(bundle.warnings)
@@ -80,7 +84,7 @@ def assemble(
     options = bundle.options.override(targets, baseline)
     all_boards = boards(bundle.settings, options)
     for setting, board in zip(bundle.settings, all_boards, strict=True):
-        tables = (leaderboard_table(board, setting.line_styles), participation_table(setting))
+        tables = (leaderboard_table(board, setting.line_styles, columns=columns), participation_table(setting))
         where = f"{setting.name}, " if len(bundle.settings) > 1 else ""
         warnings += [f"{where}{text}" for text in setting.warnings()]
         figures: tuple[Figure, ...] = ()

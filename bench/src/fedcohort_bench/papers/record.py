@@ -47,6 +47,11 @@ class StudyRecord:
         self.study = study
         self.settings: dict[str, Any] = dict(settings or {})
 
+    @property
+    def trial(self) -> bool:
+        """Whether it was made to see that everything runs, so that nothing may be concluded from it."""
+        return any(entry["made"].get("trial") for entry in self.settings.values())
+
     @classmethod
     def read(cls, path: Path, study: Study) -> StudyRecord:
         """Read a record; an empty one if there is no file."""

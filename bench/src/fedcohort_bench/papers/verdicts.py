@@ -105,9 +105,9 @@ class ClaimVerdict:
 
 
 def ratios(exhibit: Exhibit, record: StudyRecord) -> list[MarginComparison]:
-    """Return every comparison that the exhibit's grids make, in the paper's direction."""
+    """Return every comparison that the exhibit's grids make, in the paper's direction; none of a trial."""
     comparisons = []
-    for grid in exhibit.grids:
+    for grid in () if record.trial else exhibit.grids:
         for setting in grid.published if grid.ours else ():
             for label in grid.labels:
                 published = order(grid, setting, grid.ours, label) if label != grid.ours else math.nan
@@ -181,8 +181,8 @@ def _is_trained(study: Study, record: StudyRecord, setting: str, label: str, mea
 
 
 def judge(exhibit: Exhibit, record: StudyRecord) -> list[ClaimVerdict]:
-    """Return the verdict on each claim."""
-    return [_judge(claim, exhibit, record) for claim in exhibit.every_claim()]
+    """Return the verdict on each claim; none of a trial, whose small data say nothing about the paper."""
+    return [] if record.trial else [_judge(claim, exhibit, record) for claim in exhibit.every_claim()]
 
 
 def _judge(claim: Claim, exhibit: Exhibit, record: StudyRecord) -> ClaimVerdict:

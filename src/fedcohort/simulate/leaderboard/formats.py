@@ -45,9 +45,7 @@ class Table:
     rows : one tuple of cells per row
     note : what a reader must know
     wrap : columns of running text, left-aligned and wrapped
-    keep : columns by importance; a narrow terminal drops the last ones first. Default: as they stand
-    explained : parts of the note that explain columns, each after the beginnings of these columns' headings; a
-        terminal that shows none of the columns leaves the part out
+    lead : what the table shows, in a sentence or two above it
     """
 
     name: str
@@ -56,8 +54,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     wrap: frozenset[int] = frozenset()
-    keep: tuple[int, ...] = ()
-    explained: tuple[tuple[tuple[str, ...], str], ...] = ()
+    lead: str = ""
 
 
 def swatch(color: int, dash: int) -> str:
@@ -85,8 +82,9 @@ def to_html(table: Table) -> str:
             scope = ' scope="row"' if i == 0 else ""
             cells.append(f"<{tag}{scope}{_wrap_class(table, i)}>{line}{text}{note}</{tag}>")
         body.append(f"<tr>{''.join(cells)}</tr>")
+    lead = f"<p>{escape_html(table.lead)}</p>" if table.lead else ""
     return (
-        f'<div class="table" tabindex="0" role="region" aria-label="{escape_html(table.title)}"><table>'
+        f'{lead}<div class="table" tabindex="0" role="region" aria-label="{escape_html(table.title)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     ) + (f'<p class="small">{escape_html(table.note)}</p>' if table.note else "")
 
@@ -105,7 +103,7 @@ def notebook(tables: Sequence[Table]) -> str:
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "–": "--",
-    "<": "$<$", ">": "$>$",
+    "<": "$<$", ">": "$>$", "≤": r"$\leq$", "≥": r"$\geq$",
 }  # fmt: skip
 
 
@@ -128,7 +126,7 @@ def to_latex(table: Table) -> str:
     lines += [
         r"\bottomrule",
         r"\end{tabular}",
-        rf"\caption{{{_latex(f'{table.title}. {table.note}'.strip())}}}",
+        rf"\caption{{{_latex(' '.join(filter(None, (f'{table.title}.', table.lead, table.note))))}}}",
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
@@ -153,7 +151,8 @@ def to_markdown(table: Table) -> str:
     ]
     for row in table.rows:
         lines.append("| " + " | ".join(_cells(row, escape, "**{}**")) + " |")
-    return "\n".join(lines) + ("\n\n" + table.note if table.note else "") + "\n"
+    above, below = (f"{table.lead}\n\n" if table.lead else ""), (f"\n\n{table.note}" if table.note else "")
+    return above + "\n".join(lines) + below + "\n"
 
 
 def to_csv(table: Table) -> str:
@@ -182,33 +181,21 @@ def render(table: Table, form: str) -> str:
 def to_text(table: Table, width: int = 80) -> str:
     """Return the table as text in lines of at most ``width`` characters.
 
-    A table that is too wide drops columns as ``Table.keep`` says, and names them below. If three columns are still too
-    wide, each row becomes a paragraph with all columns.
+    Columns that do not fit are shown below the others, with the first column again. If not even two columns fit, each
+    row becomes a paragraph.
     """
     cells = [[f"{c.text} {c.note}".strip() for c in row] for row in table.rows]
-    keep = list(table.keep or range(len(table.columns)))
-    while len(keep) > 3 and _total_width(table, cells, keep) > width:
-        keep.pop()
-    left_out = [table.columns[i] for i in range(len(table.columns)) if i not in keep]
-    lines = [table.title]
-    if _total_width(table, cells, keep) <= width:
-        lines += _lines(table, cells, sorted(keep))
-    else:
-        left_out = []
+    lines = [*textwrap.wrap(table.lead, width), *([""] * bool(table.lead)), table.title]
+    blocks: list[list[int]] = [[0]]
+    for column in range(1, len(table.columns)):
+        if len(blocks[-1]) > 1 and _total_width(table, cells, [*blocks[-1], column]) > width:
+            blocks.append([0])
+        blocks[-1].append(column)
+    if max(_total_width(table, cells, block) for block in blocks) > width:
         lines += _stacked(table, cells, width)
-    lines += textwrap.wrap(_note_on(table, [column for column in table.columns if column not in left_out]), width)
-    if left_out:
-        lines += textwrap.wrap(f"Not shown in {width} columns: {', '.join(left_out)}.", width)
-    return "\n".join(lines)
-
-
-def _note_on(table: Table, shown: Sequence[str]) -> str:
-    """Return the note without its explanations of columns that are not shown."""
-    note = table.note
-    for headings, part in table.explained:
-        if not any(column.startswith(headings) for column in shown):
-            note = note.replace(part, "")
-    return " ".join(note.split())
+    else:
+        lines += "\n\n".join("\n".join(_lines(table, cells, block)) for block in blocks).split("\n")
+    return "\n".join(lines + textwrap.wrap(table.note, width))
 
 
 def _stacked(table: Table, cells: Sequence[Sequence[str]], width: int) -> list[str]:

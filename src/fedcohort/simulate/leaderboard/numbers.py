@@ -21,14 +21,17 @@ from fedcohort.core.registry import suggest
 from fedcohort.simulate.leaderboard.rows import (
     AT_THE_END,
     FAIRNESS,
+    LOST,
     SO_FAR,
+    Arrivals,
     LeaderRow,
     PairedComparison,
     RunProgress,
     SeedRow,
     ToTarget,
 )
-from fedcohort.simulate.leaderboard.significance import holm, paired_t_test
+from fedcohort.simulate.leaderboard.significance import half_interval, holm, paired_t_test
+from fedcohort.simulate.leaderboard.speed import Speed, log_ratio
 from fedcohort.simulate.leaderboard.table import Leaderboard
 from fedcohort.simulate.metrics import (
     TERMINAL_ROUNDS,
@@ -36,10 +39,8 @@ from fedcohort.simulate.metrics import (
     Metric,
     Spread,
     relative_improvement,
-    speed_up,
 )
 
-LOST = ("diverged", "failed")  # states of runs that have no terminal accuracy
 _BYTES = ("bytes_down", "bytes_up")
 _QUERY_BYTES = ("query_bytes_down", "query_bytes_up")
 
@@ -221,7 +222,9 @@ def _rows(
     ideal: float | None,
 ) -> list[LeaderRow]:
     """Return a row for each label, best first."""
-    paired = _paired_with(base, by_label)
+    ends = {label: {seed.seed: seed.terminal for seed in seeds} for label, seeds in by_label.items()}
+    groups = {label: {seed.seed: seed.fair["worst_group"] for seed in seeds} for label, seeds in by_label.items()}
+    paired, paired_groups = _paired_with(base, ends), _paired_with(base, groups)
     base_end = _mean_end(by_label[base])
     rows = [
         LeaderRow(
@@ -229,11 +232,14 @@ def _rows(
             selector=selectors[label],
             baseline=label == base,
             seeds=tuple(seeds),
-            to_target=tuple(_to_target(seeds, by_label[base], i, t) for i, t in enumerate(targets)),
+            to_target=tuple(
+                _to_target(seeds, None if label == base else by_label[base], i, t) for i, t in enumerate(targets)
+            ),
             improvement=(
                 math.nan if ideal is None or label == base else relative_improvement(_mean_end(seeds), base_end, ideal)
             ),
             paired=paired.get(label),
+            paired_group=paired_groups.get(label),
         )
         for label, seeds in by_label.items()
     ]
@@ -246,10 +252,21 @@ def _check_targets(options: Options) -> None:
             raise InputError(f"A target accuracy must be in (0, 1]. Got {target:g}.", hint="62% is 0.62")
 
 
-def _paired_with(base: str, by_label: Mapping[str, Sequence[SeedRow]]) -> dict[str, PairedComparison]:
+def _paired_with(base: str, scores: Mapping[str, Mapping[int, float]]) -> dict[str, PairedComparison]:
     """Compare every other label with the baseline, seed by seed, with p-values corrected over all comparisons."""
-    ends = {label: {seed.seed: seed.terminal for seed in seeds} for label, seeds in by_label.items()}
-    paired = {label: _compare_pairs(accuracies, ends[base]) for label, accuracies in ends.items() if label != base}
+    paired = {}
+    for label, ours in scores.items():
+        differences = np.array([score - scores[base].get(seed, math.nan) for seed, score in ours.items()], np.float64)
+        known = differences[~np.isnan(differences)]
+        if label != base:
+            paired[label] = PairedComparison(
+                seeds=len(known),
+                difference=float(known.mean()) if len(known) else math.nan,
+                half=half_interval(known),
+                spread=float(known.std(ddof=1)) if len(known) > 1 else math.nan,
+                wins=int((known > 0).sum()),
+                p=paired_t_test(known),
+            )
     corrected = holm([test.p for test in paired.values()])
     return {label: replace(test, p=p) for (label, test), p in zip(paired.items(), corrected, strict=True)}
 
@@ -368,26 +385,23 @@ def _mean(values: FloatArray | None) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def _to_target(seeds: Sequence[SeedRow], base: Sequence[SeedRow], place: int, target: float) -> ToTarget:
-    ours, theirs = (_mean_if_all([seed.rounds_to[place] for seed in rows]) for rows in (seeds, base))
+def _to_target(seeds: Sequence[SeedRow], base: Sequence[SeedRow] | None, place: int, target: float) -> ToTarget:
     return ToTarget(
-        target=target,
-        rounds=Spread.of([seed.rounds_to[place] for seed in seeds]),
-        seconds=Spread.of([seed.seconds_to[place] for seed in seeds]),
-        speed_up=speed_up(ours, theirs),
+        target,
+        Arrivals.of([seed.rounds_to[place] for seed in seeds]),
+        Arrivals.of([seed.seconds_to[place] for seed in seeds]),
+        None if base is None else speed(seeds, base, _leading(base), place),
     )
 
 
-def _mean_if_all(values: Sequence[int | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known and len(known) == len(values) else None
+def _leading(seeds: Sequence[SeedRow]) -> str:
+    """Return what counts as fast: simulated time if there is any, else rounds."""
+    return "seconds" if any(seed.clock > 0 for seed in seeds) else "rounds"
 
 
-def _compare_pairs(ours: Mapping[int, float], theirs: Mapping[int, float]) -> PairedComparison:
-    seeds = [s for s in ours if s in theirs and not math.isnan(ours[s]) and not math.isnan(theirs[s])]
-    difference = np.array([ours[s] - theirs[s] for s in seeds], np.float64)
-    if not len(difference):
-        return PairedComparison(0, math.nan, 0, math.nan)
-    return PairedComparison(
-        len(seeds), float(difference.mean()), int((difference > 0).sum()), paired_t_test(difference)
+def speed(seeds: Sequence[SeedRow], base: Sequence[SeedRow], measure: str, place: int = -1) -> Speed:
+    """Return how many times as fast as a baseline a selector reaches a target, over the seeds that both ran."""
+    theirs = {seed.seed: seed.journey(measure, place) for seed in base}
+    return Speed.of(
+        [log_ratio(seed.journey(measure, place), theirs[seed.seed]) for seed in seeds if seed.seed in theirs]
     )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from fedcohort.simulate.leaderboard.significance import LEVEL
+from fedcohort.simulate.leaderboard.speed import Journey, Speed
 from fedcohort.simulate.metrics import Spread
 
+LOST = ("diverged", "failed")  # states of runs that have no terminal accuracy
 AT_THE_END = ("worst_group", "worst_tenth", "client_spread")  # means over the same rounds as terminal accuracy
 SO_FAR = ("jain", "longest_absence")  # values at the last evaluation
 FAIRNESS = (*AT_THE_END, *SO_FAR, "asked")
@@ -16,7 +21,7 @@ FAIRNESS = (*AT_THE_END, *SO_FAR, "asked")
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Terminal accuracy compared with the baseline's, over the seeds in which both have one.
+    """A score compared with the baseline's, over the seeds in which both have one.
 
     Attributes
     ----------
@@ -24,6 +29,10 @@ class PairedComparison:
         Number of these seeds.
     difference : float
         Mean difference.
+    half : float
+        Half its 95% interval, for this comparison alone; NaN with fewer than two seeds.
+    spread : float
+        Standard deviation of the differences.
     wins : int
         Seeds in which this selector was strictly better.
     p : float
@@ -33,8 +42,15 @@ class PairedComparison:
 
     seeds: int
     difference: float
+    half: float
+    spread: float
     wins: int
     p: float
+
+    @property
+    def established(self) -> bool:
+        """Whether the difference is not chance, after the correction; only then may a sentence claim it."""
+        return self.p < LEVEL
 
 
 @dataclass(frozen=True)
@@ -83,24 +99,60 @@ class SeedRow:
     clock: float
     fair: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def lost(self) -> bool:
+        """Whether it diverged or failed."""
+        return self.state in LOST
+
+    def journey(self, measure: str, place: int = -1) -> Journey:
+        """Return how it went to a target of the board, in "rounds", "seconds" or "bytes"."""
+        arrivals, end = {
+            "rounds": (self.rounds_to, self.rounds),
+            "seconds": (self.seconds_to, self.clock),
+            "bytes": (self.megabytes_to, self.megabytes + self.query_megabytes),
+        }[measure]
+        return Journey(arrivals[place], math.inf if self.lost else end)
+
 
 @dataclass(frozen=True)
-class ToTarget:
-    """How long a selector took to reach a target accuracy.
+class Arrivals:
+    """When the runs of a selector reached a target.
 
     Attributes
     ----------
-    rounds, seconds : Spread
-        Over the seeds that reached it, of which there are ``rounds.count``.
-    speed_up : float
-        The baseline's mean rounds divided by these; NaN unless all seeds of both reached it, because a mean over only
-        the lucky seeds would look too good.
+    median : float
+        Over all seeds, infinite if half of them or more never arrive; NaN if it is unknown.
+    count : int
+        Seeds that arrived.
+    """
+
+    median: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Arrivals:
+        """Summarise the seeds; None never arrived.
+
+        >>> Arrivals.of([21, 30, None]), Arrivals.of([21, None])
+        (Arrivals(median=30.0, count=2), Arrivals(median=inf, count=1))
+        """
+        return cls(
+            float(np.median([math.inf if value is None else value for value in values])) if values else math.nan,
+            sum(value is not None for value in values),
+        )
+
+
+@dataclass(frozen=True)
+class ToTarget:
+    """How long a selector took to reach a target, and how many times as fast as the baseline it was.
+
+    ``speed`` is in simulated time if there is any, else in rounds; None for the baseline.
     """
 
     target: float
-    rounds: Spread
-    seconds: Spread
-    speed_up: float
+    rounds: Arrivals
+    seconds: Arrivals
+    speed: Speed | None
 
 
 @dataclass(frozen=True)
@@ -108,7 +160,7 @@ class LeaderRow:
     """One selector's row of the leaderboard.
 
     ``improvement`` is the share of the baseline's loss against IID data that the selector recovers; NaN without a
-    reference setting.
+    reference setting. ``paired`` compares terminal accuracy with the baseline's, ``paired_group`` the worst group's.
     """
 
     label: str
@@ -118,6 +170,7 @@ class LeaderRow:
     to_target: tuple[ToTarget, ...]
     improvement: float
     paired: PairedComparison | None
+    paired_group: PairedComparison | None = None
 
     @property
     def runs(self) -> int:

@@ -7,29 +7,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedcohort.core.errors import UnknownNameError
+from fedcohort.core.registry import suggest
+from fedcohort.simulate.leaderboard.conclusion import conclusion, interval, points
 from fedcohort.simulate.leaderboard.formats import Cell, Table, notebook, to_text
-from fedcohort.simulate.leaderboard.rows import FAIRNESS, LeaderRow, RunProgress
-from fedcohort.simulate.leaderboard.words import deviation, duration, number
+from fedcohort.simulate.leaderboard.rows import FAIRNESS, Arrivals, LeaderRow, PairedComparison, RunProgress
+from fedcohort.simulate.leaderboard.words import duration, number
 from fedcohort.simulate.metrics import Metric, Spread
 
-# Name, heading and rank of a column; see _Column.
-_GROUP_COLUMNS = (("worst_group", "Worst group", 3), ("worst_tenth", "Worst tenth", 6))
-_TURN_COLUMNS = (
-    ("client_spread", "Spread", 14, "{:.3f}"),
-    ("jain", "Jain", 12, "{:.2f}"),
-    ("longest_absence", "Longest absence", 15, "{:.0f}"),
+FEW = ("terminal", "gain", "p", "time", "worst-group")
+"""The columns that are shown unless others are named; without simulated time, rounds take its place."""
+COLUMNS = (
+    "terminal", "gain", "p", "wins", "time", "rounds", "speed-up", "best", "stopped", "recovered", "worst-group",
+    "worst-tenth", "spread", "jain", "absence", "qcid", "mb", "query-bytes", "questions",
+)  # fmt: skip
+"""All columns, in the order in which they are shown."""
+_GROUP_COLUMNS = (
+    ("worst_group", "Worst group", "the lowest accuracy of any group"),
+    ("worst_tenth", "Worst tenth", "mean accuracy of the worst tenth of clients"),
 )
-FEW_SEEDS = 5  # with fewer seeds a p-value says little, and the table says so
-CLEAR = 0.005  # a worst group that loses more accuracy than this gets a sentence
-_ABOUT_FAIRNESS = {
-    "Worst group": "the lowest accuracy of any group.",
-    "Worst tenth": "mean accuracy of the worst tenth of clients.",
-    "Spread": "standard deviation over clients.",
-    "Jain": "how evenly clients took part, 1 is even.",
-    "Longest absence": "in rounds.",
-}
-_ABOUT_P = "; p of a two-sided paired t-test, Holm-corrected over the rows of this table"
-_ABOUT_P_IN_BRIEF = "; p: paired t-test, Holm-corrected"
+_TURN_COLUMNS = (
+    ("spread", "client_spread", "Spread", "{:.3f}", "Spread: standard deviation over clients."),
+    ("jain", "jain", "Jain", "{:.2f}", "Jain: how evenly clients took part, 1 is even."),
+    ("absence", "longest_absence", "Longest absence", "{:.0f}", "Longest absence: in rounds."),
+)
 
 
 @dataclass(frozen=True)
@@ -77,26 +78,23 @@ class Leaderboard:
         return self.progress.running == 0
 
     @property
-    def at_a_cost(self) -> tuple[tuple[LeaderRow, float], ...]:
-        """Selectors that gain on average but lose in the worst group, each with that difference (negative)."""
-        base = {seed.seed: seed.fair.get("worst_group", math.nan) for seed in self.base.seeds}
-        pairs = []
-        for row in self.rows:
-            change = Spread.of([s.fair.get("worst_group", math.nan) - base.get(s.seed, math.nan) for s in row.seeds])
-            if row.paired is not None and row.paired.difference > 0 and change.mean < -CLEAR:
-                pairs.append((row, change.mean))
-        return tuple(pairs)
+    def timed(self) -> bool:
+        """Whether time was simulated; it then matters more than rounds."""
+        return any(row.clock.mean > 0 for row in self.rows)
 
     @property
-    def note(self) -> str:
-        """What a reader must know about target, window, spread and p-values."""
-        return note(self)
+    def conclusion(self) -> str:
+        """Which differences to the baseline are established, and what would settle the closest other one."""
+        return conclusion(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain values; unknown ones are None."""
 
         def number_or_none(value: float) -> float | None:
             return value if math.isfinite(value) else None
+
+        def arrivals(value: Arrivals) -> dict[str, Any]:
+            return {"median": number_or_none(value.median), "seeds": value.count}
 
         def spread(value: Spread) -> dict[str, Any]:
             return {"mean": number_or_none(value.mean), "std": number_or_none(value.std), "seeds": value.count}
@@ -106,6 +104,16 @@ class Leaderboard:
 
         def scores(value: Spread) -> dict[str, Any]:
             return {**spread(value), "mean": natural(value.mean)}
+
+        def paired(test: PairedComparison) -> dict[str, Any]:
+            return {
+                "seeds": test.seeds,
+                "difference": natural(test.difference),
+                "half_interval": number_or_none(test.half),
+                "spread": number_or_none(test.spread),
+                "wins": test.wins,
+                "p": number_or_none(test.p),
+            }
 
         return {
             "setting": self.setting,
@@ -117,7 +125,7 @@ class Leaderboard:
             "terminal_rounds": self.window,
             "terminal_source": self.window_source,
             "finished": self.finished,
-            "note": self.note,
+            "conclusion": self.conclusion,
             "rows": [
                 {
                     "label": row.label,
@@ -128,9 +136,15 @@ class Leaderboard:
                     "targets": [
                         {
                             "target": natural(item.target),
-                            "rounds": spread(item.rounds),
-                            "simulated_seconds": spread(item.seconds),
-                            "speed_up": number_or_none(item.speed_up),
+                            "rounds": arrivals(item.rounds),
+                            "simulated_seconds": arrivals(item.seconds),
+                            "speed_up": item.speed
+                            and {
+                                "of": "time" if self.timed else "rounds",
+                                "at_least": number_or_none(item.speed.least),
+                                "at_most": number_or_none(item.speed.greatest),
+                                "interval": [number_or_none(item.speed.low), number_or_none(item.speed.high)],
+                            },
                         }
                         for item in row.to_target
                     ],
@@ -143,14 +157,8 @@ class Leaderboard:
                     "query_share_of_bytes": number_or_none(row.query_share),
                     "simulated_seconds": spread(row.clock),
                     "fairness": {name: spread(row.fair(name)) for name in FAIRNESS},
-                    "paired": None
-                    if row.paired is None
-                    else {
-                        "seeds": row.paired.seeds,
-                        "difference": natural(row.paired.difference),
-                        "wins": row.paired.wins,
-                        "p": number_or_none(row.paired.p),
-                    },
+                    "paired": row.paired and paired(row.paired),
+                    "paired_worst_group": row.paired_group and row.paired_group.seeds and paired(row.paired_group),
                     "seeds": [
                         {
                             "seed": seed.seed,
@@ -175,190 +183,177 @@ class Leaderboard:
 
 
 def leaderboard_table(
-    board: Leaderboard, line_styles: Mapping[str, tuple[int, int]] | None = None, *, explain: bool = True
+    board: Leaderboard, line_styles: Mapping[str, tuple[int, int]] | None = None, *, columns: Sequence[str] = FEW
 ) -> Table:
-    """Return the leaderboard as a table.
+    """Return the leaderboard as a table, with the conclusion above it.
 
     Parameters
     ----------
     line_styles : mapping of label to (colour, dash), optional
         How each selector's line is drawn; shown next to its name.
-    explain : bool
-        Whether the note says how everything is computed, or only what to be careful about.
+    columns : sequence of str
+        Out of :data:`COLUMNS`; those that nothing is known about are left out.
     """
+    check_columns(columns)
     most = max(row.runs for row in board.rows)
     labels = [_label(row, most, (line_styles or {}).get(row.label)) for row in board.rows]
-    columns = [
-        ("Selector", 0, labels),
-        *_target_columns(board),
-        *_score_columns(board),
-        *_cost_columns(board),
-        *_turn_columns(board),
-    ]
-    order = sorted(range(len(columns)), key=lambda i: columns[i][1])
+    if "time" in columns and not board.timed and "rounds" not in columns:
+        columns = ["rounds" if name == "time" else name for name in columns]
+    shown = [column for column in _columns(board) if column.name in columns]
     return Table(
         name="leaderboard",
         title="Leaderboard" if board.setting == "all runs" else f"Leaderboard: {board.setting}",
-        columns=tuple(heading for heading, _, _ in columns),
-        rows=tuple(zip(*(cells for _, _, cells in columns), strict=True)),
-        note=note(board) if explain else brief_note(board),
-        keep=tuple(order),
-        explained=(
-            (("Rounds to", "Speed-up", "Time to"), _about_target(board)),
-            (("p",), _ABOUT_P),
-            (("p",), _ABOUT_P_IN_BRIEF),
-            *(((heading,), f"{heading}: {meaning}") for heading, meaning in _ABOUT_FAIRNESS.items()),
-        ),
+        columns=("Selector", *(column.heading for column in shown)),
+        rows=tuple(zip(labels, *(column.cells for column in shown), strict=True)),
+        note=" ".join([*_general(board), *dict.fromkeys(c.about for c in shown if c.about)]),
+        lead=board.conclusion,
     )
 
 
-_Column = tuple[str, int, list[Cell]]
-"""Heading, rank (a narrow screen drops the columns with the highest ranks first), and a cell for each selector."""
+def check_columns(columns: Sequence[str]) -> Sequence[str]:
+    """Return names of columns, or raise :class:`UnknownNameError`."""
+    for name in columns:
+        if name not in COLUMNS:
+            raise UnknownNameError(
+                f"There is no column {name!r}. Known: {', '.join(COLUMNS)}.", hint=suggest(name, COLUMNS)
+            )
+    return columns
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column: its name for the command line, its heading, a cell for each selector, and how it is computed."""
+
+    name: str
+    heading: str
+    cells: Sequence[Cell]
+    about: str = ""
+
+
+def _columns(board: Leaderboard) -> Iterator[_Column]:
+    """Yield every column that something is known about, in the order in which they are shown."""
+    rows, metric = board.rows, board.metric
+
+    def scores(name: str, heading: str, of: Callable[[LeaderRow], Spread], about: str = "") -> _Column:
+        return _Column(name, heading, _scores(rows, [of(row) for row in rows], metric), about)
+
+    def plain(name: str, heading: str, values: Sequence[float], form: str, about: str = "") -> _Column:
+        return _Column(name, heading, [Cell("–" if math.isnan(v) else form.format(v)) for v in values], about)
+
+    window = "the last round" if board.window == 1 else f"the last {board.window} rounds"
+    about = f"Terminal: mean {metric.name} of {window} ({board.window_source})."
+    if len({seed.window for row in rows for seed in row.seeds}) > 1:
+        about += " For shorter runs it is the last fifth."
+    yield scores("terminal", "Terminal", lambda row: row.terminal, about)
+    yield from _gain_columns(board)
+    yield from _target_columns(board)
+    yield scores("best", "Best", lambda row: row.best)
+    if any(row.early_stop != row.best for row in rows):
+        yield scores("stopped", "Where it stopped", lambda row: row.early_stop)
+    if board.reference is not None:
+        heading = f"Recovered of the gap to {board.reference}"
+        yield plain("recovered", heading, [row.improvement for row in rows], "{:.0%}")
+    for name, heading, meaning in _GROUP_COLUMNS:
+        if any(row.fair(name).count for row in rows):
+            yield scores(
+                name.replace("_", "-"),
+                heading,
+                lambda row, name=name: row.fair(name),
+                f"{heading}: {meaning}.",  # type: ignore[misc]
+            )
+    for key, name, heading, form, meaning in _TURN_COLUMNS:
+        if any(row.fair(name).count for row in rows):
+            yield plain(key, heading, [row.fair(name).mean for row in rows], form, meaning)
+    if any(row.qcid.count for row in rows):
+        cells = [Cell(number(row.qcid.mean) if row.qcid.count else "–") for row in rows]
+        best = _mark_best(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min)
+        yield _Column("qcid", "Mean QCID", best, "QCID: class imbalance of the cohorts, 0 is balanced.")
+    if any(row.megabytes.count for row in rows):
+        yield _Column("mb", "MB", [Cell(megabytes(row.megabytes.mean)) for row in rows])
+    if any(row.query_share > 0 for row in rows):
+        yield plain("query-bytes", "Query bytes", [row.query_share for row in rows], "{:.0%}")
+        yield plain("questions", "Questions", [row.fair("asked").mean for row in rows], "{:,.0f}")
+
+
+def _gain_columns(board: Leaderboard) -> Iterator[_Column]:
+    """Yield how the models compare with the baseline's, and how certain that is."""
+    tests = [row.paired for row in board.rows]
+    if not any(tests):
+        return
+    word = "Gain over" if board.metric.higher else "Difference to"
+    heading = f"{word} {board.baseline}{', points' if board.metric.share else ''}"
+    several = any(test is not None and test.seeds > 1 for test in tests)
+    about = "[ ]: 95% interval over the seeds that both ran, for one comparison." if several else ""
+    most = max(test.seeds for test in tests if test is not None)
+
+    def gain(test: PairedComparison | None) -> Cell:
+        if test is None or not test.seeds:
+            return Cell("–")
+        left_out = f" {test.seeds} seed{'s' * (test.seeds > 1)}" if test.seeds < most else ""
+        change = board.metric.natural(test.difference)
+        return Cell(points(board, change, "+"), f"{interval(board, test)}{left_out}".strip())
+
+    yield _Column("gain", heading, [gain(test) for test in tests], about)
+    if several:
+        cells = [
+            Cell("–" if t is None or math.isnan(t.p) else "<0.001" if t.p < 0.001 else f"{t.p:.3f}") for t in tests
+        ]
+        yield _Column("p", "p", cells, "p: paired t-test, Holm-corrected over the rows.")
+    yield _Column("wins", "Wins", [Cell("–" if t is None else f"{t.wins} of {t.seeds}") for t in tests])
 
 
 def _target_columns(board: Leaderboard) -> Iterator[_Column]:
-    """Yield how soon each target was reached."""
-    rows, last = board.rows, len(board.targets) - 1
-    for i, target in enumerate(board.targets):
-        cells = [_rounds(row, row.to_target[i].rounds) for row in rows]
-        means = [_complete(row, row.to_target[i].rounds) for row in rows]
-        yield f"Rounds to {board.metric.level(target)}", 3 if i == last else 11, _mark_best(cells, means, min)
-    yield "Speed-up", 4, [Cell(_number_or_dash(row.main.speed_up, "{:.2f}×")) for row in rows]
-
-
-def _score_columns(board: Leaderboard) -> Iterator[_Column]:
-    """Yield how good the models are, and how they compare with the baseline's."""
-    rows, metric = board.rows, board.metric
-
-    def scores(of: Callable[[LeaderRow], Spread]) -> list[Cell]:
-        return _scores(rows, [of(row) for row in rows], metric)
-
-    yield "Best", 6, scores(lambda row: row.best)
-    if any(row.early_stop != row.best for row in rows):
-        yield "Where it stopped", 10, scores(lambda row: row.early_stop)
-    yield "Terminal", 1, scores(lambda row: row.terminal)
-    gain = "Gain over" if metric.higher else "Difference to"
-    yield f"{gain} {board.baseline}", 2, [_difference(row, metric) for row in rows]
-    for name, heading, rank in _GROUP_COLUMNS:
-        if any(row.fair(name).count for row in rows):
-            yield heading, rank, _scores(rows, [row.fair(name) for row in rows], metric)
-    if board.reference is not None:
-        recovered = [Cell(_number_or_dash(row.improvement, "{:.0%}")) for row in rows]
-        yield f"Recovered of the gap to {board.reference}", 9, recovered
-    yield "p", 5, [_p_value(row) for row in rows]
-
-
-def _cost_columns(board: Leaderboard) -> Iterator[_Column]:
-    """Yield what the runs cost: time, balance and bytes, each only if it is known for some run."""
+    """Yield how soon each target was reached, the highest first, and how many times as fast as by the baseline."""
     rows = board.rows
-    if any(row.main.seconds.mean > 0 for row in rows):  # without latencies, all times are 0
-        times = _mark_best([_time(row) for row in rows], [_complete(row, row.main.seconds) for row in rows], min)
-        yield f"Time to {board.metric.level(board.target)}", 12, times
-    if any(row.qcid.count for row in rows):
-        yield "Mean QCID", 7, _imbalances(rows)
-    if any(row.megabytes.count for row in rows):
-        yield "MB", 8, [Cell(megabytes(row.megabytes.mean)) for row in rows]
-    if any(row.query_share > 0 for row in rows):
-        yield "Query bytes", 13, [Cell(_number_or_dash(row.query_share, "{:.0%}")) for row in rows]
-        yield "Questions", 16, [Cell(_number_or_dash(row.fair("asked").mean, "{:,.0f}")) for row in rows]
+    several = "medians over seeds, " if max(row.runs for row in rows) > 1 else ""
+    about = (
+        f"Target {board.metric.level(board.target)} ({board.target_source}); {several}"
+        f"{'a run that never arrives counted as never, ' if several else ''}only evaluated rounds count."
+    )
+    for i in reversed(range(len(board.targets))):
+        level = board.metric.level(board.targets[i])
+        if board.timed:
+            times = [row.to_target[i].seconds for row in rows]
+            yield _Column("time", f"Time to {level}", _arrivals(rows, times, duration), about)
+        rounds = [row.to_target[i].rounds for row in rows]
+        yield _Column("rounds", f"Rounds to {level}", _arrivals(rows, rounds, number), about)
+    speeds = [row.main.speed for row in rows]
+    cells = [Cell("–") if speed is None else Cell(str(speed), speed.interval) for speed in speeds]
+    unit = "simulated time" if board.timed else "rounds"
+    yield _Column(
+        "speed-up", f"Speed-up, {'time' if board.timed else 'rounds'}", cells,
+        f"Speed-up: {board.baseline}'s {unit} to the target divided by this one's, paired by seed; ≤ and ≥ where a run "
+        "never arrived, – where neither did.",
+    )  # fmt: skip
 
 
-def _imbalances(rows: Sequence[LeaderRow]) -> list[Cell]:
-    cells = [Cell(number(row.qcid.mean) if row.qcid.count else "–") for row in rows]
-    return _mark_best(cells, [math.nan if row.lost else row.qcid.mean for row in rows], min)
-
-
-def _turn_columns(board: Leaderboard) -> Iterator[_Column]:
-    """Yield how evenly the clients took part."""
-    for name, heading, rank, form in _TURN_COLUMNS:
-        if any(row.fair(name).count for row in board.rows):
-            yield heading, rank, [Cell(_number_or_dash(row.fair(name).mean, form)) for row in board.rows]
-
-
-def note(board: Leaderboard) -> str:
-    """Return how the columns are computed, and what to be careful about."""
-    sentences = [_about_target(board)]
-    sentences.append(f"Terminal: mean {board.metric.name} of {_window(board)} ({board.window_source}).")
-    if not board.metric.higher:
-        sentences.append(f"Lower {board.metric.name} is better.")
-    if len({seed.window for row in board.rows for seed in row.seeds}) > 1:
-        sentences.append("For shorter runs it is the last fifth.")
-    if any(row.fair("worst_tenth").count for row in board.rows):
-        sentences += [f"{heading}: {meaning}" for heading, meaning in _ABOUT_FAIRNESS.items()]
-    sentences += _at_a_cost(board)
-    if max(row.runs for row in board.rows) > 1:
-        sentences.append("± is the standard deviation over seeds.")
-    return " ".join([*_unfinished(board), *sentences, *_lost(board), _about_p(board)])
-
-
-def _about_target(board: Leaderboard) -> str:
-    return f"Target {board.metric.level(board.target)} ({board.target_source}); only evaluated rounds count."
-
-
-def brief_note(board: Leaderboard) -> str:
-    """Return what to be careful about, in a line or two."""
-    facts = [f"Target {board.metric.level(board.target)} ({board.target_source})", f"terminal: {_window(board)}"]
-    if max(row.runs for row in board.rows) > 1:
-        facts.append("±: over seeds")
-    about_p = any(row.paired is not None and not math.isnan(row.paired.p) for row in board.rows)
-    sentences = [f"{'; '.join(facts)}{_ABOUT_P_IN_BRIEF if about_p else ''}."]
-    if not board.metric.higher:
-        sentences.append(f"Lower {board.metric.name} is better.")
-    if few := _few_seeds(board):
-        sentences.append(few)
-    return " ".join([*_unfinished(board), *sentences, *_at_a_cost(board), *_lost(board)])
-
-
-def _at_a_cost(board: Leaderboard) -> list[str]:
-    return [
-        f"{row.label} gains on average but loses {-100 * change:.1f} points in the worst group."
-        for row, change in board.at_a_cost
+def _arrivals(rows: Sequence[LeaderRow], values: Sequence[Arrivals], words: Callable[[float], str]) -> list[Cell]:
+    cells = []
+    for row, value in zip(rows, values, strict=True):
+        note = f"{value.count} of {row.runs} arrive" if 0 < value.count < row.runs else ""
+        if value.count == 0:
+            cells.append(Cell("not yet" if any(seed.state == "running" for seed in row.seeds) else "never"))
+        else:
+            cells.append(Cell(words(value.median) if math.isfinite(value.median) else "–", note))
+    known = [
+        v.median if math.isfinite(v.median) and not row.lost else math.nan for row, v in zip(rows, values, strict=True)
     ]
+    return _mark_best(cells, known, min)
 
 
-def _window(board: Leaderboard) -> str:
-    return "the last round" if board.window == 1 else f"the last {board.window} rounds"
-
-
-def _unfinished(board: Leaderboard) -> list[str]:
-    return [] if board.finished else [f"Not finished, {board.progress.words}: every number may change."]
-
-
-def _lost(board: Leaderboard) -> list[str]:
-    sentences = []
+def _general(board: Leaderboard) -> Iterator[str]:
+    """Yield what a reader must know about all columns."""
+    if not board.metric.higher:
+        yield f"Lower {board.metric.name} is better."
+    if max(row.runs for row in board.rows) > 1:
+        yield "±: standard deviation over seeds."
     if any(row.diverged for row in board.rows):
-        sentences.append(
+        yield (
             f"A run that diverged has no terminal {board.metric.name}: means are over the other runs, and its selector "
             "is never marked as best."
         )
     if any(row.failed for row in board.rows):
-        sentences.append(f"A run that failed has no terminal {board.metric.name}; runs.json says why.")
-    return sentences
-
-
-def _few_seeds(board: Leaderboard) -> str:
-    """Return a warning if there are too few common seeds for a test; empty otherwise."""
-    seeds = [row.paired.seeds for row in board.rows if row.paired is not None]
-    if not seeds or min(seeds) >= FEW_SEEDS:
-        return ""
-    if min(seeds) < 2:
-        return "With fewer than two common seeds there is no test; a difference may be chance."
-    return (
-        f"With only {min(seeds)} common seeds the test has little power; run at least {FEW_SEEDS} before you claim "
-        "a difference."
-    )
-
-
-def _about_p(board: Leaderboard) -> str:
-    seeds = [row.paired.seeds for row in board.rows if row.paired is not None]
-    if not seeds:
-        return "There is no baseline to compare with."
-    common = (
-        f"{'Gain' if board.metric.higher else 'Difference'}: mean difference of terminal {board.metric.name} to "
-        f"{board.baseline}{' in percentage points' if board.metric.share else ''} over the seeds that both ran, and "
-        f"how many of these it wins{_ABOUT_P}."
-    )
-    return f"{common} {_few_seeds(board)}".strip()
+        yield f"A run that failed has no terminal {board.metric.name}; runs.json says why."
 
 
 def megabytes(value: float) -> str:
@@ -375,10 +370,6 @@ def megabytes(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _number_or_dash(value: float, form: str) -> str:
-    return "–" if math.isnan(value) else form.format(value)
-
-
 def _mark_best(cells: Sequence[Cell], values: Sequence[float], choose: Callable[..., Any]) -> list[Cell]:
     """Return the cells with the best one marked, and all that show the same text; NaN is never the best."""
     known = {i: v for i, v in enumerate(values) if not math.isnan(v)}
@@ -386,11 +377,6 @@ def _mark_best(cells: Sequence[Cell], values: Sequence[float], choose: Callable[
         return list(cells)
     best = cells[int(choose(known, key=lambda i: known[i]))].text
     return [replace(cell, best=i in known and cell.text == best) for i, cell in enumerate(cells)]
-
-
-def _complete(row: LeaderRow, value: Spread) -> float:
-    """Return the mean if every run has a value and none was lost, else NaN, so that it is not marked as best."""
-    return value.mean if value.count == row.runs and not row.lost else math.nan
 
 
 def _label(row: LeaderRow, most: int, style: tuple[int, int] | None) -> Cell:
@@ -414,33 +400,3 @@ def _scores(rows: Sequence[LeaderRow], values: Sequence[Spread], metric: Metric)
         for value in values
     ]
     return _mark_best(cells, [math.nan if row.lost else v.mean for row, v in zip(rows, values, strict=True)], max)
-
-
-def _rounds(row: LeaderRow, value: Spread) -> Cell:
-    return _reached_cell(row, value, f"{value.mean:.0f}", f"±{value.std:.0f}")
-
-
-def _time(row: LeaderRow) -> Cell:
-    value = row.main.seconds
-    return _reached_cell(row, value, duration(value.mean), deviation(value.std, value.mean) if value.count else "")
-
-
-def _reached_cell(row: LeaderRow, value: Spread, mean: str, std: str) -> Cell:
-    if value.count == 0:
-        return Cell("never" if all(seed.state != "running" for seed in row.seeds) else "not yet")
-    if value.count < row.runs:
-        return Cell(mean, f"in {value.count} of {row.runs}")
-    return Cell(mean, std if value.count > 1 else "")
-
-
-def _difference(row: LeaderRow, metric: Metric) -> Cell:
-    test = row.paired
-    if test is None or test.seeds == 0:
-        return Cell("–")
-    return Cell(metric.difference(test.difference), f"wins {test.wins} of {test.seeds}")
-
-
-def _p_value(row: LeaderRow) -> Cell:
-    if row.paired is None or math.isnan(row.paired.p):
-        return Cell("–")
-    return Cell("<0.001" if row.paired.p < 0.001 else f"{row.paired.p:.3f}")

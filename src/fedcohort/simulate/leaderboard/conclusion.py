@@ -1,0 +1,105 @@
+"""What a table of one setting shows, in a sentence: which differences are established, and which are not.
+
+Only this module makes a claim. A difference is established if its p-value, corrected over the rows of the table, is
+below 5%. With equal selectors, at most one table in twenty then claims anything, whatever the number of its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedcohort.simulate.leaderboard.rows import LeaderRow, PairedComparison
+from fedcohort.simulate.leaderboard.significance import MOST_SEEDS, seeds_needed
+from fedcohort.simulate.leaderboard.words import names, number
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.leaderboard.table import Leaderboard
+
+FEW_SEEDS = 5  # what we advise to begin with
+_MOST = 4  # selectors that a sentence names
+
+
+def conclusion(board: Leaderboard) -> str:
+    """Return which selectors differ from the baseline, which cannot be told from it, and what would settle the closest.
+
+    Empty if nothing is compared.
+    """
+    others = [row for row in board.rows if row.paired is not None]
+    if not others:
+        return ""
+    so_far = "" if board.finished else f"So far ({board.progress.words}): "
+    compared = [row for row in others if row.paired is not None and row.paired.seeds > 1]
+    lost = [f"{row.label} {row.lost} of {row.runs}" for row in board.rows if row.lost]
+    losses = f" Runs that diverged or failed: {names(lost, _MOST)}." if lost else ""
+    if not compared:
+        return f"{so_far}Open: with one seed, no difference can be told from chance; run {FEW_SEEDS} or more.{losses}"
+    # A selector that lost runs is compared where it survived, which is no reason to call it better.
+    claimed = [row for row in compared if _test(row).established and not (row.lost and _test(row).difference > 0)]
+    unsure = [row for row in compared if row not in claimed]
+    text = [f"{so_far}{_established(board, claimed)}" if claimed else f"{so_far}No difference is established."]
+    if unsure:
+        told = names([row.label for row in unsure], _MOST)
+        text.append(f"{told} cannot be told from {board.baseline}{_closest(board, unsure, len(compared))}.")
+    return " ".join([*text, *_at_a_cost(board, claimed)]) + losses
+
+
+def interval(board: Leaderboard, test: PairedComparison) -> str:
+    """Return the 95% interval of a difference as text; empty if there is none."""
+    if math.isnan(test.half):
+        return ""
+    ends = sorted(board.metric.natural(test.difference + sign * test.half) for sign in (-1, 1))
+    return f"[{', '.join(points(board, end) for end in ends)}]"
+
+
+def points(board: Leaderboard, value: float, sign: str = "") -> str:
+    """Return a difference in percentage points, or in the metric's own unit."""
+    text = f"{100 * value:{sign}.1f}" if board.metric.share else f"{value:{sign}.3g}"
+    return text.replace("-0.0", "0.0").replace("-", "−")  # a line may break after a hyphen, but not after a minus sign
+
+
+def _test(row: LeaderRow) -> PairedComparison:
+    assert row.paired is not None
+    return row.paired
+
+
+def _established(board: Leaderboard, rows: Sequence[LeaderRow]) -> str:
+    unit = " points" if board.metric.share else f" {board.metric.name}"
+    parts = []
+    for row in rows:
+        test = _test(row)
+        change = board.metric.natural(test.difference)
+        side = "above" if change > 0 else "below"
+        parts.append(f"{row.label} ends {points(board, abs(change))}{unit} {side} {interval(board, test)}")
+    seeds = {_test(row).seeds for row in rows}
+    over = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    return f"Established over {over} seeds, against {board.baseline}: {names(parts, _MOST)}."
+
+
+def _closest(board: Leaderboard, rows: Sequence[LeaderRow], comparisons: int) -> str:
+    """Say how many seeds would settle the comparison that is closest to being settled."""
+    tests = {row.label: _test(row) for row in rows if _test(row).spread > 0 and not row.lost}
+    if not tests:
+        return ""
+    label = max(tests, key=lambda label: abs(tests[label].difference) / tests[label].spread)
+    test = tests[label]
+    seeds = seeds_needed(test.difference, test.spread, comparisons)
+    needed = f"{seeds} seeds would show it" if seeds < MOST_SEEDS else f"{MOST_SEEDS:,} seeds would not show it"
+    unit = " points" if board.metric.share else ""
+    difference = points(board, board.metric.natural(test.difference), "+")
+    spread = f"{100 * test.spread:.1f}" if board.metric.share else number(test.spread)
+    return f"; the closest is {label} ({difference}{unit}, paired sd {spread}: {needed} in 4 of 5 cases)"
+
+
+def _at_a_cost(board: Leaderboard, claimed: Sequence[LeaderRow]) -> list[str]:
+    """Name selectors that gain on average but lose in the worst group, both beyond chance."""
+    return [
+        f"{row.label} gains on average but loses {points(board, -group.difference)} points in the worst group "
+        f"{interval(board, group)}."
+        for row in claimed
+        if (group := row.paired_group) is not None
+        and _test(row).difference > 0
+        and group.established
+        and group.difference < 0
+    ]
