@@ -32,9 +32,9 @@ from fedcohort_bench.benchmark.page import claims, page, robustness
 from fedcohort_bench.benchmark.run import begin, every_selector, read_scores
 from fedcohort_bench.benchmark.scores import Scores, SelectorScore, horizon, restricted_mean
 from fedcohort_bench.benchmark.suite import DATASETS, kinds
-from fedcohort_bench.play import Player
+from fedcohort_bench.launch import Launcher
 
-CPU = Player(device="cpu")
+CPU = Launcher(device="cpu")
 FROZEN = Frozen(VERSION, {})
 STORED = Path(__file__).parents[1] / "results"
 SCORES = sorted(path for path in STORED.glob("benchmark_*.json") if path.name != "benchmark_time.json")

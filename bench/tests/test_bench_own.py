@@ -15,7 +15,7 @@ from fedcohort_bench.benchmark.own import own_size
 from fedcohort_bench.benchmark.page import page
 from fedcohort_bench.benchmark.run import begin, plan
 from fedcohort_bench.benchmark.suite import kinds, suite
-from fedcohort_bench.play import Player
+from fedcohort_bench.launch import Launcher
 
 
 def samples(n=400, classes=3, shape=None, clients=None):
@@ -116,7 +116,7 @@ def test_an_archive_called_digits_is_not_the_dataset_of_that_name(tmp_path):
         quick=True,
         settings=["noise", "skew-noise", "skew-noise-slow"],
     )
-    begin(config, tmp_path / "b", Player(device="cpu")).run()
+    begin(config, tmp_path / "b", Launcher(device="cpu")).run()
     scores = score(load(tmp_path / "b"))
     assert scores.data == "digits.npz"
     assert scores.purpose == "trial"  # 20 rounds

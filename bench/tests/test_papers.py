@@ -189,7 +189,7 @@ class AtOnce(Deadline):
 
 
 def test_a_table_that_stops_before_some_of_its_runs_begin(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcohort_bench.play.Deadline", AtOnce)
+    monkeypatch.setattr("fedcohort.simulate.play.Deadline", AtOnce)
     words = ["fedcm-table-3-fmnist", "--quick", "--parts", "class", "--out", str(tmp_path), "--device", "cpu"]
     run(*words, "--minutes", "60", code=STOPPED)  # three aggregators are trained one after the other
     assert "Not run yet." in (tmp_path / "fedcm-table-3-fmnist-quick.md").read_text()
@@ -204,7 +204,7 @@ class InTheLastGroup(Deadline):
 
 
 def test_an_interrupted_table_says_the_rounds_that_all_runs_have(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcohort_bench.play.Deadline", InTheLastGroup)
+    monkeypatch.setattr("fedcohort.simulate.play.Deadline", InTheLastGroup)
     words = ["fedcm-table-3-fmnist", "--quick", "--parts", "class", "--out", str(tmp_path), "--device", "cpu"]
     run(*words, "--minutes", "60", code=STOPPED)
     found = json.loads((tmp_path / "records" / "fedcm-fmnist-quick.json").read_text())["settings"]["class"]
@@ -215,7 +215,7 @@ def test_a_table_runs_in_pieces_and_is_not_made_twice(run, tmp_path, monkeypatch
     quick = ["fedcor-figure-7-fmnist", "--quick", "--out", str(tmp_path), "--device", "cpu"]
     run(*quick, "--minutes", "0", code=STOPPED)
     assert "Not run yet." in (tmp_path / "fedcor-figure-7-fmnist-quick.md").read_text()
-    monkeypatch.setattr("fedcohort_bench.play.Deadline", AtOnce)
+    monkeypatch.setattr("fedcohort.simulate.play.Deadline", AtOnce)
     run(*quick, "--minutes", "60", code=STOPPED)
     part = json.loads((tmp_path / "fedcor-figure-7-fmnist-quick.json").read_text())
     assert part["record"]["1spc"]["finished"] is False

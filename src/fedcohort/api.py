@@ -234,8 +234,6 @@ def _run_new(
     device: str | None,
     quiet: bool,
 ) -> Results:
-    for text in experiment.notes:
-        say(err(quiet), f"note: {text}")
     temporary = Path(tempfile.mkdtemp(prefix="fedcohort-")) if out is None else None
     folder = _folder("out", out) if temporary is None else temporary / "results"
     try:
@@ -252,10 +250,10 @@ def _run_new(
 
 def _finish(simulation: Simulation, quiet: bool) -> Results:
     """Run an experiment to its end and return its results."""
-    from fedcohort.simulate.progress import run_with_progress
+    from fedcohort.simulate.play import play
 
     console = err(quiet)
-    if run_with_progress(simulation, console) == "interrupted":
+    if play(simulation, console) == "interrupted":
         say(console, f"interrupted; results so far are in {simulation.out}, and run() with that folder continues")
         raise KeyboardInterrupt
     results = load(simulation.out)

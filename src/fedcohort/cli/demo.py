@@ -14,10 +14,9 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.api import simulator
-from fedcohort.cli.experiment import command_line, execute
+from fedcohort.cli.experiment import launch
 from fedcohort.cli.options import DeviceOption, OutOption, QuietOption, parse_seeds
-from fedcohort.cli.output import Format, out
+from fedcohort.cli.output import out
 from fedcohort.core.terminal import err, say
 from fedcohort.simulate.leaderboard import Leaderboard
 
@@ -57,7 +56,6 @@ def demo(
     from fedcohort.report.page import assemble, build_report
     from fedcohort.simulate.config.experiment import Experiment
     from fedcohort.simulate.config.toml import find_table
-    from fedcohort.simulate.store.results import load
     from fedcohort.simulate.store.writer import write_atomically
 
     table = find_table("demo")
@@ -65,14 +63,9 @@ def demo(
         table["run"]["rounds"] = rounds
     if seeds is not None:
         table["seeds"] = parse_seeds(seeds)
-    simulate = simulator()
-    folder = out_dir or simulate.default_out("demo")
-    execute(
-        simulate.Simulation(Experiment.from_dict(table), folder, device=device, command=command_line()),
-        quiet=quiet,
-        format=Format.TABLE,
-    )
-    remarks = tuple(explain_losses(load(folder).leaderboards()))
+    results = launch(Experiment.from_dict(table), out_dir=out_dir, device=device, quiet=quiet)
+    folder = results.path
+    remarks = tuple(explain_losses(results.leaderboards()))
     with err(quiet).status("drawing the report"):
         page = build_report(replace(assemble([folder], title="Demonstration"), remarks=remarks))
     write_atomically(folder / "report.html", page.encode())

@@ -15,9 +15,8 @@ from fedcohort.cli.output import Format, out, print_json, print_tables
 from fedcohort.core.terminal import err, say
 from fedcohort.simulate.leaderboard import leaderboard_table
 from fedcohort.simulate.leaderboard.table import FEW
-from fedcohort.simulate.leaderboard.words import quantity
-from fedcohort.simulate.progress import run_with_progress
-from fedcohort.simulate.store.results import load
+from fedcohort.simulate.play import play
+from fedcohort.simulate.store.results import Results, load
 
 if TYPE_CHECKING:
     from fedcohort.simulate.config.experiment import Experiment
@@ -32,17 +31,15 @@ def launch(
     *,
     out_dir: Path | None,
     device: str | None,
-    processes: int | None,
-    address: str | None,
-    track: Sequence[str] | None,
+    processes: int | None = None,
+    address: str | None = None,
+    track: Sequence[str] | None = None,
     quiet: bool,
-    format: Format,
-    columns: Sequence[str],
-) -> None:
-    """Run a new experiment with the command line's options."""
+    format: Format = Format.TABLE,
+    columns: Sequence[str] = FEW,
+) -> Results:
+    """Run a new experiment with the command line's options, and print its table."""
     simulate = simulator()
-    for text in experiment.notes:
-        say(err(quiet), f"note: {text}")
     simulation = simulate.Simulation(
         experiment,
         out_dir or simulate.default_out(experiment.name),
@@ -51,7 +48,7 @@ def launch(
         address=address,
         command=command_line(),
     )
-    execute(simulation, quiet=quiet, format=format, track=track, columns=columns)
+    return execute(simulation, quiet=quiet, format=format, track=track, columns=columns)
 
 
 def command_line() -> str:
@@ -66,18 +63,15 @@ def execute(
     format: Format,
     track: Sequence[str] | None = None,
     columns: Sequence[str] = FEW,
-) -> None:
+) -> Results:
     """Run an experiment to its end, print the table, and exit with the right code."""
     console = err(quiet)
     if track:
         from fedcohort.report.trackers import tracker
 
         simulation.listeners += [tracker(name, simulation.out) for name in track]
-    runs = quantity(len(simulation.experiment.plans), "run")
-    groups = quantity(len(simulation.prepared.groups), "lock-step group")
-    say(console, f"{runs} in {groups}, {simulation.total} rounds in total; results in {simulation.out}")
     began = time.monotonic()
-    state = run_with_progress(simulation, console)
+    state = play(simulation, console)
     if state == "interrupted":
         say(console, f"interrupted; continue with: fedcohort run --resume {simulation.out}")
         raise typer.Exit(INTERRUPTED)
@@ -93,3 +87,4 @@ def execute(
         say(console, f"warning: {text}", style="yellow")
     if any(run.state in ("diverged", "failed") for run in results.runs):
         raise typer.Exit(DIVERGED)
+    return results

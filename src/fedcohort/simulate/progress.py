@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,17 +14,13 @@ from rich.text import Text
 
 from fedcohort.core.terminal import err, say
 from fedcohort.core.text import escape_html, printable
-from fedcohort.simulate.interrupts import finish_round_on_interrupt
 from fedcohort.simulate.metrics import Metric
 from fedcohort.simulate.rounds.listener import Listener
 from fedcohort.simulate.store.results import RunInfo
 
-if TYPE_CHECKING:
-    from fedcohort.simulate.runner import Simulation
-
 _DRAW_SECONDS = 0.5  # between two drawings in a notebook
 _LINE_SECONDS = 10.0  # between two lines where nothing can be drawn again
-_MOST_ROWS = 12  # selectors in the live table of a terminal
+_MAX_ROWS = 12  # selectors in the live table of a terminal
 
 
 class Progress(Listener):
@@ -125,10 +120,10 @@ class Progress(Listener):
         for heading, justify in (("selector", "left"), ("round", "right"), (self._metric.name, "right"), ("", "left")):
             table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
         rows = self._rows()
-        for name, at, score, states in rows[:_MOST_ROWS]:
+        for name, at, score, states in rows[:_MAX_ROWS]:
             table.add_row(printable(name), str(at), score, states)
-        if len(rows) > _MOST_ROWS:
-            table.add_row(f"and {len(rows) - _MOST_ROWS} more")
+        if len(rows) > _MAX_ROWS:
+            table.add_row(f"and {len(rows) - _MAX_ROWS} more")
         return Group(table, ProgressBar(total=max(self._total, 1), completed=self._done), Text(str(self)))
 
     def _repr_html_(self) -> str:
@@ -143,22 +138,6 @@ class Progress(Listener):
             f"<th style='text-align:left'>selector</th><th>round</th><th>{escape_html(self._metric.name)}</th><th></th>"
             f"</tr></thead><tbody>{rows}</tbody></table></div>"
         )
-
-
-def run_with_progress(simulation: Simulation, console: Console) -> str:
-    """Run an experiment to its end and show how far it is; return "finished" or "interrupted".
-
-    The first Ctrl-C finishes the round and writes a checkpoint, a second one stops at once.
-    """
-    simulation.listeners.append(Progress(console, Metric.of(simulation.experiment.table.get("task"))))
-    for dataset in simulation.prepared.datasets.values():
-        for remark in dataset.remarks:
-            say(console, f"note: {remark}")
-    with finish_round_on_interrupt(simulation, partial(say, console)):
-        try:
-            return simulation.run()
-        except KeyboardInterrupt:
-            return "interrupted"
 
 
 def _notebook_display() -> Any:

@@ -86,7 +86,7 @@ class Simulation:
         self.listeners = list(listeners)
         self.device = device or experiment.options.device
         self.address = address
-        self._resume = resume
+        self.resumed = resume
         self._extension: str | None = None  # replaces the configuration in the directory
         self._command = command
         self._stop = False
@@ -220,7 +220,7 @@ class Simulation:
                 params=values_of(plan.selector),
                 federation=key,
             )
-        if self._resume:
+        if self.resumed:
             self._take_over_states(saved)
             return ExperimentWriter(self.out)
         writer = ExperimentWriter.create(self.out)
@@ -431,7 +431,7 @@ class Simulation:
             return path.read_bytes()
         names = [self.experiment.plans[i].id for i in self.prepared.groups[number]]
         journals = [self.out / "journal" / f"{name}.sqlite" for name in names]
-        if self._resume or any(path.exists() for path in journals):  # or a process has died
+        if self.resumed or any(path.exists() for path in journals):  # or a process has died
             for path in journals:
                 remove(path)
             self.writer.forget(dict.fromkeys(names, 0))

@@ -22,7 +22,7 @@ from fedcohort_bench.benchmark.own import own_table
 from fedcohort_bench.benchmark.scores import Scores, score
 from fedcohort_bench.benchmark.suite import DATASETS, REPORT_SEEDS, TUNING_SEEDS, table
 from fedcohort_bench.benchmark.timed_scores import TimeScores, score_time
-from fedcohort_bench.play import Player
+from fedcohort_bench.launch import Launcher
 
 QUICK_ROUNDS = 20
 TIME = "time"  # the suite in simulated time
@@ -117,53 +117,47 @@ def plan_time(
     return pieces
 
 
-def begin(config: Mapping[str, Any], out: Path, player: Player) -> Simulation:
+def begin(config: Mapping[str, Any], out: Path, launcher: Launcher) -> Simulation:
     """Prepare a planned benchmark in a new folder, and freeze what it is going to run."""
-    simulation = Simulation(
-        Experiment.from_dict(dict(config)),
-        out,
-        device=player.device,
-        processes=player.processes,
-        command=player.command,
-    )
+    simulation = launcher.begin(config, out)
     Frozen.of(simulation.experiment).write(out)
     return simulation
 
 
-def resume(out: Path, player: Player) -> Simulation:
+def resume(out: Path, launcher: Launcher) -> Simulation:
     """Open a benchmark to continue it, unless its selectors have changed since it began."""
-    simulation = Simulation.open(out, device=player.device, processes=player.processes)
+    simulation = launcher.resume(out)
     check_same(Frozen.read(out), Frozen.of(simulation.experiment), out)
     return simulation
 
 
-def run_dataset(config: Mapping[str, Any], out: Path, player: Player) -> Scores | None:
+def run_dataset(config: Mapping[str, Any], out: Path, launcher: Launcher) -> Scores | None:
     """Run a planned benchmark, or continue it in its folder; return its scores, or None if it was stopped."""
-    return write_scores(out) if _play(config, out, player) else None
+    return write_scores(out) if _play(config, out, launcher) else None
 
 
-def resume_dataset(out: Path, player: Player) -> Scores | None:
+def resume_dataset(out: Path, launcher: Launcher) -> Scores | None:
     """Continue the benchmark in a folder; return its scores, or None if it was stopped."""
-    return write_scores(out) if player.play(resume(out, player)) else None
+    return write_scores(out) if launcher.run(resume(out, launcher)) else None
 
 
-def run_time(pieces: Mapping[str, Mapping[str, Any]], out: Path, player: Player) -> TimeScores | None:
+def run_time(pieces: Mapping[str, Mapping[str, Any]], out: Path, launcher: Launcher) -> TimeScores | None:
     """Run the planned pieces of the suite "time", or continue them; return the scores, or None if they were stopped."""
-    finished = all(_play(config, out / name, player) for name, config in pieces.items())
+    finished = all(_play(config, out / name, launcher) for name, config in pieces.items())
     return write_time_scores(out) if finished else None
 
 
-def _play(config: Mapping[str, Any], out: Path, player: Player) -> bool:
+def _play(config: Mapping[str, Any], out: Path, launcher: Launcher) -> bool:
     """Continue the benchmark in a folder, or begin it there; return whether it finished."""
     if not (out / "meta.json").is_file():
-        return player.play(begin(config, out, player))
-    simulation = resume(out, player)
+        return launcher.run(begin(config, out, launcher))
+    simulation = resume(out, launcher)
     if to_toml(simulation.experiment.table) != to_toml(Experiment.from_dict(dict(config)).table):
         raise InputError(
             f"{out} holds a benchmark with other options, which cannot become this one.",
             hint="name another folder with --out, or repeat the command that the benchmark was begun with",
         )
-    return player.play(simulation)
+    return launcher.run(simulation)
 
 
 def write_scores(*folders: Path) -> Scores:

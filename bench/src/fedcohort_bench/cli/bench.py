@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -103,7 +102,7 @@ def bench(
     from fedcohort.simulate.config.selectors import selector_entries
     from fedcohort.simulate.runner import default_out
     from fedcohort_bench.benchmark import run
-    from fedcohort_bench.play import Player
+    from fedcohort_bench.launch import Launcher
 
     console = err(quiet)
     if submit is not None:
@@ -112,17 +111,16 @@ def bench(
     if merge:
         _show(run.write_scores(*merge), merge[0], console, quick, format, "")
         return
-    player = Player(
+    launcher = Launcher(
         device=device,
         processes=processes,
         command=command_line(),
-        say=partial(say, console),
-        quiet=quiet,
+        console=console,
         until=math.inf if minutes is None else time.monotonic() + 60 * minutes,
     )
     if resume is not None:
         command = f"fedcohort bench --resume {resume}"
-        _show(run.resume_dataset(resume, player), resume, console, quick, format, command)
+        _show(run.resume_dataset(resume, launcher), resume, console, quick, format, command)
         return
     chosen = split_names(selectors, "--selectors") if selectors else run.every_selector()
     entries = selector_entries([name for name in chosen if name != "uniform"])
@@ -131,7 +129,7 @@ def bench(
         target = out_dir or default_out("bench-time")
         pieces = run.plan_time(data, entries, _seeds(seeds), regimes=only, quick=quick, folder=folder)
         command = f"the same command with --out {target}"
-        _show_times(run.run_time(pieces, target, player), target, console, quick, format, command)
+        _show_times(run.run_time(pieces, target, launcher), target, console, quick, format, command)
         return
     columns = {key: value for key, value in (("label", label), ("client", client)) if value is not None}
     for name, target in _targets(data, suite, out_dir).items():
@@ -143,7 +141,7 @@ def bench(
         command = f"fedcohort bench --resume {target}"
         if suite is not None:
             command = f"the same command with --out {target.parent}"
-        _show(run.run_dataset(config, target, player), target, console, quick, format, command)
+        _show(run.run_dataset(config, target, launcher), target, console, quick, format, command)
 
 
 def _targets(data: str, suite: str | None, out_dir: Path | None) -> dict[str, Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,8 +86,7 @@ def reproduce(
         processes=processes,
         minutes=minutes,
         folder=folder,
-        say=partial(say, console),
-        quiet=quiet,
+        console=console,
         command=command_line(),
     )
     if format is Format.JSON:

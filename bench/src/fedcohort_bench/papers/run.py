@@ -5,23 +5,24 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from fedcohort.core.errors import InputError, UnknownNameError
 from fedcohort.core.registry import suggest
-from fedcohort.simulate.config.experiment import Experiment
-from fedcohort.simulate.interrupts import print_to_stderr
+from fedcohort.core.terminal import err, say
 from fedcohort.simulate.runner import Simulation
 from fedcohort.simulate.store.results import load
 from fedcohort.simulate.store.writer import write_atomically, write_json
+from fedcohort_bench.launch import Launcher
 from fedcohort_bench.papers.declare import Exhibit, Study
 from fedcohort_bench.papers.page import html_page, markdown
 from fedcohort_bench.papers.record import StudyRecord, record_of
 from fedcohort_bench.papers.verdicts import to_dict
-from fedcohort_bench.play import Player
 
 FIRST_SEED = 100  # seeds 0 to 99 are for choosing parameters
 QUICK_ROUNDS = 18  # beyond FedCor's warm-up
@@ -49,8 +50,7 @@ def reproduce(
     processes: int | None = None,
     minutes: float | None = None,
     folder: str | None = None,
-    say: Callable[[str], None] = print_to_stderr,
-    quiet: bool = False,
+    console: Console | None = None,
     command: str = "",
 ) -> Reproduction:
     """Run the studies of tables and figures, and write their pages.
@@ -75,17 +75,16 @@ def reproduce(
         Stop cleanly after this many minutes.
     folder : str, optional
         Where the datasets are.
-    say : callable
-        Receives messages for the user.
-    quiet : bool
-        Whether to hide the progress.
+    console : Console, optional
+        Where messages and progress go; default: stderr.
     command : str
         The command to record.
     """
     if quick:
         seeds, rounds = 1, rounds or QUICK_ROUNDS
     until = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    player = Player(device=device, processes=processes, command=command, say=say, quiet=quiet, until=until)
+    console = console or err()
+    launcher = Launcher(device=device, processes=processes, command=command, console=console, until=until)
     studies = {exhibit.study.name: exhibit.study for exhibit in exhibits}
     _check_names(studies.values(), parts, labels)
     end = "-quick" if quick else ""
@@ -96,13 +95,13 @@ def reproduce(
         path, record = paths[study.name], records[study.name]
         piece = _remaining_work(record, study, part, seeds, rounds, labels)
         if not piece.labels:
-            say(f"{study.name}, {part}: already in {path}")
+            say(console, f"{study.name}, {part}: already in {path}")
             continue
         if time.monotonic() >= until:
             finished = False
             break
-        say(f"{study.name}, {part}: {', '.join(study.settings(part))}{_method_list(study, part, piece)}")
-        finished, results = _run_part(study, part, piece, out, player, quick=quick, folder=folder)
+        say(console, f"{study.name}, {part}: {', '.join(study.settings(part))}{_method_list(study, part, piece)}")
+        finished, results = _run_part(study, part, piece, out, launcher, quick=quick, folder=folder)
         record.add(results)
         path.parent.mkdir(parents=True, exist_ok=True)
         record.write(path)  # after each part, so that an interruption loses at most one
@@ -274,7 +273,7 @@ def _run_part(
     part: str,
     piece: _Piece,
     out: Path,
-    player: Player,
+    launcher: Launcher,
     *,
     quick: bool,
     folder: str | None,
@@ -289,21 +288,18 @@ def _run_part(
     # The folder's name has the rounds, because more seeds extend an experiment but more rounds need a new one.
     place = out / "runs" / ".".join([study.name, part, *(["quick"] if quick else []), f"r{table['run']['rounds']}"])
     began = time.monotonic()
-    finished = player.play(_begin_or_extend(table, place, player))
+    finished = launcher.run(_begin_or_extend(table, place, launcher))
     return finished, record_of(load(place), study, part, seconds=time.monotonic() - began, quick=quick)
 
 
-def _begin_or_extend(table: dict[str, Any], place: Path, player: Player) -> Simulation:
+def _begin_or_extend(table: dict[str, Any], place: Path, launcher: Launcher) -> Simulation:
     """Open the simulation of a folder and add the seeds and methods it lacks, or begin a new one."""
-    device, processes, command = player.device, player.processes, player.command
     if not (place / "meta.json").is_file():
-        return Simulation(Experiment.from_dict(table), place, device=device, processes=processes, command=command)
+        return launcher.begin(table, place)
     runs = load(place).runs
     known = {run.label for run in runs}
     missing = sorted({*table["seeds"]} - {run.seed for run in runs})
     new = {label: how for label, how in table["selectors"].items() if label not in known}
     if not missing and not new:
-        return Simulation.open(place, device=device, processes=processes)
-    return Simulation.extend(
-        place, seeds=missing or None, selectors=new, device=device, processes=processes, command=command
-    )
+        return launcher.resume(place)
+    return launcher.extend(place, missing or None, new)
