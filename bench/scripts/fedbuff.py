@@ -36,8 +36,8 @@ BEST = {"rounds": 2, "fedbuff": 2, "fedasync": 1}  # positions in STEPS
 def table(ways: list[str], seeds: list[int], tune: bool, folder: str | None) -> dict[str, Any]:
     run = {
         "rounds": {"cohort": GOAL, "spares": AT_WORK - GOAL},
-        "fedbuff": {"mode": "async", "cohort": AT_WORK, "buffer": 10, "eval_every": 10},
-        "fedasync": {"mode": "async", "cohort": AT_WORK, "buffer": 1, "eval_every": 100},
+        "fedbuff": {"mode": "async", "cohort": AT_WORK, "buffer": 10, "max_answers": 10**6, "eval_every": 10},
+        "fedasync": {"mode": "async", "cohort": AT_WORK, "buffer": 1, "max_answers": 10**6, "eval_every": 100},
     }
     return {
         "name": "fedbuff",

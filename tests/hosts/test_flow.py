@@ -8,6 +8,7 @@ import pytest
 from fedcohort.core.errors import InputError, ParameterError
 from fedcohort.core.protocol import Status
 from fedcohort.hosts.flow import Flow, FlowPolicy
+from fedcohort.session.rules import Rules
 from fedcohort.session.session import Session
 
 
@@ -109,6 +110,107 @@ def test_a_client_that_fails_three_times_is_passed_over_until_the_next_model(tmp
     flow.receive(flow.choose(available=only_first).ticket, Status.FAILED)
     flow.advance(0.0)
     flow.session.close()
+
+
+class Federation:
+    """Clients of a flow, each with its seconds and the share of its work that fails."""
+
+    def __init__(self, flow, seconds, failing=(), seed=0):
+        self.flow, self.seconds, self.failing = flow, seconds, frozenset(failing)
+        self.draw, self.clock, self.ends = np.random.default_rng(seed), 0.0, []
+        self.answers = []  # the clients, in the order in which they answered
+
+    def step(self, available=None):
+        """Make a model, ask a client or let the next one answer."""
+        flow = self.flow
+        if flow.is_due(self.clock):
+            flow.advance(self.clock)
+            return
+        asked = flow.choose(available=available) if flow.free else None
+        if asked is not None and asked.size:
+            work = self.seconds[int(asked.clients[0])] * self.draw.uniform(0.9, 1.1)
+            heapq.heappush(self.ends, (self.clock + work, asked.ticket, int(asked.clients[0])))
+            return
+        assert self.ends, "a flow in which nobody is at work must not wait"
+        self.clock, ticket, client = heapq.heappop(self.ends)
+        fails = client in self.failing
+        if flow.receive(ticket, Status.FAILED if fails else Status.OK):
+            self.answers.append(client)
+
+
+@pytest.mark.parametrize("buffer", [1, 5])
+@pytest.mark.parametrize("selector", ["uniform", "balanced"])
+def test_one_fast_client_gives_no_more_than_twice_an_even_share(selector, buffer):
+    session = Session(selector, 10, seed=1, asynchronous=True)
+    federation = Federation(Flow(session, FlowPolicy(busy=10, buffer=buffer)), [0.1] + [60.0] * 9)
+    while len(federation.answers) < 100:
+        federation.step()
+    assert 15 <= federation.answers.count(0) <= 20
+    waits = session.journal.events("wait")
+    assert sum("0" in body["clients"] for body in waits) > 0.8 * len(waits)
+    assert all(body["online"] == 10 and body["at_work"] >= 5 for body in waits)
+    assert len({body["ticket"] for body in waits}) == len(waits)  # one entry for each place
+
+
+def test_without_a_limit_it_gives_all_answers():
+    session = Session("uniform", 10, seed=1, asynchronous=True)
+    federation = Federation(Flow(session, FlowPolicy(busy=10, buffer=5, max_answers=10)), [0.1] + [60.0] * 9)
+    while len(federation.answers) < 100:
+        federation.step()
+    assert federation.answers.count(0) == 100 and not session.journal.events("wait")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_window_has_more_of_one_client_and_no_flow_stops(seed):
+    """Federations of 1 to 12 clients, fast and slow, some of which always fail; `step` asserts that work goes on."""
+    draw = np.random.default_rng(seed)
+    n, most = int(draw.integers(1, 13)), int(draw.integers(1, 4))
+    failing = draw.permutation(n)[: int(draw.integers(0, n))].tolist()
+    policy = FlowPolicy(int(draw.integers(1, n + 3)), int(draw.integers(1, 6)), max_answers=most)
+    rules = Rules(blocked=[str(draw.integers(n))]) if n > 1 and seed % 3 == 0 else None
+    session = Session("uniform", n, seed=seed, asynchronous=True, rules=rules)
+    federation = Federation(Flow(session, policy), 10.0 ** draw.uniform(-2, 2, n), failing, seed)
+    blocked = set() if rules is None else {int(rules.blocked[0])}
+    sound = n - len(blocked | set(failing))
+    for _ in range(400):
+        federation.step()
+    assert bool(federation.answers) == bool(sound)
+    if not failing:
+        windows = [federation.answers[i : i + sound] for i in range(len(federation.answers) - sound + 1)]
+        assert all(window.count(client) <= most for window in windows for client in window)
+
+
+def test_clients_that_come_and_go_do_not_stop_a_flow():
+    draw = np.random.default_rng(3)
+    federation = Federation(
+        Flow(Session("balanced", 9, asynchronous=True), FlowPolicy(4, 2)), 10.0 ** draw.uniform(-2, 2, 9)
+    )
+    for _ in range(800):
+        online = draw.random(9) < 0.5
+        online[draw.integers(9)] = True
+        if (online & ~federation.flow.busy).any() or federation.flow.at_work:
+            federation.step(online)
+    assert len(federation.answers) > 200
+
+
+def test_a_flow_that_waits_continues_waiting_after_a_kill(tmp_path):
+    path, policy = tmp_path / "a.sqlite", FlowPolicy(busy=10, buffer=3)
+
+    def play(cut, steps=120):
+        session = Session("uniform", 10, seed=1, asynchronous=True, journal=path if cut else None)
+        federation = Federation(Flow(session, policy), [0.1] + [60.0] * 9)
+        for _ in range(steps):
+            federation.step()
+            if cut:
+                federation.flow.session.close()
+                federation.flow = Flow(Session.open(path), policy)
+        journal = federation.flow.session.journal
+        found = journal.events("wait"), [(row.ticket, row.clients.tolist()) for row in journal.cohorts()]
+        federation.flow.session.close()
+        return found
+
+    whole = play(False)
+    assert play(True) == whole and len(whole[0]) > 5
 
 
 def test_what_a_host_stores_is_kept_beside_it(tmp_path):

@@ -22,7 +22,7 @@ def play(selector, events, seed=0, places=5, buffer=3, loss=None, seconds=None):
     """Play a flow; return everything that happened, each choice with what the selector knew and was offered."""
     draw = np.random.default_rng(seed)
     session = Session(selector, ClientTable(sizes=SIZES), seed=seed, asynchronous=True)
-    flow = Flow(session, FlowPolicy(busy=places, buffer=buffer))
+    flow = Flow(session, FlowPolicy(busy=places, buffer=buffer, max_answers=events))  # only the selector decides
     clock, ends, log = 0.0, [], []
     for _ in range(events):
         if flow.is_due(clock):

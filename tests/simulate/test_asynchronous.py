@@ -58,14 +58,18 @@ class OneByOne:
         plan, devices = self.run.plan, self.run.plan.scenario.devices
         model = self.made.engine.init(plan.seed)
         queue, ticket, clock, waiting, found = [], 0, 0.0, [], []
-        on = np.zeros(12, bool)
+        on, given = np.zeros(12, bool), []
         while len(found) < count:
             on = devices.presence(np.arange(12), seed=plan.seed, time=clock).on.copy()
             on[[client for *_, client, _ in queue]] = False
-            while len(queue) < 5 and on.any() and len(waiting) < buffer:
+            while len(queue) < 5 and len(waiting) < buffer:
+                online = int(on.sum()) + len(queue)
+                newest = given[max(len(given) - online + 1, 0) :]
+                if not any(newest.count(c) < 2 for c in np.flatnonzero(on)):
+                    break  # the place waits
                 row = self.cohorts[ticket]
                 (client,) = row.clients.tolist()
-                assert on[client] and row.round == len(found)
+                assert on[client] and row.round == len(found) and newest.count(client) < 2
                 on[client] = False
                 samples = self.run.steps[client] * min(7, self.run.federation.train_sizes[client])
                 bytes_ = 2 * 4 * self.made.engine.n_params
@@ -87,6 +91,7 @@ class OneByOne:
                 seed = int(streams.stream(plan.seed, "flow", mine).integers(1 << 62))
                 trained = self.plain(self.prepared, client).train(begun, plan.local, seed, version)
                 waiting.append((client, version, begun, trained))
+                given.append(client)
         return found
 
 
@@ -120,6 +125,34 @@ def test_models_are_those_of_one_client_after_the_other(name, rule, buffer, stat
         assert at == pytest.approx(clock, rel=1e-9)
         torch.testing.assert_close(ours, model, rtol=1e-4, atol=1e-5)
     made.close()
+
+
+@pytest.mark.parametrize("buffer", [1, 5])
+@pytest.mark.parametrize("selector", ["uniform", "balanced"])
+def test_one_fast_client_does_not_own_the_model(selector, buffer, tmp_path):
+    """Ten clients at work, of which one answers 600 times as fast as the others."""
+    (tmp_path / "on.csv").write_text("client,from,to,state\n" + "".join(f"{i},0,1000000,on\n" for i in range(10)))
+    speeds = [60000.0] + [100.0] * 9
+    rows = "".join(f"{i},{speed},1e12\n" for i, speed in enumerate(speeds))
+    (tmp_path / "speeds.csv").write_text("client,speed,bandwidth\n" + rows)
+    devices = {"name": "trace", "path": str(tmp_path / "on.csv"), "speeds_path": str(tmp_path / "speeds.csv")}
+    scenario = {"partition": {"name": "iid", "clients": 10}, "devices": {**devices, "shuffle": False}}
+    change = {"selectors": {selector: {}}, "scenario": scenario}
+    shares = []
+    for most in (2, 1000):
+        run = {"mode": "async", "rounds": 100 // buffer, "cohort": 10, "buffer": buffer, "max_answers": most}
+        made, _ = start({**change, "run": run})
+        finish(made)
+        journal = made.runs[0].session.journal
+        clients = {row.ticket: int(row.clients[0]) for row in journal.cohorts()}
+        used = [clients[ticket] for body in journal.events("new-model") for ticket in body["tickets"]]
+        assert len(used) == 100
+        shares.append(used.count(0))
+        if most == 2:
+            assert all(used[i : i + 10].count(c) <= 2 for i in range(91) for c in range(10))
+            assert journal.events("wait")[0]["clients"] == ["0"]
+        made.close()
+    assert shares[0] <= 20 and shares[1] == 100
 
 
 @pytest.mark.parametrize("name", ["fedvarp", "mifa"])

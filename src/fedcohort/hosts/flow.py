@@ -6,8 +6,8 @@ answers the next global model consists of, and when it is due. It needs an async
 is one client and the round is the number of the newest model.
 
 Three policies differ only in when a model is due: after every answer (FedAsync), after several (FedBuff), or at fixed
-times (semi-synchronous). Answers that are not used yet are recorded with each report, so a flow that is killed between
-any two events continues where it was.
+times (semi-synchronous). :mod:`fedcohort.hosts.turns` limits how many answers one client may give. Answers that are not
+used yet are recorded with each report, so a flow that is killed between any two events continues where it was.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcohort.core import rng as streams
-from fedcohort.core.arrays import BoolArray, FloatArray
+from fedcohort.core.arrays import BoolArray, FloatArray, IntArray
 from fedcohort.core.errors import InputError
 from fedcohort.core.params import Interval, Optional, check_values
 from fedcohort.core.protocol import Answer, Cohort, Query, RoundReport, RoundRequest, Status
 from fedcohort.core.signals import Signal
+from fedcohort.hosts.turns import Turns
+from fedcohort.journal.events import WAITED
 from fedcohort.session.session import Session
 
 _COUNT = Interval(int, 1, None)
 _NO_METRICS: Mapping[Signal, FloatArray] = {}
 _BUFFER, _SINCE, _FAILURES = "buffer", "since", "failures"  # keys of the state that is stored with the session
 _BATCHES = "flow"  # the random stream for the batches of a ticket
+_NAMED = 8  # how many clients an entry of the journal names
 _TRIES = 3  # a client that fails this often is passed over until the next model
 
 
@@ -51,15 +54,20 @@ class FlowPolicy:
         How many sound answers make a new global model: 1 is FedAsync, more is FedBuff.
     period : float, optional
         Seconds between two models, instead of a number of answers. A model without any answers waits for the first.
+    max_answers : int
+        How many of as many successive answers as clients are online may be one client's: 2 is twice an even share. A
+        client that has given them is not asked, and if only such clients are free, the place waits. A number as large
+        as the federation sets no limit.
     """
 
     busy: int
     buffer: int = 1
     period: float | None = None
+    max_answers: int = 2
 
     def __post_init__(self) -> None:
         period = Optional(Interval(float, 0, None, "neither"))
-        check_values(self, {"busy": _COUNT, "buffer": _COUNT, "period": period})
+        check_values(self, {"busy": _COUNT, "buffer": _COUNT, "period": period, "max_answers": _COUNT})
 
 
 class BufferedAnswer(NamedTuple):
@@ -90,6 +98,8 @@ class Flow:
     ----------
     waiting : list of BufferedAnswer
         The answers for the next model, in the order of arrival.
+    excluded : tuple of str or None
+        After :meth:`open`, why none of the clients available may be asked; None if somebody may.
 
     Examples
     --------
@@ -121,7 +131,14 @@ class Flow:
         # When the newest model was made; the clock of another process may have started later.
         self._since = since if now is None else min(since, now)
         self._failures = {int(client): int(count) for client, count in stored.get(_FAILURES, ())}
+        self._turns = Turns(policy.max_answers)
+        for block in session.journal.reply_blocks():
+            if not block.late and block.status[0] == Status.OK:
+                self._turns.add(int(block.clients[0]))
+        waits = session.journal.events(WAITED)
+        self._waited = int(waits[-1]["ticket"]) if waits else -1  # the newest ticket whose place had to wait
         self._opened: RoundRequest | None = None  # by `open`, for the next choice
+        self.excluded: tuple[str, ...] | None = None
 
     def _begin(self, cohort: Cohort) -> None:
         self._at_work[cohort.ticket] = cohort
@@ -154,33 +171,62 @@ class Flow:
         return tuple(self._at_work.values())
 
     def open(self, available: BoolArray | None = None) -> Query | None:
-        """Return the question that the selector asks before it chooses one of ``available`` (N,), or None."""
-        self._opened = self._request(available)
-        return self.session.query(self._opened)
+        """Return the question that the selector asks before it chooses one of ``available`` (N,), or None.
 
-    def exclusions(self, available: BoolArray | None = None) -> tuple[str, ...] | None:
-        """Return why the rules admit none of ``available`` (N,), or None if they admit somebody."""
-        if self.session.rules is None:
-            return None
-        eligible = self.session.eligibility(self._request(available))
-        return None if eligible is None or len(eligible.allowed) else tuple(eligible.reasons)
+        Then ``excluded`` says whether anybody may be asked.
+        """
+        self._opened = self._request(available)
+        return None if self.excluded else self.session.query(self._opened)
 
     def _request(self, available: BoolArray | None) -> RoundRequest:
+        """Return the request for the next client, and set ``excluded``."""
         if any(count >= _TRIES for count in self._failures.values()):
             online = np.ones(self.session.table.n, np.bool_) if available is None else available
             others = online & ~self.passed_over
             if (others & ~self.busy).any():
                 available = others
-        return RoundRequest(1, available)
+        request, self.excluded = RoundRequest(1, available), None
+        eligible = self.session.eligibility(request)
+        if eligible is not None and not len(eligible.allowed):
+            self.excluded = eligible.reasons or None
+            return request
+        free = self.session.active & ~self.busy if available is None else available & ~self.busy
+        if eligible is not None:
+            free = np.isin(np.arange(len(free)), eligible.allowed)
+        online = int(free.sum()) + len(self._at_work)
+        over = self._turns.over(online)
+        over = over[free[over]]
+        if not len(over):
+            return request
+        free[over] = False
+        if not free.any():
+            self._wait(over, online)
+        return RoundRequest(1, free)
+
+    def _wait(self, over: IntArray, online: int) -> None:
+        """Note that a place waits, once for each ticket, because only clients are free that have had their turns."""
+        names, most = self.session.table.names_of(over[:_NAMED]), self.policy.max_answers
+        more = f" and {len(over) - _NAMED} more" if len(over) > _NAMED else ""
+        self.excluded = (f"{', '.join(names)}{more} gave {most} of the last {online - 1} answers",)
+        ticket = self.session.journal.last()[1] + 1
+        if ticket > self._waited:
+            self._waited = ticket
+            body = {"ticket": ticket, "round": self.session.round, "clients": list(names), "count": len(over)}
+            self.session.note(WAITED, {**body, "online": online, "at_work": len(self._at_work)})
 
     def choose(self, answer: Answer | None = None, *, available: BoolArray | None = None) -> Cohort:
-        """Return the next client as a cohort of one; it is empty if nobody is available or the selector ends the run.
+        """Return the next client as a cohort of one.
+
+        It is empty if the selector ends the run, if nobody is available, or if only clients are free that have given
+        as many of the newest answers as they may: then the place waits until another client has answered.
 
         ``answer`` is the answer to the question of :meth:`open`. A selector without questions needs only ``available``.
         """
         request = self._request(available) if self._opened is None else self._opened
-        cohort = self.session.ask(request, answer)
         self._opened = None
+        if self.excluded:
+            return Cohort(np.empty(0, np.int64), notes={"reason": self.excluded[0]})
+        cohort = self.session.ask(request, answer)
         if cohort.size:
             self._begin(cohort)
         return cohort
@@ -221,6 +267,8 @@ class Flow:
         report = RoundReport(ticket, cohort.clients, status=[int(status)], metrics=metrics)
         self.session.tell(report, host=self._host_state(waiting, self._since, failures, state))
         self._end(cohort)
+        if sound:
+            self._turns.add(client)
         self.waiting, self._failures = waiting, failures
         return sound
 

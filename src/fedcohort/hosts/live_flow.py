@@ -156,13 +156,17 @@ class _FlowPlayer(Player):
     def _fill(self) -> str | None:
         host, flow, session = self.host, self.flow, self.session
         while flow.free:
-            available = self._available()
-            if isinstance(available, Shortage):
-                self._wait(available)
+            online, free = self._online_and_free()
+            failed = free & flow.passed_over
+            available = free & ~failed
+            query = flow.open(available)
+            if flow.excluded or not available.any():
+                names = session.table.names_of
+                others, failures = names(np.flatnonzero(online & ~free)), names(np.flatnonzero(failed))
+                self._wait(Shortage(int(online.sum()), 1, 0, 1, others, flow.excluded or (), failures))
                 return None
             self.idle_since = None
             host.on_ready()
-            query = flow.open(available)
             cohort = flow.choose(None if query is None else host.answer(query, np.flatnonzero(available)))
             session.commit()
             if cohort.size and (why := self._lease(cohort)):
@@ -174,24 +178,15 @@ class _FlowPlayer(Player):
                 return cohort.stop
         return None
 
-    def _available(self) -> BoolArray | Shortage:
-        """Return (N,) whether each client can be asked now, or why none can."""
-        flow, session = self.flow, self.session
-        busy = self._look()
+    def _online_and_free(self) -> tuple[BoolArray, BoolArray]:
+        """Return (N,) whether each client is online, and whether it could be asked now."""
+        session, busy = self.session, self._look()
         online = np.zeros(session.table.n, np.bool_)
         online[self.online] = True
         online &= session.active
-        free = online & ~flow.busy
+        free = online & ~self.flow.busy
         free[busy] = False
-        failed = free & flow.passed_over
-        available = free & ~failed
-        excluded = flow.exclusions(available) if available.any() else ()
-        if excluded is None:
-            return available
-        names = session.table.names_of
-        return Shortage(
-            int(online.sum()), 1, 0, 1, names(np.flatnonzero(online & ~free)), excluded, names(np.flatnonzero(failed))
-        )
+        return online, free
 
     def _wait(self, shortage: Shortage) -> None:
         """Handle a moment in which nobody can be asked; raise an error if nobody has been at work for too long."""

@@ -26,3 +26,4 @@ SHADOW = "shadow"  # a shadow selector was added or dropped
 NEW_MODEL = "new-model"  # an asynchronous session has a new global model
 TIMES = "times"  # how long the clients of a round took, if deadlines follow from it
 TRIED = "try"  # a pending cohort is trained again
+WAITED = "wait"  # a place stayed free, because only clients were free that had given their share of the answers

@@ -121,6 +121,7 @@ EVENTS: dict[str, Field] = {
     events.TIMES: _OWN,
     events.TRIED: _OWN,
     events.NEW_MODEL: _OWN,
+    events.WAITED: {**_own("ticket", "round", "count", "online", "at_work"), "clients": TextKind.NAME},
 }
 """By kind of event. Events of hosts outside this package are free."""
 

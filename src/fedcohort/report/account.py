@@ -25,7 +25,7 @@ from fedcohort.core.protocol import Status
 from fedcohort.core.selector_spec import described_name
 from fedcohort.core.signals import Signal
 from fedcohort.journal import CohortRow, Journal, ReplyRow
-from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, NEW_MODEL, SELECTOR, SHADOW
+from fedcohort.journal.events import ABANDONED, CHANGED, FORGOTTEN, NEW_MODEL, SELECTOR, SHADOW, WAITED
 from fedcohort.journal.presence import planned_rounds, run_state
 from fedcohort.selectors.numerics.class_balance import qcid
 from fedcohort.session.explain import reasons_of
@@ -163,6 +163,7 @@ class Account:
     metrics: Mapping[int, Mapping[str, float]]
     proof: Proof | None
     models: int | None = None  # global models so far, if clients answer one by one
+    waits: Counter[str] = field(default_factory=Counter)  # how often a place stayed free although this client was
 
     @property
     def done(self) -> int:
@@ -196,6 +197,7 @@ class Account:
             "done": self.done,
             "never_picked": list(self.never),
             "failures": dict(self.failures()),
+            "waits": dict(self.waits),
             "rounds": [{**vars(r), "clients": list(r.clients)} for r in self.rounds],
             "clients": [
                 {"client": c.name, **{key: value for key, value in vars(c).items() if key != "name"}}
@@ -299,6 +301,7 @@ def account(journal: Journal, name: str, past: JournalHistory | None = None) -> 
         metrics=journal.metrics(),
         proof=prove_participation(journal) if meta.get("rules") or journal.events(CHANGED) else None,
         models=len(journal.events(NEW_MODEL)) if is_asynchronous(journal) else None,
+        waits=Counter(client for body in journal.events(WAITED) for client in body["clients"]),
     )
 
 

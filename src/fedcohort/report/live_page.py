@@ -123,6 +123,9 @@ def summary_lines(run: Account) -> list[str]:
     if abandoned:
         verb = "was" if abandoned == 1 else "were"
         lines.append(f"{quantity(abandoned, 'cohort')} {verb} abandoned and chosen again.")
+    if run.waits:
+        most = ", ".join(f"{client} {quantity(count, 'time')}" for client, count in run.waits.most_common(3))
+        lines.append(f"A place stayed free, because a client had given its share of the newest answers: {most}.")
     members = sum(client.member for client in run.clients)
     if run.never:
         lines.append(f"Never picked: {len(run.never)} of {members} clients ({names(run.never, 50)}).")

@@ -16,7 +16,7 @@ from fedcohort.core.protocol import Cohort, Status
 from fedcohort.core.selector_spec import class_of
 from fedcohort.core.top import top_k
 from fedcohort.core.validate import whole_number
-from fedcohort.journal.events import FAILURES
+from fedcohort.journal.events import FAILURES, WAITED
 from fedcohort.journal.reading import CohortRow
 from fedcohort.journal.store import Journal
 from fedcohort.session.coverage import Tally
@@ -229,7 +229,7 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
         shadows=MappingProxyType(
             {name: note or table.names_of(clients) for name, (clients, _, note) in scores.items()}
         ),
-        notes=MappingProxyType(dict(cohort.notes)),
+        notes=MappingProxyType({**cohort.notes, **_waits(journal, round_)}),
         coverage=Tally.of(table.n, journal.picks(round_)).coverage(active).warning,
         rule=rule,
         meanings=meanings,
@@ -244,6 +244,13 @@ def explain_round(journal: Journal, round_: int, client: int | str | None = None
     return _why_not(journal, table, cohort, explanation, len(arrays.get("client", ())))
 
 
+def _waits(journal: Journal, round_: int) -> dict[str, str]:
+    """Return the places that stayed free during a model, and why, as a note."""
+    found = [body for body in journal.events(WAITED) if body["round"] == round_]
+    reasons = dict.fromkeys(f"{', '.join(body['clients'])} had given enough of the newest answers" for body in found)
+    return {"a place waited": "; ".join(reasons)} if found else {}
+
+
 def _index(table: ClientTable, client: int | str) -> int:
     return table.index(client if isinstance(client, str) else table.name(client))
 
@@ -252,6 +259,9 @@ def _find_cohort(journal: Journal, round_: int, client: int | None) -> CohortRow
     """Return a round's cohort; if it was drawn several times, the last one."""
     last, _ = journal.last()
     rows = journal.cohorts(round_=round_) if 0 <= round_ <= last else []
+    if not rows and round_ <= last:
+        why = "".join(f": {reason}" for reason in _waits(journal, round_).values())
+        raise InputError(f"No client was asked to train model {round_}{why}.", hint="choose another round")
     if not rows:
         raise InputError(f"There is no round {round_}; the journal holds rounds 0 to {last}.")
     if client is None or not journal.meta().get("asynchronous"):
@@ -288,7 +298,10 @@ def _why_not(journal: Journal, table: ClientTable, cohort: CohortRow, found: Exp
         reason = f"Client {found.name} was not picked in round {found.round}. The reason was pruned from the journal."
         return replace(found, reason=reason)
     if found.client not in candidates.tolist():
-        why = journal.exclusions(cohort.ticket).get(found.client, "not available, already training, or gone")
+        absent = "not available, already training, or gone"
+        if journal.meta().get("asynchronous"):
+            absent = "not available, already training, gone, or it had given enough of the newest answers"
+        why = journal.exclusions(cohort.ticket).get(found.client, absent)
         return replace(
             found,
             reason=f"Client {found.name} was not a candidate in round {found.round}: {why}.",

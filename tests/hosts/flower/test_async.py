@@ -529,6 +529,31 @@ def test_a_reply_that_only_the_strategy_refuses_is_left_out(tmp_path: Path) -> N
     assert found and all(one.client == "client-2" and "not this one" in one.reason for one in found)
 
 
+@pytest.mark.parametrize("buffer", [1, 5])
+@pytest.mark.parametrize("selector", ["uniform", "balanced"])
+def test_one_fast_client_does_not_own_the_model(selector: str, buffer: int, tmp_path: Path) -> None:
+    """It answers in 0.1 s, nine others in 60 s; the journal says when a place waited for one of them."""
+    fleet = Fleet()
+    for number in range(10):
+        fleet.grid.add(fleet.node(number, latency=60.0 if number else 0.1))
+    strategy = asynchronous(
+        fleet, selector, FedAvg(fraction_evaluate=0.0), busy=10, buffer=buffer, journal=tmp_path / "j.sqlite",
+        wait_for=10,
+    )  # fmt: skip
+    strategy.start(fleet.grid, model(), num_rounds=60 // buffer)
+    with closing(read_journal(tmp_path / "j.sqlite")) as record:
+        names, clients = record.table()[0].names, {t: client for t, client, _ in dispatches(tmp_path / "j.sqlite")}
+        used = [names[clients[t]] for body in record.events("new-model") for t in body["tickets"]]
+        waits = record.events("wait")
+    assert len(used) == 60 and used.count("client-0") <= 12
+    assert waits and all("client-0" in body["clients"] for body in waits)
+    begun = {version for *_, version in dispatches(tmp_path / "j.sqlite")}
+    round_ = ["--round", str(next(body["round"] for body in waits if body["round"] in begun))]
+    for command, words in (([], "newest answers: client-0"), (round_, "a place waited: client-0 had given enough")):
+        done = CliRunner().invoke(cli, ["explain", str(tmp_path / "j.sqlite"), *command])
+        assert done.exit_code == 0 and words in " ".join(done.output.split()), done.output
+
+
 def test_rules_names_and_leases_hold(tmp_path: Path) -> None:
     fleet = numbered(6, Fleet())
     for node, name in zip(fleet.grid.nodes.values(), "abcdef", strict=True):

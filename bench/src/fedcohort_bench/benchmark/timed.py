@@ -109,12 +109,13 @@ def _table(
 def _run(size: Size, way: str) -> dict[str, Any]:
     """Return what a way changes in ``[run]``. Evaluations are about equally far apart in seconds."""
     at_work = math.ceil(1.3 * size.cohort)
+    free = {"max_answers": 10**6}  # no limit: which clients take part is up to the selectors
     match way:
         case "rounds":
             return {}
         case "over-committed":
             return {"spares": at_work - size.cohort, "eval_every": 3}
         case "semi-synchronous":
-            return {"mode": "async", "cohort": at_work, "period": _TICK, "eval_every": 3}
+            return {"mode": "async", "cohort": at_work, "period": _TICK, "eval_every": 3, **free}
         case _:
-            return {"mode": "async", "cohort": at_work, "buffer": size.cohort // 2, "eval_every": 10}
+            return {"mode": "async", "cohort": at_work, "buffer": size.cohort // 2, "eval_every": 10, **free}

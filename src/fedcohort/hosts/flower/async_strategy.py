@@ -52,6 +52,9 @@ class AsyncCohortStrategy(CohortStrategy):
         How many sound answers make a new global model: 1 is FedAsync, more is FedBuff.
     period : float, optional
         Seconds between two models, instead of a number of answers.
+    max_answers : int
+        How many of as many successive answers as clients are online may be one client's. A client that has given them
+        waits.
     aggregator : Aggregator or str
         How much each answer counts, given its staleness: ``fedbuff``, ``fedasync``, ``fedavg-stale``, or your own
         weighted sum with ``discounts_staleness = True``. What its weights lack to 1 is the share of the old model.
@@ -70,6 +73,7 @@ class AsyncCohortStrategy(CohortStrategy):
         busy: int,
         buffer: int = 1,
         period: float | None = None,
+        max_answers: int = 2,
         aggregator: Aggregator | str = "fedbuff",
         **settings: Any,
     ) -> None:
@@ -81,7 +85,7 @@ class AsyncCohortStrategy(CohortStrategy):
                 "The 'deadline' parameter of AsyncCohortStrategy must be a number of seconds: 'auto' closes rounds.",
                 hint="pass deadline=SECONDS, how long one client has",
             )
-        self.flow = FlowPolicy(busy, buffer, period)
+        self.flow = FlowPolicy(busy, buffer, period, max_answers)
         created = create_part("aggregator", aggregator, Aggregator, AGGREGATORS)
         if not isinstance(created, WeightedSum) or not created.discounts_staleness:
             raise ParameterError(

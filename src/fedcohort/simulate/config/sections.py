@@ -67,6 +67,11 @@ class RunOptions(Parameterized):
         Optional(Interval(float, 0, None, "neither")),
         "with mode 'async', simulated seconds between two models, instead of 'buffer'",
     )
+    max_answers: int = param(
+        2,
+        Interval(int, 1, None),
+        "with mode 'async', how many of as many successive answers as clients are online may be one client's",
+    )
     spares: int = param(
         0, Interval(int, 0, None), "extra clients per round, which closes with the first 'cohort' answers"
     )

@@ -121,7 +121,9 @@ class Flight:
         options = run.plan.options
         assert options.size is not None
         self.run = run
-        self.flow = Flow(run.session, FlowPolicy(options.size, options.buffer, options.period), run.clock)
+        self.flow = Flow(
+            run.session, FlowPolicy(options.size, options.buffer, options.period, options.max_answers), run.clock
+        )
         self.roster: OnlineDevices | None = None
         if run.devices is not None and not run.devices.always_on:
             self.roster = OnlineDevices(run.devices, len(run.federation), seed=run.plan.seed, time=run.clock)
@@ -311,13 +313,15 @@ class AsynchronousGroup(Group):
         """Start clients while there are free places and available clients."""
         while flight.flow.free and run.running:
             available = flight.available()
-            if not available.any() or flight.flow.exclusions(available) is not None:
+            if not available.any():
                 break
-            self._begin(run, flight, available)
+            query = flight.flow.open(available)
+            if flight.flow.excluded:
+                break
+            self._begin(run, flight, available, query)
 
-    def _begin(self, run: Run, flight: Flight, available: BoolArray) -> None:
+    def _begin(self, run: Run, flight: Flight, available: BoolArray, query: Query | None) -> None:
         """Choose one more client and start it."""
-        query = flight.flow.open(available)
         known, seconds = self._answer_query(run, flight, available, query)
         cohort = flight.flow.choose(known)
         if cohort.stop is not None:
